@@ -1,24 +1,27 @@
 //! dlfs: a user-level NVMe-oF file system for deep-learning training.
 //!
-//! A data set is *imported* onto one or more NVMe *namespaces*. A *directory* in memory knows where
-//! each *sample* lies. An *order* (seed, epoch, rank, world size) says which samples come next, for
-//! the whole run in advance. A *reader* turns a batch of them into few large reads. A *queue pair*,
-//! polled in user space, moves them from a local or a remote namespace. A *target* serves namespaces.
+//! A data set is *imported* onto one or more NVMe *namespaces*. A *directory* in memory knows where each *sample*
+//! lies. An *order* (seed, epoch, rank, world size) says which samples come next, for the whole run in advance. A
+//! *reader* turns a batch of them into few large reads. A *queue pair*, polled in user space, moves them from a local
+//! or a remote namespace. A *target* serves namespaces.
 //!
 //! # The map
 //!
 //! ```text
-//!  4  dataset                                             wires the parts and owns them
-//!  3  prefetch -> reader    import -> catalog    target    store -> cache, peers    what runs
-//!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
-//!  1  tcp    auth  tls    places  |  format        left: how blocks and bytes travel; right: samples, and how they lie
-//!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
-//!     metrics    registry    exporter    report    nameless_file    folders    beneath
+//!  4  dlfs         dataset -> prefetch -> reader, report; exporter      wires the parts and owns them
+//!  3  dlfs-import  import -> catalog   dlfs-cache   store -> cache, peers        what runs
+//!     dlfs-target  keys -> target
+//!  2  dlfs-io      qpair -> tls, spdk  |  dlfs-order   plan -> order, tier
+//!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
+//!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
+//!  0  dlfs-base    units  error  buf  checksum  permutation  process  threads  metrics  registry  folders
+//!                  random  sync  replace_file  nameless_file  beneath
 //! ```
 //!
-//! A module uses what stands lower and what an arrow names; the left side knows no samples and the
-//! right side does no I/O. `tests/tidy.rs` holds this. Each module's first page says what it is, what
-//! it deliberately is not, and which file to read first.
+//! Each crate is a folder below `src/`; this one re-exports the modules that users need under the names here. A crate
+//! uses what stands lower and its manifest names; the left side knows no samples and the right side does no I/O. In a
+//! crate, a module uses what an arrow names, which `tests/tidy.rs` holds. The first page of each crate and module
+//! says what it is, what it deliberately is not, and which file to read first.
 //!
 //! | to | begin with |
 //! |---|---|
@@ -37,51 +40,48 @@
 //! | know what a process has counted | [`metrics`], then [`exporter`] |
 //! | know what a consumer of batches waited for | [`report`] |
 //!
-//! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation
-//! or log line for a sample, only for a burst or a batch.
+//! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation or log
+//! line for a sample, only for a burst or a batch.
 
-pub mod auth;
-mod beneath;
-pub mod buf;
-pub mod cache;
-pub mod catalog;
-pub mod checksum;
 pub mod dataset;
-pub mod directory;
-pub mod error;
 pub mod exporter;
-pub mod folders;
-pub mod format;
-pub mod import;
-pub mod keys;
-pub mod metrics;
-mod nameless_file;
-pub mod nvme;
-pub mod order;
-pub mod peers;
-pub mod permutation;
-pub mod places;
-pub mod plan;
-pub mod posix;
 pub mod prefetch;
-pub mod process;
-pub mod qpair;
-mod random;
 pub mod reader;
-mod registry;
-mod replace_file;
 pub mod report;
+
+#[doc(inline)]
+pub use dlfs_base::{buf, error, folders, metrics, units};
+#[doc(inline)]
+pub use dlfs_cache::{cache, peers, store};
+#[doc(inline)]
+pub use dlfs_format::{directory, format, posix, view};
+#[doc(inline)]
+pub use dlfs_import::{catalog, import};
+#[doc(inline)]
+pub use dlfs_io::qpair;
+#[doc(inline)]
+pub use dlfs_nvme::nvme;
+#[doc(inline)]
+pub use dlfs_order::{order, plan, tier};
+#[doc(inline)]
+pub use dlfs_places as places;
+#[doc(inline)]
+pub use dlfs_target as target;
+#[doc(inline)]
+pub use dlfs_target::keys;
+
+// For the tools and tests of the workspace.
+#[doc(hidden)]
+pub use dlfs_base::{checksum, permutation, process};
 #[cfg(feature = "spdk")]
-pub mod spdk;
-pub mod store;
-mod sync;
-pub mod target;
-pub mod tcp;
-mod threads;
-pub mod tier;
-pub mod tls;
-pub mod units;
-pub mod view;
+#[doc(hidden)]
+pub use dlfs_io::spdk;
+#[doc(hidden)]
+pub use dlfs_io::tls;
+#[doc(hidden)]
+pub use dlfs_nvme::{auth, tcp};
+
+use dlfs_base::{registry, replace_file, threads};
 
 pub use error::{Error, ErrorKind, Result};
 

@@ -94,7 +94,8 @@ class Load:
     def keep_up(self):
         """Begins it, if it is not running."""
         if self.running is None or self.running.poll() is not None:
-            clean = ["cargo", "clean", "-p", "dlfs", "--target-dir", self.target]
+            # All other crates stand on this one, so all are compiled again.
+            clean = ["cargo", "clean", "-p", "dlfs-base", "--target-dir", self.target]
             loop = f"while :; do {' '.join(clean)}; {' '.join(self.command)}; done"
             self.running = subprocess.Popen(
                 ["sh", "-c", loop], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// An object, or all objects whose keys begin with a prefix, of a store.
 ///
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_source_is_shown_without_its_secrets() {
-        use crate::places::shown;
+        use crate::shown;
         assert_eq!(shown(Path::new("a/b c")), "a/b c");
         assert_eq!(shown(Path::new("https://me:SECRET@h/x.tar?SECRET")), "https://h/x.tar?...");
         assert_eq!(shown(Path::new("https://me:SECRET@/x")), "an invalid address");

@@ -23,11 +23,11 @@ use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
 use super::web::Web;
 use super::{Cancel, Object, Place, PlaceOptions, PlaceStats};
-use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{self, Measured, Snapshot};
-use crate::process::Forked;
-use crate::registry::Registration;
-use crate::threads::{Fate, Thread, start};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::metrics::{self, Measured, Snapshot};
+use dlfs_base::process::Forked;
+use dlfs_base::registry::Registration;
+use dlfs_base::threads::{Fate, Thread, start};
 
 /// A client of a store. Any number of threads can use it at once; clones share its connections.
 #[derive(Clone)]

@@ -16,8 +16,8 @@ use super::wanted::Wanted;
 use super::watch::Note;
 use super::web::Web;
 use super::{Object, Place};
-use crate::error::Error;
-use crate::nameless_file::nameless_file;
+use dlfs_base::error::Error;
+use dlfs_base::nameless_file::nameless_file;
 
 /// The files of a host that were copied last.
 #[derive(Debug, Default)]

@@ -24,8 +24,8 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use super::pool::{Pool, RangeBuf};
-use crate::process::Forked;
-use crate::random::draw;
+use dlfs_base::process::Forked;
+use dlfs_base::random::draw;
 
 /// Where the body of an answer belongs, if it has the length that was asked for; it travels with the request.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use http::StatusCode;
 use super::bodies::TooLong;
 use super::redirect::Refused;
 use super::watch::Noted;
-use crate::error::{Error, ErrorKind};
+use dlfs_base::error::{Error, ErrorKind};
 
 /// Why a request failed.
 #[derive(Debug)]

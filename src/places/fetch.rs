@@ -23,8 +23,8 @@ use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
 use super::web::Web;
 use super::{Place, PlaceOptions};
-use crate::error::{Error, ErrorKind, Result};
-use crate::random::draw;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::random::draw;
 
 /// A store that is read, shared by all its requests.
 pub(super) struct Shared {

@@ -12,7 +12,7 @@ use tokio::net::lookup_host;
 
 use super::direct::Limits;
 use super::redirect::{MOST_REDIRECTS, Refused, follow};
-use crate::random::draw;
+use dlfs_base::random::draw;
 
 /// Connections to all hosts.
 ///

@@ -19,7 +19,7 @@ use super::bodies::whole;
 use super::failure::Failure;
 use super::watch::{Note, Noted, Seen, Watching};
 use super::{Object, Place, PlaceOptions};
-use crate::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A data set of the hub, at a revision.
 pub(super) struct Hub {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::error::{Result, zeroed_vec};
+use dlfs_base::error::{Result, zeroed_vec};
 
 /// Buffers with room for a range that are not in use at the moment; none, while there is no reader.
 ///

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// The settings of the profile that the environment names, or of the one called `default`.
 ///

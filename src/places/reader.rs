@@ -8,7 +8,7 @@ use super::client::{Client, Pending};
 use super::flow::{Piece, Ranges, ahead};
 use super::pool::{Kept, RangeBuf};
 use super::{Lent, Object};
-use crate::error::Result;
+use dlfs_base::error::Result;
 
 /// Reads objects one after the other. [`next_object`](Reader::next_object) goes to the first or next one; then
 /// [`Read`] gives its bytes, and nothing at its end; [`BufRead`] gives them without a copy.

@@ -18,7 +18,7 @@ use super::profile;
 use super::watch::{Note, Noted, Seen, Watching};
 use super::web::Web;
 use super::{Place, PlaceOptions, Scheme};
-use crate::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A store, as the client library has it.
 pub(super) struct Store {

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use std::ops::Range;
 
 use super::{Lent, Object, Place, PlaceOptions, PlaceStats};
-use crate::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A client of a store; this build has none.
 #[derive(Debug, Clone)]

@@ -8,15 +8,15 @@
 //! This is the path of a batch in grouped order over TCP. The poller's thread does all steps but the last:
 //!
 //! ```text
-//!  1  order/mod.rs          EpochOrder::picks     positions of the batch -> chunk, and sample in the chunk
+//!  1  order/order/mod.rs    EpochOrder::picks     positions of the batch -> chunk, and sample in the chunk
 //!  2  prefetch/chunks.rs    ChunkDriver::advance  requests the chunks that planned batches lack
 //!  3  reader/fetch.rs       plan_chunk            ids and extents of a chunk -> one fetch
 //!  4  reader/pump.rs        Pump::start           divides the chunk's buffer among the transfers
 //!  5  reader/pump.rs        Pump::submit          gives the queue pair all reads that it has room for
-//!  6  tcp/host.rs           Connection::submit    a slot, and a command capsule in the transmit queue
-//!  7  qpair/tcp/link.rs     send                  one sendmsg for the burst            -> the wire
-//!  8  qpair/tcp/link.rs     receive               readv, straight into the buffer      <- the wire
-//!  9  tcp/host.rs           Connection::complete  the response completes the command
+//!  6  nvme/tcp/host.rs      Connection::submit    a slot, and a command capsule in the transmit queue
+//!  7  io/qpair/tcp/link.rs  send                  one sendmsg for the burst            -> the wire
+//!  8  io/qpair/tcp/link.rs  receive               readv, straight into the buffer      <- the wire
+//!  9  nvme/tcp/host.rs      Connection::complete  the response completes the command
 //! 10  reader/in_flight.rs   InFlight::verify_transfer  compares the checksum of each sample
 //! 11  prefetch/chunks.rs    ChunkDriver::assemble locations of samples in loaded chunks -> the batch
 //! 12  dataset/loader.rs     Loader::next          the caller's thread takes it

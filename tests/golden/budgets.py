@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints tests/golden/budgets.txt, from the page of src/order/budget/mod.rs alone.
+"""Prints tests/golden/budgets.txt, from the page of src/order/order/budget/mod.rs alone.
 
 The second, independent implementation of batches by a budget: it adds up each batch anew.
 """

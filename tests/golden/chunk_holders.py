@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints tests/golden/chunk_holders.txt, from the description in src/plan/chunk_holders.rs alone.
+"""Prints tests/golden/chunk_holders.txt, from the description in src/order/plan/chunk_holders.rs alone.
 
 Standard library only. It shares no code with the crate.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints tests/golden/mixtures.txt, from the pages of src/order/mixture alone.
+"""Prints tests/golden/mixtures.txt, from the pages of src/order/order/mixture alone.
 
 The second, independent implementation of the frozen mixtures: it counts samples one by one where the library
 computes them.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints tests/golden/permutation.txt, from the description in src/permutation.rs alone.
+"""Prints tests/golden/permutation.txt, from the description in src/base/permutation.rs alone.
 
 It is the second, independent implementation of the frozen permutation: where it and the library
 disagree, one of them has left the format.

@@ -136,14 +136,14 @@ fn the_page_of_the_format_has_the_byte_tables_of_the_code() {
     let page = read("docs/format.md");
     let mut sources: Vec<String> = files()
         .into_iter()
-        .filter(|path| path.starts_with("src/format/") && path.ends_with(".rs"))
+        .filter(|path| path.starts_with("src/format/format/") && path.ends_with(".rs"))
         .collect();
     sources.extend(
         [
-            "src/directory/columns.rs",
-            "src/import/journal.rs",
-            "src/import/lease.rs",
-            "src/tier/index.rs",
+            "src/format/directory/columns.rs",
+            "src/import/import/journal.rs",
+            "src/import/import/lease.rs",
+            "src/order/tier/index.rs",
         ]
         .map(str::to_owned),
     );

@@ -1,6 +1,7 @@
 //! Rust source as far as the rules need it: without comments and strings, with its `mod`s and
 //! paths.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -22,11 +23,26 @@ impl Source {
         Source { path, text, code, is_test }
     }
 
-    /// The library's module that the file belongs to; `None` for its root.
+    /// The folder of the library's crate that the file belongs to, below `src/`; nothing for the root's.
+    pub(crate) fn crate_folder(&self) -> &str {
+        let name = self.path.strip_prefix("src/").unwrap_or_default();
+        let folder = name.split('/').next().unwrap_or_default();
+        if super::LAYERS.iter().any(|(of, _, _)| *of == folder) { folder } else { "" }
+    }
+
+    /// The library's module that the file belongs to; `None` for the page of a crate.
     pub(crate) fn module(&self) -> Option<&str> {
-        let name = self.path.strip_prefix("src/")?;
+        let folder = self.crate_folder();
+        let name = self.path.strip_prefix("src/")?.strip_prefix(folder)?.trim_start_matches('/');
         let module = name.split('/').next()?.trim_end_matches(".rs");
-        Some(module).filter(|&module| module != "lib")
+        match super::ROOTS.iter().find(|(of, _)| *of == folder) {
+            Some((_, root))
+                if !super::LAYERS.iter().any(|row| (row.0, row.1) == (folder, module)) =>
+            {
+                Some(root)
+            }
+            _ => Some(module).filter(|&module| module != "lib"),
+        }
     }
 
     /// The code without its tests: items under `#[cfg(test)]` are removed, their lines stay.
@@ -47,13 +63,36 @@ impl Source {
         for (at, _) in self.code.match_indices("crate::") {
             names.extend(first_names(&self.code[at + "crate::".len()..]));
         }
-        let is_top = self.path.matches('/').count() == 1 || self.path.ends_with("/mod.rs");
-        let is_module_root = is_top && self.path.matches('/').count() <= 2;
+        let folders = 1 + usize::from(!self.crate_folder().is_empty());
+        let depth = self.path.matches('/').count();
+        let is_module_root =
+            depth == folders || depth == folders + 1 && self.path.ends_with("/mod.rs");
         for line in self.code.lines().filter(|_| is_module_root) {
             // Unindented, so not inside a module of this file.
             let path = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("use super::");
             names.extend(path.map(first_names).unwrap_or_default());
         }
+        names
+    }
+
+    /// The modules of the library that the code outside of tests names: of this crate, and of others below it.
+    pub(crate) fn library_paths(&self) -> BTreeSet<String> {
+        let modules: BTreeSet<&str> = super::LAYERS.iter().map(|(_, module, _)| *module).collect();
+        let code = self.without_tests();
+        let mut names = BTreeSet::new();
+        for (at, _) in code.match_indices("dlfs_") {
+            let name: String = first_names(&code[at..]).concat();
+            match code[at + name.len()..].strip_prefix("::") {
+                Some(rest)
+                    if super::ROOTS.iter().all(|(_, root)| name != format!("dlfs_{root}")) =>
+                {
+                    names.extend(first_names(rest));
+                }
+                _ => names.extend([name]),
+            }
+        }
+        let own = code.match_indices("crate::").flat_map(|(at, _)| first_names(&code[at + 7..]));
+        names.extend(own.filter(|name| modules.contains(&**name)));
         names
     }
 }

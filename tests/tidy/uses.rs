@@ -89,12 +89,18 @@ fn file_of(
     path
 }
 
-/// From the crate's root; `None`: a path into another crate.
+/// The root of the crate that `module` belongs to.
+fn crate_of(module: &Path) -> Path {
+    let folder = module.iter().take(1);
+    folder.filter(|name| super::LAYERS.iter().any(|(of, _, _)| of == name)).cloned().collect()
+}
+
+/// From `src`; `None`: a path into another crate.
 fn absolute(module: &Path, path: &Path, modules: &BTreeSet<Path>) -> Option<Path> {
     let mut base = module.clone();
     let mut rest = &path[..];
     match rest.first()?.as_str() {
-        "crate" => (base, rest) = (Path::new(), &rest[1..]),
+        "crate" => (base, rest) = (crate_of(module), &rest[1..]),
         "self" => rest = &rest[1..],
         "super" => {
             while rest.first().is_some_and(|name| name == "super") {

@@ -7,11 +7,7 @@ use std::time::Duration;
 /// Ranges in flight hide the delay. More of them than that needs cost time: bytes that wait long for their turn leave
 /// the processor's caches, and each buffer is fresh memory once. Ranges that share a line end at about the same time,
 /// and for one delay nothing comes: so the bytes ahead take [`DELAYS`] times as long as it, at [`RATE`].
-pub(in crate::places) fn ahead(
-    delay: Option<Duration>,
-    range_bytes: u64,
-    window_bytes: u64,
-) -> u64 {
+pub(crate) fn ahead(delay: Option<Duration>, range_bytes: u64, window_bytes: u64) -> u64 {
     let Some(delay) = delay else { return window_bytes };
     let bytes = (delay.as_secs_f64() * DELAYS * RATE) as u64; // saturates
     bytes.max(LEAST_BYTES).max(LEAST_RANGES.saturating_mul(range_bytes)).min(window_bytes)

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// The slowest request of a hundred holds up all that follow it in order. A second request for its bytes, sent
 /// after twice the 99th percentile, is usually answered first; one in fifty costs little.
 #[derive(Debug, Default)]
-pub(in crate::places) struct Latencies {
+pub(crate) struct Latencies {
     recent: Vec<Duration>,
     next: usize,
     requests: u64,
@@ -16,7 +16,7 @@ pub(in crate::places) struct Latencies {
 
 impl Latencies {
     /// A request succeeded after `took`.
-    pub(in crate::places) fn succeeded(&mut self, took: Duration) {
+    pub(crate) fn succeeded(&mut self, took: Duration) {
         self.requests += 1;
         match self.recent.get_mut(self.next) {
             Some(place) => *place = took,
@@ -26,7 +26,7 @@ impl Latencies {
     }
 
     /// When to send a second request, from the first one on; `None` while too little is known.
-    pub(in crate::places) fn hedge_after(&self) -> Option<Duration> {
+    pub(crate) fn hedge_after(&self) -> Option<Duration> {
         if self.recent.len() < KNOWN {
             return None;
         }
@@ -37,7 +37,7 @@ impl Latencies {
     }
 
     /// Whether another second request may be sent; if so, it counts.
-    pub(in crate::places) fn may_hedge(&mut self) -> bool {
+    pub(crate) fn may_hedge(&mut self) -> bool {
         let may = self.hedges < 1 + self.requests / 50;
         self.hedges += u64::from(may);
         may

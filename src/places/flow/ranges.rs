@@ -5,20 +5,20 @@ use std::ops::Range;
 
 /// A range of an object, by the object's place in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::places) struct Piece {
-    pub(in crate::places) object: usize,
-    pub(in crate::places) range: Range<u64>,
+pub(crate) struct Piece {
+    pub(crate) object: usize,
+    pub(crate) range: Range<u64>,
 }
 
 impl Piece {
-    pub(in crate::places) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
 }
 
 /// The ranges of some objects, handed out in order while there is room for their bytes.
 #[derive(Debug)]
-pub(in crate::places) struct Ranges {
+pub(crate) struct Ranges {
     lens: VecDeque<u64>,
     /// The first object of `lens`.
     object: usize,
@@ -33,7 +33,7 @@ pub(in crate::places) struct Ranges {
 
 impl Ranges {
     /// Objects of these lengths; ranges of `range_bytes`, of which at most `budget_bytes` are held at once.
-    pub(in crate::places) fn new(
+    pub(crate) fn new(
         lens: impl IntoIterator<Item = u64>,
         range_bytes: u64,
         budget_bytes: u64,
@@ -43,13 +43,13 @@ impl Ranges {
     }
 
     /// Leaves out what lies before `at` in the first object, before the first range is handed out.
-    pub(in crate::places) fn begin_at(&mut self, at: u64) {
+    pub(crate) fn begin_at(&mut self, at: u64) {
         assert!(self.lens.front().is_none_or(|len| at <= *len), "a place within the object");
         self.at = at;
     }
 
     /// The next range, if there is room for it: at least one is handed out in any case. Empty objects have none.
-    pub(in crate::places) fn next(&mut self) -> Option<Piece> {
+    pub(crate) fn next(&mut self) -> Option<Piece> {
         while *self.lens.front()? == self.at {
             self.skip_to(self.object + 1);
         }
@@ -66,13 +66,13 @@ impl Ranges {
     }
 
     /// A range of `len` bytes that was handed out is not held any more.
-    pub(in crate::places) fn give_back(&mut self, len: u64) {
+    pub(crate) fn give_back(&mut self, len: u64) {
         self.held_bytes -= len;
         self.held -= 1;
     }
 
     /// Hands out no more of the objects before `object`.
-    pub(in crate::places) fn skip_to(&mut self, object: usize) {
+    pub(crate) fn skip_to(&mut self, object: usize) {
         while self.object < object && self.lens.pop_front().is_some() {
             self.object += 1;
             self.at = 0;

@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 /// How long a request that fails is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::places) struct Patience {
+pub(crate) struct Patience {
     /// Since its first failure.
-    pub(in crate::places) total: Duration,
+    pub(crate) total: Duration,
     /// The longest pause that a store can ask for.
-    pub(in crate::places) longest: Duration,
+    pub(crate) longest: Duration,
 }
 
 /// The failures of one request.
 #[derive(Debug, Default)]
-pub(in crate::places) struct Retry {
+pub(crate) struct Retry {
     failures: u32,
     first: Option<Instant>,
 }
@@ -24,7 +24,7 @@ impl Retry {
     /// The pause is drawn evenly between nothing and an exponentially growing limit ("full jitter"), so that
     /// requests which failed together do not come back together. `after` is what the store asked for (the
     /// header `Retry-After`), `random` any number.
-    pub(in crate::places) fn failed(
+    pub(crate) fn failed(
         &mut self,
         now: Instant,
         after: Option<Duration>,
@@ -41,7 +41,7 @@ impl Retry {
     }
 
     /// Failures so far.
-    pub(in crate::places) fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// A store that is asked too often answers 503 or 429: the window halves. As long as it does not, and requests
 /// wait for the window, it grows by one a second.
 #[derive(Debug)]
-pub(in crate::places) struct Window {
+pub(crate) struct Window {
     size: usize,
     /// When it last grew or shrank.
     changed: Instant,
@@ -15,17 +15,17 @@ pub(in crate::places) struct Window {
 
 impl Window {
     /// The window of a store that has not been asked yet.
-    pub(in crate::places) fn new(now: Instant) -> Window {
+    pub(crate) fn new(now: Instant) -> Window {
         Window { size: FIRST, changed: now }
     }
 
     /// Requests that may be in flight.
-    pub(in crate::places) fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.size
     }
 
     /// A request succeeded; `is_full` says whether others wait for the window.
-    pub(in crate::places) fn succeeded(&mut self, now: Instant, is_full: bool) {
+    pub(crate) fn succeeded(&mut self, now: Instant, is_full: bool) {
         if is_full && now.saturating_duration_since(self.changed) >= STEP {
             self.size = (self.size + 1).min(MOST);
             self.changed = now;
@@ -35,7 +35,7 @@ impl Window {
     /// The store refused a request because it has too many, and the request was sent at `sent`.
     ///
     /// Requests that were sent before the window last shrank tell nothing new.
-    pub(in crate::places) fn throttled(&mut self, now: Instant, sent: Instant) {
+    pub(crate) fn throttled(&mut self, now: Instant, sent: Instant) {
         if self.size == FIRST || sent >= self.changed {
             self.size = (self.size / 2).max(1);
             self.changed = now;

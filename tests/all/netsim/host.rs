@@ -1,4 +1,4 @@
-//! The host's end: its connection, and the turn of `src/qpair/tcp` in simulated time.
+//! The host's end: its connection, and the turn of `src/io/qpair/tcp` in simulated time.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! Compares what the host was asked and what it answered with the target's actual contents: checks the rules
-//! at the head of `src/qpair/remote/mod.rs`.
+//! at the head of `src/io/qpair/remote/mod.rs`.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
 //! The life cycle of sessions in simulated time. It is the same on every machine, and the rules at the head
-//! of `src/qpair/remote/mod.rs` hold whatever fails.
+//! of `src/io/qpair/remote/mod.rs` hold whatever fails.
 //!
 //! `DLFS_SESSION_SEEDS=1000000 cargo test --test all netsim::sessions` tries more seeds, from
 //! `DLFS_SESSION_FIRST` on; `DLFS_SESSION_SEED=7` runs one of them and prints all that happens.

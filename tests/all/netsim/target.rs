@@ -1,4 +1,4 @@
-//! The target's end: its connection, and the turn of `src/target` with a device in simulated time.
+//! The target's end: its connection, and the turn of `src/serve` with a device in simulated time.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};

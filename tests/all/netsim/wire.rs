@@ -133,7 +133,7 @@ impl Wire {
         self.down.pieces.clear();
     }
 
-    /// Transfers bytes between the network and a channel of the host, as `src/qpair/tcp/link.rs` does for a socket.
+    /// Transfers bytes between the network and a channel of the host, as `src/io/qpair/tcp/link.rs` does for a socket.
     pub(crate) fn pump<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         now: Instant,

@@ -5,17 +5,20 @@
 //! the model proves nothing. loom does not model a total order of `SeqCst` except for fences, so
 //! these files use fences where they need one.
 
+// The files of other crates name `sync` by the crate that has it; here that is this one.
+extern crate self as dlfs_base;
+
 mod sync;
 
-#[path = "../../../src/tier/copies.rs"]
+#[path = "../../../src/order/tier/copies.rs"]
 mod copies;
-#[path = "../../../src/buf/handles.rs"]
+#[path = "../../../src/base/buf/handles.rs"]
 mod handles;
-#[path = "../../../src/tier/page_set.rs"]
+#[path = "../../../src/order/tier/page_set.rs"]
 mod page_set;
-#[path = "../../../src/buf/slots.rs"]
+#[path = "../../../src/base/buf/slots.rs"]
 mod slots;
-#[path = "../../../src/qpair/wake.rs"]
+#[path = "../../../src/io/qpair/wake.rs"]
 mod wake;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 """Engines that break: an exception in time, never a loop that ends as if the epoch were complete.
 
-The wheel under test is built with debug assertions, and has the engine of `src/qpair/broken.rs`.
+The wheel under test is built with debug assertions, and has the engine of `src/io/qpair/broken.rs`.
 """
 
 import shutil

@@ -75,7 +75,7 @@ fn a_child_uses_and_closes_what_its_parent_had_in_every_state() {
 }
 
 /// Like `tests/all/ends.rs` in Rust; this build of libdlfs has the breaking engine, see
-/// `src/qpair/broken.rs`.
+/// `src/io/qpair/broken.rs`.
 #[test]
 #[cfg(debug_assertions)]
 fn no_epoch_ends_as_if_it_were_complete_when_an_engine_breaks() {

@@ -1,6 +1,6 @@
 //! Commands report engines that break, and do not exit with 0.
 //!
-//! The binary under test includes the engine of `src/qpair/broken.rs`, like every build with debug
+//! The binary under test includes the engine of `src/io/qpair/broken.rs`, like every build with debug
 //! assertions.
 
 use std::process::Stdio;

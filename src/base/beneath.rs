@@ -1,0 +1,147 @@
+//! Opens what lies beneath a folder, and never what a link leads to.
+//!
+//! `openat2` does so in one call. Old kernels lack it, some sandboxes forbid it, and a path may be longer than the
+//! kernel takes: then it is opened name by name.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// Why opening something beneath a folder failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// A component is a link.
+    Link,
+    /// The operating system's error. `XDEV`: the path leads out of the folder.
+    Os(Errno),
+}
+
+/// Opens `path` beneath the open folder `root`; an empty path is the folder itself. `mode` is that of a new file,
+/// under the process's umask; empty where `flags` create none.
+pub fn open_beneath(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Refusal> {
+    // Opening it name by name would follow these.
+    if path.starts_with(b"/") || components(path).any(|name| name == b"..") {
+        return Err(Refusal::Os(Errno::XDEV));
+    }
+    let flags = flags | OFlags::CLOEXEC;
+    let path = if path.is_empty() { &b"."[..] } else { path };
+    if path.len() <= MAX_KERNEL_PATH_BYTES {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match fs::openat2(root, path, flags, mode, resolve) {
+            Ok(fd) => return Ok(fd),
+            Err(Errno::LOOP) => return Err(Refusal::Link),
+            Err(Errno::NOSYS | Errno::PERM) => {}
+            Err(errno) => return Err(Refusal::Os(errno)),
+        }
+    }
+    open_stepwise(root, path, flags | OFlags::NOFOLLOW, mode)
+}
+
+/// The names in a path, without those that lead nowhere.
+pub fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".")
+}
+
+fn open_stepwise(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Refusal> {
+    let mut held: Option<OwnedFd> = None;
+    let mut names = components(path).peekable();
+    while let Some(name) = names.next() {
+        let at = held.as_ref().map_or(root, |fd| fd.as_fd());
+        if names.peek().is_some() {
+            held = Some(enter(at, name)?);
+            continue;
+        }
+        return match fs::openat(at, name, flags, mode) {
+            Ok(fd) => refuse_a_link(fd, flags),
+            Err(Errno::LOOP) => Err(Refusal::Link),
+            Err(Errno::NOTDIR) if is_link(at, name) => Err(Refusal::Link),
+            Err(errno) => Err(Refusal::Os(errno)),
+        };
+    }
+    fs::openat(root, c".", flags, mode).map_err(Refusal::Os)
+}
+
+fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Refusal> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match fs::openat(at, name, flags, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP) if is_link(at, name) => Err(Refusal::Link),
+        other => other.map_err(Refusal::Os),
+    }
+}
+
+/// Rejects links: `O_PATH | O_NOFOLLOW` opens a link itself, where other flags fail.
+fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Refusal> {
+    if !flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) {
+        return Ok(fd);
+    }
+    let stat = fs::fstat(&fd).map_err(Refusal::Os)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => Err(Refusal::Link),
+        _ => Ok(fd),
+    }
+}
+
+fn is_link(at: BorrowedFd<'_>, name: &[u8]) -> bool {
+    fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
+}
+
+/// `PATH_MAX` without its NUL.
+pub const MAX_KERNEL_PATH_BYTES: usize = 4095;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn opening_name_by_name_agrees_with_the_kernels_own() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::fs::write(dir.path().join("a/b/file"), b"inside").unwrap();
+        symlink("a", dir.path().join("link")).unwrap();
+        symlink("/etc/passwd", dir.path().join("out")).unwrap();
+        let root = std::fs::File::open(dir.path()).unwrap();
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let refusals = [
+            ("link/b/file", flags, Refusal::Link),
+            ("link", flags, Refusal::Link),
+            ("link", flags | OFlags::PATH, Refusal::Link),
+            ("out", flags, Refusal::Link),
+            ("link/new", new, Refusal::Link),
+            ("out", new, Refusal::Os(Errno::EXIST)),
+            ("a/none", flags, Refusal::Os(Errno::NOENT)),
+            ("a/b/file/x", flags, Refusal::Os(Errno::NOTDIR)),
+        ];
+        let none = Mode::empty();
+        for (path, flags, refusal) in refusals {
+            let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR } else { none };
+            let kernels = open_beneath(root.as_fd(), path.as_bytes(), flags, mode);
+            assert_eq!(kernels.unwrap_err(), refusal, "{path}");
+            let own = open_stepwise(root.as_fd(), path.as_bytes(), flags | OFlags::NOFOLLOW, mode);
+            assert_eq!(own.unwrap_err(), refusal, "{path}, name by name");
+        }
+        for path in ["a/b/file", "./a//b/file", ""] {
+            assert!(open_beneath(root.as_fd(), path.as_bytes(), flags, none).is_ok());
+            let own = open_stepwise(root.as_fd(), path.as_bytes(), flags | OFlags::NOFOLLOW, none);
+            assert!(own.is_ok(), "{path}");
+        }
+        for path in ["..", "a/../..", "a/../a/b/file", "/etc/passwd"] {
+            let refused = open_beneath(root.as_fd(), path.as_bytes(), flags, none).unwrap_err();
+            assert_eq!(refused, Refusal::Os(Errno::XDEV), "{path}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Memory for device I/O: owned buffers, shared slices, and the pool they come from.
+//!
+//! An *allocation* is a piece of memory with a reference count: memory of its own
+//! ([`IoBuf::zeroed`]) or adjacent slots of a [`Pool`]. An [`IoBuf`] is a range of an allocation
+//! and the only owner of its bytes, so that a device may write them. [`IoBuf::freeze`] turns it
+//! into a [`SharedBuf`], which can be cloned and sliced, but not written; when one handle is left,
+//! [`SharedBuf::thaw`] makes it writable again. The memory is returned when the last buffer of its
+//! allocation is dropped.
+//!
+//! Invariants: buffers of one allocation never overlap; every byte of an allocation is initialised,
+//! if only with its last owner's data; allocations are aligned to 4,096.
+//!
+//! Not here: which bytes of a buffer are valid (the I/O's completion says so), locking memory, and
+//! waiting for free memory (an exhausted pool returns `None`).
+//!
+//! Read `allocation.rs` first, which counts references; then this file; then `pool.rs`.
+#![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in ranges
+
+mod allocation;
+mod handles;
+mod lends;
+mod pages;
+mod pool;
+mod sealed_bytes;
+mod shared;
+mod shared_bytes;
+mod shared_words;
+mod slots;
+mod spares;
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+pub use lends::Lender;
+pub use pages::{PageSource, Pages, use_pages_of};
+pub use pool::{HugePages, Pool, PoolOptions};
+pub use sealed_bytes::{SealedBytes, SealedLocation};
+pub use shared::SharedBuf;
+pub use shared_bytes::SharedBytes;
+pub use shared_words::SharedWords;
+
+pub use crate::error::zeroed_vec;
+use crate::error::{Result, no_memory};
+use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
+
+/// Owned bytes that move with their I/O: an allocation, or a range of one.
+///
+/// Buffers of one allocation are disjoint, and each has one owner. An empty buffer holds no memory.
+pub struct IoBuf {
+    allocation: Option<Allocation>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an `IoBuf` is the only owner of its bytes, so it may go to another thread as a `Vec` may;
+// `Allocation` may as well.
+unsafe impl Send for IoBuf {}
+// SAFETY: `&IoBuf` gives `&[u8]` only.
+unsafe impl Sync for IoBuf {}
+
+impl IoBuf {
+    /// An empty buffer without memory.
+    pub fn empty() -> IoBuf {
+        IoBuf { allocation: None, start: NonNull::dangling(), len: 0 }
+    }
+
+    /// A stand-alone buffer of `len` zero bytes, aligned to 4,096.
+    ///
+    /// Allocates; the read path takes its buffers from a [`Pool`] instead.
+    /// For a length that media, a peer or a source states, use [`IoBuf::try_zeroed`].
+    pub fn zeroed(len: usize) -> IoBuf {
+        let of_len = Layout::array::<u8>(len).unwrap_or(Layout::new::<u8>());
+        IoBuf::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(of_len))
+    }
+
+    /// As [`IoBuf::zeroed`].
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system has no such memory.
+    pub fn try_zeroed(len: usize) -> Result<IoBuf> {
+        IoBuf::allocated(len, MAPPED_FROM_LEN)
+    }
+
+    /// [`IoBuf::try_zeroed`] for short-lived buffers of megabytes and varying lengths: dropping it
+    /// returns the memory to the system, where an allocator would keep it and map more for the next
+    /// size.
+    fn temporary(len: usize) -> Result<IoBuf> {
+        IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN)
+    }
+
+    fn allocated(len: usize, mapped_from_len: usize) -> Result<IoBuf> {
+        if len == 0 {
+            return Ok(IoBuf::empty());
+        }
+        let allocated = Allocation::allocate_zeroed(len, mapped_from_len);
+        let (allocation, start) = allocated.ok_or_else(|| no_memory(len, "a buffer"))?;
+        Ok(IoBuf { allocation: Some(allocation), start, len })
+    }
+
+    /// The first `len` bytes of `allocation`, which begins at `start`.
+    ///
+    /// # Safety
+    /// `allocation` is the only handle on its memory, and `start..start + len` is initialised
+    /// memory of it.
+    unsafe fn of_allocation(allocation: Allocation, start: NonNull<u8>, len: usize) -> IoBuf {
+        IoBuf { allocation: Some(allocation), start, len }
+    }
+
+    /// Splits at `at`: `self` keeps the bytes before it, the rest is returned as a buffer of its
+    /// own.
+    ///
+    /// # Panics
+    /// If `at` is past the end.
+    #[must_use = "the rest is dropped if it is not used"]
+    pub fn split_off(&mut self, at: usize) -> IoBuf {
+        assert!(at <= self.len, "split past the end");
+        if at == 0 {
+            return std::mem::take(self);
+        }
+        if at == self.len {
+            return IoBuf::empty();
+        }
+        // SAFETY: `at` is within this buffer, which lies in one allocation.
+        let start = unsafe { self.start.add(at) };
+        let rest = IoBuf { allocation: self.allocation.clone(), start, len: self.len - at };
+        self.len = at;
+        rest
+    }
+
+    /// Drops the bytes from `len` on, if there are any.
+    pub fn truncate(&mut self, len: usize) {
+        if len < self.len {
+            drop(self.split_off(len));
+        }
+    }
+
+    /// Appends the buffer that begins where this one ends: the inverse of [`IoBuf::split_off`].
+    ///
+    /// An empty buffer can be joined with any other.
+    ///
+    /// # Errors
+    /// `other`, if it is not adjacent in the same allocation.
+    pub fn unsplit(&mut self, other: IoBuf) -> std::result::Result<(), IoBuf> {
+        if other.is_empty() {
+            return Ok(());
+        }
+        if self.is_empty() {
+            *self = other;
+            return Ok(());
+        }
+        // SAFETY: one past the end of this buffer is still in, or one past, its allocation.
+        let end = unsafe { self.start.add(self.len) };
+        if self.allocation != other.allocation || end != other.start {
+            return Err(other);
+        }
+        self.len += other.len;
+        Ok(())
+    }
+
+    /// [`IoBuf::unsplit`] for the case that one part was replaced by other memory, because a lost
+    /// device may still write to the original: then both parts are copied into new memory.
+    pub fn rejoin(&mut self, other: IoBuf) {
+        if let Err(other) = self.unsplit(other) {
+            let mut whole = IoBuf::zeroed(self.len + other.len);
+            whole[..self.len].copy_from_slice(self);
+            whole[self.len..].copy_from_slice(&other);
+            *self = whole;
+        }
+    }
+
+    /// Whether it is memory of a device driver, for DMA: see [`PageSource`].
+    pub fn is_of_driver(&self) -> bool {
+        self.allocation.as_ref().is_some_and(Allocation::is_of_driver)
+    }
+
+    /// Ends writing: returns the same bytes for sharing.
+    pub fn freeze(self) -> SharedBuf {
+        // SAFETY: this buffer was the only owner of its bytes, and it ends here, so nobody can
+        // write them any more; they are initialised, and the handle keeps them alive.
+        unsafe { SharedBuf::of_range(self.allocation, self.start, self.len) }
+    }
+}
+
+impl Deref for IoBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the buffer is initialised memory of an allocation that `self.allocation` keeps
+        // alive, and nobody else has it; an empty buffer has a dangling but aligned start, as an
+        // empty slice may.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for IoBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes it exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Default for IoBuf {
+    fn default() -> IoBuf {
+        IoBuf::empty()
+    }
+}
+
+impl std::fmt::Debug for IoBuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "IoBuf({} bytes)", self.len)
+    }
+}
+
+/// Prefetches the start of `bytes` into the CPU cache; the processor's own prefetcher then
+/// recognises the sequence and fetches the rest.
+#[inline]
+#[doc(hidden)]
+pub fn prefetch(bytes: &[u8]) {
+    prefetch_lines(bytes.as_ptr(), bytes.len());
+}
+
+/// [`prefetch`] of memory that others may be writing.
+#[inline]
+fn prefetch_lines(start: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..len).step_by(CACHE_LINE_BYTES).take(PREFETCHED_LINES) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint that reads nothing and cannot fault, whatever the address; every x86-64
+        // processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, len); // a hint only
+}
+
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE_BYTES: usize = 64;
+
+/// Measured: 8 to 32 lines perform alike; all 64 lines of a 4 KiB block cost a fifth more.
+#[cfg(target_arch = "x86_64")]
+const PREFETCHED_LINES: usize = 16;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! A pool of fixed-size slots, allocated in contiguous ranges.
+#![allow(unsafe_code)] // hands out ranges of mapped memory
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::IoBuf;
+use super::allocation::{Allocation, Header};
+use super::pages::{HUGE_LEN, Mapping, PageSource, Pages};
+use super::slots::Slots;
+use super::spares::Spares;
+use crate::error::{Error, ErrorKind, Result};
+use crate::units::ALIGN_BYTES;
+
+/// Whether a pool uses huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Reserved huge pages, else transparent ones, else 4 KiB pages.
+    #[default]
+    Auto,
+    /// 4 KiB pages.
+    Off,
+}
+
+/// The size of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Total length of all slots; a partial slot at the end is not used.
+    pub bytes: usize,
+    /// Length of a slot: a multiple of 4,096. Allocations are rounded up to whole slots.
+    pub slot_len_bytes: usize,
+    /// Whether to use huge pages.
+    pub huge_pages: HugePages,
+}
+
+/// Memory for reads: a fixed number of slots, allocated in contiguous ranges and freed by dropping.
+///
+/// Clones are handles on the same pool; any thread may allocate and drop. The memory is unmapped
+/// when the last handle and the last buffer are dropped.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+pub(super) struct Inner {
+    /// One header per slot; an allocation uses that of its first slot.
+    headers: Box<[Header]>,
+    slots: Slots,
+    slot_len_bytes: usize,
+    mapping: Mapping,
+    /// What buffers outside it have used.
+    spares: Arc<Spares>,
+}
+
+impl Pool {
+    /// Maps the memory; base pages are allocated by the kernel when they are first touched.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: less than one slot, a slot length that is not whole pages, or more than
+    /// 2^32 slots. `OutOfMemory`: the operating system does not have that much.
+    pub fn new(options: PoolOptions) -> Result<Pool> {
+        let huge = options.huge_pages == HugePages::Auto;
+        Pool::with_pages(options, |len| Mapping::new(len, huge))
+    }
+
+    /// A pool that uses only memory of `source`.
+    ///
+    /// # Errors
+    /// As [`Pool::new`].
+    pub fn of_source(options: PoolOptions, source: &'static dyn PageSource) -> Result<Pool> {
+        Pool::with_pages(options, |len| {
+            let none = || Error::new(ErrorKind::OutOfMemory, "the driver has no memory left");
+            Mapping::of(source, len).ok_or_else(none)
+        })
+    }
+
+    fn with_pages(
+        options: PoolOptions,
+        map: impl FnOnce(usize) -> Result<Mapping>,
+    ) -> Result<Pool> {
+        let PoolOptions { bytes, slot_len_bytes, .. } = options;
+        let invalid = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
+        if slot_len_bytes == 0 || slot_len_bytes % ALIGN_BYTES != 0 {
+            return invalid(format!("a slot of {slot_len_bytes} bytes is not a multiple of 4 KiB"));
+        }
+        let num_slots = bytes / slot_len_bytes;
+        if num_slots == 0 || u32::try_from(num_slots).is_err() {
+            return invalid(format!(
+                "{bytes} bytes make {num_slots} slots of {slot_len_bytes}: a \
+                 pool has 1 to 2^32 - 1"
+            ));
+        }
+        let mapping = map(num_slots * slot_len_bytes)?;
+        let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
+        let (slots, spares) = (Slots::new(num_slots), Arc::default());
+        Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, spares })))
+    }
+
+    /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
+    /// `None` if no range of slots is free.
+    ///
+    /// Never blocks, makes no system call and does not allocate from the heap. In a child process,
+    /// a pool in a driver's memory has nothing free, since the parent still uses it.
+    pub fn take(&self, len: usize) -> Option<IoBuf> {
+        if len == 0 {
+            return Some(IoBuf::empty());
+        }
+        let inner = &*self.0;
+        if inner.mapping.is_foreign() {
+            return None;
+        }
+        let num_slots = len.div_ceil(inner.slot_len_bytes);
+        let first = inner.slots.take(num_slots)?;
+        Some(self.buffer_on(first, num_slots, len))
+    }
+
+    /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for what has no room in it.
+    /// Large ones have the memory of earlier ones, if those are dropped; the last of them and the pool unmap it.
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system has no such memory.
+    #[doc(hidden)]
+    pub fn outside(&self, len: usize) -> Result<IoBuf> {
+        let spare = if len < HUGE_LEN { None } else { Allocation::of_spares(&self.0.spares, len) };
+        let Some((allocation, start)) = spare else { return IoBuf::temporary(len) };
+        // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or an
+        // earlier buffer wrote.
+        Ok(unsafe { IoBuf::of_allocation(allocation, start, len) })
+    }
+
+    /// [`Pool::take`] at a fixed location: the slot that contains `offset`. `None` if its slots are
+    /// not all free.
+    #[doc(hidden)]
+    pub fn take_at(&self, offset: usize, len: usize) -> Option<IoBuf> {
+        let inner = &*self.0;
+        let (first, num_slots) =
+            (offset / inner.slot_len_bytes, len.div_ceil(inner.slot_len_bytes));
+        if num_slots == 0 || inner.mapping.is_foreign() || !inner.slots.take_at(first, num_slots) {
+            return None;
+        }
+        Some(self.buffer_on(first, num_slots, len))
+    }
+
+    /// A buffer of `len` bytes on slots that the caller has just claimed.
+    fn buffer_on(&self, first: usize, num_slots: usize, len: usize) -> IoBuf {
+        let inner = &*self.0;
+        let num_slots = u32::try_from(num_slots).expect("as many slots as were just taken");
+        // SAFETY: the slots were just claimed, so no buffer and no handle of them exists; the
+        // header is that of the first.
+        let allocation = unsafe { Allocation::of_slots(&self.0, &inner.headers[first], num_slots) };
+        // SAFETY: the slots lie within the mapping, whose bytes the kernel zeroed.
+        let start = unsafe { inner.mapping.start().add(first * inner.slot_len_bytes) };
+        // SAFETY: `allocation` is the only handle, and its slots hold at least `len` bytes from
+        // `start`.
+        unsafe { IoBuf::of_allocation(allocation, start, len) }
+    }
+
+    /// Offset of `bytes` in the pool; `None` if they are not part of it.
+    pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.0.mapping.start().addr().get())?;
+        (offset + bytes.len() <= self.capacity_bytes()).then_some(offset)
+    }
+
+    /// The address of the byte at `offset`, for a device that registers its buffers once.
+    ///
+    /// # Panics
+    /// If `offset` is not below [`Pool::capacity_bytes`].
+    #[doc(hidden)]
+    pub fn address_of(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.capacity_bytes(), "an offset past the end of the pool");
+        // SAFETY: the mapping is at least as long as all slots together.
+        unsafe { self.0.mapping.start().add(offset) }
+    }
+
+    /// Total length of all slots.
+    pub fn capacity_bytes(&self) -> usize {
+        self.0.slots.num_slots() * self.0.slot_len_bytes
+    }
+
+    /// Length of the free slots; may be slightly too high while other threads allocate.
+    pub fn free_bytes(&self) -> usize {
+        self.0.slots.num_free() * self.0.slot_len_bytes
+    }
+
+    /// Length of a slot.
+    pub fn slot_len_bytes(&self) -> usize {
+        self.0.slot_len_bytes
+    }
+
+    /// The kind of pages that the pool uses.
+    pub fn pages(&self) -> Pages {
+        self.0.mapping.pages()
+    }
+
+    /// Whether pages are allocated when they are first touched, not with the pool.
+    #[doc(hidden)]
+    pub fn pages_come_later(&self) -> bool {
+        matches!(self.pages(), Pages::Transparent | Pages::Base)
+    }
+
+    /// Whether the pool uses huge pages, reserved or transparent.
+    pub fn is_huge(&self) -> bool {
+        self.pages() != Pages::Base
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (free, all) = (self.free_bytes(), self.capacity_bytes());
+        write!(f, "Pool({free} of {all} bytes free, {})", self.pages())
+    }
+}
+
+impl Inner {
+    /// The kind of pages that the pool uses.
+    pub(super) fn pages(&self) -> Pages {
+        self.mapping.pages()
+    }
+
+    /// Frees the slots of the allocation with this header.
+    pub(super) fn give_back(&self, header: NonNull<Header>, num_slots: u32) {
+        let offset = header.addr().get() - self.headers.as_ptr().addr();
+        self.slots.give_back(offset / size_of::<Header>(), num_slots as usize);
+    }
+}

@@ -1,0 +1,270 @@
+//! The library's error type: a kind to act on, a context to read, and a source.
+//!
+//! Decoders have small enums of their own (`ProtocolError`, `FormatError`, statuses of NVMe). They
+//! become an [`Error`] where the context (target, sample, file) is known.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::units::{Lba, Nsid, SampleId};
+
+/// What a caller can act on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The sample, file, namespace or target does not exist.
+    NotFound,
+    /// The call is invalid: correct its arguments.
+    InvalidArgument,
+    /// Bytes on media or wire are damaged, even after a second read.
+    Corrupt,
+    /// A newer format, a feature or a device property that this build does not know.
+    Unsupported,
+    /// The connection was lost and did not recover in time.
+    Disconnected,
+    /// The call's deadline passed.
+    TimedOut,
+    /// The target or the operating system refused.
+    Refused,
+    /// Someone else is using it, for example another importer.
+    Busy,
+    /// The image has moved on to another generation: open it again.
+    Stale,
+    /// The medium is full.
+    NoSpace,
+    /// The configured memory limits do not suffice.
+    OutOfMemory,
+    /// The source of an import is unusable or changed while it was read.
+    BadSource,
+    /// The work was stopped on request; it can be resumed.
+    Interrupted,
+    /// An operating system error of no other kind.
+    Io,
+    /// A bug in dlfs: one of its threads panicked, or ended without finishing its work.
+    Internal,
+}
+
+/// A failure, with what failed and where.
+///
+/// `Display` prints message and context on one line; [`Error::report`] adds causes and the hint.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    message: Cow<'static, str>,
+    nsid: Option<Nsid>,
+    lba: Option<Lba>,
+    sample: Option<SampleId>,
+    path: Option<PathBuf>,
+    target: Option<String>,
+    hint: Option<Cow<'static, str>>,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// `Result` with this library's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of `kind`; `message` says what was being done and what went wrong.
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Error {
+        Error(Box::new(Inner {
+            kind,
+            message: message.into(),
+            nsid: None,
+            lba: None,
+            sample: None,
+            path: None,
+            target: None,
+            hint: None,
+            source: None,
+        }))
+    }
+
+    /// The kind, for callers to act on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The sample it is about, if it is about one.
+    pub fn sample_id(&self) -> Option<SampleId> {
+        self.0.sample
+    }
+
+    /// The file it is about, if it is about one.
+    pub fn file(&self) -> Option<&Path> {
+        self.0.path.as_deref()
+    }
+
+    /// Names the namespace.
+    pub fn nsid(mut self, nsid: Nsid) -> Error {
+        self.0.nsid = Some(nsid);
+        self
+    }
+
+    /// Names the logical block.
+    pub fn lba(mut self, lba: Lba) -> Error {
+        self.0.lba = Some(lba);
+        self
+    }
+
+    /// Names the sample.
+    pub fn sample(mut self, sample: SampleId) -> Error {
+        self.0.sample = Some(sample);
+        self
+    }
+
+    /// Names the file.
+    pub fn path(mut self, path: impl Into<PathBuf>) -> Error {
+        self.0.path = Some(path.into());
+        self
+    }
+
+    /// Names the target or image, as the user wrote its address.
+    pub fn target(mut self, target: impl Into<String>) -> Error {
+        self.0.target = Some(target.into());
+        self
+    }
+
+    /// Says what to do about it.
+    pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Error {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
+    /// A copy for others who waited for the same work; it keeps the cause's text only.
+    #[doc(hidden)]
+    pub fn to_others(&self) -> Error {
+        let Inner { kind, message, nsid, lba, sample, path, target, hint, source } = &*self.0;
+        Error(Box::new(Inner {
+            kind: *kind,
+            message: message.clone(),
+            nsid: *nsid,
+            lba: *lba,
+            sample: *sample,
+            path: path.clone(),
+            target: target.clone(),
+            hint: hint.clone(),
+            source: source.as_ref().map(|source| source.to_string().into()),
+        }))
+    }
+
+    /// Attaches the cause.
+    pub fn source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// The error, its causes (one a line) and the hint: what a program prints when it fails.
+    pub fn report(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(&format!("\n  because: {error}"));
+            cause = error.source();
+        }
+        if let Some(hint) = &self.0.hint {
+            text.push_str(&format!("\n  try: {hint}"));
+        }
+        text
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        f.write_str(&inner.message)?;
+        let mut separator = " (";
+        let mut item = |f: &mut fmt::Formatter<'_>, text: fmt::Arguments<'_>| {
+            let result = write!(f, "{separator}{text}");
+            separator = ", ";
+            result
+        };
+        if let Some(sample) = inner.sample {
+            item(f, format_args!("sample {sample}"))?;
+        }
+        if let Some(path) = &inner.path {
+            item(f, format_args!("{}", path.display().to_string().escape_debug()))?;
+        }
+        if let Some(target) = &inner.target {
+            item(f, format_args!("{}", target.escape_debug()))?;
+        }
+        if let Some(nsid) = inner.nsid {
+            item(f, format_args!("namespace {nsid}"))?;
+        }
+        if let Some(lba) = inner.lba {
+            item(f, format_args!("LBA {lba}"))?;
+        }
+        if separator == ", " { f.write_str(")") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.0.kind, self.report())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as &(dyn std::error::Error + 'static))
+    }
+}
+
+/// `len` zero bytes, a number that media, a peer or a source states.
+///
+/// # Errors
+/// `OutOfMemory`: the system has no such memory.
+pub fn zeroed_vec(len: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(len).map_err(|_| no_memory(len, "a buffer"))?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+/// The error for `what`, which needs more memory than the system has.
+#[doc(hidden)]
+pub fn no_memory(len: usize, what: &str) -> Error {
+    let text = format!("the system has no {len} bytes of memory for {what}");
+    Error::new(ErrorKind::OutOfMemory, text)
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Error {
+        let kind = match error.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::PermissionDenied => ErrorKind::Refused,
+            std::io::ErrorKind::ConnectionRefused => ErrorKind::Refused,
+            std::io::ErrorKind::TimedOut => ErrorKind::TimedOut,
+            std::io::ErrorKind::StorageFull => ErrorKind::NoSpace,
+            std::io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
+            _ => ErrorKind::Io,
+        };
+        Error::new(kind, "the operating system refused a call").source(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_names_what_and_where_and_the_report_says_why_and_what_to_do() {
+        let error = Error::new(ErrorKind::Corrupt, "checksum differs")
+            .sample(SampleId(7))
+            .lba(Lba(16))
+            .source(std::io::Error::other("bit rot"))
+            .hint("run dlfs verify");
+        assert_eq!(error.to_string(), "checksum differs (sample 7, LBA 16)");
+        assert_eq!(
+            error.report(),
+            "checksum differs (sample 7, LBA 16)\n  because: bit rot\n  try: run dlfs verify"
+        );
+    }
+
+    #[test]
+    fn a_message_without_context_has_no_parentheses() {
+        assert_eq!(Error::new(ErrorKind::Io, "no").to_string(), "no");
+    }
+}

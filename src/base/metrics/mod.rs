@@ -1,0 +1,282 @@
+//! One model of metrics: every counter of the library under a fixed name, and its text in OpenMetrics.
+//!
+//! `table` names all metrics: counters, gauges and histograms, each with its unit in the name, its labels and
+//! a sentence. Counting is not done here: structs such as `TargetStats` count
+//! where they always did, and [`Measured`] converts them into a [`Snapshot`] when somebody asks. So a metric
+//! costs nothing until then. `exporter` collects the snapshot of a process and answers over HTTP.
+//!
+//! Invariants: a snapshot has only metrics of the table, each with the labels that the table gives it; the
+//! number of series of a metric is bounded, whatever the values of labels are.
+//!
+//! Read `table.rs` first.
+
+mod histogram;
+mod openmetrics;
+mod place;
+mod recorder;
+mod table;
+
+use std::collections::BTreeMap;
+
+pub use histogram::{Histogram, Summary};
+pub use openmetrics::CONTENT_TYPE;
+pub use place::{Place, PlaceBytes, PlaceCounters};
+pub use recorder::Recorder;
+pub use table::*;
+
+/// A metric: a name that never changes its meaning.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Metric {
+    name: &'static str,
+    kind: Kind,
+    labels: &'static [&'static str],
+    help: &'static str,
+}
+
+/// How the values of a metric behave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, from 0 at the start of the process.
+    Counter,
+    /// What is the case now.
+    Gauge,
+    /// Durations, counted by buckets.
+    Histogram,
+    /// The value is always 1; the labels are the information.
+    Info,
+}
+
+impl Metric {
+    /// The name of the family, without `_total` or `_info`.
+    pub fn family(&self) -> &'static str {
+        self.name
+    }
+
+    /// The name as it appears in queries: a counter ends in `_total`, information in `_info`.
+    pub fn name(&self) -> String {
+        match self.kind {
+            Kind::Counter => format!("{}_total", self.name),
+            Kind::Info => format!("{}_info", self.name),
+            Kind::Gauge | Kind::Histogram => self.name.to_owned(),
+        }
+    }
+
+    /// How its values behave.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The unit, which is also the end of the family's name: `bytes`, `seconds`, or none for counts.
+    pub fn unit(&self) -> Option<&'static str> {
+        ["bytes", "seconds"]
+            .into_iter()
+            .find(|unit| self.name.strip_suffix(unit).is_some_and(|before| before.ends_with('_')))
+    }
+
+    /// Names of its labels.
+    pub fn labels(&self) -> &'static [&'static str] {
+        self.labels
+    }
+
+    /// What it means, as a sentence.
+    pub fn help(&self) -> &'static str {
+        self.help
+    }
+}
+
+/// A value of a metric.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// A count, or bytes.
+    Count(u64),
+    /// Seconds.
+    Seconds(f64),
+    /// Durations.
+    Histogram(Box<Histogram>),
+}
+
+impl Value {
+    fn add(&mut self, other: &Value) {
+        match (self, other) {
+            (Value::Count(sum), Value::Count(more)) => *sum = sum.saturating_add(*more),
+            (Value::Seconds(sum), Value::Seconds(more)) => *sum += more,
+            (Value::Histogram(sum), Value::Histogram(more)) => sum.add(more),
+            (mine, other) => unreachable!("a metric has one kind of values: {mine:?}, {other:?}"),
+        }
+    }
+}
+
+/// Something that has metrics.
+pub trait Measured {
+    /// Adds its values to `snapshot`. Locks at most for as long as copying a few counters takes.
+    fn measure(&self, snapshot: &mut Snapshot);
+}
+
+/// Values of metrics at one moment.
+///
+/// Values of the same metric with the same labels add up: two loaders of a process are one series. A snapshot
+/// has at most 1,000 series of a metric; what comes later is added to a series whose labels are all
+/// [`OTHER`].
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Snapshot {
+    families: BTreeMap<&'static str, Family>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Family {
+    metric: &'static Metric,
+    series: BTreeMap<Vec<String>, Value>,
+}
+
+impl Snapshot {
+    /// An empty snapshot.
+    pub fn new() -> Snapshot {
+        Snapshot::default()
+    }
+
+    /// The snapshot of `source` alone.
+    pub fn of(source: &(impl Measured + ?Sized)) -> Snapshot {
+        let mut snapshot = Snapshot::new();
+        source.measure(&mut snapshot);
+        snapshot
+    }
+
+    /// Adds a count or bytes. `labels` are the values of the metric's labels, in their order.
+    ///
+    /// # Panics
+    /// If the metric has another number of labels, or another kind of values.
+    pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
+        self.put(metric, labels, Value::Count(value));
+    }
+
+    /// Adds seconds.
+    ///
+    /// # Panics
+    /// As [`Snapshot::count`].
+    pub fn seconds(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
+        self.put(metric, labels, Value::Seconds(value));
+    }
+
+    /// Adds durations.
+    ///
+    /// # Panics
+    /// As [`Snapshot::count`].
+    pub fn durations(&mut self, metric: &'static Metric, labels: &[&str], value: &Histogram) {
+        self.put(metric, labels, Value::Histogram(Box::new(*value)));
+    }
+
+    /// Adds all values of `other`.
+    pub fn add(&mut self, other: &Snapshot) {
+        for family in other.families.values() {
+            for (labels, value) in &family.series {
+                let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+                self.put(family.metric, &labels, value.clone());
+            }
+        }
+    }
+
+    /// What remains of something that has ended: its counters and histograms. Its gauges are gone.
+    #[must_use]
+    pub fn ended(mut self) -> Snapshot {
+        self.families
+            .retain(|_, family| matches!(family.metric.kind, Kind::Counter | Kind::Histogram));
+        self
+    }
+
+    /// All series, metrics in the order of [`ALL`], with the values of their labels.
+    pub fn series(&self) -> impl Iterator<Item = (&'static Metric, &[String], &Value)> {
+        let families = ALL.iter().filter_map(|metric| self.families.get(metric.name));
+        families.flat_map(|family| {
+            family.series.iter().map(|(labels, value)| (family.metric, &labels[..], value))
+        })
+    }
+
+    /// The sum of all series of `metric`; 0 if there is none. Of a histogram, the number of durations.
+    pub fn sum(&self, metric: &Metric) -> f64 {
+        let Some(family) = self.families.get(metric.name) else { return 0.0 };
+        let number = |value: &Value| match value {
+            Value::Count(count) => *count as f64,
+            Value::Seconds(seconds) => *seconds,
+            Value::Histogram(durations) => durations.count() as f64,
+        };
+        family.series.values().map(number).sum()
+    }
+
+    fn put(&mut self, metric: &'static Metric, labels: &[&str], value: Value) {
+        assert_eq!(labels.len(), metric.labels.len(), "the labels of {}", metric.name);
+        let is_histogram = matches!(value, Value::Histogram(_));
+        assert_eq!(is_histogram, metric.kind == Kind::Histogram, "the kind of {}", metric.name);
+        let family = self.families.entry(metric.name);
+        let Family { series, .. } =
+            family.or_insert_with(|| Family { metric, series: BTreeMap::new() });
+        let mut key: Vec<String> = labels.iter().map(|label| shortened(label)).collect();
+        if series.len() >= MAX_SERIES && !series.contains_key(&key) {
+            key.fill(OTHER.to_owned());
+        }
+        match series.get_mut(&key) {
+            None => _ = series.insert(key, value),
+            // Information said twice is the same information.
+            Some(_) if metric.kind == Kind::Info => {}
+            Some(sum) => sum.add(&value),
+        }
+    }
+}
+
+/// At most 256 bytes of a label, which may be a path of any length.
+fn shortened(label: &str) -> String {
+    let mut end = label.len().min(MAX_LABEL_BYTES);
+    while !label.is_char_boundary(end) {
+        end -= 1;
+    }
+    label[..end].to_owned()
+}
+
+/// The value of labels whose series was one too many.
+pub const OTHER: &str = "other";
+
+const MAX_SERIES: usize = 1000;
+const MAX_LABEL_BYTES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_with_the_same_labels_add_up_and_only_counters_outlive_their_source() {
+        let mut first = Snapshot::new();
+        first.count(&TARGET_READS, &["a"], 2);
+        first.count(&TARGET_CONNECTIONS, &["a"], 5);
+        let mut second = Snapshot::new();
+        second.count(&TARGET_READS, &["a"], 3);
+        second.count(&TARGET_READS, &["b"], 7);
+        second.add(&first.clone().ended());
+        let series: Vec<_> = second.series().collect();
+        let (a, b) = (["a".to_owned()], ["b".to_owned()]);
+        assert_eq!(
+            series,
+            [(&TARGET_READS, &a[..], &Value::Count(5)), (&TARGET_READS, &b[..], &Value::Count(7))]
+        );
+        assert_eq!(second.sum(&TARGET_READS), 12.0);
+        assert_eq!((first.sum(&TARGET_CONNECTIONS), second.sum(&TARGET_CONNECTIONS)), (5.0, 0.0));
+    }
+
+    #[test]
+    fn the_number_of_series_is_bounded_and_nothing_is_lost() {
+        let mut snapshot = Snapshot::new();
+        for node in 0..5000 {
+            snapshot.count(&PEER_READS, &[&node.to_string()], 1);
+        }
+        snapshot.count(&PEER_READS, &["7"], 1);
+        assert_eq!(snapshot.series().count(), MAX_SERIES + 1);
+        assert_eq!(snapshot.sum(&PEER_READS), 5001.0);
+        let other = snapshot.series().find(|(_, labels, _)| labels[0] == OTHER);
+        assert_eq!(other.expect("it is there").2, &Value::Count(4000));
+    }
+
+    #[test]
+    fn a_long_label_is_cut_between_characters() {
+        let label = "é".repeat(200);
+        assert_eq!(shortened(&label), "é".repeat(128));
+        assert_eq!(shortened(&format!("x{label}")), format!("x{}", "é".repeat(127)));
+    }
+}

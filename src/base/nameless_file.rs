@@ -1,0 +1,30 @@
+//! Temporary files without a name: nothing is left of them, however a process ends.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// A file in `folder` that disappears when it is closed.
+///
+/// # Errors
+/// Those of the file system.
+pub fn nameless_file(folder: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
+        Ok(file) => return Ok(file),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        Err(error) => return Err(error),
+    }
+    // Some file systems do not support O_TMPFILE.
+    for attempt in 0..100 {
+        let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
+        match options.clone().create_new(true).open(&path) {
+            Ok(file) => return std::fs::remove_file(&path).map(|()| file),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}

@@ -1,0 +1,223 @@
+//! Process identity, and values that a forked child must not use.
+//!
+//! A fork copies memory and nothing else. A lock that another thread held stays locked in the child
+//! for ever, threads do not exist there, and connections belong to the parent: dropping any of
+//! these in the child would hang, or end what the parent still uses. [`Forked`] holds such a value,
+//! gives access only to the process that created it, and lets a child leak it and create its own.
+//! The creating code may look at the inherited value with [`Forked::inherited`], but must not wait
+//! for it. [`NotInherited`] keeps locks and connections out of the child. Threads that sleep for long and may
+//! be there when their process forks wait by its `Condvar`.
+
+mod at_fork;
+mod id;
+mod memory;
+mod ours;
+#[doc(hidden)]
+mod waiting;
+
+use std::convert::Infallible;
+use std::sync::OnceLock;
+
+pub use at_fork::NotInherited;
+pub use id::process_id;
+pub use memory::memory_bytes;
+pub use ours::{is_ours, mark_ours};
+#[doc(hidden)]
+pub use waiting::{Condvar, Mutex, MutexGuard};
+
+/// A value that belongs to the process that created it; each child process may create its own.
+///
+/// Inherited values are not dropped in the child, but leaked.
+#[derive(Debug)]
+pub struct Forked<T> {
+    /// 0: no process, see [`Forked::empty`].
+    pid: u32,
+    /// `Some` until the value is moved out or leaked; `None` for an empty one.
+    value: Option<T>,
+    child: OnceLock<Box<Forked<T>>>,
+}
+
+impl<T> Forked<T> {
+    /// Wraps a value of the calling process.
+    pub fn new(value: T) -> Forked<T> {
+        Forked { pid: process_id(), value: Some(value), child: OnceLock::new() }
+    }
+
+    /// No value yet: every process, the first one too, creates its own. For statics.
+    pub const fn empty() -> Forked<T> {
+        Forked { pid: 0, value: None, child: OnceLock::new() }
+    }
+
+    /// The value of the nearest ancestor, for a child that has none of its own yet.
+    ///
+    /// A thread that does not exist in the child may hold its locks for ever: use `try_lock` at
+    /// most. What it says about connections and threads is true only in the ancestor.
+    pub fn inherited(&self) -> Option<&T> {
+        let pid = process_id();
+        let mut last = self;
+        while last.pid != pid {
+            match last.child.get() {
+                Some(child) => last = child,
+                None => return last.value.as_ref(),
+            }
+        }
+        None
+    }
+
+    /// The value of the calling process; `None` in a child that has not created one.
+    pub fn get(&self) -> Option<&T> {
+        let pid = process_id();
+        let mut here = self;
+        while here.pid != pid {
+            here = here.child.get()?;
+        }
+        here.value.as_ref()
+    }
+
+    /// [`Forked::get`] with mutable access.
+    pub fn get_mut(&mut self) -> Option<&mut T> {
+        let pid = process_id();
+        let mut here = self;
+        while here.pid != pid {
+            here = here.child.get_mut()?;
+        }
+        here.value.as_mut()
+    }
+
+    /// Whether the calling process has a value.
+    pub fn is_ours(&self) -> bool {
+        self.get().is_some()
+    }
+
+    /// The value of the calling process; a child that has none creates it with `make`.
+    pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+        match self.get_or_try_init(|| Ok::<T, Infallible>(make())) {
+            Ok(value) => value,
+            Err(never) => match never {},
+        }
+    }
+
+    /// [`Forked::get_or_init`] for a `make` that may fail.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        let mut last = self;
+        while last.pid != process_id() {
+            let Some(child) = last.child.get() else { break };
+            last = child;
+        }
+        if last.pid != process_id() {
+            // Created before it is stored, so that the cell is never locked for long. If another
+            // thread stores its value first, that one is used.
+            let _ = last.child.set(Box::new(Forked::new(make()?)));
+            last = last.child.get().expect("set above or by another thread");
+        }
+        Ok(last.value.as_ref().expect("a value is there until it is given away"))
+    }
+
+    /// Returns the value if the calling process created it; leaks an inherited one.
+    pub fn into_inner(mut self) -> Option<T> {
+        match self.child.take() {
+            Some(child) => child.into_inner(),
+            None if self.pid == process_id() => self.value.take(),
+            None => None,
+        }
+    }
+}
+
+impl<T> Drop for Forked<T> {
+    fn drop(&mut self) {
+        if self.pid != process_id() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
+
+impl<T> Default for Forked<T> {
+    fn default() -> Forked<T> {
+        Forked::empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// Counts how often it is dropped.
+    struct Counted(Rc<Cell<u32>>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    /// A value as a child of its creator sees it: the creator has another identifier.
+    fn inherited<T>(value: T) -> Forked<T> {
+        Forked { pid: process_id().wrapping_add(1), value: Some(value), child: OnceLock::new() }
+    }
+
+    #[test]
+    fn the_process_that_made_a_value_sees_changes_drops_and_gives_it_away() {
+        let drops = Rc::new(Cell::new(0));
+        let mut forked = Forked::new((7, Counted(Rc::clone(&drops))));
+        assert!(forked.is_ours());
+        forked.get_mut().expect("ours").0 = 8;
+        assert_eq!(forked.get().map(|value| value.0), Some(8));
+        assert_eq!(forked.get_or_init(|| unreachable!("there is one")).0, 8);
+        assert_eq!(forked.into_inner().map(|value| value.0), Some(8));
+        assert_eq!(drops.get(), 1);
+        drop(Forked::new(Counted(Rc::clone(&drops))));
+        assert_eq!(drops.get(), 2);
+    }
+    #[test]
+    fn what_is_inherited_is_never_shown_or_dropped_and_a_child_makes_its_own() {
+        let drops = Rc::new(Cell::new(0));
+        let counted = || Counted(Rc::clone(&drops));
+        let mut forked = inherited((1, counted()));
+        assert!(!forked.is_ours() && forked.get().is_none() && forked.get_mut().is_none());
+        assert_eq!(
+            forked.get_or_try_init(|| Err("no threads")).map(|value| value.0),
+            Err("no threads")
+        );
+        assert!(!forked.is_ours(), "nothing was made");
+        assert_eq!(forked.get_or_init(|| (2, counted())).0, 2);
+        forked.get_mut().expect("ours now").0 = 3;
+        assert_eq!(forked.get_or_init(|| unreachable!("there is one")).0, 3);
+        assert_eq!(forked.into_inner().map(|value| value.0), Some(3));
+        assert_eq!(drops.get(), 1, "the inherited one is leaked");
+        let forked = inherited(counted());
+        forked.get_or_init(counted);
+        drop(forked);
+        assert_eq!(drops.get(), 2);
+        assert!(inherited(counted()).into_inner().is_none());
+        assert_eq!(drops.get(), 2);
+    }
+
+    #[test]
+    fn an_inherited_value_can_be_looked_at_until_the_process_has_its_own() {
+        assert_eq!(Forked::new(1).inherited(), None);
+        let forked = inherited(1);
+        assert_eq!(forked.inherited(), Some(&1));
+        assert_eq!(forked.get_or_init(|| 2), &2);
+        assert_eq!(forked.inherited(), None);
+    }
+
+    #[test]
+    fn an_empty_value_is_filled_once_the_process_creates_it() {
+        static EMPTY: Forked<u32> = Forked::empty();
+        assert_eq!((EMPTY.get(), EMPTY.inherited(), EMPTY.is_ours()), (None, None, false));
+        assert_eq!(EMPTY.get_or_init(|| 3), &3);
+        assert_eq!(EMPTY.get(), Some(&3));
+        let drops = Rc::new(Cell::new(0));
+        let forked = Forked::empty();
+        forked.get_or_init(|| Counted(Rc::clone(&drops)));
+        drop(forked);
+        assert_eq!(drops.get(), 1);
+        assert!(Forked::<u32>::empty().into_inner().is_none());
+    }
+}

@@ -1,0 +1,128 @@
+//! Everything in this process that has metrics: a target, a data set, a loader, tiers, peers, a store.
+//!
+//! The registry belongs to a process: a forked child begins with an empty one, and sees what it opens itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::metrics::{Measured, Snapshot};
+use crate::process::{Forked, process_id};
+
+/// Keeps a source in the list of those whose metrics [`collect`] collects, until it is dropped. What the
+/// source has counted by then stays part of the process's counters.
+pub struct Registration {
+    id: u64,
+    source: Arc<dyn Measured + Send + Sync>,
+    /// The process that registered it. A child may not use the source: a thread that does not exist there may
+    /// hold its locks.
+    pid: u32,
+}
+
+#[derive(Default)]
+struct Registry {
+    /// Weak, so that a copy of the list in a forked child keeps nothing. All can be upgraded: a registration
+    /// leaves the list before it drops its source.
+    sources: Vec<(u64, Weak<dyn Measured + Send + Sync>)>,
+    /// What sources counted that have ended.
+    ended: Snapshot,
+}
+
+static REGISTRY: Forked<Mutex<Registry>> = Forked::empty();
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+impl Registration {
+    /// Adds `source` to the list.
+    pub fn new<T: Measured + Send + Sync + 'static>(source: &Arc<T>) -> Registration {
+        let source: Arc<dyn Measured + Send + Sync> = Arc::<T>::clone(source);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        registry().lock().sources.push((id, Arc::downgrade(&source)));
+        Registration { id, source, pid: process_id() }
+    }
+}
+
+/// In a forked child it counts nothing.
+impl<T: Measured> Measured for Forked<T> {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        if let Some(source) = self.get() {
+            source.measure(snapshot);
+        }
+    }
+}
+
+impl<T: Measured> Measured for Mutex<T> {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.lock().measure(snapshot);
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if self.pid != process_id() {
+            return;
+        }
+        let last = Snapshot::of(&*self.source).ended();
+        // Together, so that a snapshot has its counts once.
+        let mut registry = registry().lock();
+        registry.sources.retain(|(id, _)| *id != self.id);
+        registry.ended.add(&last);
+    }
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registration({})", self.id)
+    }
+}
+
+fn registry() -> &'static Mutex<Registry> {
+    REGISTRY.get_or_init(Mutex::default)
+}
+
+/// The metrics of what is open now, and the counters of what has been closed.
+///
+/// Waits for a loader whose consumer waits for a batch, for up to 100 ms each.
+pub fn collect() -> Snapshot {
+    let (mut snapshot, sources) = {
+        let registry = registry().lock();
+        let sources: Vec<_> = registry.sources.iter().filter_map(|of| of.1.upgrade()).collect();
+        (registry.ended.clone(), sources)
+    };
+    sources.iter().for_each(|source| source.measure(&mut snapshot));
+    snapshot
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::metrics::{STORE_FOUND, STORE_HELD_BYTES};
+
+    use super::*;
+
+    /// Counts one sample and has one byte.
+    struct Source;
+
+    impl Measured for Source {
+        fn measure(&self, snapshot: &mut Snapshot) {
+            snapshot.count(&STORE_FOUND, &[], 1);
+            snapshot.count(&STORE_HELD_BYTES, &[], 1);
+        }
+    }
+
+    /// The only test of this program with metrics of stores.
+    #[test]
+    fn counters_outlive_their_source_and_gauges_do_not() {
+        let values = || {
+            let snapshot = collect();
+            (snapshot.sum(&STORE_FOUND), snapshot.sum(&STORE_HELD_BYTES))
+        };
+        assert_eq!(values(), (0.0, 0.0));
+        let first = Registration::new(&Arc::new(Source));
+        let second = Registration::new(&Arc::new(Source));
+        assert_eq!(values(), (2.0, 2.0));
+        drop(first);
+        assert_eq!(values(), (2.0, 1.0));
+        drop(second);
+        assert_eq!(values(), (2.0, 0.0));
+    }
+}

@@ -1,0 +1,167 @@
+//! Replaces a small file atomically: a crash leaves the old file or the new one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind as IoErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The permissions of a file that was not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewMode {
+    /// Only for its owner: it tells what somebody reads, or names samples of a data set with keys.
+    Private = 0o600,
+    /// As the process's umask says: it is made for others, too.
+    ByUmask = 0o666,
+}
+
+/// Makes `bytes` the content of the file at `path`, durably: writes them to a new file beside it, syncs it
+/// and renames it.
+///
+/// A symbolic link is followed: the file that it names is replaced. Its permissions are kept; a new file has `mode`.
+///
+/// # Errors
+/// `InvalidArgument`: `path` is not a regular file but, for example, a device node. Those of the file
+/// system. The old file is unchanged then.
+pub fn replace_file(path: &Path, mode: NewMode, bytes: &[u8]) -> Result<()> {
+    replace_file_with(path, mode, |file| file.write_all(bytes))
+}
+
+/// As [`replace_file`], with what `write` writes, which may be more than memory holds.
+///
+/// # Errors
+/// As [`replace_file`]; those of `write`.
+pub fn replace_file_with(
+    path: &Path,
+    mode: NewMode,
+    write: impl FnOnce(&mut File) -> std::io::Result<()>,
+) -> Result<()> {
+    let place = resolve(path)?;
+    let old = permissions_of(path, &place)?;
+    let (mut file, draft) =
+        create_draft(&place, mode).map_err(|error| cannot_write(path, error))?;
+    let written = write(&mut file)
+        .and_then(|()| old.map_or(Ok(()), |permissions| file.set_permissions(permissions)))
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&draft, &place))
+        .and_then(|()| sync_folder_of(&place));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&draft); // the error to report is that of the write
+        cannot_write(path, error)
+    })
+}
+
+/// Checks that [`replace_file`] may write there, by making a file beside `path` and removing it.
+///
+/// # Errors
+/// As [`replace_file`].
+pub fn check_replaceable(path: &Path) -> Result<()> {
+    let place = resolve(path)?;
+    permissions_of(path, &place)?;
+    let made = create_draft(&place, NewMode::Private).and_then(|(_, draft)| fs::remove_file(draft));
+    made.map_err(|error| cannot_write(path, error))
+}
+
+/// Those of the file at `place`, which `path` names; `None` if there is none yet.
+fn permissions_of(path: &Path, place: &Path) -> Result<Option<fs::Permissions>> {
+    match fs::metadata(place) {
+        Ok(metadata) if metadata.is_file() => Ok(Some(metadata.permissions())),
+        Ok(_) => {
+            let text = "this would be replaced by a file, and it is something else";
+            Err(Error::new(ErrorKind::InvalidArgument, text)
+                .path(path)
+                .hint("name a regular file, or one that is not there yet"))
+        }
+        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
+        Err(error) => Err(cannot_write(path, error)),
+    }
+}
+
+/// Follows symbolic links, also to a file that does not exist yet.
+fn resolve(path: &Path) -> Result<PathBuf> {
+    let mut place = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&place) {
+            // Joining an absolute path replaces the whole path.
+            Ok(to) => place = place.parent().unwrap_or(Path::new("")).join(to),
+            Err(_) => return Ok(place), // not a link; any other error recurs when the file is created
+        }
+    }
+    Err(cannot_write(path, std::io::Error::from_raw_os_error(libc::ELOOP)))
+}
+
+/// A new file beside `path`.
+fn create_draft(path: &Path, mode: NewMode) -> std::io::Result<(File, PathBuf)> {
+    let mut number = std::process::id();
+    loop {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number:08x}"));
+        match OpenOptions::new().write(true).create_new(true).mode(mode as u32).open(&name) {
+            Ok(file) => return Ok((file, name.into())),
+            // Another thread is writing it, or a process with this number died.
+            Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
+                number = number.wrapping_add(1 << 24);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Makes the directory entry of the file survive a crash.
+fn sync_folder_of(path: &Path) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn cannot_write(path: &Path, error: std::io::Error) -> Error {
+    let kind = Error::from(std::io::Error::from(error.kind())).kind();
+    Error::new(kind, "cannot write the file").path(path).source(error)
+}
+
+/// The limit on nested symbolic links of Linux.
+const MAX_LINKS: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_with_its_permissions_and_links_stay_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "old").unwrap();
+        fs::set_permissions(at("file"), fs::Permissions::from_mode(0o640)).unwrap();
+        symlink("file", at("link")).unwrap();
+        symlink(at("made"), at("dangling")).unwrap();
+        replace_file(&at("link"), NewMode::Private, b"new").unwrap();
+        replace_file(&at("dangling"), NewMode::Private, b"fresh").unwrap();
+        assert!(at("link").is_symlink() && at("dangling").is_symlink());
+        assert_eq!(fs::read(at("file")).unwrap(), b"new");
+        assert_eq!(fs::read(at("made")).unwrap(), b"fresh");
+        let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("file"), mode("made")), (0o640, 0o600));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "no draft is left");
+    }
+
+    #[test]
+    fn only_a_regular_file_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (null, loops) = (folder.path().join("null"), folder.path().join("loop"));
+        symlink("/dev/null", &null).unwrap();
+        symlink("loop", &loops).unwrap();
+        for path in [Path::new("/dev/null"), &null, folder.path()] {
+            let error = replace_file(path, NewMode::Private, b"state").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{}", error.report());
+        }
+        assert!(
+            replace_file(&loops, NewMode::Private, b"state")
+                .unwrap_err()
+                .report()
+                .contains("symbolic links")
+        );
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+}

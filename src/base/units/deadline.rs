@@ -1,0 +1,24 @@
+//! Deadlines that cannot overflow the clock.
+
+use std::time::{Duration, Instant};
+
+/// The moment `limit` after `now`. A limit above [`FOREVER`] counts as [`FOREVER`], since adding it could
+/// overflow the clock, which panics.
+pub fn deadline(now: Instant, limit: Duration) -> Instant {
+    now + limit.min(FOREVER)
+}
+
+/// A century: longer than any process runs.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_infinite_limit_is_a_deadline_that_never_comes() {
+        let now = Instant::now();
+        assert_eq!(deadline(now, Duration::from_secs(5)) - now, Duration::from_secs(5));
+        assert_eq!(deadline(now, Duration::MAX) - now, FOREVER);
+    }
+}

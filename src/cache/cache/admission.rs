@@ -1,0 +1,286 @@
+//! Which pages are kept: reserves room for what is read, and claims it.
+//!
+//! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all, so the
+//! first read of a part of it reserves the rest, which the copier fetches. A clairvoyant plan reserves all that it
+//! keeps of a unit and, if the first sample of one begins in the last page of the unit before, that page.
+//!
+//! Where nodes serve their tiers to each other, first-touch keeps room for the chunks that this node holds for
+//! all. When the first page of a chunk is kept, the copier fetches the rest of it behind the readers.
+
+use super::Shared;
+use super::copier::Job;
+use super::holdings::Held;
+use super::opening::lacking;
+use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
+
+/// Pages of a unit that this process reads from the origin, to be kept.
+pub(super) type Claim = (u32, PageSet);
+
+impl Shared {
+    /// Of `pages`, which somebody is about to read from the origin, those that a tier keeps. The owner
+    /// reserves room for them.
+    pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
+        if self.is_avoided(unit) {
+            return PageSet::NONE;
+        }
+        let reserved = self.copies.reserved(unit);
+        let more = pages.without(reserved);
+        if more.is_empty() {
+            return pages;
+        }
+        if self.is_owner() {
+            self.reserve(unit, pages);
+            return pages.and(self.copies.reserved(unit));
+        }
+        // The owner reserves when it hears of the read, or refuses.
+        let room = self.copies.room();
+        let has_place = self.copies.location(unit).is_some()
+            || u64::from(self.units.get(unit).pages()) <= room.contiguous;
+        if has_place && u64::from(more.len()) <= room.pages { pages } else { pages.and(reserved) }
+    }
+
+    /// Claims those of `pages` that are absent, and tells the owner.
+    pub(super) fn claim(&self, unit: u32, pages: PageSet) -> PageSet {
+        let claimed = self.copies.claim(unit, pages);
+        self.expect(unit, claimed);
+        claimed
+    }
+
+    /// Tells the owner that this process reads these pages.
+    pub(super) fn expect(&self, unit: u32, pages: PageSet) {
+        if let Some(link) = self.link().filter(|_| !pages.is_empty()) {
+            link.send(Job::Expect(unit, pages));
+        }
+    }
+
+    /// Gives up claims, since the data will not arrive or cannot be kept.
+    pub(super) fn release(&self, unit: u32, pages: PageSet) {
+        if pages.is_empty() {
+            return;
+        }
+        self.copies.release(unit, pages);
+        if let Some(link) = self.link() {
+            link.send(Job::Gone(unit, pages));
+        }
+    }
+
+    /// Whether the copier fetches all reserved pages of the unit, not only those that somebody reads.
+    pub(super) fn is_filled_behind(&self, unit: u32) -> bool {
+        self.units.get(unit).is_one_sample() || self.ledger.lock().policy() == Policy::Clairvoyant
+    }
+
+    /// Reserves room for pages of a unit, or for all that is kept together with them.
+    pub(super) fn reserve(&self, unit: u32, pages: PageSet) {
+        let mut ledger = self.ledger.lock();
+        let together = self.units.together_with(unit);
+        let is_one_sample = self.units.get(unit).is_one_sample();
+        let is_border = self.units.is_border(unit, pages);
+        let is_more = match ledger.policy() {
+            Policy::None => false,
+            Policy::FirstTouch if is_one_sample && !is_border => {
+                self.reserve_together(&mut ledger, unit)
+            }
+            Policy::FirstTouch => self.reserve_pages(&mut ledger, unit, pages),
+            Policy::Clairvoyant => {
+                let is_planned = ledger.planned(unit).is_some();
+                let is_more = is_planned && self.reserve_together(&mut ledger, unit);
+                let next = is_border.then(|| self.planned_from_start(&ledger, unit + 1)).flatten();
+                next.is_some_and(|tier| self.reserve_border(&mut ledger, unit, tier)) | is_more
+            }
+        };
+        if is_more && !self.copies.has_spare() && !ledger.is_held(unit) {
+            self.copies.set_spare(true);
+        }
+        let chunk = if is_more { ledger.begin_chunk(unit) } else { None };
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        // Other units of a plan are fetched when it is their turn.
+        if is_more && is_one_sample && !is_border {
+            self.send(Job::Fill(together));
+        }
+        if let Some(chunk) = chunk {
+            self.send(Job::Behind(chunk.collect()));
+        }
+    }
+
+    /// The tier that a plan assigns to a unit of which it keeps the first page.
+    fn planned_from_start(&self, ledger: &Ledger, unit: u32) -> Option<u8> {
+        let first = ledger.kept(unit, PageSet::range(0..1));
+        ledger.planned(unit).filter(|_| !first.is_empty())
+    }
+
+    /// The pages of a unit that are kept with any of them.
+    pub(super) fn kept(&self, ledger: &Ledger, unit: u32) -> PageSet {
+        ledger.kept(unit, self.units.get(unit).all())
+    }
+
+    /// Reserves all that is kept of the units kept together with `unit`; returns whether that is more than before.
+    fn reserve_together(&self, ledger: &mut Ledger, unit: u32) -> bool {
+        let together = self.units.together_with(unit);
+        let len = |unit: u32| u64::from(self.units.get(unit).pages());
+        let kept = |ledger: &Ledger, unit: u32| u64::from(self.kept(ledger, unit).len());
+        // One of them may have been dropped while the others have a place.
+        let (placed, unplaced): (Vec<u32>, Vec<u32>) =
+            together.clone().partition(|&unit| self.copies.location(unit).is_some());
+        let space = unplaced.iter().map(|&unit| len(unit)).sum();
+        let mut is_more = false;
+        if space > 0 {
+            let pages = unplaced.iter().map(|&unit| kept(ledger, unit)).sum();
+            let Some(place) = ledger.place(together.start, self.want(unit, space, pages)) else {
+                return false;
+            };
+            for &unit in &unplaced {
+                self.copies.reserve(unit, self.kept(ledger, unit));
+            }
+            self.place_at(place, unplaced);
+            is_more = true;
+        }
+        for unit in placed {
+            is_more |= self.reserve_pages(ledger, unit, self.kept(ledger, unit));
+        }
+        if let Some(tier) = self.planned_from_start(ledger, together.start)
+            && let Some(before) = self.units.border_of(together.start)
+        {
+            is_more |= self.reserve_border(ledger, before, tier);
+        }
+        is_more
+    }
+
+    /// Reserves `pages` of one unit; returns whether those are more than before.
+    fn reserve_pages(&self, ledger: &mut Ledger, unit: u32, pages: PageSet) -> bool {
+        let bounds = self.units.get(unit);
+        let more = pages.without(self.copies.reserved(unit));
+        match self.copies.location(unit) {
+            Some(location) => {
+                let has_room = PageSet::range(location.first.into()..bounds.pages());
+                let more = more.and(has_room);
+                !more.is_empty() && ledger.reserve(unit, location.tier, more.len().into()) && {
+                    self.copies.reserve(unit, more);
+                    true
+                }
+            }
+            None => {
+                let want = self.want(unit, bounds.pages().into(), more.len().into());
+                ledger.place(unit, want).is_some_and(|place| {
+                    self.place_at(place, [unit]);
+                    self.copies.reserve(unit, more);
+                    true
+                })
+            }
+        }
+    }
+
+    /// Gives `unit`, and those kept together with it, places for all of their pages, and reserves none.
+    fn place_together(&self, ledger: &mut Ledger, unit: u32) {
+        let together = self.units.together_with(unit);
+        let unplaced = together.clone().filter(|&unit| self.copies.location(unit).is_none());
+        let len = |unit: u32| u64::from(self.units.get(unit).pages());
+        let space = unplaced.clone().map(len).sum();
+        let Some(place) = ledger.place(together.start, self.want(unit, space, 0)) else { return };
+        self.place_at(place, unplaced.collect::<Vec<u32>>());
+    }
+
+    fn want(&self, unit: u32, space: u64, pages: u64) -> Want {
+        Want { space, pages, is_long: self.units.long_of(unit).is_some() }
+    }
+
+    /// Gives units the place that the ledger has found for them: one behind the other, or in a file of their own.
+    fn place_at(&self, (tier, mut page): (u8, u64), units: impl IntoIterator<Item = u32>) {
+        for unit in units {
+            let bounds = self.units.get(unit);
+            let location = match page {
+                OWN_FILES_PAGE => CopyLocation::in_own_file(tier, bounds.page),
+                page => CopyLocation { tier, first: 0, page },
+            };
+            self.copies.place(unit, location);
+            if page != OWN_FILES_PAGE {
+                page += u64::from(bounds.pages());
+            }
+        }
+    }
+
+    /// Reserves the last page of a unit, for the sample of the next one that begins in it.
+    fn reserve_border(&self, ledger: &mut Ledger, unit: u32, tier: u8) -> bool {
+        let first = self.units.together_with(unit).start;
+        if self.copies.location(unit).is_none() && ledger.planned(first).is_some() {
+            // It will be kept whole, and a place for one page would be in the way then.
+            self.place_together(ledger, unit);
+        }
+        let last = self.units.get(unit).pages() - 1;
+        let page = PageSet::range(last..last + 1);
+        if self.copies.location(unit).is_some() {
+            return self.reserve_pages(ledger, unit, page);
+        }
+        let want = Want { space: 1, pages: 1, is_long: false };
+        let Some((tier, place)) = ledger.place_in(tier, want) else { return false };
+        self.copies.place(unit, CopyLocation { tier, first: last as u8, page: place });
+        self.copies.reserve(unit, page);
+        true
+    }
+
+    /// Releases reserved pages that will not be written.
+    pub(super) fn unreserve(&self, unit: u32, pages: PageSet) {
+        let mut ledger = self.ledger.lock();
+        let Some(location) = self.copies.location(unit) else { return };
+        let pages = pages.and(self.copies.reserved(unit));
+        self.copies.unreserve(unit, pages);
+        ledger.unreserve(unit, location.tier, pages.len().into());
+        self.copies.set_room(ledger.room());
+    }
+}
+
+impl Shared {
+    /// Sets what this process holds: here, or at the owner.
+    pub(super) fn set_held(&self, held: Held) {
+        if let Some(link) = self.link() {
+            link.send(Job::Hold(held));
+        } else if self.is_owner() {
+            self.holdings.lock().own = Some(held);
+            self.apply_holdings();
+        }
+    }
+
+    /// Adds what an attached process holds.
+    pub(super) fn add_held(&self, connection: u64, held: Held) {
+        self.holdings.lock().attached.insert(connection, held);
+        self.apply_holdings();
+    }
+
+    /// Forgets a process that has left. Its chunks are held until another says what it holds: evicting them now
+    /// would make no room for anybody.
+    pub(super) fn remove_held(&self, connection: u64) {
+        self.holdings.lock().attached.remove(&connection);
+    }
+
+    /// Keeps room for what all processes hold, from now on.
+    fn apply_holdings(&self) {
+        // Held until the copier has it, so that an older one does not overtake it.
+        let mut holdings = self.holdings.lock();
+        if self.ledger.lock().policy() != Policy::FirstTouch {
+            return; // a plan says itself what is kept
+        }
+        let Some(Held { chunks, fills }) = holdings.changed() else { return };
+        let mut ledger = self.ledger.lock();
+        let lacking = lacking(&chunks, &self.units, &self.copies);
+        ledger.set_holding(chunks.clone(), lacking);
+        let is_overdrawn = ledger.is_overdrawn();
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        let not_held = self.not_held(&chunks);
+        self.copies.set_spare(!not_held.is_empty());
+        if is_overdrawn && !not_held.is_empty() {
+            self.send(Job::Evict(not_held));
+        }
+        if fills {
+            self.send(Job::Behind(chunks.held_units().collect()));
+        }
+    }
+
+    /// The units with copies that are not held. All of them are evicted where they take room that held ones
+    /// lack: other nodes have those copies, and a few holes would not be contiguous.
+    fn not_held(&self, holding: &Holding) -> Vec<u32> {
+        let is_first = |unit: &u32| *unit == self.units.together_with(*unit).start;
+        let not_held = (0..self.units.len()).filter(|&unit| !holding.is_held(unit));
+        not_held.filter(|&unit| self.copies.location(unit).is_some()).filter(is_first).collect()
+    }
+}

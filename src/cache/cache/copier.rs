@@ -1,0 +1,871 @@
+//! The copier: a thread that writes the pages that readers bring to tiers, fetches the missing pages of kept
+//! samples, and publishes the copies.
+//!
+//! Pages that a reader fetches are written as they arrive, and not read again. Of samples that are
+//! kept whole, the pages that no reader asks for are fetched in large reads, within the bandwidth limit and
+//! at low priority: never a page that is there or under way. Planned units, and the rest of chunks that nodes
+//! hold for each other, are fetched ahead of the readers only while none waits for the origin. For a tier with
+//! a number of threads, at most that many fetches, and as many writes of up to 1 MiB, are in flight.
+
+mod checks;
+mod evicting;
+mod lent;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use checks::Checks;
+use crossbeam_channel::{Receiver, Sender};
+use lent::Lent;
+
+use super::holdings::Held;
+use super::{Shared, TierPlan};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_io::qpair::calls::{Calls, Ticket};
+use dlfs_io::qpair::{PairScope, open_pairs};
+use dlfs_order::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
+
+/// A message to the copier.
+pub(super) enum Job {
+    /// Room is reserved for these units: the copier fetches their missing pages.
+    Fill(Range<u32>),
+    /// The pages are being read from the origin. Only for a [`Link`](super::share::Link).
+    Expect(u32, PageSet),
+    /// Claimed pages of a unit, from page `first` on.
+    Piece { unit: u32, first: u32, bytes: IoBuf },
+    /// Expected pages will not arrive. Only for a [`Link`](super::share::Link).
+    Gone(u32, PageSet),
+    /// These copies were corrupt or unreadable, and are no longer published.
+    Corrupt(u32, PageSet),
+    /// Units of chunks that somebody has begun to read, or that are to be held: the copier fetches what nobody
+    /// reads now.
+    Behind(Vec<u32>),
+    /// Units whose copies to evict.
+    Evict(Vec<u32>),
+    /// Planned units in the order of their first read, and units with the pages whose copies to evict.
+    Plan { wanted: Vec<u32>, evicted: Vec<(u32, PageSet)> },
+    /// Dropped when all that came before is written, and the indices list it.
+    Flush(Sender<Infallible>),
+    /// What this process plans to keep. Only for a [`Link`](super::share::Link).
+    Merge(Arc<TierPlan>),
+    /// What this process holds for other nodes. Only for a [`Link`](super::share::Link).
+    Hold(Held),
+    /// The last message. Only for a [`Link`](super::share::Link).
+    Stop,
+}
+
+pub(super) struct Copier {
+    shared: Arc<Shared>,
+    calls: Calls,
+    /// Index of the first tier's pair in `calls`; the origins come before it.
+    first_tier: usize,
+    jobs: Receiver<Job>,
+    /// For each tier, pages to be written, in the order of their arrival.
+    to_write: Vec<VecDeque<Write>>,
+    /// For each tier, the number of outstanding writes of copies, and their bytes.
+    writes: Vec<(usize, usize)>,
+    /// For each unit, the pages that are being written or wait to be.
+    writing: HashMap<u32, PageSet>,
+    /// Outstanding writes of copies to all tiers.
+    num_writes: usize,
+    /// Units whose reserved pages are all to be fetched.
+    filling: HashMap<u32, Filling>,
+    /// The same units, in the order in which they are checked.
+    incomplete: VecDeque<u32>,
+    checks: Checks,
+    /// Pages to evict as soon as the copies of their units are verified.
+    leaving: HashMap<u32, PageSet>,
+    /// What nobody may write to yet.
+    lent: Lent,
+    /// Units to fetch while no reader waits for the origin: those of a plan, and the rest of begun chunks.
+    planned: VecDeque<u32>,
+    active: Vec<Active>,
+    /// For each tier, the pages of its index that are not written.
+    dirty: Vec<Dirty>,
+    /// Units whose entry in the index is being recomputed, with the number of the last attempt.
+    summing: HashMap<u32, u64>,
+    last_sum: u64,
+    /// Who waits until all is written.
+    flushing: Vec<Sender<Infallible>>,
+    bandwidth: Option<u64>,
+    /// When the bandwidth limit allows the next fetch.
+    next_fetch: Instant,
+}
+
+/// Contiguous pages of a unit, to be written.
+struct Write {
+    unit: u32,
+    pages: PageSet,
+    bytes: IoBuf,
+}
+
+/// A unit whose missing pages the copier fetches.
+struct Filling {
+    begun: Instant,
+    /// When a page of it last arrived.
+    touched: Instant,
+    /// Pages that the copier fetches.
+    fetching: PageSet,
+    /// Failed fetches of it.
+    failures: u32,
+    /// Whether the plan fetches it ahead: then no reader's part of it is waited for.
+    is_ahead: bool,
+}
+
+/// Pages of an index, by their offsets.
+#[derive(Default)]
+struct Dirty {
+    pages: BTreeSet<usize>,
+    writing: BTreeSet<usize>,
+    /// Where to continue, so that a page that changes often does not delay the others.
+    next: usize,
+}
+
+impl Dirty {
+    fn take_next(&mut self) -> Option<usize> {
+        if self.writing.len() >= MAX_INDEX_WRITES {
+            return None;
+        }
+        let ahead = self.pages.range(self.next..).chain(self.pages.range(..self.next));
+        let page = *ahead.into_iter().find(|page| !self.writing.contains(page))?;
+        self.pages.remove(&page);
+        self.writing.insert(page);
+        self.next = page + 1;
+        Some(page)
+    }
+}
+
+/// An outstanding call.
+struct Active {
+    ticket: Ticket,
+    began: Instant,
+    what: What,
+}
+
+enum What {
+    /// Contiguous pages of one or more units.
+    Fetch(Vec<(u32, PageSet)>),
+    Write {
+        unit: u32,
+        pages: PageSet,
+        location: CopyLocation,
+        sum: u32,
+    },
+    Index {
+        tier: usize,
+        page: usize,
+    },
+    Check {
+        tier: u8,
+        kept: Kept,
+    },
+    Sum {
+        unit: u32,
+        pages: PageSet,
+        location: CopyLocation,
+        number: u64,
+    },
+}
+
+impl Copier {
+    pub(super) fn calls() -> Result<Calls> {
+        Calls::new(DEADLINE)
+    }
+
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        mut calls: Calls,
+        jobs: Receiver<Job>,
+        to_check: Vec<(u8, Kept)>,
+        bandwidth: Option<u64>,
+    ) -> Result<Copier> {
+        let scope = PairScope::new();
+        for pairs in open_pairs(&shared.origins, std::slice::from_ref(&scope))? {
+            pairs.into_iter().for_each(|pair| _ = calls.add(pair)); // one call each
+        }
+        for media in &shared.media {
+            calls.add(media.device.queue_pair_in(&scope)?);
+        }
+        shared.counters.unsettle(to_check.len() as i64);
+        Ok(Copier {
+            calls,
+            first_tier: shared.origins.len(),
+            jobs,
+            to_write: shared.media.iter().map(|_| VecDeque::new()).collect(),
+            writes: vec![(0, 0); shared.media.len()],
+            writing: HashMap::new(),
+            num_writes: 0,
+            filling: HashMap::new(),
+            incomplete: VecDeque::new(),
+            checks: Checks::new(to_check, &shared.copies),
+            leaving: HashMap::new(),
+            lent: Lent::default(),
+            planned: VecDeque::new(),
+            active: Vec::new(),
+            dirty: shared.media.iter().map(|_| Dirty::default()).collect(),
+            summing: HashMap::new(),
+            last_sum: 0,
+            flushing: Vec::new(),
+            bandwidth,
+            next_fetch: Instant::now(),
+            shared,
+        })
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(super) fn run(&mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            if !self.poll_once(Instant::now()) {
+                let is_filled = self.incomplete.is_empty() && self.planned.is_empty();
+                let idle = is_filled && self.lent.is_empty();
+                let limit = if idle { IDLE_WAIT } else { BUSY_WAIT };
+                self.calls.wait_until(Instant::now() + limit);
+            }
+        }
+        self.write_last(Instant::now() + LAST_WRITES);
+    }
+
+    fn poll_once(&mut self, now: Instant) -> bool {
+        let mut moved = self.calls.turn();
+        while let Ok(job) = self.jobs.try_recv() {
+            self.handle(job, now);
+            self.shared.counters.unsettle(-1);
+            moved = true;
+        }
+        moved |= self.take_ended(now);
+        moved |= self.take_all_back();
+        let before = self.active.len();
+        self.start_writes(now);
+        self.start_checks(now);
+        self.start_fetches(now);
+        self.start_index_writes(now);
+        moved |= self.active.len() > before; // the next turn submits them
+        if !self.flushing.is_empty() && self.is_all_written() {
+            self.flushing.clear();
+        }
+        moved
+    }
+
+    fn handle(&mut self, job: Job, now: Instant) {
+        match job {
+            Job::Fill(units) => units.for_each(|unit| self.fill(unit, now)),
+            Job::Piece { unit, first, bytes } => self.add(unit, first, bytes, now),
+            Job::Corrupt(unit, pages) => {
+                self.take_back(unit, pages);
+                self.sum_again(unit, now);
+                if self.shared.is_filled_behind(unit) {
+                    self.fill(unit, now);
+                } else if self.shared.ledger.lock().is_held(unit) {
+                    self.planned.push_back(unit);
+                }
+            }
+            Job::Behind(units) => self.planned.extend(units),
+            Job::Evict(units) => units.into_iter().for_each(|unit| self.evict(unit)),
+            Job::Plan { wanted, evicted } => {
+                self.leaving.clear();
+                evicted.into_iter().for_each(|(unit, pages)| self.evict_pages(unit, pages, now));
+                self.planned = wanted.into();
+            }
+            Job::Flush(written) => self.flushing.push(written),
+            // Claims are in the table, and plans in `Shared`.
+            Job::Expect(..) | Job::Gone(..) | Job::Merge(_) | Job::Hold(_) | Job::Stop => {}
+        }
+    }
+
+    /// Whether copies of the unit are being written, read or waited for.
+    fn is_moving(&self, unit: u32) -> bool {
+        let is_used = |active: &Active| match &active.what {
+            What::Check { kept, .. } => kept.unit == unit,
+            What::Sum { unit: other, .. } => *other == unit,
+            What::Fetch(parts) => parts.iter().any(|(other, _)| *other == unit),
+            What::Write { .. } | What::Index { .. } => false,
+        };
+        self.writing.contains_key(&unit) || self.active.iter().any(is_used)
+    }
+
+    /// Requests all reserved pages of the unit.
+    fn fill(&mut self, unit: u32, now: Instant) {
+        let missing = self.shared.copies.reserved(unit).without(self.shared.copies.there(unit));
+        if missing.is_empty() || self.checks.contains(unit) {
+            return;
+        }
+        self.filling.entry(unit).or_insert_with(|| {
+            self.shared.counters.unsettle(1);
+            self.incomplete.push_back(unit);
+            Filling {
+                begun: now,
+                touched: now,
+                fetching: PageSet::NONE,
+                failures: 0,
+                is_ahead: false,
+            }
+        });
+    }
+
+    fn end_filling(&mut self, unit: u32) {
+        if self.filling.remove(&unit).is_some() {
+            self.shared.counters.unsettle(-1);
+        }
+    }
+
+    /// Handles pages of a unit that have arrived: writes those that are kept, and ends the claims of the others.
+    fn add(&mut self, unit: u32, first: u32, bytes: IoBuf, now: Instant) {
+        let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
+        let pages = PageSet::range(first..first + len);
+        if let Some(filling) = self.filling.get_mut(&unit) {
+            filling.touched = now;
+        }
+        if !self.is_intact(unit, first, &bytes) {
+            let written = self.writing.get(&unit).copied().unwrap_or_default();
+            self.shared.copies.release(unit, pages.without(written));
+            self.shared.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
+            let text = "the origin's data differ from the directory";
+            return self.fetch_failed(unit, &Error::new(ErrorKind::Corrupt, text));
+        }
+        let keep = self.keep(unit, pages);
+        let tier = self.shared.copies.location(unit).map_or(0, |location| location.tier);
+        let is_written = self.writing.get(&unit).copied().unwrap_or_default();
+        self.shared.copies.release(unit, pages.without(keep).without(is_written));
+        let dropped = u64::from(len - keep.len()) * PAGE_BYTES;
+        self.shared.queued_bytes.fetch_sub(dropped as usize, Ordering::AcqRel);
+        let (mut rest, mut at) = (bytes, first);
+        for run in keep.runs() {
+            let mut bytes = rest.split_off(((run.start - at) as u64 * PAGE_BYTES) as usize);
+            rest = bytes.split_off(((run.end - run.start) as u64 * PAGE_BYTES) as usize);
+            at = run.end;
+            self.shared.counters.unsettle(1);
+            self.to_write[usize::from(tier)].push_back(Write {
+                unit,
+                pages: PageSet::range(run),
+                bytes,
+            });
+        }
+        if !keep.is_empty() {
+            let writing = self.writing.entry(unit).or_default();
+            *writing = writing.with(keep);
+        }
+    }
+
+    /// Whether the samples that lie wholly in `bytes`, from page `first` of the unit on, are right, as far as
+    /// this process has to know.
+    fn is_intact(&self, unit: u32, first: u32, bytes: &[u8]) -> bool {
+        let units = &self.shared.units;
+        let start = units.get(unit).start_bytes() + u64::from(first) * PAGE_BYTES;
+        let intact = self.shared.intact.get();
+        intact.is_none_or(|intact| intact.is_intact(units.namespace_of(unit), start, bytes))
+    }
+
+    /// Those of `pages` to be written now.
+    fn keep(&self, unit: u32, pages: PageSet) -> PageSet {
+        if self.checks.contains(unit) {
+            return PageSet::NONE; // older copies of them are being read
+        }
+        let is_written = self.writing.get(&unit).copied().unwrap_or_default();
+        let new = pages.without(self.shared.copies.there(unit)).without(is_written);
+        self.shared.wants(unit, new)
+    }
+
+    fn start_writes(&mut self, now: Instant) {
+        for tier in 0..self.to_write.len() {
+            self.start_writes_of(tier, now);
+        }
+    }
+
+    fn may_write(&self, tier: usize) -> bool {
+        let (count, bytes) = self.writes[tier];
+        let next = self.to_write[tier].front().map_or(0, |write| write.bytes.len());
+        let most = self.shared.sources.limit(tier as u8).map(|limit| limit.most_bytes());
+        count < MAX_WRITES && most.is_none_or(|most| count == 0 || bytes + next <= most)
+    }
+
+    fn start_writes_of(&mut self, tier: usize, now: Instant) {
+        while self.may_write(tier) {
+            let Some(Write { unit, pages, bytes }) = self.to_write[tier].pop_front() else {
+                return;
+            };
+            let first = pages.0.trailing_zeros();
+            let location = self.shared.copies.location(unit);
+            let place = location.and_then(|location| Some((location, location.of_page(first)?)));
+            let Some((location, page)) = place.filter(|_| self.take_back(unit, pages)) else {
+                self.shared.copies.release(unit, pages); // evicted meanwhile, or still lent
+                self.end_write(unit, pages);
+                continue;
+            };
+            let sum = sum_of_pages(pages, first, &bytes);
+            let media = &self.shared.media[usize::from(location.tier)];
+            let offset = media.data_offset + page * PAGE_BYTES;
+            let (pair, len) = (self.first_tier + usize::from(location.tier), bytes.len());
+            match self.calls.begin_write(pair, offset, bytes) {
+                Ok(ticket) => {
+                    let what = What::Write { unit, pages, location, sum };
+                    self.active.push(Active { ticket, began: now, what });
+                    self.num_writes += 1;
+                    let (count, bytes) = &mut self.writes[usize::from(location.tier)];
+                    (*count, *bytes) = (*count + 1, *bytes + len);
+                }
+                Err(error) => self.write_failed(unit, pages, location, &error.report()),
+            }
+        }
+    }
+
+    /// A write of these pages has ended, or was not started.
+    fn end_write(&mut self, unit: u32, pages: PageSet) {
+        if let Some(writing) = self.writing.get_mut(&unit) {
+            *writing = writing.without(pages);
+            if writing.is_empty() {
+                self.writing.remove(&unit);
+            }
+        }
+        let bytes = u64::from(pages.len()) * PAGE_BYTES;
+        self.shared.queued_bytes.fetch_sub(bytes as usize, Ordering::AcqRel);
+        self.shared.counters.unsettle(-1);
+    }
+
+    fn written(&mut self, active: &Active, unit: u32, pages: PageSet, now: Instant) {
+        let What::Write { location, sum, .. } = active.what else { return };
+        let is_listed = self.list(unit, location, pages, sum);
+        let media = &self.shared.media[usize::from(location.tier)];
+        location.ranges(pages).for_each(|range| media.freeze(&range));
+        self.shared.copies.publish(unit, pages);
+        let all = self.shared.units.get(unit).all();
+        let is_whole = all.without(self.shared.copies.there(unit)).is_empty();
+        let len = u64::from(pages.len()) * PAGE_BYTES;
+        self.shared.counters.filled(location.tier, len as usize, is_whole, now - active.began);
+        if !is_listed {
+            self.sum_again(unit, now);
+        }
+    }
+
+    /// A write to the tier failed: stops copying to it.
+    fn write_failed(&mut self, unit: u32, pages: PageSet, location: CopyLocation, why: &str) {
+        self.shared.switch_off(location.tier, &why);
+        self.shared.unreserve(unit, pages);
+        self.shared.copies.release(unit, pages);
+        self.end_filling(unit);
+        self.end_write(unit, pages);
+    }
+
+    fn take_ended(&mut self, now: Instant) -> bool {
+        let before = self.active.len();
+        let mut at = 0;
+        while at < self.active.len() {
+            match self.calls.take(self.active[at].ticket) {
+                None => at += 1,
+                Some(result) => {
+                    let active = self.active.swap_remove(at);
+                    self.ended(active, result, now);
+                }
+            }
+        }
+        self.active.len() != before
+    }
+
+    fn ended(&mut self, active: Active, result: Result<IoBuf>, now: Instant) {
+        match active.what {
+            What::Fetch(parts) => self.fetched(parts, result, now),
+            What::Write { unit, pages, location, .. } => {
+                self.num_writes -= 1;
+                let (count, bytes) = &mut self.writes[usize::from(location.tier)];
+                *count -= 1;
+                *bytes -= pages.len() as usize * PAGE_BYTES as usize;
+                match result {
+                    Ok(_) => {
+                        self.written(&active, unit, pages, now);
+                        self.end_write(unit, pages);
+                    }
+                    Err(error) => self.write_failed(unit, pages, location, &error.report()),
+                }
+            }
+            What::Index { tier, page } => {
+                self.dirty[tier].writing.remove(&page);
+                if let Err(error) = result {
+                    self.shared.switch_off(tier as u8, &error.report());
+                }
+            }
+            What::Check { tier, kept } => self.checked(tier, kept, result, now),
+            What::Sum { unit, pages, location, number } => {
+                self.summed(unit, pages, location, number, result, now);
+            }
+        }
+    }
+
+    fn fetched(&mut self, parts: Vec<(u32, PageSet)>, result: Result<IoBuf>, now: Instant) {
+        for (unit, pages) in &parts {
+            if let Some(filling) = self.filling.get_mut(unit) {
+                filling.fetching = filling.fetching.without(*pages);
+                filling.touched = now;
+            }
+        }
+        match result {
+            Ok(mut rest) => {
+                self.shared.queued_bytes.fetch_add(rest.len(), Ordering::AcqRel);
+                for (unit, pages) in parts {
+                    let behind = rest.split_off((u64::from(pages.len()) * PAGE_BYTES) as usize);
+                    self.add(unit, pages.0.trailing_zeros(), rest, now);
+                    rest = behind;
+                }
+            }
+            Err(error) => {
+                for (unit, pages) in parts {
+                    self.shared.copies.release(unit, pages);
+                    self.fetch_failed(unit, &error);
+                }
+            }
+        }
+    }
+
+    fn fetch_failed(&mut self, unit: u32, error: &Error) {
+        tracing::debug!(unit, error = %error.report(), "not copied");
+        let Some(filling) = self.filling.get_mut(&unit) else { return };
+        filling.failures += 1;
+        filling.is_ahead = false; // it waits before it tries again
+        if error.kind() == ErrorKind::Stale || filling.failures >= MAX_FAILURES {
+            // Readers see the same error themselves; their next read may try again.
+            self.end_filling(unit);
+            if self.shared.copies.there(unit).is_empty() && !self.is_moving(unit) {
+                self.drop_copies(unit);
+            }
+        }
+    }
+
+    /// Adds pages to a unit's entry in the index; `false` if the entry lists some of them already, so that
+    /// their checksums are no longer known.
+    fn list(&mut self, unit: u32, location: CopyLocation, pages: PageSet, sum: u32) -> bool {
+        let Some(index) = &self.shared.media[usize::from(location.tier)].index else { return true };
+        let listed = index.lock().get(unit).filter(|kept| kept.location(location.tier) == location);
+        let CopyLocation { first, page, .. } = location;
+        let empty = Kept { unit, first, page, pages: PageSet::NONE, sum: 0 };
+        let listed = listed.unwrap_or(empty);
+        if !listed.pages.and(pages).is_empty() {
+            return false;
+        }
+        let kept = Kept { pages: listed.pages.with(pages), sum: listed.sum ^ sum, ..listed };
+        self.set_entry(location.tier, unit, Some(kept));
+        true
+    }
+
+    fn set_entry(&mut self, tier: u8, unit: u32, kept: Option<Kept>) {
+        let tier = usize::from(tier);
+        if let Some(index) = &self.shared.media[tier].index {
+            self.dirty[tier].pages.insert(index.lock().set(unit, kept));
+        }
+    }
+
+    /// Recomputes the unit's entry in the index from the existing copies, since some have changed.
+    fn sum_again(&mut self, unit: u32, now: Instant) {
+        let copies = self.shared.copies.copies(unit);
+        let Some(location) = self.shared.copies.location(unit) else { return };
+        if self.shared.media[usize::from(location.tier)].index.is_none() {
+            return;
+        }
+        self.set_entry(location.tier, unit, None);
+        self.summing.remove(&unit);
+        let Some((location, pages)) = copies else { return };
+        if let Ok(ticket) = self.begin_read_copies(location, pages) {
+            self.last_sum += 1;
+            let number = self.last_sum;
+            self.summing.insert(unit, number);
+            let what = What::Sum { unit, pages, location, number };
+            self.active.push(Active { ticket, began: now, what });
+        }
+    }
+
+    fn summed(
+        &mut self,
+        unit: u32,
+        pages: PageSet,
+        location: CopyLocation,
+        number: u64,
+        result: Result<IoBuf>,
+        now: Instant,
+    ) {
+        if self.summing.get(&unit) != Some(&number) {
+            return; // the copies have changed meanwhile
+        }
+        self.summing.remove(&unit);
+        let Ok(bytes) = result else { return }; // they are not listed: a restart fetches them again
+        let sum = sum_of_pages(pages, pages.0.trailing_zeros(), &bytes);
+        if !self.list(unit, location, pages, sum) {
+            self.sum_again(unit, now);
+        }
+    }
+
+    /// Starts to read copies, from the first to the last of `pages`.
+    fn begin_read_copies(&mut self, location: CopyLocation, pages: PageSet) -> Result<Ticket> {
+        let (first, end) = (pages.0.trailing_zeros(), 64 - pages.0.leading_zeros());
+        let media = &self.shared.media[usize::from(location.tier)];
+        let page = location.page + u64::from(first.saturating_sub(location.first.into()));
+        let offset = media.data_offset + page * PAGE_BYTES;
+        let buf = IoBuf::zeroed((u64::from(end - first) * PAGE_BYTES) as usize);
+        self.calls.begin_read(self.first_tier + usize::from(location.tier), offset, buf)
+    }
+
+    fn start_fetches(&mut self, now: Instant) {
+        for _ in 0..self.incomplete.len().min(MAX_CHECKED) {
+            let Some(unit) = self.incomplete.pop_front() else { break };
+            if !self.filling.contains_key(&unit) {
+                continue;
+            }
+            if self.is_filled(unit) {
+                self.end_filling(unit);
+                continue;
+            }
+            self.incomplete.push_back(unit);
+            if self.may_fetch(now) && self.has_thread(unit) && self.is_due(unit, now) {
+                self.fetch(unit, now);
+            }
+        }
+        while self.may_fetch(now) && self.may_fetch_ahead() {
+            let next = self.planned.front().copied();
+            let Some(unit) = next.filter(|&unit| self.has_thread(unit)) else { return };
+            self.planned.pop_front();
+            self.fetch_planned(unit, now);
+        }
+    }
+
+    /// Whether another fetch into the tier of the unit may begin.
+    fn has_thread(&self, unit: u32) -> bool {
+        let shared = &*self.shared;
+        let tier_of = |unit| shared.copies.location(unit).map(|location| location.tier);
+        let planned = || shared.ledger.lock().planned(shared.units.together_with(unit).start);
+        let Some(tier) = tier_of(unit).or_else(planned) else { return true };
+        let Some(limit) = shared.sources.limit(tier) else { return true };
+        let is_into = |active: &&Active| match &active.what {
+            What::Fetch(parts) => {
+                parts.first().is_some_and(|(unit, _)| tier_of(*unit) == Some(tier))
+            }
+            _ => false,
+        };
+        self.active.iter().filter(is_into).count() < limit.threads()
+    }
+
+    fn is_filled(&self, unit: u32) -> bool {
+        let copies = &self.shared.copies;
+        let missing = copies.reserved(unit).without(copies.there(unit));
+        missing.is_empty() || self.shared.is_avoided(unit)
+    }
+
+    /// Whether no reader has used the unit for long enough. Ends claims of pages that have not arrived:
+    /// their claimant has died.
+    fn is_due(&mut self, unit: u32, now: Instant) -> bool {
+        let Some(filling) = self.filling.get_mut(&unit) else { return false };
+        let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;
+        if !filling.fetching.is_empty()
+            || now < filling.touched + GRACE && !filling.is_ahead
+            || is_demanded && now < filling.begun + LOW_PRIORITY
+        {
+            return false;
+        }
+        if now > filling.touched + CLAIMANT_DEAD && !self.writing.contains_key(&unit) {
+            filling.touched = now;
+            self.shared.copies.release(unit, self.shared.copies.under_way(unit));
+        }
+        true
+    }
+
+    /// Fetches a unit ahead of its readers.
+    fn fetch_planned(&mut self, unit: u32, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        if shared.copies.location(unit).is_some_and(|location| location.first > 0) {
+            self.evict(unit); // its place is too small
+        }
+        let kept = shared.kept(&shared.ledger.lock(), unit);
+        if !kept.without(shared.copies.reserved(unit)).is_empty() {
+            shared.reserve(unit, kept);
+        }
+        let together = shared.units.together_with(unit);
+        for unit in shared.units.border_of(unit).into_iter().chain(together) {
+            self.fill(unit, now);
+            if let Some(filling) = self.filling.get_mut(&unit) {
+                filling.is_ahead = true;
+            }
+            self.fetch(unit, now);
+        }
+    }
+
+    fn num_reads(&self) -> usize {
+        self.active.len() - self.num_writes
+    }
+
+    fn may_fetch(&self, now: Instant) -> bool {
+        self.num_reads() < MAX_READS && now >= self.next_fetch
+    }
+
+    fn may_fetch_ahead(&self) -> bool {
+        self.lent.has_no_room()
+            && self.leaving.is_empty()
+            && self.shared.queued_bytes.load(Ordering::Acquire) < MAX_AHEAD_BYTES
+            && self.shared.demand.load(Ordering::Acquire) == 0
+    }
+
+    /// The pages of a unit to be fetched: neither there nor under way.
+    fn missing(&self, unit: u32) -> PageSet {
+        if !self.filling.contains_key(&unit) {
+            return PageSet::NONE;
+        }
+        let copies = &self.shared.copies;
+        let is_under_way = copies.under_way(unit);
+        let absent = copies.reserved(unit).without(is_under_way).without(copies.there(unit));
+        absent.without(self.lent.pages_of(unit))
+    }
+
+    /// Reads missing pages of a unit from the origin; if they reach its end, also those that follow in the
+    /// same sample.
+    fn fetch(&mut self, unit: u32, now: Instant) {
+        for run in self.missing(unit).runs() {
+            if !self.has_thread(unit) {
+                return; // it stays incomplete
+            }
+            let parts = self.claim_from(unit, run);
+            if !parts.is_empty() {
+                self.begin_fetch(parts, now);
+            }
+        }
+    }
+
+    /// Claims contiguous pages from the start of `run` on, up to the length of one read.
+    fn claim_from(&self, unit: u32, run: Range<u32>) -> Vec<(u32, PageSet)> {
+        let shared = &*self.shared;
+        let together = shared.units.together_with(unit);
+        let (mut parts, mut bytes) = (Vec::new(), 0);
+        let mut next = Some((unit, run));
+        while let Some((unit, run)) = next.take() {
+            let pages = PageSet::range(run.clone());
+            bytes += u64::from(pages.len()) * PAGE_BYTES;
+            let claimed = shared.copies.claim(unit, pages);
+            if claimed != pages {
+                shared.copies.release(unit, claimed); // a reader was faster
+                break;
+            }
+            parts.push((unit, pages));
+            let is_end = run.end == shared.units.get(unit).pages();
+            if is_end && together.contains(&(unit + 1)) && bytes < MAX_FETCH_BYTES {
+                let first = self.missing(unit + 1).runs().next();
+                next = first.filter(|run| run.start == 0).map(|run| (unit + 1, run));
+            }
+        }
+        parts
+    }
+
+    fn begin_fetch(&mut self, parts: Vec<(u32, PageSet)>, now: Instant) {
+        let (unit, pages) = parts[0];
+        let namespace = usize::from(self.shared.units.namespace_of(unit));
+        let skip = u64::from(pages.0.trailing_zeros()) * PAGE_BYTES;
+        let offset = self.shared.units.get(unit).start_bytes() + skip;
+        let num_pages: u64 = parts.iter().map(|(_, pages)| u64::from(pages.len())).sum();
+        let len = (num_pages * PAGE_BYTES) as usize;
+        for (unit, pages) in &parts {
+            if let Some(filling) = self.filling.get_mut(unit) {
+                filling.fetching = filling.fetching.with(*pages);
+            }
+        }
+        match self.calls.begin_read(namespace, offset, IoBuf::zeroed(len)) {
+            Ok(ticket) => {
+                let most = self.calls.namespace(namespace).max_transfer_bytes as usize;
+                self.shared.counters.copier_read(len.div_ceil(most) as u64, len);
+                self.active.push(Active { ticket, began: now, what: What::Fetch(parts) });
+            }
+            Err(error) => self.fetched(parts, Err(error), now),
+        }
+        if let Some(rate) = self.bandwidth {
+            let pause = Duration::from_secs_f64(len as f64 / rate as f64);
+            self.next_fetch = self.next_fetch.max(now) + pause;
+        }
+    }
+
+    fn start_index_writes(&mut self, now: Instant) {
+        for tier in 0..self.dirty.len() {
+            let Some(index) = &self.shared.media[tier].index else { continue };
+            while let Some(page) = self.dirty[tier].take_next() {
+                let mut buf = IoBuf::zeroed(PAGE_BYTES as usize);
+                buf.copy_from_slice(&index.lock().bytes()[page..page + PAGE_BYTES as usize]);
+                match self.calls.begin_write(self.first_tier + tier, page as u64, buf) {
+                    Ok(ticket) => {
+                        let what = What::Index { tier, page };
+                        self.active.push(Active { ticket, began: now, what });
+                    }
+                    Err(_) => _ = self.dirty[tier].writing.remove(&page), // cannot happen: it is a whole page
+                }
+            }
+        }
+    }
+
+    /// Writes what has arrived so far, and the indices: what they do not list would be copied again.
+    fn write_last(&mut self, until: Instant) {
+        for _ in 0..self.jobs.len() {
+            if let Ok(job @ (Job::Piece { .. } | Job::Corrupt(..))) = self.jobs.try_recv() {
+                self.handle(job, Instant::now());
+            }
+            self.shared.counters.unsettle(-1);
+        }
+        while !self.is_all_written() && Instant::now() < until {
+            let mut moved = self.calls.turn();
+            moved |= self.take_ended(Instant::now());
+            let before = self.active.len();
+            self.start_writes(Instant::now());
+            self.start_index_writes(Instant::now());
+            moved |= self.active.len() > before;
+            if !moved {
+                self.calls.wait_until(until.min(Instant::now() + BUSY_WAIT));
+            }
+        }
+    }
+
+    fn is_all_written(&self) -> bool {
+        let is_clean = |dirty: &Dirty| dirty.pages.is_empty() && dirty.writing.is_empty();
+        self.num_writes == 0
+            && self.to_write.iter().all(VecDeque::is_empty)
+            && self.summing.is_empty()
+            && self.dirty.iter().all(is_clean)
+    }
+}
+
+/// How long a unit waits for data that readers may still request, before it is fetched.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// How long the fetch is deferred while readers wait for the origin.
+const LOW_PRIORITY: Duration = Duration::from_millis(500);
+
+/// The longest time from claim to arrival of a page whose claimant is alive.
+const CLAIMANT_DEAD: Duration = Duration::from_secs(3);
+
+/// The most outstanding reads.
+const MAX_READS: usize = 16;
+
+/// The most outstanding writes of copies.
+const MAX_WRITES: usize = 32;
+
+/// The most outstanding writes of one index.
+const MAX_INDEX_WRITES: usize = 4;
+
+/// The most units checked in one iteration.
+const MAX_CHECKED: usize = 64;
+
+/// The longest read of the origin by the copier.
+const MAX_FETCH_BYTES: u64 = 1 << 20;
+
+/// With more data waiting to be written, nothing is fetched ahead.
+const MAX_AHEAD_BYTES: usize = 32 << 20;
+
+/// Failed fetches of a unit before the copier leaves it to readers.
+const MAX_FAILURES: u32 = 3;
+
+/// The longest duration of one call.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+const IDLE_WAIT: Duration = Duration::from_secs(1);
+const BUSY_WAIT: Duration = Duration::from_millis(5);
+
+/// How long the last writes may take at the end: of up to [`MAX_QUEUED_BYTES`], and of the indices.
+pub(super) const LAST_WRITES: Duration = Duration::from_secs(15);
+
+/// The most data queued for the copier; more data are read from the origin again later.
+pub(super) const MAX_QUEUED_BYTES: usize = 64 << 20;

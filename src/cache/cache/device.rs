@@ -1,0 +1,126 @@
+//! The namespaces of the data set, with tiers in front of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::pair::TieredPair;
+use super::running::Tiers;
+use super::sources::Source;
+use dlfs_base::error::Result;
+use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
+use dlfs_order::tier::PAGE_BYTES;
+
+/// One for each origin.
+pub(super) fn devices(tiers: &Arc<Tiers>) -> Vec<Arc<dyn Device>> {
+    devices_with(tiers, false, || None)
+}
+
+/// One for each origin, thinly provisioned. Those with `copies_only` never read it.
+pub(super) fn views(tiers: &Arc<Tiers>, copies_only: bool) -> Vec<Arc<dyn Device>> {
+    devices_with(tiers, copies_only, || Some(Mutex::default()))
+}
+
+fn devices_with(
+    tiers: &Arc<Tiers>,
+    copies_only: bool,
+    held: impl Fn() -> Option<Mutex<Held>>,
+) -> Vec<Arc<dyn Device>> {
+    let device = |number| -> Arc<dyn Device> {
+        Arc::new(TieredDevice { tiers: Arc::clone(tiers), number, copies_only, held: held() })
+    };
+    (0..tiers.opening.origins.len() as u16).map(device).collect()
+}
+
+struct TieredDevice {
+    tiers: Arc<Tiers>,
+    number: u16,
+    copies_only: bool,
+    /// What the tiers have of it, if it is thinly provisioned.
+    held: Option<Mutex<Held>>,
+}
+
+/// Bytes with copies, as they were counted last.
+#[derive(Default)]
+struct Held {
+    bytes: u64,
+    /// When to count again: counting visits all units, and takes at most a hundredth of the time.
+    again_at: Option<Instant>,
+}
+
+impl TieredDevice {
+    fn origin(&self) -> &Arc<dyn Device> {
+        &self.tiers.opening.origins[usize::from(self.number)]
+    }
+
+    /// The origin's namespace with blocks of one page, so that blocks are whole pages of a copy.
+    fn describe(&self, origin: Namespace) -> Namespace {
+        let shared = self.tiers.latest();
+        let tiers = shared.media.iter().map(|media| media.device.namespace());
+        let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(MIN_OF_TIERS);
+        Namespace {
+            num_blocks: origin.len_bytes() / PAGE_BYTES,
+            block_len_bytes: PAGE_BYTES as u32,
+            max_transfer_bytes: origin.max_transfer_bytes.min(most),
+            read_only: true,
+            engine: format!("tiers over {}", origin.engine),
+            ..origin
+        }
+    }
+
+    fn held_bytes(&self, held: &Mutex<Held>) -> u64 {
+        let mut held = held.lock();
+        let now = Instant::now();
+        if held.again_at.is_none_or(|at| now >= at) {
+            let shared = self.tiers.latest();
+            let there = |unit| u64::from(shared.copies.there(unit).len());
+            let pages: u64 = shared.units.of_namespace(self.number).map(there).sum();
+            held.bytes = pages * PAGE_BYTES;
+            held.again_at = Some(Instant::now() + 100 * now.elapsed());
+        }
+        held.bytes
+    }
+}
+
+impl Device for TieredDevice {
+    fn namespace(&self) -> Namespace {
+        self.describe(self.origin().namespace())
+    }
+
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let shared = self.tiers.latest();
+        let origin = self.origin().queue_pair_in(scope)?;
+        let namespace = self.describe(origin.namespace().clone());
+        let mut sources = vec![Source::to(origin, None)];
+        for (tier, media) in (0..).zip(&shared.media) {
+            let pair = media.device.queue_pair_in(scope)?;
+            sources.push(Source::to(pair, shared.sources.limit(tier)));
+        }
+        let places = Arc::clone(scope.places());
+        let which = (self.number, self.copies_only);
+        Ok(Box::new(TieredPair::new(shared, which, namespace, sources, places)))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let origin = self.origin().capabilities();
+        Capabilities {
+            max_queue_pairs: origin.max_queue_pairs,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: origin.late_writes,
+            checks_writes: origin.checks_writes,
+            // Whole units are copied, so whole chunks should be read.
+            is_page_cached: false,
+            local_path: origin.local_path,
+            allocated_bytes: self.held.as_ref().map(|held| self.held_bytes(held)),
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
+    }
+}
+
+/// The largest transfer that each kind of tier takes, for a process that has none yet.
+const MIN_OF_TIERS: u32 = 1 << 20;

@@ -1,0 +1,193 @@
+//! A folder of tiers: one file for each image and generation, with one quota over all of them.
+//!
+//! The header of a file says how much it may take, and the sum over all tiers in a folder never exceeds the
+//! quota. The length of a file may be more, since it is sparse. A new tier reserves what its data set needs.
+//! Where the quota leaves less, tiers that no process has open are removed: first those of older generations
+//! of the same image, then those that were opened longest ago. Tiers in use stay, and the new tier gets what
+//! is left.
+//!
+//! The folder itself is locked while files are created and removed. A file that does not begin with
+//! the magic number of a tier is not a tier, whatever its name: it is not counted and not
+//! removed.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use super::{Identity, own_files};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::{NotInherited, mark_ours};
+use dlfs_io::qpair::file::is_without_locks;
+use dlfs_order::tier::{Index, PAGE_BYTES};
+
+/// Name of the tier of `identity` in its folder.
+pub(super) fn file_name(identity: Identity) -> String {
+    format!("{PREFIX}{}-g{}{SUFFIX}", identity.uuid, identity.generation)
+}
+
+/// The lock on a folder of tiers; held while the files in it are chosen and opened.
+pub(super) struct Locked {
+    folder: PathBuf,
+    _own: NotInherited,
+    _lock: File,
+}
+
+impl Locked {
+    /// Waits for the lock, which other processes hold for as long as opening a tier takes.
+    ///
+    /// # Errors
+    /// `Busy`: a process holds it for longer than 10 s. Errors of the operating system.
+    pub(super) fn new(folder: &Path) -> Result<Locked> {
+        let lock = File::open(folder).map_err(|error| Error::from(error).path(folder))?;
+        let until = Instant::now() + LOCK_WAIT;
+        while !try_lock(&lock).map_err(|error| no_lock(folder, error))? {
+            if Instant::now() > until {
+                let text =
+                    format!("another process has been opening a tier here for {LOCK_WAIT:?}");
+                let hint = "fuser names the process; end it, or use another folder";
+                return Err(Error::new(ErrorKind::Busy, text).path(folder).hint(hint));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        mark_ours(&lock);
+        let own = NotInherited::reopen(lock.as_fd());
+        Ok(Locked { folder: folder.to_path_buf(), _own: own, _lock: lock })
+    }
+
+    /// Makes room for the tier at `own`, which wants `wanted` bytes; returns the bytes that it may
+    /// have, at most `quota` less the reservations of the tiers that stay.
+    ///
+    /// # Errors
+    /// The folder cannot be listed, or a tier not removed.
+    pub(super) fn reserve(
+        &self,
+        own: &Path,
+        identity: Identity,
+        quota: u64,
+        wanted: u64,
+    ) -> Result<u64> {
+        let wanted = wanted.min(quota);
+        let mut others = self.others(own, identity)?;
+        others.sort_by_key(|other| (!other.is_older, other.opened));
+        let mut reserved: u64 = others.iter().map(|other| other.quota).sum();
+        for other in &others {
+            if reserved.saturating_add(wanted) <= quota {
+                break;
+            }
+            // The lock is held until the file is removed, so nobody opens it meanwhile.
+            let Some(_unused) = lock_unused(&other.path) else { continue };
+            std::fs::remove_file(&other.path)
+                .and_then(|()| own_files::remove_beside(&other.path))
+                .map_err(|error| Error::from(error).path(&other.path))?;
+            reserved -= other.quota;
+            tracing::info!(tier = %other.path.display(), "removed for the tier of another data set");
+        }
+        Ok(wanted.min(quota.saturating_sub(reserved)) / PAGE_BYTES * PAGE_BYTES)
+    }
+
+    /// The tiers in the folder except `own`.
+    fn others(&self, own: &Path, identity: Identity) -> Result<Vec<Other>> {
+        let older = |name: &str| {
+            let generation = name.strip_prefix(&format!("{PREFIX}{}-g", identity.uuid))?;
+            generation.strip_suffix(SUFFIX)?.parse::<u64>().ok()
+        };
+        let mut others = Vec::new();
+        let entries = std::fs::read_dir(&self.folder)
+            .map_err(|error| Error::from(error).path(&self.folder))?;
+        for entry in entries {
+            let entry = entry.map_err(|error| Error::from(error).path(&self.folder))?;
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            let is_named = name == OLD_NAME || name.starts_with(PREFIX) && name.ends_with(SUFFIX);
+            // By name: `own` may have another path, through links or from the root.
+            if own.file_name() == Some(&*entry.file_name()) || !is_named {
+                continue;
+            }
+            let Some(head) = head_of_tier(&path) else { continue };
+            let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
+            let opened = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let is_older = older(&name).is_some_and(|found| found < identity.generation.0);
+            let quota = Index::quota_of(&head).unwrap_or(metadata.len());
+            others.push(Other { path, quota, opened, is_older });
+        }
+        Ok(others)
+    }
+}
+
+/// Another tier of the folder.
+struct Other {
+    path: PathBuf,
+    /// Bytes that it may take: its length in versions that do not say.
+    quota: u64,
+    opened: SystemTime,
+    /// Of an older generation of the same image.
+    is_older: bool,
+}
+
+/// Records that the tier is used now: the one opened longest ago is removed first.
+pub(super) fn note_use(path: &Path) {
+    let noted = OpenOptions::new().write(true).open(path);
+    if let Err(error) = noted.and_then(|file| file.set_modified(SystemTime::now())) {
+        tracing::debug!(path = %path.display(), %error, "the time of this use is not recorded");
+    }
+}
+
+/// Cuts the tier at `path` to `len_bytes`, unless a process has it open.
+pub(super) fn shorten(path: &Path, len_bytes: u64) -> Result<()> {
+    let is_longer = std::fs::metadata(path).is_ok_and(|found| found.len() > len_bytes);
+    if is_longer
+        && head_of_tier(path).is_some()
+        && let Some(file) = lock_unused(path)
+    {
+        file.set_len(len_bytes).map_err(|error| Error::from(error).path(path))?;
+    }
+    Ok(())
+}
+
+/// The first page of a regular file that begins with the magic number of a tier.
+fn head_of_tier(path: &Path) -> Option<Vec<u8>> {
+    let is_file = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    let mut head = Vec::new();
+    is_file.then(|| File::open(path).ok()?.take(PAGE_BYTES).read_to_end(&mut head).ok())??;
+    Index::is_tier(&head).then_some(head)
+}
+
+/// Whether no process has the file open as a tier.
+pub(super) fn is_unused(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| try_lock(&file).unwrap_or(true))
+}
+
+/// Locks a tier that no process has open; `None` if one has, or if it cannot be opened.
+fn lock_unused(path: &Path) -> Option<File> {
+    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+    try_lock(&file).unwrap_or(false).then_some(file)
+}
+
+fn try_lock(file: &File) -> Result<bool, Errno> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn no_lock(folder: &Path, errno: Errno) -> Error {
+    let error = Error::from(std::io::Error::from(errno)).path(folder);
+    match is_without_locks(errno) {
+        true => error.hint("tiers need a file system with locks (flock): use a local folder"),
+        false => error,
+    }
+}
+
+const PREFIX: &str = "tier-";
+const SUFFIX: &str = ".dlfs";
+
+/// The only tier of a folder in earlier versions; it has no name of an image.
+const OLD_NAME: &str = "tier.dlfs";
+
+const LOCK_WAIT: Duration = Duration::from_secs(10);

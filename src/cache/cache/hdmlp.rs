@@ -1,0 +1,308 @@
+//! HDMLP's and NoPFS's own configuration, as a description of the same environment.
+//!
+//! | key | here |
+//! |---|---|
+//! | `storage_classes` | the first is the staging buffer, which is the loader's window here; the others are tiers |
+//! | `.capacity` | quota, in MiB |
+//! | `.threads`, `.bandwidth` of `threads`, `bw` | threads, and the table of reads and of writes, in MB/s |
+//! | `.backend`, `.backend_options.path` | `memory`, or `filesystem` and its folder |
+//! | `pfs_bandwidth` of `processes`, `bw` | the origin's table, by processes |
+//! | `b_fs` | the most that one process gets from the origin |
+//! | `b_c` | the most that one process gets from another node |
+//! | `distributed_threads`, `checkpoint`, `checkpoint_path` | nothing: a warning says so |
+//!
+//! The policy is HDMLP's own, `clairvoyant`. A key that is none of these is refused by name.
+
+use super::config::{Environment, Point, TierTable};
+use super::libconfig::{self, Value};
+use dlfs_base::error::{Error, ErrorKind, Result};
+
+/// Whether the text is a configuration of HDMLP: that has storage classes, which TOML's has not.
+pub(super) fn is_hdmlp(text: &str) -> bool {
+    let names = |line: &str| line.trim_start().starts_with("storage_classes");
+    text.lines().any(names)
+}
+
+/// Parses HDMLP's configuration.
+pub(super) fn environment(text: &str) -> Result<Environment> {
+    let settings = libconfig::parse(text).map_err(|why| refuse(why.to_string()))?;
+    let mut root = Group::new("the configuration", settings);
+    let classes = root.list("storage_classes")?;
+    let mut classes = classes.into_iter().enumerate();
+    let mut unused = Vec::new();
+    let (_, staging) =
+        classes.next().ok_or_else(|| refuse("storage_classes is empty".to_owned()))?;
+    unused.extend(staging_buffer(staging)?);
+    let tiers = classes.map(|(number, class)| tier(number, class)).collect::<Result<_>>()?;
+    let origin = match root.has("pfs_bandwidth") {
+        true => points("pfs_bandwidth", root.list("pfs_bandwidth")?, "processes")?,
+        false => Vec::new(),
+    };
+    let origin_link_mb_per_s = root.has("b_fs").then(|| root.number("b_fs")).transpose()?;
+    let network_mb_per_s = root.has("b_c").then(|| root.number("b_c")).transpose()?;
+    unused.extend(UNUSED.into_iter().filter(|key| root.take(key).is_some()).map(str::to_owned));
+    root.end()?;
+    if !unused.is_empty() {
+        let keys = unused.join(", ");
+        tracing::warn!(keys, "keys of HDMLP's configuration that have no effect here");
+    }
+    Ok(Environment {
+        policy: Some("clairvoyant".to_owned()),
+        origin,
+        origin_by: Some("processes".to_owned()),
+        origin_link_mb_per_s,
+        network_mb_per_s,
+        tiers,
+        ..Environment::default()
+    })
+}
+
+/// Checks the first storage class; returns the names of its keys, which have no effect.
+fn staging_buffer(class: Value) -> Result<Vec<String>> {
+    let what = "storage_classes[0], the staging buffer,";
+    let mut class = Group::of(what, class)?;
+    class.number("capacity")?;
+    class.number("threads")?;
+    points(what, class.list("bandwidth")?, "threads")?;
+    class.end()?;
+    Ok(vec!["storage_classes[0] (the staging buffer is the loader's window)".to_owned()])
+}
+
+fn tier(number: usize, class: Value) -> Result<TierTable> {
+    let what = format!("storage_classes[{number}]");
+    let mut class = Group::of(&what, class)?;
+    let backend = class.text("backend")?;
+    let path = match class.take("backend_options") {
+        None => None,
+        Some(options) => {
+            let mut options = Group::of(&format!("{what}.backend_options"), options)?;
+            let path = options.text("path")?;
+            options.end()?;
+            Some(path)
+        }
+    };
+    let mib = class.whole("capacity")?;
+    let tier = TierTable {
+        backend,
+        path,
+        capacity: format!("{mib}M"),
+        overwrite: false,
+        threads: u32::try_from(class.whole("threads")?)
+            .map_err(|_| refuse(format!("{what} has too many threads")))?,
+        read: points(&what, class.list("bandwidth")?, "threads")?,
+        write: Vec::new(),
+    };
+    class.end()?;
+    Ok(tier)
+}
+
+/// A bandwidth table whose first column is called `by`.
+fn points(what: &str, list: Vec<Value>, by: &str) -> Result<Vec<Point>> {
+    let mut points = Vec::with_capacity(list.len());
+    for entry in list {
+        let mut entry = Group::of(&format!("a table of {what}"), entry)?;
+        let threads = u32::try_from(entry.whole(by)?)
+            .map_err(|_| refuse(format!("{what}: too large a number of {by}")))?;
+        points.push(Point { threads, mb_per_s: entry.number("bw")? });
+        entry.end()?;
+    }
+    Ok(points)
+}
+
+/// The settings of a group that have not been read yet.
+struct Group {
+    what: String,
+    settings: Vec<(String, Value)>,
+}
+
+impl Group {
+    fn new(what: &str, settings: Vec<(String, Value)>) -> Group {
+        Group { what: what.to_owned(), settings }
+    }
+
+    fn of(what: &str, value: Value) -> Result<Group> {
+        match value {
+            Value::Group(settings) => Ok(Group::new(what, settings)),
+            _ => Err(refuse(format!("{what} is no group of settings"))),
+        }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.settings.iter().any(|(name, _)| name == key)
+    }
+
+    fn take(&mut self, key: &str) -> Option<Value> {
+        let at = self.settings.iter().position(|(name, _)| name == key)?;
+        Some(self.settings.remove(at).1)
+    }
+
+    fn list(&mut self, key: &str) -> Result<Vec<Value>> {
+        match self.take(key) {
+            Some(Value::List(list)) => Ok(list),
+            found => Err(self.wrong(key, "a list", found.is_some())),
+        }
+    }
+
+    fn text(&mut self, key: &str) -> Result<String> {
+        match self.take(key) {
+            Some(Value::Text(text)) => Ok(text),
+            found => Err(self.wrong(key, "a text", found.is_some())),
+        }
+    }
+
+    fn number(&mut self, key: &str) -> Result<f64> {
+        match self.take(key) {
+            Some(Value::Number(number)) => Ok(number),
+            found => Err(self.wrong(key, "a number", found.is_some())),
+        }
+    }
+
+    fn whole(&mut self, key: &str) -> Result<u64> {
+        let number = self.number(key)?;
+        let is_whole = number.fract() == 0.0 && (0.0..=MAX_WHOLE).contains(&number);
+        is_whole.then_some(number as u64).ok_or_else(|| self.wrong(key, "a whole number", true))
+    }
+
+    /// Refuses what is left: unknown keys.
+    fn end(self) -> Result<()> {
+        match self.settings.first() {
+            None => Ok(()),
+            Some((key, _)) => Err(refuse(format!("{} has an unknown key '{key}'", self.what))),
+        }
+    }
+
+    fn wrong(&self, key: &str, kind: &str, is_there: bool) -> Error {
+        let what = &self.what;
+        refuse(match is_there {
+            true => format!("'{key}' of {what} is not {kind}"),
+            false => format!("{what} has no '{key}'"),
+        })
+    }
+}
+
+fn refuse(text: String) -> Error {
+    let text = format!("HDMLP's configuration: {text}");
+    Error::new(ErrorKind::InvalidArgument, text).hint("docs/operations.md lists the keys")
+}
+
+/// Keys without an effect here.
+const UNUSED: [&str; 3] = ["distributed_threads", "checkpoint", "checkpoint_path"];
+
+/// Integers up to this are exact as floating-point numbers.
+const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_order::plan::{Rate, Source};
+    use dlfs_order::tier::Policy;
+
+    /// The layout of the files that come with HDMLP and NoPFS: both separators, ends of lines without any, and
+    /// comments.
+    const TEXT: &str = r#"
+b_c = 24000 # Network bandwidth [MB/s]
+b_fs = 2000 # Bandwidth to the file system [MB/s]
+distributed_threads = 1
+checkpoint = true
+#checkpoint_path = "/tmp"
+storage_classes: ( {
+        capacity: 1024 # [MB]
+        threads: 8
+        bandwidth: (
+            { threads = 1; bw = 28000; },
+            { threads = 8; bw = 85800; }
+        );
+},
+{
+        capacity: 20480 # [MB]
+        backend: "memory"
+        threads: 4
+        bandwidth: (
+            { threads = 1; bw = 28000; },
+            { threads = 2; bw = 50450; },
+            { threads = 4; bw = 85800; }
+        );
+},
+{
+        capacity: 307200
+        backend: "filesystem"
+        backend_options: {
+            path = "/tmp/hdmlp";
+        }
+        threads: 2
+        bandwidth: (
+            { threads = 1; bw = 192; },
+            { threads = 4; bw = 637; }
+        );
+}
+);
+pfs_bandwidth: (
+    { processes: 1; bw: 330; },
+    { processes: 2; bw: 730; },
+    { processes: 4; bw: 1540; },
+);
+"#;
+
+    #[test]
+    fn hdmlps_own_configuration_describes_tiers_and_origin() {
+        let environment = Environment::parse(TEXT).unwrap();
+        let options = environment.options().unwrap();
+        let tiers: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();
+        assert_eq!(tiers, ["ram:21474836480", "file:/tmp/hdmlp:322122547200"]);
+        assert_eq!(options.policy, Policy::Clairvoyant);
+        let rates = options.rates;
+        assert_eq!([0, 1].map(|tier| rates.threads(tier)), [Some(4), Some(2)]);
+        assert_eq!(rates.of_tier(0), Some(Rate::mb_per_s(21_450)));
+        // A third of the way from 192 to 637, shared by two.
+        assert_eq!(rates.of_tier(1).map(|rate| rate.0 / 1000), Some(170_166));
+        assert_eq!(rates.of_origin(3, 1).map(|rate| rate.0 / 1000), Some(378_333));
+        assert_eq!(
+            [0, 1].map(|tier| rates.choose(Some(tier), None, 1)),
+            [Source::Local(0), Source::Origin]
+        );
+        assert_eq!(rates.network, Some(Rate::mb_per_s(24_000)));
+        let linked = TEXT.replace("b_fs = 2000", "b_fs = 100");
+        let rates = Environment::parse(&linked).unwrap().options().unwrap().rates;
+        assert_eq!(rates.choose(Some(1), None, 1), Source::Local(1), "the link limits the origin");
+    }
+
+    #[test]
+    fn it_is_written_as_toml_and_read_again() {
+        let environment = Environment::parse(TEXT).unwrap();
+        assert_eq!(Environment::parse(&environment.to_toml()).unwrap(), environment);
+    }
+
+    #[test]
+    fn unknown_missing_and_impossible_keys_are_named() {
+        let refuse = |from: &str, to: &str, says: &str| {
+            assert!(TEXT.contains(from), "{from}");
+            let error = Environment::parse(&TEXT.replacen(from, to, 1)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(says), "{to}: {error}");
+        };
+        refuse("b_c =", "b_d =", "unknown key 'b_d'");
+        refuse(
+            "capacity: 20480",
+            "capacity: 20480; speed: 1",
+            "storage_classes[1] has an unknown key 'speed'",
+        );
+        refuse("capacity: 20480", "size: 20480", "storage_classes[1] has no 'capacity'");
+        refuse(
+            "capacity: 20480",
+            "capacity: 1.5",
+            "'capacity' of storage_classes[1] is not a whole number",
+        );
+        refuse("path = \"/tmp/hdmlp\"", "path = 7", "'path' of storage_classes[2].backend_options");
+        refuse("path = \"/tmp/hdmlp\"", "place = \"/\"", "has no 'path'");
+        refuse("backend: \"memory\"", "", "storage_classes[1] has no 'backend'");
+        refuse("backend: \"memory\"", "backend: \"tape\"", "tape");
+        refuse("threads = 1; bw = 28000;", "threads = 1;", "no 'bw'");
+        refuse("processes: 2; bw: 730;", "processes: 1; bw: 730;", "not sorted");
+        refuse("processes: 2; bw: 730;", "threads: 2; bw: 730;", "no 'processes'");
+        refuse("b_fs = 2000", "b_fs = \"much\"", "'b_fs' of the configuration is not a number");
+        refuse("b_fs = 2000", "b_fs = 0", "link");
+        refuse("b_fs = 2000", "b_fs 2000", "line 3: expected = or :");
+        let none = "storage_classes = ( );";
+        assert!(Environment::parse(none).unwrap_err().to_string().contains("is empty"));
+    }
+}

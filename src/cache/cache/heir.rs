@@ -1,0 +1,118 @@
+//! Waits for the end of the process that owns the tiers, then takes over, or attaches to the process that does.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
+use parking_lot::Mutex;
+
+use super::Shared;
+use super::opening::{Opening, Owned};
+use dlfs_base::threads::{self, Fate, Thread};
+
+/// The thread of an attached process that waits for the owner's end.
+pub(super) struct Heir {
+    /// Dropped to end the thread.
+    running: Sender<Infallible>,
+    thread: Thread,
+}
+
+impl Heir {
+    /// Starts the thread. The state that it opens succeeds `shared` and its successors. For the time
+    /// `yields` after an owner's end it only attaches.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(
+        opening: Opening,
+        shared: &Arc<Shared>,
+        owned: &Arc<Mutex<Option<Owned>>>,
+        yields: Duration,
+    ) -> dlfs_base::Result<Heir> {
+        let (running, stopped) = bounded(0);
+        let (shared, owned) = (Arc::clone(shared), Arc::clone(owned));
+        let waiting = Waiting { opening, shared, owned, yields, stopped };
+        let thread = threads::start(HEIR, &Fate::default(), waiting, Waiting::run)?;
+        Ok(Heir { running, thread })
+    }
+
+    /// Ends the thread, and waits for it.
+    pub(super) fn stop(self) {
+        drop(self.running);
+        self.thread.join_within(JOIN_TIMEOUT);
+    }
+}
+
+struct Waiting {
+    opening: Opening,
+    /// The current state of the tiers.
+    shared: Arc<Shared>,
+    owned: Arc<Mutex<Option<Owned>>>,
+    yields: Duration,
+    /// Disconnected when the thread must end.
+    stopped: Receiver<Infallible>,
+}
+
+impl Waiting {
+    fn run(&mut self) {
+        while !self.shared.is_owner() {
+            // Without a connection there is no owner yet.
+            if let Some(ended) = self.shared.link().map(|link| link.ended()) {
+                select! {
+                    recv(ended) -> _ => {}
+                    recv(self.stopped) -> _ => return,
+                }
+            }
+            if !self.succeed() {
+                return;
+            }
+        }
+    }
+
+    /// Opens the tiers again, and retries until that succeeds; `false`: the cache ends.
+    fn succeed(&mut self) -> bool {
+        let mut pause = FIRST_PAUSE;
+        let ended = Instant::now();
+        let (next, owned) = loop {
+            let opened = match ended.elapsed() < self.yields {
+                true => self.opening.attach().map(|shared| Some((shared?, None))),
+                false => self.opening.attach_or_own().map(Some),
+            };
+            match opened {
+                Ok(Some(opened)) => break opened,
+                Ok(None) => {}
+                Err(error) => tracing::debug!(error = %error.report(), "the tiers stay without us"),
+            }
+            match self.stopped.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(LONGEST_PAUSE),
+                _ => return false,
+            }
+        };
+        match next.attached_to {
+            Some(owner) => tracing::debug!(owner, "attached to the next owner of the tiers"),
+            None => tracing::info!(
+                "the owner of the tiers has ended, so this process owns them now: copies in files \
+                 are used again, and tiers in memory begin empty"
+            ),
+        }
+        *self.owned.lock() = owned;
+        let before = std::mem::replace(&mut self.shared, Arc::clone(&next));
+        // It is set by this thread alone, once.
+        let _ = before.next.set(Arc::clone(&next));
+        // After that: a plan that is set meanwhile is stored before the state is looked up.
+        self.opening.set_plan_again(&next);
+        self.opening.hold_again(&next);
+        true
+    }
+}
+
+/// Name of the thread.
+const HEIR: &str = "dlfs-tiers-heir";
+
+/// Short: another heir may be opening the tiers, and will share them soon.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest time to open the tiers once.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(12);

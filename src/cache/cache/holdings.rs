@@ -1,0 +1,64 @@
+//! What the processes that share tiers hold for the other nodes of their jobs.
+
+use std::collections::HashMap;
+
+use dlfs_order::tier::Holding;
+
+/// What one process holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) chunks: Holding,
+    /// Whether the copier fetches all of it by itself, and not only the rest of what somebody begins to read.
+    pub(super) fills: bool,
+}
+
+/// What the owner of the tiers keeps room for: what any of these processes holds.
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    pub(super) own: Option<Held>,
+    /// Those of attached processes, by the number of their connection.
+    pub(super) attached: HashMap<u64, Held>,
+    /// What was applied last.
+    applied: Option<Held>,
+}
+
+impl Holdings {
+    /// Those of a new owner, which has applied them.
+    pub(super) fn of_owner(own: Option<Held>) -> Holdings {
+        Holdings { applied: own.clone(), own, attached: HashMap::new() }
+    }
+
+    /// What all of them hold together, if that has changed.
+    pub(super) fn changed(&mut self) -> Option<Held> {
+        let all = self.own.iter().chain(self.attached.values()).cloned();
+        let together = all.reduce(|some, more| Held {
+            chunks: some.chunks.with(&more.chunks),
+            fills: some.fills || more.fills,
+        });
+        let is_new = together.is_some() && together != self.applied;
+        is_new.then(|| self.applied.insert(together.expect("just seen")).clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(which: [bool; 2], fills: bool) -> Held {
+        Held { chunks: Holding::new([(0..2, 8, which[0]), (2..5, 9, which[1])]), fills }
+    }
+
+    #[test]
+    fn chunks_that_any_process_holds_are_held_and_nothing_is_applied_twice() {
+        let mut holdings = Holdings::of_owner(None);
+        assert_eq!(holdings.changed(), None);
+        holdings.attached.insert(1, held([true, false], false));
+        assert_eq!(holdings.changed(), Some(held([true, false], false)));
+        holdings.attached.insert(2, held([true, false], false));
+        assert_eq!(holdings.changed(), None, "another rank of the same node");
+        holdings.own = Some(held([false, true], true));
+        assert_eq!(holdings.changed(), Some(held([true, true], true)));
+        holdings.attached.clear();
+        assert_eq!(holdings.changed(), Some(held([false, true], true)));
+    }
+}

@@ -1,0 +1,498 @@
+//! The storage of a tier: opens and locks it, and identifies the data set of its copies.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::Identity;
+use super::folder::{self, Locked};
+use super::options::{TierKind, TierSpec};
+use super::own_files::{self, OwnFiles};
+use super::share::{Place, SharedTier};
+use super::takeover::{TierPath, take_over};
+use dlfs_base::buf::HugePages;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::metrics;
+use dlfs_base::process::NotInherited;
+use dlfs_io::qpair::blocking::Blocking;
+use dlfs_io::qpair::file::{FileNamespace, FileOptions};
+use dlfs_io::qpair::mem::MemNamespace;
+use dlfs_io::qpair::{Device, Direct};
+use dlfs_order::tier::{
+    CopyLocation, Index, IndexError, Kept, Ledger, OWN_FILES_PAGE, PAGE_BYTES, Policy, Units,
+};
+
+/// The storage of one tier.
+pub(super) struct Media {
+    /// Declared before the device, which has the descriptor, so that it is dropped first.
+    _lock: Option<NotInherited>,
+    /// Its name as the user wrote it.
+    pub(super) name: String,
+    pub(super) device: Arc<dyn Device>,
+    /// Offset of the first copy.
+    pub(super) data_offset: u64,
+    /// Number of pages for copies.
+    pub(super) capacity_pages: u64,
+    /// Address space for copies, in pages. If it is larger than the capacity, the storage is sparse: only
+    /// pages that are written take room, and those that are no longer needed must be freed.
+    pub(super) space_pages: u64,
+    /// The file of a sparse tier.
+    file: Option<Arc<FileNamespace>>,
+    /// The memory of a tier in shared memory.
+    memory: Option<MemNamespace>,
+    /// Long samples as files of their own, if it keeps them so: in a folder.
+    pub(super) own_files: Option<OwnFiles>,
+    /// The index that survives a restart; none in memory.
+    pub(super) index: Option<Mutex<Index>>,
+    /// Prevents mounting a block device meanwhile.
+    _exclusive: Option<File>,
+}
+
+impl Media {
+    /// What a process needs to read this tier; `None` where it is in memory that others cannot map.
+    pub(super) fn shared(&self) -> Option<SharedTier> {
+        let memory = self.memory.as_ref().map(|memory| memory.namespace().len_bytes());
+        let path = || self.device.capabilities().local_path;
+        Some(SharedTier {
+            name: self.name.clone(),
+            place: memory.map(Place::Memory).or_else(|| path().map(Place::File))?,
+            data_offset: self.data_offset,
+            capacity_pages: self.capacity_pages,
+            is_sparse: self.is_sparse(),
+            has_own_files: self.own_files.is_some(),
+        })
+    }
+
+    /// Where its bytes count as coming from.
+    pub(super) fn kind(&self) -> metrics::Place {
+        if self.name.starts_with("ram:") { metrics::Place::Memory } else { metrics::Place::Drive }
+    }
+
+    /// Whether only pages that are written take room.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.space_pages > self.capacity_pages
+    }
+
+    /// These pages have their copies: readers may borrow them, if the tier is in this process's memory.
+    pub(super) fn freeze(&self, pages: &Range<u64>) {
+        if let Some(memory) = &self.memory {
+            memory.freeze(self.bytes_of(pages));
+        }
+    }
+
+    /// Ends the borrowing of copies that are withdrawn. `true`: nobody has borrowed any of them, so the pages may
+    /// be written and deallocated. Otherwise ask again later.
+    pub(super) fn thaw(&self, pages: &Range<u64>) -> bool {
+        self.memory.as_ref().is_none_or(|memory| memory.thaw(self.bytes_of(pages)))
+    }
+
+    fn bytes_of(&self, pages: &Range<u64>) -> Range<u64> {
+        self.data_offset + pages.start * PAGE_BYTES..self.data_offset + pages.end * PAGE_BYTES
+    }
+
+    /// Frees the storage of pages whose copies are no longer needed, if the tier is sparse.
+    ///
+    /// # Errors
+    /// Those of the operating system: the tier may exceed its quota from now on.
+    pub(super) fn deallocate(&self, pages: Range<u64>) -> Result<()> {
+        if !self.is_sparse() || pages.is_empty() {
+            return Ok(());
+        }
+        match (&self.file, &self.memory) {
+            (Some(file), _) => file.deallocate(self.bytes_of(&pages)),
+            (None, Some(memory)) => memory.deallocate(self.bytes_of(&pages)),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Frees all storage except that of `used`, ascending ranges of pages, if more than those takes room: a
+    /// process that was killed leaves pages that no index lists.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(super) fn deallocate_all_but(&self, used: &[Range<u64>]) -> Result<()> {
+        let first_own = used.partition_point(|pages| pages.start < OWN_FILES_PAGE);
+        let (used, own) = used.split_at(first_own);
+        if let Some(files) = &self.own_files {
+            files.remove_all_but(own)?;
+        }
+        let Some(file) = &self.file else { return Ok(()) };
+        let Some(path) = file.capabilities().local_path else { return Ok(()) };
+        let takes = std::fs::metadata(&path).map_or(u64::MAX, |found| blocks_bytes(&found));
+        let listed: u64 = used.iter().map(|pages| pages.end - pages.start).sum();
+        if takes <= self.data_offset + listed * PAGE_BYTES {
+            return Ok(());
+        }
+        let mut from = 0;
+        for pages in used {
+            self.deallocate(from..pages.start)?;
+            from = pages.end;
+        }
+        self.deallocate(from..self.space_pages)
+    }
+
+    /// Whether this version keeps the unit of `kept` where it lies: those of long samples in files of their own, if the
+    /// tier has such files, and all others in its medium.
+    pub(super) fn is_place(&self, units: &Units, kept: &Kept) -> bool {
+        match (&self.own_files, units.long_of(kept.unit)) {
+            (Some(_), Some(_)) => {
+                let page = units.get(kept.unit).page;
+                kept.location(0) == CopyLocation::in_own_file(0, page)
+            }
+            _ => kept.page < OWN_FILES_PAGE,
+        }
+    }
+
+    /// The memory to pass to processes that attach.
+    pub(super) fn memory(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.as_ref()?.file()
+    }
+
+    /// Removes a unit from the index in memory; its page is written with its next change.
+    pub(super) fn forget(&self, unit: u32) {
+        if let Some(index) = &self.index {
+            index.lock().set(unit, None);
+        }
+    }
+
+    /// Opens a tier, and returns the copies that its index lists.
+    pub(super) fn open(
+        number: u8,
+        spec: &TierSpec,
+        identity: Identity,
+        units: &Units,
+        (policy, is_last): (Policy, bool),
+        origins: &[Arc<dyn Device>],
+    ) -> Result<(Media, Vec<Kept>)> {
+        // What a tier has a place and no room for finds none in the next tier either, so the others are not
+        // sparse. A plan knows which tier has room for what.
+        let space = |capacity| match is_last || policy == Policy::Clairvoyant {
+            true => Ledger::sparse_space(capacity, units),
+            false => capacity,
+        };
+        let (media, kept) = match &spec.kind {
+            TierKind::Ram => (in_memory(spec, units, policy, &space)?, Vec::new()),
+            TierKind::File(path) => in_file(path, spec, identity, units, origins, &space)?,
+        };
+        let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
+        if smallest.is_some_and(|pages| pages > media.capacity_pages) {
+            tracing::warn!(tier = number, name = %media.name, "too small for any sample: it stays empty");
+        }
+        Ok((media, kept))
+    }
+
+    /// A tier in memory that other processes can map, where the operating system has such memory.
+    fn of_memory(name: String, capacity_pages: u64, space_pages: u64) -> Result<Media> {
+        let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES).max(PAGE_BYTES);
+        let (len_bytes, block_len) = (bytes(capacity_pages), PAGE_BYTES as u32);
+        let (memory, space_pages) = match space_pages > capacity_pages {
+            true => (MemNamespace::sparse(bytes(space_pages), len_bytes), space_pages),
+            false => (MemNamespace::shared(len_bytes, block_len), capacity_pages),
+        };
+        let (memory, space_pages) = match memory {
+            Ok(memory) => (memory, space_pages),
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => return Err(error),
+            Err(error) => {
+                tracing::debug!(tier = %name, error = %error.report(), "no shared memory");
+                (MemNamespace::new(len_bytes, block_len)?, capacity_pages)
+            }
+        };
+        Ok(Media {
+            _lock: None,
+            name,
+            device: Arc::new(memory.clone()),
+            data_offset: 0,
+            capacity_pages,
+            space_pages,
+            file: None,
+            memory: memory.file().is_some().then_some(memory),
+            own_files: None,
+            index: None,
+            _exclusive: None,
+        })
+    }
+}
+
+/// The tiers that another process owns, for reading; `memory` are those in memory.
+pub(super) fn attached(
+    tiers: &[SharedTier],
+    memory: Vec<OwnedFd>,
+    units: &Units,
+) -> Result<Vec<Media>> {
+    let mut memory = memory.into_iter();
+    let mut media = |tier: &SharedTier| {
+        let device: Arc<dyn Device> = match &tier.place {
+            Place::File(path) => {
+                let used = tier.data_offset + tier.capacity_pages * PAGE_BYTES;
+                let direct = direct_for(path, used);
+                Arc::new(FileNamespace::open(
+                    path,
+                    FileOptions { direct, ..FileOptions::default() },
+                )?)
+            }
+            Place::Memory(len_bytes) => {
+                let missing =
+                    || Error::new(ErrorKind::Internal, "the owner of the tiers sent no memory");
+                let file = memory.next().ok_or_else(missing)?;
+                let pages = if tier.is_sparse { HugePages::Off } else { HugePages::Auto };
+                Arc::new(MemNamespace::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
+            }
+        };
+        let own_files = match &tier.place {
+            Place::File(path) if tier.has_own_files => OwnFiles::beside(path, units),
+            _ => None,
+        };
+        Ok(Media {
+            _lock: None,
+            name: tier.name.clone(),
+            device: match &own_files {
+                Some(files) => files.behind(device, tier.data_offset),
+                None => device,
+            },
+            own_files,
+            data_offset: tier.data_offset,
+            capacity_pages: tier.capacity_pages,
+            space_pages: tier.capacity_pages, // the owner gives out places
+            file: None,
+            memory: None,
+            index: None,
+            _exclusive: None,
+        })
+    };
+    tiers.iter().map(&mut media).collect()
+}
+
+/// A tier in memory, no larger than the data set.
+///
+/// Sparse memory has no huge pages, so it is used only where that makes room.
+fn in_memory(
+    spec: &TierSpec,
+    units: &Units,
+    policy: Policy,
+    space: &dyn Fn(u64) -> u64,
+) -> Result<Media> {
+    let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
+    let space_pages = match policy {
+        Policy::FirstTouch | Policy::Clairvoyant => space(capacity_pages),
+        Policy::None => capacity_pages,
+    };
+    Media::of_memory(spec.to_string(), capacity_pages, space_pages).map_err(|error| {
+        error.hint(format!("the tier {spec} must fit into memory beside everything else"))
+    })
+}
+
+fn in_file(
+    path: &Path,
+    spec: &TierSpec,
+    identity: Identity,
+    units: &Units,
+    origins: &[Arc<dyn Device>],
+    space: &dyn Fn(u64) -> u64,
+) -> Result<(Media, Vec<Kept>)> {
+    let name = spec.to_string();
+    let data_offset = Index::data_offset(units);
+    let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;
+    if quota <= data_offset {
+        let text = format!("the tier {name} is smaller than its own index of {data_offset} bytes");
+        return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+    }
+    let named = |error: Error| {
+        let hint = match error.kind() {
+            ErrorKind::NotFound => format!("make the folder of the tier {name} first"),
+            ErrorKind::Busy => format!(
+                "the process that has the tier {name} does not share it: it belongs to another \
+                 user, or reads another image; use another folder"
+            ),
+            _ => format!("the error concerns the tier {name}"),
+        };
+        error.hint(hint)
+    };
+    // Held until the file is open and locked itself, so that nobody removes it in between.
+    let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
+    let TierPath { path, exclusive } =
+        take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
+    if folder.is_some() && path.exists() && !folder::is_unused(&path) {
+        let text = "another process uses this tier";
+        return Err(named(Error::new(ErrorKind::Busy, text).path(path)));
+    }
+    let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
+    if let Some(folder) = &folder {
+        let wanted = data_offset.saturating_add(units.num_pages() * PAGE_BYTES);
+        quota = folder.reserve(&path, identity, quota, wanted)?;
+        if quota <= data_offset {
+            tracing::warn!(
+                tier = %name,
+                "other processes use the whole quota for tiers of other data sets: this one stays \
+                 empty; raise the quota"
+            );
+            return Ok((Media::of_memory(name, 0, 0)?, Vec::new()));
+        }
+    }
+    let capacity_pages = (quota - data_offset) / PAGE_BYTES;
+    let space_pages = space(capacity_pages);
+    if folder.is_some() {
+        folder::shorten(&path, data_offset.saturating_add(space_pages.saturating_mul(PAGE_BYTES)))?;
+    }
+    let device = Arc::new(open_file(&path, quota).map_err(named)?);
+    let space_pages = match grow_sparse(&device, data_offset, space_pages) {
+        true => space_pages,
+        false => capacity_pages,
+    };
+    let lock = device.keep_lock_from_children();
+    if folder.is_some() {
+        folder::note_use(&path);
+    }
+    let mut io = Blocking::new(device.queue_pair()?)?;
+    let (mut index, kept) = read_index(&mut io, &name, identity, units)?;
+    if index.set_quota(quota) {
+        io.write_at(0, index.header())?;
+        io.flush()?;
+    }
+    let index = Some(Mutex::new(index));
+    let own_files = folder.is_some().then(|| OwnFiles::beside(&path, units)).flatten();
+    own_files.as_ref().map_or(Ok(()), OwnFiles::create)?;
+    let media = Media {
+        _lock: Some(lock),
+        name,
+        file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
+        device: match &own_files {
+            Some(files) => files.behind(device, data_offset),
+            None => device,
+        },
+        own_files,
+        data_offset,
+        capacity_pages,
+        space_pages,
+        memory: None,
+        index,
+        _exclusive: exclusive,
+    };
+    Ok((media, kept))
+}
+
+/// The quota, or the free space of the file system if that is less.
+///
+/// # Errors
+/// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: it is full.
+fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
+    let Some(Room { free, all }) = room_on_disk(path) else { return Ok(quota) };
+    if quota > all {
+        let text = format!("the tier {name} is larger than its whole file system: {all} bytes");
+        let hint = "give a quota that fits, or another path";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).path(path).hint(hint));
+    }
+    if quota <= free {
+        return Ok(quota);
+    }
+    tracing::warn!(
+        tier = %name,
+        quota_bytes = quota,
+        free_bytes = free,
+        "its file system has less room than its quota: it keeps what fits now"
+    );
+    if free / PAGE_BYTES * PAGE_BYTES <= data_offset {
+        let text = format!(
+            "the file system has {free} bytes free, and the index of the tier {name} needs \
+             {data_offset}"
+        );
+        let hint = "make room there, or put the tier elsewhere";
+        return Err(Error::new(ErrorKind::NoSpace, text).path(path).hint(hint));
+    }
+    Ok(free / PAGE_BYTES * PAGE_BYTES)
+}
+
+/// Reads the index, or writes a new one if there is none of this data set.
+fn read_index(
+    io: &mut Blocking,
+    name: &str,
+    identity: Identity,
+    units: &Units,
+) -> Result<(Index, Vec<Kept>)> {
+    let old = io.read(0, Index::len_bytes(units.len()) as usize)?;
+    let why = match Index::parse(&old, identity.uuid, identity.generation, units) {
+        Ok(found) => return Ok(found),
+        Err(why) => why,
+    };
+    match why {
+        IndexError::Newer { found } => tracing::warn!(
+            tier = %name,
+            "its copies belong to generation {found}, and the image opened at {}: its newest \
+             superblock may be damaged (dlfs verify checks it); the tier begins empty",
+            identity.generation
+        ),
+        IndexError::Version { .. } => tracing::info!(tier = %name, "the tier begins empty: {why}"),
+        _ => tracing::debug!(tier = %name, "begins empty: {why}"),
+    }
+    let index = Index::new(identity.uuid, identity.generation, units);
+    io.write_at(0, index.header())?;
+    // Before the first copy: without the header, copies would be unknown data that nothing may
+    // overwrite.
+    io.flush()?;
+    Ok((index, Vec::new()))
+}
+
+/// Bytes of a file system.
+struct Room {
+    /// Free for the tier's file, including what the file already occupies.
+    free: u64,
+    all: u64,
+}
+
+/// The room of the file system of the tier at `path`; `None` if unknown, or for a block device.
+fn room_on_disk(path: &Path) -> Option<Room> {
+    let has_bytes = match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => {
+            blocks_bytes(&found).saturating_add(own_files::bytes_beside(path))
+        }
+        Ok(_) => return None,
+        Err(_) => 0,
+    };
+    let stat = rustix::fs::statvfs(path.parent()?).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    let free = has_bytes.saturating_add(bytes(stat.f_bavail));
+    // Some user-space file systems do not report their size.
+    (stat.f_blocks > 0).then(|| Room { free, all: bytes(stat.f_blocks) })
+}
+
+/// Opens the tier's file exclusively, and extends it to the quota.
+fn open_file(path: &Path, quota: u64) -> Result<FileNamespace> {
+    let direct = direct_for(path, quota);
+    let options =
+        FileOptions { create_len: Some(quota), private: true, direct, ..FileOptions::default() };
+    FileNamespace::open(path, options)
+}
+
+/// A sparse file is long and may still fit into the page cache.
+fn direct_for(path: &Path, used_bytes: u64) -> Direct {
+    let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+    if is_device { Direct::Auto } else { Direct::for_sparse(used_bytes) }
+}
+
+/// Makes the file long enough for a space of so many pages, if its file system frees pages one by one and has
+/// files that long. Else the quota is all the space that there is.
+fn grow_sparse(device: &FileNamespace, data_offset: u64, space_pages: u64) -> bool {
+    let Some(len) =
+        space_pages.checked_mul(PAGE_BYTES).and_then(|len| len.checked_add(data_offset))
+    else {
+        return false;
+    };
+    let behind = device.namespace().len_bytes();
+    let grown = device.deallocate(behind..behind + PAGE_BYTES).and_then(|()| device.grow(len));
+    if let Err(error) = &grown {
+        tracing::debug!(error = %error.report(), "the tier's file is not sparse");
+    }
+    grown.is_ok()
+}
+
+/// Bytes that the file takes on its file system.
+fn blocks_bytes(file: &std::fs::Metadata) -> u64 {
+    file.blocks().saturating_mul(STAT_BLOCK_BYTES)
+}
+
+/// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).
+const STAT_BLOCK_BYTES: u64 = 512;

@@ -1,0 +1,696 @@
+//! Tiers at run time: devices in front of an origin that serve existing copies and create new ones.
+//!
+//! [`Cache::new`] opens the tiers and wraps each namespace of a data set in a device. A read
+//! through such a device is served from copies in a tier, from the origin, or in pieces from both. Pages
+//! from the origin that a tier keeps go to the *copier*, a thread that writes them to the tier, then
+//! publishes the copies, and fetches the pages of kept samples that nobody reads. If several readers
+//! want a page at the same time, one reads it from the origin and the others wait for its copy, for a
+//! second or four times as long as a read of the origin takes. Everything above a queue pair (readers,
+//! loaders, targets, all languages) uses tiers without changes.
+//!
+//! Small sequential reads of the origin are combined into few large ones (`read_ahead.rs`): a parallel
+//! file system then gets one request where the reader makes four.
+//!
+//! Copies are not trusted: the reader verifies every sample against the directory's checksum. A
+//! copy that differs is reported through [`QueuePair::report_corrupt`](dlfs_io::qpair::QueuePair), counted,
+//! read from the origin and written again. A failed read from a tier is a miss; a tier that cannot
+//! be written is switched off with one warning.
+//!
+//! A tier in memory lends its copies to a target, which sends them without copying them first. What is lent never
+//! changes: where copies were corrupt or evicted, nothing is written before all borrowers are done
+//! (`copier/lent.rs`). Only the process that owns the tiers lends, since it alone knows what it has lent.
+//!
+//! A folder holds the tiers of several data sets (`folder.rs`). There, each file of a plain folder above 16 MiB is
+//! kept as one file, which programs can open (`own_files.rs`). Environments are described in a file of our own
+//! (`config.rs`) or in HDMLP's (`hdmlp.rs`, in the text format of `libconfig.rs`).
+//!
+//! `tier` decides quota, admission and locations, `plan` by known rates whether a copy or the origin is faster
+//! (`sources.rs`); this module only moves data.
+//!
+//! Processes of a node share their tiers (`share/`): the first one owns them, the others read its
+//! copies and send it what they read from the origin. So does a forked child (`running.rs`). Where tiers
+//! are not shared, a forked child reads the existing copies and creates none.
+//!
+//! Read `device.rs` and `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `takeover.rs` says
+//! what a tier may overwrite.
+
+mod admission;
+mod config;
+mod config_file;
+mod copier;
+mod device;
+mod folder;
+mod hdmlp;
+mod heir;
+mod holdings;
+mod libconfig;
+mod media;
+mod opening;
+mod options;
+mod own_files;
+mod pair;
+mod plan;
+mod probe;
+mod read_ahead;
+mod running;
+mod share;
+mod sources;
+mod stats;
+mod takeover;
+mod vacated;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64;
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::metrics::{Measured, Snapshot};
+use dlfs_base::process::Forked;
+use dlfs_base::registry::Registration;
+use dlfs_base::threads::Fate;
+use dlfs_base::units::Generation;
+use dlfs_format::directory::Intact;
+use dlfs_format::format::Uuid;
+use dlfs_io::qpair::Device;
+use dlfs_io::qpair::group::Waker;
+use dlfs_order::plan::Source;
+use dlfs_order::tier::{
+    Candidate, CopyLocation, CopyTable, Holding, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,
+    copies_to_evict,
+};
+
+pub use config::{Environment, Point, TierTable};
+pub use options::{TierKind, TierOptions, TierSpec};
+pub use plan::{TierPlan, TierRooms};
+pub use probe::{Probe, probe};
+pub use stats::{CacheStats, OriginStats, TierStats};
+
+use copier::{Job, LAST_WRITES};
+use holdings::{Held, Holdings};
+use media::Media;
+use opening::Opening;
+use plan::{Plans, pages_of};
+use running::Tiers;
+use share::Link;
+use sources::Sources;
+use stats::Counters;
+
+/// The tiers of one data set in one process. Dropping it writes what readers have brought; its devices then still
+/// serve reads, but nothing more is copied.
+pub struct Cache {
+    tiers: Arc<Tiers>,
+    devices: Vec<Arc<dyn Device>>,
+    policy: Policy,
+    _metered: Registration,
+}
+
+/// State shared by all queue pairs and the copier.
+struct Shared {
+    /// Threads and connections exist only in the process that created them.
+    home: Forked<()>,
+    units: Arc<Units>,
+    copies: CopyTable,
+    ledger: Mutex<Ledger>,
+    /// The owner keeps by these together.
+    plans: Mutex<Plans>,
+    /// What they hold for other nodes together.
+    holdings: Mutex<Holdings>,
+    media: Vec<Media>,
+    origins: Vec<Arc<dyn Device>>,
+    counters: Arc<Counters>,
+    sources: Arc<Sources>,
+    jobs: Sender<Job>,
+    /// Wakes the copier, if this process owns the tiers.
+    waker: Option<Waker>,
+    /// The process that owns the tiers, if it is another one.
+    attached_to: Option<u32>,
+    /// Whether other processes attach to the tiers of this one.
+    is_shared: bool,
+    /// How many processes have attached.
+    num_attached: AtomicUsize,
+    /// The connection to the owner.
+    link: Forked<Option<Link>>,
+    /// Bytes queued for the copier.
+    queued_bytes: AtomicUsize,
+    /// Reads of the origin that somebody waits for.
+    demand: Arc<AtomicUsize>,
+    /// What copies are compared with before they are published, where other nodes rely on them.
+    intact: Arc<OnceLock<Arc<Intact>>>,
+    /// Number of waits for a claimed page that were in vain, since the last one that succeeded.
+    overdue: AtomicU32,
+    /// The state that replaces this one after the owner's end.
+    next: OnceLock<Arc<Shared>>,
+    /// Tells the copier to end, or says that it has died.
+    stop: AtomicBool,
+    /// Why the copier died, if it did.
+    fate: Fate,
+}
+
+/// The data set that copies belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The image.
+    pub uuid: Uuid,
+    /// Its generation.
+    pub generation: Generation,
+}
+
+impl Cache {
+    /// Opens the tiers of `options` in front of `origins`, the namespaces that `units` divide.
+    ///
+    /// Copies of an earlier run in a local tier are reused after their checksums were verified, in
+    /// the background. If another process of the same user has these tiers open for the same data
+    /// set, this one attaches to it: see `share`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
+    /// `Busy`: another process or a file system uses it, and does not share it. `Unsupported`: the
+    /// process that has it runs another version of dlfs. `InvalidArgument`: too many tiers, a tier
+    /// too small for its own index, or a tier that is the data set itself. `OutOfMemory`: for a
+    /// tier in memory.
+    pub fn new(
+        origins: &[Arc<dyn Device>],
+        units: Units,
+        identity: Identity,
+        options: &TierOptions,
+    ) -> Result<Cache> {
+        options.check()?;
+        let opening = Opening {
+            origins: origins.to_vec(),
+            units: Arc::new(units),
+            identity,
+            options: options.clone(),
+            counters: Arc::new(Counters::new(options::MAX_TIERS)),
+            sources: Arc::new(Sources::new(options.rates.clone())),
+            plan: Arc::new(Forked::new(Mutex::default())),
+            demand: Arc::default(),
+            holding: Arc::default(),
+            intact: Arc::default(),
+        };
+        let until = Instant::now() + ATTACH_WAIT;
+        let mut was_free = false;
+        let (shared, owned) = loop {
+            match opening.attach_or_own() {
+                // The process that has them may still be opening them, or ending.
+                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {
+                    let is_free = share::is_free(options, identity);
+                    if is_free && was_free {
+                        return Err(error); // the other process is not one of dlfs
+                    }
+                    was_free = is_free;
+                    std::thread::sleep(ATTACH_AGAIN);
+                }
+                opened => break opened?,
+            }
+        };
+        let tiers = Arc::new(Tiers::new(opening, shared, owned)?);
+        let metered = Registration::new(&tiers);
+        let devices = device::devices(&tiers);
+        Ok(Cache { devices, tiers, policy: options.policy, _metered: metered })
+    }
+
+    /// Waits until what readers have brought so far is written, and the index that a restart finds it by; or sent to
+    /// the process that owns the tiers. For 15 s at most. For who does not drop the cache; dropping it does so, too.
+    pub fn flush(&self) {
+        self.tiers.latest().flush();
+    }
+
+    /// The process that owns the tiers, if this one has attached to another.
+    pub fn owner(&self) -> Option<u32> {
+        self.tiers.latest().attached_to
+    }
+
+    /// The name of the node that the tiers are on, if its user has named it.
+    pub fn node(&self) -> Option<&str> {
+        self.tiers.opening.options.node.as_deref()
+    }
+
+    /// The namespaces of the data set, with the tiers in front of them.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// The namespaces as other nodes see them: thinly provisioned, with as many blocks in use as there are
+    /// copies. With `copies_only`, a read of data without copies ends with *Deallocated or Unwritten Logical
+    /// Block*, and never reaches the origin.
+    pub fn views(&self, copies_only: bool) -> Vec<Arc<dyn Device>> {
+        device::views(&self.tiers, copies_only)
+    }
+
+    /// The policy that decides which units are kept.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// The units of the data set.
+    pub fn units(&self) -> &Arc<Units> {
+        &self.tiers.opening.units
+    }
+
+    /// Quota of each tier in pages, fastest first.
+    pub fn capacities(&self) -> Vec<u64> {
+        self.tiers.latest().media.iter().map(|media| media.capacity_pages).collect()
+    }
+
+    /// What the tiers can keep for which a plan is made.
+    pub fn rooms(&self) -> TierRooms {
+        self.tiers.latest().rooms()
+    }
+
+    /// Says how many processes of the job read from the origin at once, 1 if nobody says. Where rates are known,
+    /// their number decides whether a tier's copies are faster to read than the origin; those that are not
+    /// are not read, and no more are made. Warns of each such tier.
+    pub fn set_processes(&self, processes: u32) {
+        let sources = &self.tiers.opening.sources;
+        for tier in sources.choose_for(processes) {
+            if let Some(spec) = self.tiers.opening.options.tiers.get(usize::from(tier)) {
+                tracing::warn!(
+                    tier = %spec,
+                    "the origin is faster than the tier, which is not used: {}",
+                    sources.why_avoided(tier, processes)
+                );
+            }
+        }
+        let shared = self.tiers.latest();
+        if shared.is_owner() {
+            let mut ledger = shared.ledger.lock();
+            shared.sources.tell(&mut ledger, shared.media.len());
+            shared.copies.set_room(ledger.room());
+        }
+    }
+
+    /// Sets this process's plan of the next run. Processes that share the tiers keep by all of their plans
+    /// together: portions by the number of reads of all processes, then by the earliest first read of any.
+    /// Existing copies stay, unless they are evicted for portions that are read more often.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the plan belongs to another data set, or to other tiers; nothing has
+    /// changed.
+    pub fn set_plan(&self, plan: &TierPlan) -> Result<()> {
+        let shared = self.tiers.latest();
+        plan.check(&shared.units, shared.media.len())?;
+        let plan = Arc::new(plan.clone());
+        // Before the current state is looked up: whoever succeeds it sets the stored plan.
+        *self.tiers.opening.plan.get_or_init(Mutex::default).lock() = Some(Arc::clone(&plan));
+        self.tiers.latest().set_plan(plan);
+        Ok(())
+    }
+
+    /// Keeps room for the chunks that this node holds for all nodes of its job: other pages are kept only in
+    /// the room that those leave, and copies of an earlier run are evicted where they take more. `chunks` are
+    /// the namespace and the bytes of each chunk, and whether this node holds it. With `fills` the copier fetches
+    /// those that this node holds; otherwise it fetches the rest of those that somebody begins to read. Samples
+    /// that arrive whole are compared with `intact` before they are published. Where another process owns the tiers,
+    /// it keeps the room and fetches.
+    ///
+    /// Only first-touch; a plan says itself what is kept.
+    pub fn set_held(
+        &self,
+        chunks: impl IntoIterator<Item = (u16, Range<u64>, bool)>,
+        fills: bool,
+        intact: &Arc<Intact>,
+    ) {
+        self.set_checked(intact);
+        let units = self.units();
+        let chunk = |(namespace, bytes, is_held)| {
+            let units_of = units.within(namespace, &bytes);
+            let pages = units_of.clone().map(|unit| u64::from(units.get(unit).pages())).sum();
+            (units_of, pages, is_held)
+        };
+        let chunks = Holding::new(chunks.into_iter().map(chunk));
+        if self.policy == Policy::FirstTouch {
+            let held = Held { chunks, fills };
+            // Before the current state is looked up: whoever succeeds it holds what is stored.
+            *self.tiers.opening.holding.lock() = Some(held.clone());
+            self.tiers.latest().set_held(held);
+        }
+    }
+
+    /// Samples that arrive whole are compared with `intact` before their copies are published, since other nodes
+    /// rely on them.
+    pub fn set_checked(&self, intact: &Arc<Intact>) {
+        // A second round has the same samples.
+        let _ = self.tiers.opening.intact.set(Arc::clone(intact));
+    }
+
+    /// Where to read data of which this node has a copy in the tier `own`, and another node has one in its tier
+    /// `other`, while `processes` read from the origin at once: by the rates that are known, the nearest of equally
+    /// fast ones.
+    pub fn source(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
+        self.tiers.opening.options.rates.choose(own, other, processes)
+    }
+
+    /// A number that is the same for all processes of this machine that share these tiers, and that no other tiers
+    /// have while this machine runs; 0 if they are not shared.
+    pub fn shared_id(&self) -> u64 {
+        let Opening { options, identity, .. } = &self.tiers.opening;
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        match share::socket_name(options, *identity) {
+            Some(name) if !boot.is_empty() => {
+                let user = rustix::process::geteuid().as_raw();
+                xxh3_64(format!("{boot}{user}-{name}").as_bytes()).max(1)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Counters of reads and copies since the start.
+    pub fn stats(&self) -> CacheStats {
+        self.tiers.stats()
+    }
+
+    /// How many bytes of `range` of a namespace have copies.
+    pub fn kept_bytes(&self, namespace: u16, range: &Range<u64>) -> u64 {
+        let (shared, units) = (self.tiers.latest(), self.units());
+        let kept = |unit: u32| {
+            let start = units.get(unit).start_bytes();
+            let pages = shared.copies.there(unit).and(units.get(unit).pages_in(range));
+            let bytes = move |pages: Range<u32>| {
+                let at = |page: u32| start + u64::from(page) * PAGE_BYTES;
+                at(pages.end).min(range.end) - at(pages.start).max(range.start)
+            };
+            pages.runs().map(bytes).sum::<u64>()
+        };
+        units.within(namespace, range).map(kept).sum()
+    }
+
+    /// Whether no copy is being written or verified, or waits for either. For tests and benches.
+    pub fn is_settled(&self) -> bool {
+        let shared = self.tiers.latest();
+        if let Some(link) = shared.link() {
+            return link.is_idle();
+        }
+        shared.counters.is_settled() || shared.fate.died().is_some()
+    }
+}
+
+impl Shared {
+    /// A state without a copier, a connection or copies.
+    fn new(opening: &Opening, media: Vec<Media>, jobs: Sender<Job>) -> Shared {
+        Shared {
+            home: Forked::new(()),
+            units: Arc::clone(&opening.units),
+            copies: CopyTable::new(0),
+            ledger: Mutex::new(Ledger::new(Policy::None, Stop::Never, &[])),
+            plans: Mutex::default(),
+            holdings: Mutex::default(),
+            counters: Arc::clone(&opening.counters),
+            sources: Arc::clone(&opening.sources),
+            media,
+            origins: opening.origins.clone(),
+            jobs,
+            waker: None,
+            attached_to: None,
+            is_shared: false,
+            num_attached: AtomicUsize::new(0),
+            link: Forked::new(None),
+            queued_bytes: AtomicUsize::new(0),
+            demand: Arc::clone(&opening.demand),
+            intact: Arc::clone(&opening.intact),
+            overdue: AtomicU32::new(0),
+            next: OnceLock::new(),
+            stop: AtomicBool::new(false),
+            fate: Fate::default(),
+        }
+    }
+
+    /// Sets this process's plan: here, or at the owner.
+    fn set_plan(&self, plan: Arc<TierPlan>) {
+        if let Some(link) = self.link() {
+            link.send(Job::Merge(plan));
+        } else if self.is_owner() {
+            self.plans.lock().own = Some(plan);
+            self.apply_plans();
+        }
+    }
+
+    /// Adds the plan of an attached process, if the owner keeps by plans at all: its policy holds.
+    fn add_plan(&self, connection: u64, plan: TierPlan) {
+        let has_portions = plan.reads.len() == self.units.num_portions() as usize;
+        if self.ledger.lock().policy() == Policy::Clairvoyant && has_portions {
+            self.plans.lock().attached.insert(connection, Arc::new(plan));
+            self.apply_plans();
+        }
+    }
+
+    /// Keeps by the plans of all processes from now on.
+    fn apply_plans(&self) {
+        // Held until the copier has the plan, so that an older one does not overtake it.
+        let plans = self.plans.lock();
+        let rooms = self.rooms();
+        let plan = plans.merged(&self.units, &rooms);
+        let by_unit = plan.by_unit(&self.units, rooms.keep_parts);
+        let mut ledger = self.ledger.lock();
+        let evicted = self.evicted(&plan, (&by_unit, rooms.keep_parts), &ledger);
+        ledger.set_plan(by_unit);
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        let mut wanted: Vec<u32> =
+            plan.copies.iter().map(|&(portion, _)| self.units.portion(portion).0).collect();
+        let mut is_new = vec![true; self.units.len() as usize];
+        wanted.retain(|&unit| std::mem::take(&mut is_new[unit as usize]));
+        self.send(Job::Plan { wanted, evicted });
+    }
+
+    fn rooms(&self) -> TierRooms {
+        let all = self.units.num_pages();
+        let keeps = |media: &Media| media.is_sparse() || media.capacity_pages >= all;
+        TierRooms {
+            pages: self.media.iter().map(|media| media.capacity_pages).collect(),
+            // What the owner's tiers keep the owner knows.
+            keep_parts: self.link().is_some() || self.media.iter().all(keeps),
+        }
+    }
+
+    /// The units with pages whose copies a plan evicts: parts of units where tiers keep parts.
+    fn evicted(
+        &self,
+        plan: &TierPlan,
+        planned: (&[(u8, PageSet)], bool),
+        ledger: &Ledger,
+    ) -> Vec<(u32, PageSet)> {
+        let (units, (_, keep_parts)) = (&self.units, planned);
+        let reads = |portion: u32| plan.reads[portion as usize];
+        let candidate = |portion: u32, pages: u32| {
+            let all = units.portions_of(units.portion(portion).0);
+            let most = || all.map(reads).max().unwrap_or(0);
+            let reads = if keep_parts { reads(portion) } else { most() };
+            (pages > 0).then_some(Candidate { portion, pages: pages.into(), reads })
+        };
+        let mut present = vec![Vec::new(); self.media.len()];
+        for unit in 0..units.len() {
+            let is_first = unit == units.together_with(unit).start;
+            let Some(location) = self.copies.location(unit).filter(|_| is_first) else { continue };
+            let portions = units.portions_of(unit).take(if keep_parts { usize::MAX } else { 1 });
+            present[usize::from(location.tier)].extend(portions.filter_map(|portion| {
+                let pages = self.outside(portion, planned).map(|(_, pages)| pages.len()).sum();
+                candidate(portion, pages)
+            }));
+        }
+        let mut wanted = vec![Vec::new(); self.media.len()];
+        for &(portion, tier) in &plan.copies {
+            let kept = pages_of(units, portion, keep_parts);
+            let missing = kept.map(|(unit, pages)| pages.without(self.copies.reserved(unit)).len());
+            wanted[usize::from(tier)].extend(candidate(portion, missing.sum()));
+        }
+        let tiers = (0..).zip(present.into_iter().zip(wanted));
+        let free = |tier| ledger.capacity(tier) - ledger.used(tier);
+        let portions = tiers
+            .flat_map(|(tier, (present, wanted))| copies_to_evict(present, wanted, free(tier)));
+        let mut evicted = BTreeMap::<u32, PageSet>::new();
+        for (unit, pages) in portions.filter_map(|portion| self.outside(portion, planned).next()) {
+            let evicted = evicted.entry(unit).or_default();
+            *evicted = evicted.with(pages);
+        }
+        evicted.into_iter().collect()
+    }
+
+    /// The pages of a portion, or of its unit where that is kept whole, that are reserved and not in a plan.
+    fn outside<'a>(
+        &'a self,
+        portion: u32,
+        (by_unit, keep_parts): (&'a [(u8, PageSet)], bool),
+    ) -> impl Iterator<Item = (u32, PageSet)> + 'a {
+        let first_is_kept =
+            |unit: u32| by_unit.get(unit as usize).is_some_and(|(_, kept)| kept.0 & 1 == 1);
+        pages_of(&self.units, portion, keep_parts).map(move |(unit, pages)| {
+            let reserved = self.copies.reserved(unit).and(pages);
+            let outside = reserved.without(by_unit[unit as usize].1);
+            // Its last page also belongs to the next unit's first sample.
+            let serves_next =
+                first_is_kept(unit + 1) && self.units.border_of(unit + 1) == Some(unit);
+            let last = PageSet(u64::from(serves_next) << (self.units.get(unit).pages() - 1));
+            (unit, outside.without(last))
+        })
+    }
+
+    /// The current state of the tiers, after all takeovers.
+    fn latest(self: &Arc<Shared>) -> Arc<Shared> {
+        let mut latest = self;
+        while let Some(next) = latest.next.get() {
+            latest = next;
+        }
+        Arc::clone(latest)
+    }
+
+    /// Whether this is the process that opened the tiers, not a forked child of it.
+    fn is_at_home(&self) -> bool {
+        self.home.is_ours()
+    }
+
+    /// Whether this process has the copier.
+    fn is_owner(&self) -> bool {
+        self.is_at_home() && self.waker.is_some()
+    }
+
+    /// The connection to the owner, if this process has one.
+    fn link(&self) -> Option<&Link> {
+        self.link.get()?.as_ref()
+    }
+
+    /// Whether there is a copier that accepts data, here or in the owner.
+    fn has_copier(&self) -> bool {
+        match self.link() {
+            Some(link) => link.is_alive(),
+            None => self.is_owner() && !self.stop.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether the owner may be gone: the next one may overwrite the copies, so they are not used. A forked
+    /// child does not notice its parent's end, so it uses them only where nobody takes over.
+    fn is_detached(&self) -> bool {
+        match self.waker {
+            Some(_) => self.is_shared && !self.is_at_home(),
+            None => !self.link().is_some_and(Link::is_alive),
+        }
+    }
+
+    /// Which pages of the unit have copies that may be read, and where.
+    fn copies_of(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
+        let (location, pages) = self.copies.copies(unit)?;
+        // Another process wrote the table.
+        let is_known = usize::from(location.tier) < self.media.len();
+        (is_known && !self.is_detached()).then_some((location, pages))
+    }
+
+    /// As [`Shared::copies_of`], in tiers that are faster than the origin.
+    fn copies_to_read(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
+        self.copies_of(unit).filter(|(location, _)| !self.sources.is_avoided(location.tier))
+    }
+
+    /// Whether the unit's place is in a tier that is not used.
+    fn is_avoided(&self, unit: u32) -> bool {
+        self.copies.location(unit).is_some_and(|location| self.sources.is_avoided(location.tier))
+    }
+
+    /// Whether copies that were read since then have not been overwritten meanwhile.
+    fn is_unchanged_since(&self, evictions: u64) -> bool {
+        self.copies.evictions() == evictions && !self.is_detached()
+    }
+
+    /// Bytes that wait for the copier.
+    fn queued_bytes(&self) -> &AtomicUsize {
+        self.link().map_or(&self.queued_bytes, Link::queued_bytes)
+    }
+
+    /// Pages of each tier that are reserved, and that have copies.
+    fn count_pages(&self) -> (Vec<u64>, Vec<u64>) {
+        let (mut reserved, mut held) = (vec![0; self.media.len()], vec![0; self.media.len()]);
+        for unit in 0..self.units.len() {
+            let Some(location) = self.copies.location(unit) else { continue };
+            let tier = usize::from(location.tier);
+            if tier < self.media.len() {
+                reserved[tier] += u64::from(self.copies.reserved(unit).len());
+                held[tier] += u64::from(self.copies.there(unit).len());
+            }
+        }
+        (reserved, held)
+    }
+
+    /// Without a copier, the tiers serve existing copies and accept no more; readers go on.
+    fn copier_died(&self, error: &Error) {
+        self.fate.tell(error);
+        self.stop.store(true, Ordering::Release);
+        for tier in 0..self.media.len() {
+            self.switch_off(tier as u8, error);
+        }
+    }
+
+    fn flush(&self) {
+        let until = Instant::now() + LAST_WRITES;
+        if let Some(link) = self.link() {
+            let is_sent = || !link.is_alive() || link.queued_bytes().load(Ordering::Acquire) == 0;
+            while !is_sent() && Instant::now() < until {
+                std::thread::sleep(FLUSH_LOOK);
+            }
+        } else if self.has_copier() {
+            let (written, flushed) = crossbeam_channel::bounded(0);
+            self.send(Job::Flush(written));
+            let _ = flushed.recv_deadline(until); // it receives nothing: it ends when all is written, or is late
+        }
+    }
+
+    fn send(&self, job: Job) {
+        if let Some(link) = self.link() {
+            return link.send(job);
+        }
+        self.counters.unsettle(1);
+        // Fails only when everything ends, or when the copier has died.
+        let _ = self.jobs.send(job);
+        if let Some(waker) = &self.waker {
+            waker.wake();
+        }
+    }
+
+    /// Stops copying to `tier`; warns once.
+    fn switch_off(&self, tier: u8, why: &dyn std::fmt::Display) {
+        if self.ledger.lock().switch_off(tier) {
+            let tier = &self.media[usize::from(tier)].name;
+            tracing::warn!(%tier, "the tier takes no more copies: {why}");
+        }
+    }
+}
+
+impl Tiers {
+    fn stats(&self) -> CacheStats {
+        let shared = self.latest();
+        let mut stats = shared.counters.read(&shared.media, &shared.ledger.lock());
+        stats.owner = shared.attached_to;
+        let (reserved, held) = shared.count_pages();
+        for (tier, (reserved, held)) in stats.tiers.iter_mut().zip(reserved.into_iter().zip(held)) {
+            (tier.used_bytes, tier.held_bytes) = (reserved * PAGE_BYTES, held * PAGE_BYTES);
+        }
+        stats.attached = shared.is_shared.then(|| shared.num_attached.load(Ordering::Relaxed));
+        stats.died = shared.fate.died().map(|error| error.to_string());
+        stats
+    }
+}
+
+impl Measured for Tiers {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.stats().measure(snapshot);
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.tiers.stop();
+    }
+}
+
+/// How long to wait until the process that has the tiers open shares them or ends.
+const ATTACH_WAIT: Duration = Duration::from_secs(5);
+const ATTACH_AGAIN: Duration = Duration::from_millis(20);
+const FLUSH_LOOK: Duration = Duration::from_millis(1);
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,311 @@
+//! Opens the tiers: attaches to the process that owns them, or owns them.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::copier::{Copier, Job};
+use super::holdings::{Held, Holdings};
+use super::media::{self, Media};
+use super::options::TierOptions;
+use super::own_files;
+use super::share::{self, Hello, Link, Listener, Owner, Welcome};
+use super::sources::Sources;
+use super::stats::Counters;
+use super::{Identity, Shared, TierPlan};
+use dlfs_base::buf::SharedWords;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::Forked;
+use dlfs_base::threads::{self, Thread, caught};
+use dlfs_format::directory::Intact;
+use dlfs_io::qpair::Device;
+use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
+
+/// How [`Cache::new`](super::Cache::new), takeovers and forked children open the tiers.
+#[derive(Clone)]
+pub(super) struct Opening {
+    pub(super) origins: Vec<Arc<dyn Device>>,
+    pub(super) units: Arc<Units>,
+    pub(super) identity: Identity,
+    pub(super) options: TierOptions,
+    /// Counters that continue after takeovers.
+    pub(super) counters: Arc<Counters>,
+    pub(super) demand: Arc<AtomicUsize>,
+    /// What the rates of `options` decide.
+    pub(super) sources: Arc<Sources>,
+    /// This process's last plan, for the next owner.
+    pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
+    /// What this node holds for others, once that is known: for the next owner, too.
+    pub(super) holding: Arc<Mutex<Option<Held>>>,
+    /// What copies are compared with before they are published, where others rely on them.
+    pub(super) intact: Arc<OnceLock<Arc<Intact>>>,
+}
+
+/// The threads of the owner.
+pub(super) struct Owned {
+    pub(super) copier: Thread,
+    /// Serves processes that attach.
+    pub(super) owner: Option<Owner>,
+}
+
+impl Opening {
+    /// Attaches to the owner of the tiers, or owns them.
+    ///
+    /// # Errors
+    /// `Busy`: another process has the tiers; the source says why this one could not attach. Those of
+    /// [`Opening::attach`] and [`Opening::own`].
+    pub(super) fn attach_or_own(&self) -> Result<(Arc<Shared>, Option<Owned>)> {
+        let why = match self.attach() {
+            Ok(Some(shared)) => return Ok((shared, None)),
+            Ok(None) => None,
+            Err(error) if is_final(&error) => return Err(error),
+            Err(error) => Some(error),
+        };
+        let owned = self.own().map(|(shared, owned)| (shared, Some(owned)));
+        owned.map_err(|error| match why {
+            Some(why) if error.kind() == ErrorKind::Busy => error.source(why),
+            _ => error,
+        })
+    }
+
+    /// Sets this process's last plan again, after a takeover.
+    pub(super) fn set_plan_again(&self, shared: &Shared) {
+        let plan = self.plan.get().and_then(|plan| plan.lock().clone());
+        plan.into_iter().for_each(|plan| shared.set_plan(plan));
+    }
+
+    /// Says again what this node holds, after a takeover.
+    pub(super) fn hold_again(&self, shared: &Shared) {
+        let held = self.holding.lock().clone();
+        held.into_iter().for_each(|held| shared.set_held(held));
+    }
+
+    /// Opens the tiers as their owner.
+    fn own(&self) -> Result<(Arc<Shared>, Owned)> {
+        let Opening { origins, units, identity, options, .. } = self;
+        let listener = self.claim_memory()?;
+        let mut media = Vec::new();
+        let mut to_check = Vec::new();
+        for (number, spec) in (0..).zip(&options.tiers) {
+            let how = (options.policy, usize::from(number) + 1 == options.tiers.len());
+            let (opened, kept) = Media::open(number, spec, *identity, units, how, origins)?;
+            media.push(opened);
+            to_check.extend(kept.into_iter().map(|kept| (number, kept)));
+        }
+        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
+        let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
+        for (number, media) in (0..).zip(&media) {
+            ledger.set_space(number, media.space_pages);
+            if media.own_files.is_some() {
+                ledger.set_own_files(number);
+            }
+        }
+        self.sources.tell(&mut ledger, media.len());
+        let (copies, sharing) = match self.sharing(&media, listener) {
+            Some((copies, sharing)) => (copies, Some(sharing)),
+            None => (CopyTable::new(units.len()), None),
+        };
+        to_check.retain(|(tier, kept)| {
+            let location = kept.location(*tier);
+            let space = u64::from(units.get(kept.unit).pages() - u32::from(kept.first));
+            let place = kept.page..kept.page.saturating_add(space);
+            let is_restored = media[usize::from(*tier)].is_place(units, kept)
+                && copies.location(kept.unit).is_none()
+                && ledger.restore(*tier, place, kept.pages.len().into())
+                && copies.place(kept.unit, location);
+            if is_restored {
+                copies.reserve(kept.unit, kept.pages);
+            } else {
+                media[usize::from(*tier)].forget(kept.unit);
+            }
+            is_restored
+        });
+        let forget = |tier: u8, unit: u32| media[usize::from(tier)].forget(unit);
+        let incomplete = own_files::complete(units, &mut ledger, &copies, &mut to_check, &forget);
+        for (number, media) in (0..).zip(&media) {
+            media.deallocate_all_but(&pages_of(number, &to_check))?;
+        }
+        let mut behind = Vec::new();
+        let held = self.holding.lock().clone();
+        if let Some(Held { chunks, fills }) = held.clone() {
+            if fills {
+                behind.extend(chunks.held_units());
+            }
+            let lacking = lacking(&chunks, units, &copies);
+            ledger.set_holding(chunks, lacking);
+        }
+        copies.set_spare(!to_check.is_empty());
+        copies.set_room(ledger.room());
+        let (jobs, received) = crossbeam_channel::unbounded();
+        let calls = Copier::calls()?;
+        let shared = Arc::new(Shared {
+            copies,
+            ledger: Mutex::new(ledger),
+            holdings: Mutex::new(Holdings::of_owner(held)),
+            waker: Some(calls.waker()),
+            is_shared: sharing.is_some(),
+            ..Shared::new(self, media, jobs)
+        });
+        if !behind.is_empty() {
+            shared.send(Job::Behind(behind));
+        }
+        incomplete.into_iter().for_each(|units| shared.send(Job::Fill(units)));
+        let bandwidth = options.bandwidth_bytes_per_s;
+        let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
+        let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
+            let who = format!("the thread {COPIER}");
+            if let Err(error) = caught(&who, || copier.run()) {
+                copier.shared().copier_died(&error);
+            }
+        })?;
+        let owner = match sharing {
+            None => None,
+            Some(Sharing { name, listener, hello, files }) => {
+                Some(Owner::start(Arc::clone(&shared), name, listener, hello, files)?)
+            }
+        };
+        Ok((shared, Owned { copier: thread, owner }))
+    }
+
+    /// If no tier has a file that can be locked: takes the name of the socket as the lock.
+    fn claim_memory(&self) -> Result<Option<Listener>> {
+        let Some(name) = share::name_in_memory(&self.options, self.identity) else {
+            return Ok(None);
+        };
+        match Listener::on(&name) {
+            Ok(listener) => Ok(Some(listener)),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                let text = format!(
+                    "another process has the tiers in memory of this image, at the socket {name}"
+                );
+                let hint = "ss -xlp names the process; end it";
+                Err(Error::new(ErrorKind::Busy, text).hint(hint))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot create the socket of these tiers: other processes \
+                                        do not share them");
+                Ok(None)
+            }
+        }
+    }
+
+    /// The table in shared memory and the other data for processes that attach; `None` if the tiers are not
+    /// shared, or if the operating system has no such memory.
+    fn sharing(&self, media: &[Media], listener: Option<Listener>) -> Option<(CopyTable, Sharing)> {
+        let Opening { units, identity, options, .. } = self;
+        let name = match share::name_in_memory(options, *identity) {
+            Some(name) => listener.as_ref().map(|_| name),
+            None => share::socket_name(options, *identity),
+        }?;
+        let tiers = media.iter().map(Media::shared).collect::<Option<_>>()?;
+        let hello = Hello::new(*identity, units.fingerprint(), options.policy, tiers);
+        let shared = SharedWords::new(CopyTable::num_words(units.len())).and_then(|words| {
+            let table = std::iter::once(words.file()).chain(media.iter().filter_map(Media::memory));
+            let files = table.map(|file| file.try_clone_to_owned()).collect::<Result<_, _>>()?;
+            Ok((CopyTable::over(Box::new(words)), files))
+        });
+        match shared {
+            Ok((copies, files)) => {
+                let listener = listener.or_else(|| Listener::soon_on(&name));
+                Some((copies, Sharing { name, listener, hello, files }))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot create shared memory: other processes cannot use \
+                                        these tiers");
+                None
+            }
+        }
+    }
+
+    /// Attaches to the process that owns the tiers; `None` if there is none for this data set.
+    ///
+    /// # Errors
+    /// `Unsupported`: the owner runs another version of dlfs. `Busy`: it has the tiers for another image.
+    /// Those of [`share::connect`].
+    pub(super) fn attach(&self) -> Result<Option<Arc<Shared>>> {
+        let Opening { identity, options, units, .. } = self;
+        let identity = *identity;
+        let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
+        let Some(welcome) = share::connect(&name)? else { return Ok(None) };
+        let Welcome { stream, hello, table, memory } = welcome;
+        let is_same = (hello.uuid, hello.generation) == (identity.uuid.0, identity.generation.0)
+            && hello.fingerprint == units.fingerprint();
+        if !is_same {
+            let pid = hello.pid;
+            let text = format!("process {pid} uses this tier for another image or generation");
+            let path = hello.tiers.first().map(|tier| tier.name.clone()).unwrap_or_default();
+            let hint = "use a folder: it holds the tiers of several images";
+            return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
+        }
+        // Rates of other tiers say nothing about these.
+        let sources = match share::has_same_tiers(&hello, options) {
+            true => Arc::clone(&self.sources),
+            false => Arc::default(),
+        };
+        share::warn_of_other_options(&hello, options);
+        let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
+        let media = media::attached(&hello.tiers, memory, units)?;
+        let (jobs, _) = crossbeam_channel::unbounded();
+        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
+        let shared = Arc::new(Shared {
+            copies: CopyTable::over(Box::new(words)),
+            ledger: Mutex::new(Ledger::new(options.policy, options.stop, &capacities)),
+            sources,
+            attached_to: Some(hello.pid),
+            link: Forked::new(Some(Link::start(stream)?)),
+            ..Shared::new(self, media, jobs)
+        });
+        tracing::debug!(owner = hello.pid, "attached to the tiers of another process");
+        Ok(Some(shared))
+    }
+
+    /// No tiers for now: reads go to the origin.
+    pub(super) fn none(&self) -> Arc<Shared> {
+        let (jobs, _) = crossbeam_channel::unbounded();
+        let copies = CopyTable::new(self.units.len());
+        Arc::new(Shared { copies, ..Shared::new(self, Vec::new(), jobs) })
+    }
+}
+
+/// The pages of `tier` that have copies, in ascending ranges.
+fn pages_of(tier: u8, copies: &[(u8, Kept)]) -> Vec<Range<u64>> {
+    let of_tier = copies.iter().filter(|(of, _)| *of == tier);
+    let runs = of_tier.flat_map(|(_, kept)| {
+        let at = |page: u32| kept.page + u64::from(page) - u64::from(kept.first);
+        kept.pages.runs().map(move |run| at(run.start)..at(run.end))
+    });
+    let mut runs: Vec<Range<u64>> = runs.collect();
+    runs.sort_unstable_by_key(|run| run.start);
+    runs
+}
+
+/// What the held chunks have neither reserved nor a place for.
+pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> Lacking {
+    holding.held_units().fold(Lacking::default(), |sum, unit| {
+        let all = units.get(unit).all();
+        let unplaced = if copies.location(unit).is_none() { all.len() } else { 0 };
+        Lacking {
+            pages: sum.pages + u64::from(all.without(copies.reserved(unit)).len()),
+            space: sum.space + u64::from(unplaced),
+        }
+    })
+}
+
+/// Whether the error is final: neither trying again nor owning the tiers helps.
+fn is_final(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
+}
+
+/// The owner's first message to processes that attach, and the name on which it listens.
+struct Sharing {
+    name: String,
+    listener: Option<Listener>,
+    hello: Hello,
+    files: Vec<OwnedFd>,
+}
+
+/// Name of the copier's thread.
+const COPIER: &str = "dlfs-tiers";

@@ -1,0 +1,165 @@
+//! Options of tiers, from a command line or a program.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::parse_size;
+use dlfs_order::plan::SourceRates;
+use dlfs_order::tier::{Policy, Stop};
+
+/// Options of tiers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TierOptions {
+    /// The tiers, fastest first; empty: the origin is read directly.
+    pub tiers: Vec<TierSpec>,
+    /// Which samples are kept.
+    pub policy: Policy,
+    /// When first-touch stops looking for room.
+    pub stop: Stop,
+    /// The most that the copier itself reads from the origin, in bytes per second; `None`: no
+    /// limit.
+    pub bandwidth_bytes_per_s: Option<u64>,
+    /// The rates of the tiers and of the origin, as far as they are known. They decide which copies are worth
+    /// reading, and how much is in flight at a tier.
+    pub rates: SourceRates,
+    /// The name of this node, where several run on one machine: processes on nodes of other names do not share
+    /// tiers in memory.
+    pub node: Option<String>,
+}
+
+/// One tier: its storage and its quota.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierSpec {
+    /// Its storage.
+    pub kind: TierKind,
+    /// Its quota in bytes, including its index.
+    pub quota_bytes: u64,
+    /// Whether existing data at the path may be destroyed. Otherwise only an empty file or device,
+    /// or an earlier tier, is taken over.
+    pub overwrite: bool,
+}
+
+/// The storage of a tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TierKind {
+    /// In this process's memory.
+    Ram,
+    /// In a file in this folder, or in this block device or file itself.
+    File(PathBuf),
+}
+
+impl TierOptions {
+    /// Whether any tier is used.
+    pub fn is_active(&self) -> bool {
+        !self.tiers.is_empty() && self.policy != Policy::None
+    }
+
+    /// Checks the options.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: too many tiers, a tier without room, or two tiers with the same path.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+        if self.tiers.len() > MAX_TIERS {
+            return refuse(format!("{} tiers, more than {MAX_TIERS}", self.tiers.len()));
+        }
+        for (index, tier) in self.tiers.iter().enumerate() {
+            if tier.quota_bytes == 0 {
+                return refuse(format!("the tier {tier} has a quota of 0 bytes"));
+            }
+            let is_file = matches!(tier.kind, TierKind::File(_));
+            if is_file && self.tiers[..index].iter().any(|other| other.kind == tier.kind) {
+                return refuse(format!("two tiers use the same path: {tier}"));
+            }
+        }
+        match self.bandwidth_bytes_per_s {
+            Some(0) => refuse("a copier of 0 bytes a second never ends".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for TierSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            TierKind::Ram => write!(f, "ram:{}", self.quota_bytes),
+            TierKind::File(path) => {
+                let overwrite = if self.overwrite { OVERWRITE } else { "" };
+                write!(f, "file:{}:{}{overwrite}", path.display(), self.quota_bytes)
+            }
+        }
+    }
+}
+
+impl FromStr for TierSpec {
+    type Err = Error;
+
+    /// Parses `ram:SIZE`, `file:PATH:SIZE` or `file:PATH:SIZE:overwrite`.
+    fn from_str(text: &str) -> Result<TierSpec> {
+        let refuse = |why: &str| {
+            Error::new(ErrorKind::InvalidArgument, format!("'{text}' is not a tier: {why}"))
+                .hint("ram:4G, or file:/fast/cache:20G for a folder, file or block device")
+        };
+        let size = |text: &str| parse_size(text).map_err(|why| refuse(&why));
+        if let Some(rest) = text.strip_prefix("ram:") {
+            let quota_bytes = size(rest)?;
+            return Ok(TierSpec { kind: TierKind::Ram, quota_bytes, overwrite: false });
+        }
+        let rest = text.strip_prefix("file:").ok_or_else(|| refuse("neither ram: nor file:"))?;
+        let (rest, overwrite) = match rest.strip_suffix(OVERWRITE) {
+            Some(rest) => (rest, true),
+            None => (rest, false),
+        };
+        let (path, quota) = rest.rsplit_once(':').ok_or_else(|| refuse("no size"))?;
+        if path.is_empty() {
+            return Err(refuse("no path"));
+        }
+        Ok(TierSpec { kind: TierKind::File(path.into()), quota_bytes: size(quota)?, overwrite })
+    }
+}
+
+/// The suffix that permits destroying existing data.
+const OVERWRITE: &str = ":overwrite";
+
+/// The most tiers that a copy location can encode.
+pub(super) const MAX_TIERS: usize = 15;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_are_parsed_from_text_and_other_text_is_refused_with_examples() {
+        let tier: TierSpec = "ram:4G".parse().unwrap();
+        assert_eq!(tier, TierSpec { kind: TierKind::Ram, quota_bytes: 4 << 30, overwrite: false });
+        let tier: TierSpec = "file:/a:b:20M".parse().unwrap();
+        let kind = TierKind::File("/a:b".into());
+        assert_eq!(tier, TierSpec { kind, quota_bytes: 20 << 20, overwrite: false });
+        let consent: TierSpec = "file:/a:b:20M:overwrite".parse().unwrap();
+        assert_eq!(consent, TierSpec { overwrite: true, ..tier.clone() });
+        for tier in [tier, consent] {
+            assert_eq!(tier.to_string().parse::<TierSpec>().unwrap(), tier);
+        }
+        for text in ["", "4G", "ram", "ram:", "ram:x", "file:/a", "file::4G", "disk:/a:4G"] {
+            let error = text.parse::<TierSpec>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.report().contains("ram:4G"), "{text}: {}", error.report());
+        }
+    }
+
+    #[test]
+    fn impossible_tiers_are_refused_by_name() {
+        let refuse = |tiers: &[&str], bandwidth_bytes_per_s| {
+            let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
+            let options = TierOptions { tiers, bandwidth_bytes_per_s, ..TierOptions::default() };
+            options.check().err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(refuse(&["ram:1M", "ram:2M", "file:/a:1M"], Some(1)), "");
+        assert!(refuse(&["ram:0"], None).contains("ram:0"));
+        assert!(refuse(&["file:/a:1M", "file:/a:2M"], None).contains("/a"));
+        assert!(refuse(&["ram:1M"; 16], None).contains("16 tiers"));
+        assert!(refuse(&[], Some(0)).contains("0 bytes"));
+    }
+}

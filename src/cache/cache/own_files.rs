@@ -1,0 +1,224 @@
+//! Long samples of a plain folder in a tier in a folder: each is a file of its own, so that a program can open the
+//! copy.
+//!
+//! The files lie in a folder beside the tier's own file, `tier-UUID-gGENERATION.files`. The tier's index lists their
+//! units as it does all others; what it does not list is not there, whatever the file has. A copy that is evicted is
+//! unlinked and never changed, so whoever has it open keeps the bytes.
+
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Cache, Shared};
+use dlfs_base::error::{Error, Result};
+use dlfs_io::qpair::Device;
+use dlfs_io::qpair::beside::{BesideFile, WithFiles};
+use dlfs_order::tier::{
+    CopyLocation, CopyTable, Kept, Ledger, LongSample, OWN_FILES_PAGE, PAGE_BYTES, Units,
+};
+
+/// The files of one tier.
+pub(super) struct OwnFiles {
+    folder: PathBuf,
+    samples: Vec<LongSample>,
+}
+
+impl OwnFiles {
+    /// Those beside the tier at `path`; `None` if no sample is long.
+    pub(super) fn beside(path: &Path, units: &Units) -> Option<OwnFiles> {
+        let samples = units.long().to_vec();
+        (!samples.is_empty()).then(|| OwnFiles { folder: folder_of(path), samples })
+    }
+
+    /// Makes the folder, for its owner alone.
+    pub(super) fn create(&self) -> Result<()> {
+        match fs::DirBuilder::new().mode(0o700).create(&self.folder) {
+            Err(_) if fs::symlink_metadata(&self.folder).is_ok_and(|found| found.is_dir()) => {
+                // That of an earlier version; another user's has the permissions that its owner gave it.
+                let _ = fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700));
+                Ok(())
+            }
+            made => made.map_err(|error| Error::from(error).path(&self.folder)),
+        }
+    }
+
+    /// `medium`, whose copies begin at `data_offset`, with the files behind it.
+    pub(super) fn behind(&self, medium: Arc<dyn Device>, data_offset: u64) -> Arc<dyn Device> {
+        let file = |sample: &LongSample| BesideFile {
+            name: name_of(sample),
+            offset_bytes: data_offset + (OWN_FILES_PAGE + sample.page) * PAGE_BYTES,
+            len_bytes: sample.len_bytes,
+        };
+        let files = self.samples.iter().map(file).collect();
+        Arc::new(WithFiles::new(medium, self.folder.clone(), files))
+    }
+
+    /// The file of a sample, whether or not there is one.
+    fn path_of(&self, sample: &LongSample) -> PathBuf {
+        self.folder.join(name_of(sample))
+    }
+
+    /// Removes the copy of a sample.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(super) fn remove(&self, sample: &LongSample) -> Result<()> {
+        let path = self.path_of(sample);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::from(error).path(path))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes all copies without a page in `used`, ascending ranges of pages of the tier.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(super) fn remove_all_but(&self, used: &[Range<u64>]) -> Result<()> {
+        for sample in &self.samples {
+            let start = OWN_FILES_PAGE + sample.page;
+            let end = start + sample.len_bytes.div_ceil(PAGE_BYTES);
+            let next = used.partition_point(|pages| pages.end <= start);
+            if used.get(next).is_none_or(|pages| pages.start >= end) {
+                self.remove(sample)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The folder of the files beside the tier at `path`.
+fn folder_of(path: &Path) -> PathBuf {
+    path.with_extension("files")
+}
+
+fn name_of(sample: &LongSample) -> String {
+    format!("copy-{:x}", sample.page)
+}
+
+/// Removes the files beside the tier at `path`.
+pub(super) fn remove_beside(path: &Path) -> std::io::Result<()> {
+    match fs::remove_dir_all(folder_of(path)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that the files beside the tier at `path` take on their file system.
+pub(super) fn bytes_beside(path: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder_of(path)) else { return 0 };
+    let blocks = |entry: fs::DirEntry| entry.metadata().map_or(0, |found| found.blocks());
+    entries.flatten().map(blocks).sum::<u64>().saturating_mul(512) // `stat(2)`
+}
+
+/// Completes long samples of which an earlier run has left a part: all of a sample is kept, or nothing. Returns the
+/// units to fetch; `forget` is called with tier and unit of those of samples for which the quota has no room.
+pub(super) fn complete(
+    units: &Units,
+    ledger: &mut Ledger,
+    copies: &CopyTable,
+    to_check: &mut Vec<(u8, Kept)>,
+    forget: &dyn Fn(u8, u32),
+) -> Vec<Range<u32>> {
+    let mut incomplete = Vec::new();
+    for sample in units.long() {
+        let together = units.together_with(sample.unit);
+        let Some(location) = together.clone().find_map(|unit| copies.location(unit)) else {
+            continue;
+        };
+        if !location.is_in_own_file() {
+            continue;
+        }
+        let tier = location.tier;
+        let missing = |unit: u32| units.get(unit).all().without(copies.reserved(unit));
+        let pages: u64 = together.clone().map(|unit| u64::from(missing(unit).len())).sum();
+        if pages == 0 {
+            continue;
+        }
+        if ledger.reserve(sample.unit, tier, pages) {
+            for unit in together.clone() {
+                copies.place(unit, CopyLocation::in_own_file(tier, units.get(unit).page));
+                copies.reserve(unit, units.get(unit).all());
+            }
+            incomplete.push(together);
+            continue;
+        }
+        to_check.retain(|(_, kept)| !together.contains(&kept.unit));
+        for unit in together.filter(|&unit| copies.location(unit).is_some()) {
+            ledger.unreserve(unit, tier, copies.reserved(unit).len().into());
+            copies.clear(unit);
+            forget(tier, unit);
+        }
+    }
+    incomplete
+}
+
+impl Cache {
+    /// Opens the copy of the sample at `range` of a namespace, if a tier keeps all of it as a file of its own: `open`
+    /// gets the path of the file. Returns what `open` has returned, and the number of the tier, and counts an open of
+    /// it; `None` also if the copy was evicted meanwhile, and what `open` has returned is dropped.
+    ///
+    /// The file has the sample's bytes and no others, as they were copied or, after a restart, verified; it is never
+    /// changed, and unlinked when the copy is evicted.
+    pub fn open_copy<T>(
+        &self,
+        namespace: u16,
+        range: &Range<u64>,
+        open: impl FnOnce(&Path) -> T,
+    ) -> Option<(u8, T)> {
+        let shared = self.tiers.latest();
+        let evictions = shared.copies.evictions();
+        let (tier, path) = shared.whole_copy(namespace, range)?;
+        let opened = open(&path);
+        let is_there = shared.whole_copy(namespace, range).is_some_and(|(now, _)| now == tier);
+        if !is_there || !shared.is_unchanged_since(evictions) {
+            return None;
+        }
+        shared.counters.opened(tier);
+        Some((tier, opened))
+    }
+
+    /// Counts a read of a copy that [`Cache::open_copy`] has opened.
+    pub fn count_read(&self, tier: u8, len: usize, took: Duration) {
+        self.tiers.latest().counters.hit(tier, len, took);
+    }
+}
+
+impl Shared {
+    /// The tier and the path of the copy of a long sample, if all of it is there.
+    fn whole_copy(&self, namespace: u16, range: &Range<u64>) -> Option<(u8, PathBuf)> {
+        let first = self.units.within(namespace, range).next()?;
+        let sample = self.units.long_of(first)?;
+        if self.units.get(first).start_bytes() != range.start
+            || sample.len_bytes != range.end - range.start
+        {
+            return None;
+        }
+        let tier = self.copies_to_read(first)?.0.tier;
+        let is_there = |unit: u32| {
+            self.copies_to_read(unit).is_some_and(|(location, there)| {
+                location.tier == tier
+                    && location.is_in_own_file()
+                    && self.units.get(unit).all().without(there).is_empty()
+            })
+        };
+        let files = self.media[usize::from(tier)].own_files.as_ref()?;
+        let all = self.units.together_with(first).all(is_there);
+        all.then(|| (tier, files.path_of(sample)))
+    }
+
+    /// Removes the file of a long sample of which no unit has a place any more.
+    pub(super) fn remove_own_file(&self, tier: u8, unit: u32) -> Result<()> {
+        let mut together = self.units.together_with(unit);
+        let is_gone = together.all(|unit| self.copies.location(unit).is_none());
+        match (&self.media[usize::from(tier)].own_files, self.units.long_of(unit)) {
+            (Some(files), Some(sample)) if is_gone => files.remove(sample),
+            _ => Ok(()),
+        }
+    }
+}

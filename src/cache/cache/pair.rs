@@ -1,0 +1,816 @@
+//! A namespace with tiers in front of it: each read is split where copies begin and end.
+//!
+//! It claims pages without copies that a tier is to keep, reads them from the origin and passes them to the
+//! copier. For pages that another claimant reads it waits for a limited time: until they are in memory if the
+//! claimant is this queue pair, otherwise until they are in the tier.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::admission::Claim;
+use super::copier::{Job, MAX_QUEUED_BYTES};
+use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
+use super::sources::Source;
+use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
+use dlfs_base::metrics::{Place, PlaceCounters};
+use dlfs_base::units::Lba;
+use dlfs_io::qpair::pieces::{PieceId, Pieces};
+use dlfs_io::qpair::readiness::Registry;
+use dlfs_io::qpair::{
+    Completion, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
+};
+use dlfs_nvme::nvme::Status;
+use dlfs_order::tier::{PAGE_BYTES, PageSet};
+
+/// The state of a piece.
+struct Way {
+    /// Index of its source: 0 is the origin, 1 the first tier; or [`AHEAD`] or [`WAIT`].
+    source: usize,
+    began: Instant,
+    /// Number of evictions before it began.
+    evictions: u64,
+    /// Whether a tier is read the second time.
+    is_again: bool,
+    /// Claimed pages that it brings.
+    claims: Vec<Claim>,
+}
+
+/// A range of bytes from one source.
+struct Cut {
+    range: Range<u64>,
+    source: usize,
+    /// Offset of its first byte at the source.
+    at: u64,
+    claims: Vec<Claim>,
+}
+
+impl Cut {
+    fn new(range: Range<u64>, source: usize, at: u64) -> Cut {
+        Cut { range, source, at, claims: Vec::new() }
+    }
+}
+
+/// See the module's page.
+pub(super) struct TieredPair {
+    shared: Arc<Shared>,
+    /// For the sources that a takeover brings.
+    pool: Option<Pool>,
+    registry: Option<Registry>,
+    number: u16,
+    /// Whether data without a copy count as unwritten.
+    copies_only: bool,
+    namespace: Namespace,
+    sources: Vec<Source>,
+    /// What did not come from the origin.
+    places: Arc<PlaceCounters>,
+    pieces: Pieces<Way>,
+    ready: VecDeque<Completion>,
+    scratch: Vec<Completion>,
+    ahead: ReadAhead,
+    /// Pieces for pages that somebody else has claimed.
+    waiting: Vec<Waiting>,
+    /// When to check them again.
+    look_again: Option<Instant>,
+    /// How many copies of an earlier run had been checked when it was looked last, and since when.
+    checks: (u64, Instant),
+    /// Whether the last poll made progress. A source may then have left transfers for the next poll, which
+    /// must not wait for a completion of this queue pair.
+    has_moved: bool,
+    cuts: Vec<Cut>,
+}
+
+impl TieredPair {
+    /// Reads namespace `number` from `sources`: the origin, then the tiers. With `copies_only` it never reads the
+    /// origin.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        (number, copies_only): (u16, bool),
+        namespace: Namespace,
+        sources: Vec<Source>,
+        places: Arc<PlaceCounters>,
+    ) -> TieredPair {
+        TieredPair {
+            shared,
+            pool: None,
+            registry: None,
+            number,
+            copies_only,
+            namespace,
+            sources,
+            places,
+            pieces: Pieces::new(),
+            ready: VecDeque::new(),
+            scratch: Vec::new(),
+            ahead: ReadAhead::default(),
+            waiting: Vec::new(),
+            look_again: None,
+            checks: (0, Instant::now()),
+            has_moved: false,
+            cuts: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, io: Io, now: Instant) {
+        let checked = self.namespace.check(&io);
+        if checked.is_err() || io.op != IoOp::Read {
+            self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
+            return;
+        }
+        self.follow_takeover();
+        let start = io.slba.0 * PAGE_BYTES;
+        let range = start..start + io.buf.len() as u64;
+        let evictions = self.shared.copies.evictions();
+        let mut cuts = std::mem::take(&mut self.cuts);
+        self.cut(&range, &mut cuts);
+        if cuts.iter().any(|cut| cut.source == ABSENT) {
+            cuts.clear();
+            self.cuts = cuts;
+            let completion = Completion { tag: io.tag, buf: io.buf, result: Err(UNWRITTEN) };
+            return self.ready.push_back(completion);
+        }
+        let mut cutting = self.pieces.begin(io, start, cuts.len());
+        for Cut { range, source, at, mut claims } in cuts.drain(..) {
+            let source = match source {
+                0 | AHEAD => self.origin_or_ahead(&range, &mut claims, now),
+                source => source,
+            };
+            let (start, len) = (range.start, (range.end - range.start) as usize);
+            let way = Way { source, began: now, evictions, is_again: false, claims };
+            let (piece, buf) = self.pieces.cut(&mut cutting, len, way);
+            match source {
+                AHEAD => {
+                    if let Some(ready) = self.ahead.serve(Waiting { piece, start, buf }) {
+                        self.read_ahead(ready);
+                    }
+                }
+                WAIT => {
+                    self.waiting.push(Waiting { piece, start, buf });
+                    self.look_again = Some(now + LOOK_INTERVAL);
+                }
+                source => self.push(source, at, buf, piece),
+            }
+        }
+        self.cuts = cuts;
+    }
+
+    fn push(&mut self, source: usize, offset: u64, buf: IoBuf, piece: PieceId) {
+        if source == 0 {
+            self.shared.demand.fetch_add(1, Ordering::AcqRel);
+        }
+        self.sources[source].push(offset, buf, piece.0);
+    }
+
+    /// Uses the tiers of the next owner once no read from the last owner's is outstanding. Until
+    /// then, reads go to the origin.
+    fn follow_takeover(&mut self) {
+        if self.shared.next.get().is_none() || self.sources[1..].iter().any(Source::is_busy) {
+            return;
+        }
+        let next = self.shared.latest();
+        let mut sources = Vec::with_capacity(next.media.len());
+        for (tier, media) in (0..).zip(&next.media) {
+            match media.device.queue_pair_in(&PairScope::new()) {
+                Ok(mut pair) => {
+                    self.pool.iter().for_each(|pool| pair.use_pool(pool));
+                    self.registry.iter().for_each(|registry| pair.register(registry));
+                    sources.push(Source::to(pair, next.sources.limit(tier)));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no queue pair for the next owner's tiers yet");
+                    return;
+                }
+            }
+        }
+        self.sources.truncate(1);
+        self.sources.append(&mut sources);
+        self.shared = next;
+    }
+
+    /// The source for `range`: the origin, or an ahead read, which starts here if it is worthwhile, and then
+    /// has the claims.
+    fn origin_or_ahead(
+        &mut self,
+        range: &Range<u64>,
+        claims: &mut Vec<Claim>,
+        now: Instant,
+    ) -> usize {
+        let follows = self.ahead.note(range);
+        if self.ahead.has(range) {
+            return AHEAD;
+        }
+        let ahead = range.start..if follows { self.end_of_ahead(range) } else { range.end };
+        if ahead.end <= range.end || !self.ahead.has_room() {
+            return 0;
+        }
+        let mut claims = std::mem::take(claims);
+        self.claim(&(range.end..ahead.end), &mut claims);
+        self.shared.demand.fetch_add(1, Ordering::AcqRel);
+        let len = (ahead.end - ahead.start) as usize;
+        let id = self.ahead.open(ahead, claims, now);
+        self.sources[0].push(range.start, IoBuf::zeroed(len), AHEAD_TAG | u64::from(id));
+        AHEAD
+    }
+
+    /// How far an ahead read that starts with `range` may go: to the end of the sample, or to a page that
+    /// is there or under way.
+    fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
+        let shared = &*self.shared;
+        let namespace = self.sources[0].pair.namespace();
+        let limit = range.start + MAX_AHEAD_BYTES.min(namespace.max_transfer_bytes.into());
+        let limit = limit.min(self.namespace.len_bytes());
+        let mut end = range.end;
+        let mut together = None;
+        for unit in shared.units.within(self.number, &(range.end - 1..limit.max(range.end))) {
+            let together = together.get_or_insert_with(|| shared.units.together_with(unit));
+            let bounds = shared.units.get(unit);
+            let behind = bounds.pages_in(&(range.end..bounds.end_bytes()));
+            let known = shared.copies.under_way(unit).with(shared.copies.there(unit));
+            let absent = behind.without(if shared.has_copier() { known } else { PageSet::NONE });
+            if !together.contains(&unit) {
+                break;
+            }
+            let first = absent.runs().next().unwrap_or(0..0);
+            let is_next = bounds.start_bytes() + u64::from(first.start) * PAGE_BYTES <= end;
+            if behind.is_empty() {
+                continue;
+            }
+            if !is_next || first.is_empty() {
+                break;
+            }
+            end = bounds.start_bytes() + u64::from(first.end) * PAGE_BYTES;
+            if end < bounds.end_bytes() {
+                break;
+            }
+        }
+        end.min(limit)
+    }
+
+    /// Claims the pages in `range` that are to be kept and that nobody else has claimed.
+    fn claim(&self, range: &Range<u64>, claims: &mut Vec<Claim>) {
+        let shared = &*self.shared;
+        if !shared.has_copier() {
+            return;
+        }
+        for unit in shared.units.within(self.number, range) {
+            let wanted = shared.wants(unit, shared.units.get(unit).pages_in(range));
+            let claimed = shared.claim(unit, wanted);
+            if !claimed.is_empty() {
+                claims.push((unit, claimed));
+            }
+        }
+    }
+
+    /// An ahead read has served a piece.
+    fn read_ahead(&mut self, Waiting { piece, buf, .. }: Waiting) {
+        self.shared.counters.ahead(buf.len());
+        self.end_piece(piece, buf, Ok(()), Place::Ahead);
+    }
+
+    /// Ends a piece, which `place` has served; one that failed counts as the origin's.
+    fn end_piece(&mut self, piece: PieceId, buf: IoBuf, result: Result<(), IoError>, place: Place) {
+        self.places.add(place, buf.len());
+        self.ready.extend(self.pieces.end(piece, buf, result));
+    }
+
+    /// An ahead read has ended. Without data, each piece is read separately, since the read may
+    /// have failed for bytes that nobody requested.
+    fn ahead_ended(&mut self, completion: Completion, now: Instant) {
+        let id = (completion.tag & !AHEAD_TAG) as u32;
+        let (claims, began) = {
+            let ahead = self.ahead.get(id).expect("it is kept while it is under source");
+            (std::mem::take(&mut ahead.claims), ahead.began)
+        };
+        self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+        if completion.result.is_err() {
+            claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
+            for Waiting { piece, buf, .. } in self.ahead.ended(id, None).1 {
+                self.read_origin_instead(piece, buf);
+            }
+            return;
+        }
+        let took = now.saturating_duration_since(began);
+        self.shared.counters.origin_read(completion.buf.len(), took);
+        let start = self.ahead.start_of(id);
+        self.pass_on(claims, start, &completion.buf);
+        self.serve_waiting(start, &completion.buf);
+        for ready in self.ahead.ended(id, Some(completion.buf)).1 {
+            self.read_ahead(ready);
+        }
+    }
+
+    /// Splits `range` by the current source of its bytes, in order.
+    fn cut(&self, range: &Range<u64>, cuts: &mut Vec<Cut>) {
+        let shared = &*self.shared;
+        let mut at = range.start;
+        for unit in shared.units.within(self.number, range) {
+            let Some((location, there)) = shared.copies_to_read(unit) else { continue };
+            let bounds = shared.units.get(unit);
+            let data = shared.media[usize::from(location.tier)].data_offset;
+            let source = usize::from(location.tier) + 1;
+            for run in there.and(bounds.pages_in(range)).runs() {
+                let Some(page) = location.of_page(run.start) else { continue };
+                let from = bounds.start_bytes() + u64::from(run.start) * PAGE_BYTES;
+                let to = bounds.start_bytes() + u64::from(run.end) * PAGE_BYTES;
+                if from > at {
+                    self.cut_origin(at..from, cuts);
+                }
+                let offset = data + page * PAGE_BYTES;
+                match cuts.last_mut() {
+                    Some(last)
+                        if last.source == source
+                            && last.at + (from - last.range.start) == offset =>
+                    {
+                        last.range.end = to;
+                    }
+                    _ => cuts.push(Cut::new(from..to, source, offset)),
+                }
+                at = to;
+            }
+        }
+        if at < range.end {
+            self.cut_origin(at..range.end, cuts);
+        }
+    }
+
+    /// Splits a range without copies: from ahead reads where possible, otherwise from the origin.
+    fn cut_origin(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
+        if self.copies_only {
+            let at = range.start;
+            return cuts.push(Cut::new(range, ABSENT, at));
+        }
+        let mut at = range.start;
+        while let Some(end) = self.ahead.end_of(at).filter(|_| at < range.end) {
+            let end = end.min(range.end);
+            cuts.push(Cut::new(at..end, AHEAD, at));
+            at = end;
+        }
+        if at < range.end {
+            self.cut_claimed(at..range.end, cuts);
+        }
+    }
+
+    /// Splits a range where pages begin and end that somebody else has claimed, and claims the others.
+    fn cut_claimed(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
+        let shared = &*self.shared;
+        let (mut at, mut claims) = (range.start, Vec::new());
+        let has_copier = shared.has_copier();
+        for unit in shared.units.within(self.number, &range).filter(|_| has_copier) {
+            let bounds = shared.units.get(unit);
+            let wanted = shared.wants(unit, bounds.pages_in(&range));
+            let mut claimed = shared.claim(unit, wanted);
+            for run in wanted.without(claimed).runs() {
+                let before = claimed.and(PageSet::range(0..run.start));
+                claimed = claimed.without(before);
+                claims.extend((!before.is_empty()).then_some((unit, before)));
+                let from = bounds.start_bytes() + u64::from(run.start) * PAGE_BYTES;
+                let to = bounds.start_bytes() + u64::from(run.end) * PAGE_BYTES;
+                if from > at {
+                    let claims = std::mem::take(&mut claims);
+                    cuts.push(Cut { claims, ..Cut::new(at..from, 0, at) });
+                }
+                shared.copies.await_unit(unit);
+                cuts.push(Cut::new(from..to, WAIT, from));
+                at = to;
+            }
+            claims.extend((!claimed.is_empty()).then_some((unit, claimed)));
+        }
+        if at < range.end {
+            cuts.push(Cut { claims, ..Cut::new(at..range.end, 0, at) });
+        }
+    }
+
+    /// Checks whether the pages that pieces wait for are there.
+    fn poll_waiting(&mut self, now: Instant) {
+        let checks = self.shared.copies.checks();
+        if checks != self.checks.0 {
+            self.checks = (checks, now);
+        }
+        let mut at = 0;
+        while at < self.waiting.len() {
+            let Waiting { piece, ref buf, start } = self.waiting[at];
+            let range = start..start + buf.len() as u64;
+            let began = self.pieces.get_mut(piece).info.began;
+            let evictions = self.shared.copies.evictions();
+            let outcome = self.outcome(&range, began, now);
+            if matches!(outcome, Outcome::Wait) {
+                at += 1;
+                continue;
+            }
+            let Waiting { buf, .. } = self.waiting.swap_remove(at);
+            match outcome {
+                Outcome::Tier(source, offset) => {
+                    self.shared.overdue.store(0, Ordering::Relaxed);
+                    let way = &mut self.pieces.get_mut(piece).info;
+                    (way.source, way.evictions) = (source, evictions);
+                    self.push(source, offset, buf, piece);
+                }
+                Outcome::Overdue => {
+                    self.take_claims_over(&range);
+                    self.read_origin_instead(piece, buf);
+                }
+                Outcome::Origin | Outcome::Wait => self.read_origin_instead(piece, buf),
+            }
+        }
+        self.look_again = (!self.waiting.is_empty()).then(|| now + LOOK_INTERVAL);
+    }
+
+    /// The state of pages of one unit that another claimant reads.
+    fn outcome(&self, range: &Range<u64>, began: Instant, now: Instant) -> Outcome {
+        let shared = &*self.shared;
+        let unit = shared.units.within(self.number, range).start;
+        // The copies that are checked first say that the others will be.
+        let since = if shared.copies.is_unchecked(unit) { began.max(self.checks.1) } else { began };
+        let waited = now.saturating_duration_since(since);
+        let pages = shared.units.get(unit).pages_in(range);
+        // Before the copies: a page whose claim has ended is there, or absent.
+        let under_way = shared.copies.under_way(unit);
+        if let Some((location, there)) = shared.copies_of(unit)
+            && pages.without(there).is_empty()
+            && let Some(page) = location.of_page(pages.0.trailing_zeros())
+        {
+            let data = shared.media[usize::from(location.tier)].data_offset;
+            return Outcome::Tier(usize::from(location.tier) + 1, data + page * PAGE_BYTES);
+        }
+        let missing = pages.without(shared.copies.there(unit));
+        let is_coming = match missing.is_empty() {
+            // Published since the copies were looked at: the next look finds them.
+            true => shared.copies_of(unit).is_some(),
+            false => missing.without(under_way).is_empty(),
+        };
+        match is_coming && shared.has_copier() {
+            true if waited < self.longest_wait() => {
+                shared.copies.await_unit(unit);
+                Outcome::Wait
+            }
+            true => Outcome::Overdue,
+            false => Outcome::Origin,
+        }
+    }
+
+    /// How long to wait for a page: longer if the origin is slow, since then claimants are slow, too. After each
+    /// wait in vain it is half as long, so that a copier that hangs delays all reads together by two waits.
+    fn longest_wait(&self) -> Duration {
+        let longest = MAX_WAIT.max(SLOW_READS * self.shared.counters.mean_origin_read());
+        longest / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10))
+    }
+
+    /// Ends claims whose claimant has died, or takes too long.
+    fn take_claims_over(&self, range: &Range<u64>) {
+        let shared = &*self.shared;
+        shared.overdue.fetch_add(1, Ordering::Relaxed);
+        for unit in shared.units.within(self.number, range) {
+            shared.copies.release(unit, shared.units.get(unit).pages_in(range));
+        }
+    }
+
+    /// Serves pieces of this queue pair that wait for these bytes from the origin.
+    fn serve_waiting(&mut self, start: u64, bytes: &[u8]) {
+        let end = start + bytes.len() as u64;
+        let mut at = 0;
+        while at < self.waiting.len() {
+            let waiting = &self.waiting[at];
+            if waiting.start < start || waiting.start + waiting.buf.len() as u64 > end {
+                at += 1;
+                continue;
+            }
+            let Waiting { piece, start: from, mut buf } = self.waiting.swap_remove(at);
+            let skip = (from - start) as usize;
+            let len = buf.len();
+            buf.copy_from_slice(&bytes[skip..skip + len]);
+            self.shared.counters.joined(len);
+            self.end_piece(piece, buf, Ok(()), Place::Ahead);
+        }
+    }
+
+    fn complete(&mut self, source: usize, completion: Completion, now: Instant) {
+        if completion.tag & AHEAD_TAG != 0 {
+            return self.ahead_ended(completion, now);
+        }
+        let Completion { tag, buf, result } = completion;
+        let id = PieceId(tag);
+        let piece = self.pieces.get_mut(id);
+        let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
+        let took = now.saturating_duration_since(piece.info.began);
+        let claims = std::mem::take(&mut piece.info.claims);
+        if source != 0 && !self.shared.is_unchanged_since(piece.info.evictions) {
+            return self.read_again(id, buf);
+        }
+        let mut place = Place::Origin;
+        match (&result, source) {
+            (Ok(()), 0) => {
+                self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+                self.shared.counters.origin_read(len, took);
+                self.pass_on(claims, range.start, &buf);
+                self.serve_waiting(range.start, &buf);
+            }
+            (Ok(()), tier) => {
+                self.shared.counters.hit(tier as u8 - 1, len, took);
+                place = self.shared.media[tier - 1].kind();
+            }
+            (Err(_), 0) => {
+                self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+                claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
+            }
+            (Err(_), _) => {
+                // An unreadable copy counts as missing: the origin still has the data.
+                self.mark_corrupt(&range);
+                return self.read_origin_instead(id, buf);
+            }
+        }
+        self.end_piece(id, buf, result, place);
+    }
+
+    /// Reads a piece of a tier again, since copies were evicted meanwhile: it may have brought those of another unit,
+    /// also if its own are back. From where they are now; the second time, from the origin.
+    fn read_again(&mut self, id: PieceId, buf: IoBuf) {
+        let evictions = self.shared.copies.evictions();
+        let piece = self.pieces.get_mut(id);
+        let range = piece.start..piece.start + piece.len as u64;
+        let is_first = !std::mem::replace(&mut piece.info.is_again, true);
+        let place = self.place_of(self.shared.units.within(self.number, &range), &range);
+        let Some((tier, offset)) = place.filter(|_| is_first) else {
+            return self.read_origin_instead(id, buf);
+        };
+        let source = usize::from(tier) + 1;
+        let way = &mut self.pieces.get_mut(id).info;
+        (way.source, way.evictions) = (source, evictions);
+        self.push(source, offset, buf, id);
+    }
+
+    /// Reads a piece from the origin after another source has failed.
+    fn read_origin_instead(&mut self, id: PieceId, buf: IoBuf) {
+        if self.copies_only {
+            return self.end_piece(id, buf, Err(UNWRITTEN), Place::Origin);
+        }
+        let start = self.pieces.get_mut(id).start;
+        let mut claims = Vec::new();
+        self.claim(&(start..start + buf.len() as u64), &mut claims);
+        let way = &mut self.pieces.get_mut(id).info;
+        // What it waited before is no time of the origin.
+        (way.source, way.claims, way.began) = (0, claims, Instant::now());
+        self.push(0, start, buf, id);
+    }
+
+    fn borrow_copies(&self, range: &Range<u64>) -> Option<SharedBuf> {
+        if !self.shared.is_owner() {
+            return None; // the owner does not know what others have borrowed
+        }
+        let units = self.shared.units.within(self.number, range);
+        let len = (range.end - range.start) as usize;
+        let (tier, at) = self.place_of(units.clone(), range)?;
+        let lent = self.sources[usize::from(tier) + 1].borrow(at, len)?;
+        if self.place_of(units, range) != Some((tier, at)) {
+            return None; // withdrawn before it was lent: the room may have other copies now
+        }
+        self.shared.counters.hit(tier, lent.len(), Duration::ZERO);
+        Some(lent)
+    }
+
+    fn borrow_origin(&self, range: &Range<u64>) -> Option<SharedBuf> {
+        if self.copies_only {
+            return None;
+        }
+        let lent = self.sources[0].borrow(range.start, (range.end - range.start) as usize)?;
+        self.shared.counters.origin_read(lent.len(), Duration::ZERO);
+        Some(lent)
+    }
+
+    /// The tier that has copies of all of `range`, which `units` divide, and the offset of the first if they are
+    /// contiguous there.
+    fn place_of(&self, units: Range<u32>, range: &Range<u64>) -> Option<(u8, u64)> {
+        let shared = &*self.shared;
+        let (mut place, mut end) = (None, range.start);
+        for unit in units {
+            let (location, there) = shared.copies_to_read(unit)?;
+            let bounds = shared.units.get(unit);
+            let pages = bounds.pages_in(range);
+            let from = bounds.start_bytes() + u64::from(pages.0.trailing_zeros()) * PAGE_BYTES;
+            let page = location.of_page(pages.0.trailing_zeros())?;
+            let data = shared.media[usize::from(location.tier)].data_offset;
+            // Where the range would begin if all of it were copied like this.
+            let begin = (data + page * PAGE_BYTES).checked_sub(from - range.start)?;
+            let found = *place.get_or_insert((location.tier, begin));
+            if found != (location.tier, begin) || from != end || !pages.without(there).is_empty() {
+                return None;
+            }
+            end = bounds.end_bytes().min(range.end);
+        }
+        place.filter(|_| end == range.end)
+    }
+
+    /// Passes data from the origin that a tier keeps to the copier, while it has room.
+    fn pass_on(&self, claims: Vec<Claim>, start: u64, bytes: &[u8]) {
+        let shared = &*self.shared;
+        for (unit, pages) in claims {
+            // The owner has refused to keep the others.
+            let kept = pages.and(shared.copies.under_way(unit));
+            shared.release(unit, pages.without(kept));
+            let begin = shared.units.get(unit).start_bytes();
+            for run in kept.runs() {
+                let from = (begin + u64::from(run.start) * PAGE_BYTES - start) as usize;
+                let len = ((run.end - run.start) as u64 * PAGE_BYTES) as usize;
+                let queued = shared.queued_bytes();
+                if queued.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
+                    queued.fetch_sub(len, Ordering::AcqRel);
+                    shared.release(unit, PageSet::range(run));
+                    continue;
+                }
+                let mut buf = IoBuf::zeroed(len);
+                buf.copy_from_slice(&bytes[from..from + len]);
+                shared.send(Job::Piece { unit, first: run.start, bytes: buf });
+            }
+        }
+    }
+
+    fn mark_corrupt(&self, range: &Range<u64>) {
+        let shared = &*self.shared;
+        for unit in shared.units.within(self.number, range) {
+            let Some((location, _)) = shared.copies_of(unit) else { continue };
+            let pages = shared.units.get(unit).pages_in(range);
+            let removed = shared.copies.unpublish(unit, pages);
+            if !removed.is_empty() {
+                shared.counters.damaged(location.tier);
+                if shared.has_copier() {
+                    shared.send(Job::Corrupt(unit, removed));
+                }
+            }
+        }
+    }
+}
+
+/// See [`TieredPair::outcome`].
+enum Outcome {
+    /// They are still under way.
+    Wait,
+    /// They are there: in this source, from this offset on.
+    Tier(usize, u64),
+    /// Nobody reads them: the claim has ended.
+    Origin,
+    /// They have been under way for too long.
+    Overdue,
+}
+
+impl QueuePair for TieredPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let room = usize::from(self.namespace.queue_depth).saturating_sub(self.outstanding());
+        let count = room.min(pending.len());
+        let now = Instant::now();
+        for io in pending.drain(..count) {
+            self.take(io, now);
+        }
+        self.sources.iter_mut().for_each(|source| _ = source.submit());
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.has_moved = false;
+        for source in 0..self.sources.len() {
+            self.sources[source].submit();
+            let mut scratch = std::mem::take(&mut self.scratch);
+            // All of them: a piece is not yet a completion of this pair.
+            let count = self.sources[source].pair.poll(now, usize::MAX, &mut scratch);
+            self.has_moved |= count > 0;
+            for completion in scratch.drain(..) {
+                self.sources[source].completed(completion.buf.len());
+                self.complete(source, completion, now);
+            }
+            self.scratch = scratch;
+        }
+        // Also when the last piece has been served meanwhile: a time that has passed would keep the poller awake.
+        if self.look_again.is_some() {
+            self.poll_waiting(now);
+        }
+        for source in &mut self.sources {
+            // Pieces that polling has queued because another source could not serve them, or because they
+            // have waited for it, or that a limit held back.
+            self.has_moved |= source.submit() > 0;
+        }
+        let count = max.min(self.ready.len());
+        done.extend(self.ready.drain(..count));
+        count
+    }
+
+    fn start(&mut self) {
+        for source in &mut self.sources {
+            source.submit();
+            source.pair.start();
+        }
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.pool = Some(pool.clone());
+        self.sources.iter_mut().for_each(|source| source.pair.use_pool(pool));
+    }
+
+    /// Lends copies in memory that this process owns. A copy that is withdrawn meanwhile stays as it is until the
+    /// buffer is dropped. An origin in memory lends, too.
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        let start = slba.0.checked_mul(PAGE_BYTES)?;
+        let range = start..start.checked_add(len_bytes as u64)?;
+        self.borrow_copies(&range).or_else(|| self.borrow_origin(&range))
+    }
+
+    /// Quick where there are no copies of what other nodes hold.
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        if self.shared.next.get().is_none() && !self.shared.copies.has_spare() {
+            return false;
+        }
+        let shared = self.shared.latest();
+        let range = slba.0 * PAGE_BYTES..slba.0 * PAGE_BYTES + len_bytes as u64;
+        let mut within = shared.units.within(self.number, &range);
+        within.all(|unit| {
+            let pages = shared.units.get(unit).pages_in(&range);
+            let copies = shared.copies_to_read(unit);
+            copies.is_some_and(|(_, there)| pages.without(there).is_empty())
+        })
+    }
+
+    fn outstanding(&self) -> usize {
+        self.pieces.len() + self.ready.len()
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        let start = slba.0.saturating_mul(PAGE_BYTES);
+        let range = start..start.saturating_add(len_bytes as u64);
+        self.ahead.drop_corrupt(&range);
+        self.mark_corrupt(&range);
+    }
+
+    /// Only reads pass through tiers.
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.sources[0].pair.shared_queue()
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.registry = Some(registry.clone());
+        self.sources.iter_mut().for_each(|source| source.pair.register(registry));
+    }
+
+    fn notice(&self) -> Notice {
+        if !self.ready.is_empty() || self.has_moved {
+            return Notice::Poll;
+        }
+        let busy = self.sources.iter().filter(|source| source.is_busy());
+        busy.map(|source| source.pair.notice()).max().unwrap_or(Notice::Event)
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let of_sources = self.sources.iter().filter_map(|source| source.pair.next_timeout());
+        of_sources.chain(self.look_again).min()
+    }
+}
+
+impl Drop for TieredPair {
+    fn drop(&mut self) {
+        let shared = &*self.shared;
+        if !shared.has_copier() {
+            return;
+        }
+        let release = |claims: &[Claim]| {
+            claims.iter().for_each(|&(unit, pages)| shared.release(unit, pages));
+        };
+        for piece in self.pieces.outstanding().filter(|piece| piece.info.source == 0) {
+            shared.demand.fetch_sub(1, Ordering::AcqRel);
+            release(&piece.info.claims);
+        }
+        for ahead in self.ahead.outstanding() {
+            shared.demand.fetch_sub(1, Ordering::AcqRel);
+            release(&ahead.claims);
+        }
+    }
+}
+
+/// Source of a piece that an ahead read serves.
+const AHEAD: usize = usize::MAX;
+
+/// Source of a piece whose pages somebody else has claimed.
+const WAIT: usize = usize::MAX - 1;
+
+/// Source of a range that has no copy, where only copies are served.
+const ABSENT: usize = usize::MAX - 2;
+
+/// The answer to a read of such a range.
+const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
+
+/// How often to check pages that are under way.
+const LOOK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// How long to wait for pages that another claimant reads. After that it is dead or very slow.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+
+/// A claimant that has not brought its pages in this many times the mean duration of a read of the origin is
+/// dead.
+const SLOW_READS: u32 = 4;
+
+/// Marks the tag of an ahead read; the other bits are its id.
+const AHEAD_TAG: u64 = 1 << 63;

@@ -1,0 +1,323 @@
+//! A run's plan for the tiers, and the plan of several processes that share them.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::options::MAX_TIERS;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::{Lba, SampleId};
+use dlfs_order::plan::{Accesses, PlannedCopy};
+use dlfs_order::tier::{Ledger, PageSet, Units};
+
+/// Which portions a run keeps in which tier, and how often it reads each.
+///
+/// It chooses portions by the number of reads, then by the first read, until one does not fit. A unit has one place,
+/// so its chosen portions are all in one tier: the fastest takes the units whose chosen pages are read most often.
+/// Making it costs 13 bytes a portion, of which 2 stay, and 8 for each portion that is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TierPlan {
+    /// Portions with their tiers, in the order in which to fetch them.
+    pub copies: Vec<(u32, u8)>,
+    /// For each portion, how often the run reads it; for units kept together, that of the first counts.
+    pub reads: Vec<u16>,
+    /// Fingerprint of its units: see [`Units::fingerprint`].
+    pub fingerprint: u64,
+}
+
+/// What the tiers can keep for which a plan is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierRooms {
+    /// Their quotas in pages, fastest first.
+    pub pages: Vec<u64>,
+    /// Whether they can keep a part of a unit without room for the rest.
+    pub keep_parts: bool,
+}
+
+/// The latest plans of the processes that share tiers.
+#[derive(Debug, Default)]
+pub(super) struct Plans {
+    /// That of the owner.
+    pub(super) own: Option<Arc<TierPlan>>,
+    /// Those of attached processes, by the number of their connection.
+    pub(super) attached: HashMap<u64, Arc<TierPlan>>,
+}
+
+impl Plans {
+    /// One plan for all of them: see [`TierPlan::merge`].
+    pub(super) fn merged(&self, units: &Units, rooms: &TierRooms) -> Arc<TierPlan> {
+        match (&self.own, self.attached.is_empty()) {
+            (Some(own), true) => Arc::clone(own),
+            (own, _) => {
+                let plans: Vec<&TierPlan> =
+                    own.iter().chain(self.attached.values()).map(|plan| &**plan).collect();
+                Arc::new(TierPlan::merge(&plans, units, rooms))
+            }
+        }
+    }
+}
+
+impl TierPlan {
+    /// The plan of `rank`, whose access string is one of portions. Costs one walk of it.
+    pub fn of(
+        accesses: &(impl Accesses + ?Sized),
+        rank: u32,
+        units: &Units,
+        rooms: &TierRooms,
+    ) -> TierPlan {
+        let (mut reads, mut order) = (vec![0_u16; units.num_portions() as usize], Vec::new());
+        accesses.walk(rank, &mut |portions| {
+            for SampleId(portion) in portions {
+                let reads = &mut reads[*portion as usize];
+                if *reads == 0 {
+                    order.push(*portion as u32);
+                }
+                *reads = reads.saturating_add(1);
+            }
+        });
+        TierPlan::choose(reads, order, units, rooms)
+    }
+
+    /// The plan of processes that share tiers.
+    ///
+    /// It chooses as each of the plans does, by the reads of all processes together. The first read is the earliest
+    /// of any process: the processes of a job advance together, so places in their lists compare. A portion that no
+    /// process plans to keep is not kept.
+    pub fn merge(plans: &[&TierPlan], units: &Units, rooms: &TierRooms) -> TierPlan {
+        let mut reads = vec![0_u16; units.num_portions() as usize];
+        let mut first = vec![u32::MAX; units.num_portions() as usize];
+        for plan in plans {
+            for (sum, more) in reads.iter_mut().zip(&plan.reads) {
+                *sum = sum.saturating_add(*more);
+            }
+            for (place, &(portion, _)) in (0..).zip(&plan.copies) {
+                let first = &mut first[portion as usize];
+                *first = place.min(*first);
+            }
+        }
+        let is_planned = |portion: &u32| first[*portion as usize] != u32::MAX;
+        let mut order: Vec<u32> = (0..units.num_portions()).filter(is_planned).collect();
+        order.sort_by_key(|&portion| first[portion as usize]);
+        TierPlan::choose(reads, order, units, rooms)
+    }
+
+    /// Chooses among portions, which are in the order of their first reads.
+    fn choose(reads: Vec<u16>, mut order: Vec<u32>, units: &Units, rooms: &TierRooms) -> TierPlan {
+        let mut choice = Choice::new(units, rooms);
+        let mut is_kept = vec![false; reads.len()];
+        let mut ranked = order.clone();
+        ranked.sort_by_key(|&portion| Reverse(reads[portion as usize])); // stable: of equals the earliest
+        for &portion in ranked.iter().take_while(|&&portion| choice.take(portion)) {
+            is_kept[portion as usize] = true;
+        }
+        drop(ranked);
+        order.retain(|&portion| is_kept[portion as usize]);
+        let tiers = choice.tiers(&order, &reads);
+        let tier =
+            |portion: u32| tiers[units.portion(portion).0 as usize].map(|tier| (portion, tier));
+        let copies = order.into_iter().filter_map(tier).collect();
+        TierPlan { copies, reads, fingerprint: units.fingerprint() }
+    }
+
+    /// For each unit, its tier and the pages that are kept, as [`Ledger::set_plan`] takes them.
+    pub(super) fn by_unit(&self, units: &Units, keep_parts: bool) -> Vec<(u8, PageSet)> {
+        let mut planned = vec![Ledger::NOT_PLANNED; units.len() as usize];
+        for &(portion, tier) in &self.copies {
+            for (unit, pages) in pages_of(units, portion, keep_parts) {
+                let planned = &mut planned[unit as usize];
+                *planned = (tier, planned.1.with(pages));
+            }
+        }
+        planned
+    }
+
+    /// For each portion, the tier that keeps it.
+    pub fn tier_of_portions(&self) -> Vec<Option<u8>> {
+        let mut tiers = vec![None; self.reads.len()];
+        self.copies.iter().for_each(|&(portion, tier)| tiers[portion as usize] = Some(tier));
+        tiers
+    }
+
+    /// Calls `visit` with each portion that is kept, in the order of first access: copies lie in their tier in that
+    /// order, so the lowest address is copied first.
+    pub fn copies_in_order(&self, units: &Units, mut visit: impl FnMut(PlannedCopy)) {
+        let mut next = [0; MAX_TIERS];
+        for (&(portion, tier), first_access) in self.copies.iter().zip(0..) {
+            let lba = Lba(next[usize::from(tier)]);
+            let pages = pages_of(units, portion, true).map(|(_, pages)| u64::from(pages.len()));
+            next[usize::from(tier)] += pages.sum::<u64>();
+            let (sample, frequency) = (SampleId(portion.into()), self.reads[portion as usize]);
+            visit(PlannedCopy { sample, tier, lba, first_access, frequency });
+        }
+    }
+
+    /// Checks that it belongs to `units` and to this many tiers.
+    pub(super) fn check(&self, units: &Units, num_tiers: usize) -> Result<()> {
+        let refuse = |text: &'static str| {
+            Err(Error::new(ErrorKind::InvalidArgument, text)
+                .hint("make a plan from the data set and the tiers that it is used with"))
+        };
+        let num_portions = units.num_portions();
+        if self.fingerprint != units.fingerprint() || self.reads.len() != num_portions as usize {
+            return refuse("the plan belongs to another data set or generation");
+        }
+        if self.copies.iter().any(|&(portion, _)| portion >= num_portions) {
+            return refuse("the plan names a portion that the data set does not have");
+        }
+        match self.copies.iter().any(|&(_, tier)| usize::from(tier) >= num_tiers) {
+            true => refuse("the plan names a tier that does not exist"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The pages of a portion: in its unit, of which all are kept where tiers keep no parts, and in the units that are kept
+/// together with it.
+pub(super) fn pages_of(
+    units: &Units,
+    portion: u32,
+    keep_parts: bool,
+) -> impl Iterator<Item = (u32, PageSet)> + '_ {
+    let (unit, pages) = units.portion(portion);
+    let is_part = move |other: &u32| keep_parts && *other == unit;
+    let of = move |other: u32| if is_part(&other) { pages } else { units.get(other).all() };
+    units.together_with(unit).map(move |other| (other, of(other)))
+}
+
+/// What a plan keeps, while it is made.
+struct Choice<'a> {
+    units: &'a Units,
+    rooms: &'a TierRooms,
+    /// Pages that all tiers have left.
+    free: u64,
+    /// For each unit, the pages to keep.
+    kept: Vec<PageSet>,
+}
+
+impl<'a> Choice<'a> {
+    fn new(units: &'a Units, rooms: &'a TierRooms) -> Choice<'a> {
+        let kept = vec![PageSet::NONE; units.len() as usize];
+        Choice { units, rooms, free: rooms.pages.iter().sum(), kept }
+    }
+
+    /// Keeps a portion, whose pages other portions may keep already; `false`: there is no room.
+    fn take(&mut self, portion: u32) -> bool {
+        let (kept, units) = (&mut self.kept, self.units);
+        let (unit, first) =
+            (units.portion(portion).0, units.portions_of(units.portion(portion).0).start);
+        let border = units.border_of(unit).filter(|_| portion == first);
+        let last = |unit: u32| PageSet(1 << (units.get(unit).pages() - 1));
+        let pages = || {
+            let of_portion = pages_of(units, portion, self.rooms.keep_parts);
+            of_portion.chain(border.map(|before| (before, last(before))))
+        };
+        let more = |(unit, pages): (u32, PageSet)| pages.without(kept[unit as usize]).len();
+        let more = u64::from(pages().map(more).sum::<u32>());
+        let fits = more <= self.free;
+        if fits {
+            self.free -= more;
+            pages().for_each(|(unit, pages)| {
+                let kept = &mut kept[unit as usize];
+                *kept = kept.with(pages);
+            });
+        }
+        fits
+    }
+
+    /// For each unit of these portions, the fastest tier that still has room for what is kept of it.
+    fn tiers(&self, portions: &[u32], reads: &[u16]) -> Vec<Option<u8>> {
+        let mut weights = vec![0_u64; self.units.len() as usize];
+        let mut order = Vec::new();
+        for &portion in portions {
+            let (unit, pages) = self.units.portion(portion);
+            let weight = &mut weights[unit as usize];
+            if *weight == 0 {
+                order.push(unit);
+            }
+            *weight += u64::from(reads[portion as usize]) * u64::from(pages.len());
+        }
+        let together = |unit: u32| self.units.together_with(unit);
+        let len =
+            |unit: u32| together(unit).map(|unit| self.kept[unit as usize].len()).sum::<u32>();
+        let mean = |unit: u32| {
+            let of_unit = u64::from(self.kept[unit as usize].len().max(1));
+            (weights[unit as usize] << 16) / of_unit
+        };
+        order.sort_by_key(|&unit| Reverse(mean(unit)));
+        let mut free = self.rooms.pages.clone();
+        let mut tiers = vec![None; self.units.len() as usize];
+        for unit in order {
+            let len = u64::from(len(unit));
+            if let Some(tier) = free.iter().position(|&free| len <= free) {
+                free[tier] -= len;
+                tiers[unit as usize] = Some(tier as u8);
+            }
+        }
+        tiers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten units of four pages.
+    fn units() -> Units {
+        Units::from_pages((0..10).map(|unit| (unit * 4, 4)))
+    }
+
+    fn plan(copies: &[(u32, u8)], often: &[u32]) -> TierPlan {
+        let mut reads = vec![1; 10];
+        often.iter().for_each(|&unit| reads[unit as usize] = 2);
+        TierPlan { copies: copies.to_vec(), reads, fingerprint: units().fingerprint() }
+    }
+
+    fn rooms(pages: &[u64]) -> TierRooms {
+        TierRooms { pages: pages.to_vec(), keep_parts: true }
+    }
+
+    #[test]
+    fn the_plan_of_one_process_stays_as_it_is() {
+        // Two tiers of two units each, the fastest for what is read most often.
+        let one = plan(&[(5, 1), (2, 0), (9, 1), (4, 0)], &[2, 4]);
+        assert_eq!(TierPlan::merge(&[&one], &units(), &rooms(&[8, 11])), one);
+    }
+
+    #[test]
+    fn units_that_all_together_read_most_often_come_first_and_of_equals_the_earliest() {
+        let first = plan(&[(0, 0), (1, 0), (2, 0)], &[1]);
+        let second = plan(&[(3, 0), (1, 0), (4, 0)], &[1, 4]);
+        let merged = TierPlan::merge(&[&first, &second], &units(), &rooms(&[16]));
+        assert_eq!(merged.reads[..6], [2, 4, 2, 2, 3, 2]);
+        // Units 1 and 4 are read most often, 0 and 3 are read first; 2 finds no room.
+        assert_eq!(merged.copies, [(0, 0), (3, 0), (1, 0), (4, 0)]);
+        let earlier = plan(&[(2, 0)], &[]);
+        let merged = TierPlan::merge(&[&first, &second, &earlier], &units(), &rooms(&[12, 4]));
+        assert_eq!(merged.copies, [(0, 0), (2, 1), (1, 0), (4, 0)]);
+    }
+
+    #[test]
+    fn copies_lie_in_each_tier_in_the_order_of_first_access() {
+        let one = plan(&[(5, 1), (2, 0), (9, 1)], &[2]);
+        let mut copies = Vec::new();
+        one.copies_in_order(&units(), |copy| {
+            copies.push((copy.sample.0, copy.tier, copy.lba.0, copy.frequency));
+        });
+        assert_eq!(copies, [(5, 1, 0, 1), (2, 0, 0, 2), (9, 1, 4, 1)]);
+        let tiers = one.tier_of_portions();
+        assert_eq!((tiers[2], tiers[3], tiers[9]), (Some(0), None, Some(1)));
+    }
+
+    #[test]
+    fn plans_of_processes_come_and_go() {
+        let mut plans = Plans::default();
+        let copies = |plans: &Plans| plans.merged(&units(), &rooms(&[40])).copies.clone();
+        assert!(copies(&plans).is_empty());
+        plans.attached.insert(7, Arc::new(plan(&[(3, 0)], &[])));
+        assert_eq!(copies(&plans), [(3, 0)], "an owner without a plan keeps what others want");
+        plans.own = Some(Arc::new(plan(&[(1, 0)], &[])));
+        assert_eq!(copies(&plans), [(1, 0), (3, 0)]);
+        plans.attached.remove(&7);
+        assert_eq!(copies(&plans), [(1, 0)]);
+    }
+}

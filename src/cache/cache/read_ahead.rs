@@ -1,0 +1,178 @@
+//! Readahead: turns small sequential reads of the origin into few large ones.
+//!
+//! A read that starts where an earlier read of the origin ended, before the end of its sample,
+//! becomes the first piece of an *ahead read*: one read as large as the origin allows, up to the
+//! end of the sample. The following pieces are served from it, or wait for it. A queue pair has few
+//! ahead reads, and only for small sequential reads: whole samples and large pieces are read
+//! directly.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Instant;
+
+use super::admission::Claim;
+use dlfs_base::buf::IoBuf;
+use dlfs_io::qpair::pieces::PieceId;
+
+/// The ahead reads of one queue pair, and where its last reads ended.
+#[derive(Default)]
+pub(super) struct ReadAhead {
+    /// Ends of earlier reads, the latest last.
+    ends: VecDeque<u64>,
+    /// Ahead reads, the newest last.
+    reads: VecDeque<AheadRead>,
+    /// Id of the newest ahead read.
+    last: u32,
+}
+
+/// A range of the origin that one read brings, or has brought.
+pub(super) struct AheadRead {
+    id: u32,
+    range: Range<u64>,
+    /// `None` while the read is outstanding.
+    bytes: Option<IoBuf>,
+    waiting: Vec<Waiting>,
+    /// Claimed pages that it brings.
+    pub(super) claims: Vec<Claim>,
+    pub(super) began: Instant,
+}
+
+/// A piece of a read that an ahead read will serve.
+pub(super) struct Waiting {
+    pub(super) piece: PieceId,
+    /// Offset of its first byte.
+    pub(super) start: u64,
+    pub(super) buf: IoBuf,
+}
+
+impl ReadAhead {
+    /// Records a read of the origin; returns whether it continues an earlier one.
+    pub(super) fn note(&mut self, range: &Range<u64>) -> bool {
+        let follows = self.ends.iter().position(|&end| end == range.start);
+        match follows {
+            Some(at) => self.ends.remove(at),
+            None if self.ends.len() == MAX_STREAMS => self.ends.pop_front(),
+            None => None,
+        };
+        self.ends.push_back(range.end);
+        follows.is_some()
+    }
+
+    /// End of the ahead read that contains byte `at`.
+    pub(super) fn end_of(&self, at: u64) -> Option<u64> {
+        self.reads.iter().find(|read| read.range.contains(&at)).map(|read| read.range.end)
+    }
+
+    /// Whether one ahead read contains all of `range`.
+    pub(super) fn has(&self, range: &Range<u64>) -> bool {
+        self.reads.iter().any(|read| read.has(range))
+    }
+
+    /// Adds an ahead read of `range`, which is outstanding from now on, and returns its id.
+    pub(super) fn open(&mut self, range: Range<u64>, claims: Vec<Claim>, began: Instant) -> u32 {
+        self.last = (self.last + 1) & MAX_ID;
+        let (id, bytes, waiting) = (self.last, None, Vec::new());
+        self.reads.push_back(AheadRead { id, range, bytes, waiting, claims, began });
+        id
+    }
+
+    /// Whether another ahead read may begin; drops the oldest completed one to make room.
+    pub(super) fn has_room(&mut self) -> bool {
+        if self.reads.len() < MAX_AHEAD_READS {
+            return true;
+        }
+        let come = self.reads.iter().position(|read| read.bytes.is_some());
+        come.and_then(|at| self.reads.remove(at)).is_some()
+    }
+
+    /// Serves `piece` from the ahead read that contains it, now or when its data arrive; returns
+    /// the piece if it was served.
+    ///
+    /// # Panics
+    /// If no ahead read contains it: see [`ReadAhead::has`].
+    pub(super) fn serve(&mut self, mut piece: Waiting) -> Option<Waiting> {
+        let range = piece.start..piece.start + piece.buf.len() as u64;
+        let mut reads = self.reads.iter_mut();
+        let at = reads.position(|read| read.has(&range)).expect("the caller has asked");
+        let read = &mut self.reads[at];
+        let Some(bytes) = &read.bytes else {
+            read.waiting.push(piece);
+            return None;
+        };
+        copy(bytes, &read.range, &mut piece);
+        if range.end == read.range.end {
+            self.reads.remove(at); // all of it was used
+        }
+        Some(piece)
+    }
+
+    /// The read has ended: with data it is kept for the following pieces, without data it is
+    /// removed. Returns its range and the waiting pieces, served if there are data.
+    pub(super) fn ended(&mut self, id: u32, bytes: Option<IoBuf>) -> (Range<u64>, Vec<Waiting>) {
+        let at = self.reads.iter().position(|read| read.id == id);
+        let at = at.expect("a read stays while it is under way");
+        let read = &mut self.reads[at];
+        let range = read.range.clone();
+        let mut waiting = std::mem::take(&mut read.waiting);
+        let Some(bytes) = bytes else {
+            self.reads.remove(at);
+            return (range, waiting);
+        };
+        waiting.iter_mut().for_each(|piece| copy(&bytes, &range, piece));
+        let was_read =
+            waiting.iter().any(|piece| piece.start + piece.buf.len() as u64 == range.end);
+        read.bytes = Some(bytes);
+        if was_read {
+            self.reads.remove(at); // all of it was used, in order
+        }
+        (range, waiting)
+    }
+
+    /// Offset of its first byte.
+    pub(super) fn start_of(&self, id: u32) -> u64 {
+        let read = self.reads.iter().find(|read| read.id == id);
+        read.map_or(0, |read| read.range.start)
+    }
+
+    /// The ahead read with this id, which is outstanding.
+    pub(super) fn get(&mut self, id: u32) -> Option<&mut AheadRead> {
+        self.reads.iter_mut().find(|read| read.id == id)
+    }
+
+    /// Data of `range` were corrupt: drops ahead reads that contain them.
+    pub(super) fn drop_corrupt(&mut self, range: &Range<u64>) {
+        self.reads.retain(|read| {
+            let overlaps = read.range.start < range.end && range.start < read.range.end;
+            read.bytes.is_none() || !overlaps
+        });
+    }
+
+    /// Outstanding ahead reads.
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = &AheadRead> {
+        self.reads.iter().filter(|read| read.bytes.is_none())
+    }
+}
+
+impl AheadRead {
+    fn has(&self, range: &Range<u64>) -> bool {
+        self.range.contains(&range.start) && range.end <= self.range.end
+    }
+}
+
+fn copy(bytes: &[u8], range: &Range<u64>, piece: &mut Waiting) {
+    let from = (piece.start - range.start) as usize;
+    let len = piece.buf.len();
+    piece.buf.copy_from_slice(&bytes[from..from + len]);
+}
+
+/// The longest ahead read, which is also the longest read that the reader requests.
+pub(super) const MAX_AHEAD_BYTES: u64 = 1 << 20;
+
+/// The most ahead reads of a queue pair, which bounds its memory: 4 MiB during sequential reads.
+const MAX_AHEAD_READS: usize = 4;
+
+/// Remembered ends of reads: how many samples may be read alternately.
+const MAX_STREAMS: usize = 16;
+
+/// Ids share a tag with the bit that marks ahead reads.
+const MAX_ID: u32 = u32::MAX >> 1;

@@ -1,0 +1,131 @@
+//! What each process runs for the tiers: the one that opened them, and each forked child that uses them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::heir::Heir;
+use super::opening::{Opening, Owned};
+use super::share::Link;
+use super::{Shared, copier};
+use dlfs_base::error::Result;
+use dlfs_base::process::Forked;
+use dlfs_io::qpair::group::Waker;
+
+/// The tiers of one data set, in this process and in the children that it forks.
+pub(super) struct Tiers {
+    pub(super) opening: Opening,
+    running: Forked<Running>,
+}
+
+/// One process's part.
+struct Running {
+    /// The first of a chain: each takeover adds one.
+    shared: Arc<Shared>,
+    /// What this process runs if it owns the tiers.
+    owned: Arc<Mutex<Option<Owned>>>,
+    /// Waits for the owner's end, if that is another process.
+    heir: Mutex<Option<Heir>>,
+}
+
+impl Tiers {
+    /// The tiers as `opening` has opened them.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(super) fn new(
+        opening: Opening,
+        shared: Arc<Shared>,
+        owned: Option<Owned>,
+    ) -> Result<Tiers> {
+        let running = Running::start(&opening, shared, owned, Duration::ZERO)?;
+        Ok(Tiers { opening, running: Forked::new(running) })
+    }
+
+    /// The current state of the tiers. A forked child attaches at its first call.
+    pub(super) fn latest(&self) -> Arc<Shared> {
+        let running = self.running.get_or_init(|| {
+            // Another thread of this child may have attached meanwhile; one of the two is dropped.
+            let known = self.running.inherited().or_else(|| self.running.get());
+            let known = known.expect("the process that opened the tiers has its part");
+            Running::in_child(&self.opening, &known.shared.latest())
+        });
+        running.shared.latest()
+    }
+
+    /// Ends what this process runs. Reads continue, and no more copies are made.
+    pub(super) fn stop(&self) {
+        // Threads of a parent do not exist here, and one may have held a lock.
+        self.running.get().into_iter().for_each(Running::stop);
+    }
+}
+
+impl Running {
+    fn start(
+        opening: &Opening,
+        shared: Arc<Shared>,
+        owned: Option<Owned>,
+        yields: Duration,
+    ) -> Result<Running> {
+        let owned = Arc::new(Mutex::new(owned));
+        let heir = match shared.is_owner() {
+            true => None,
+            false => Some(Heir::start(opening.clone(), &shared, &owned, yields)?),
+        };
+        Ok(Running { shared, owned, heir: Mutex::new(heir) })
+    }
+
+    /// Attaches as any other process does, since the inherited state does not follow takeovers. If the
+    /// tiers are not shared, it reads the existing copies.
+    fn in_child(opening: &Opening, of_parent: &Arc<Shared>) -> Running {
+        let not_followed =
+            |shared| Running { shared, owned: Arc::default(), heir: Mutex::default() };
+        if of_parent.waker.is_some() && !of_parent.is_shared {
+            return not_followed(Arc::clone(of_parent));
+        }
+        let attached = opening.attach().unwrap_or_else(|error| {
+            tracing::debug!(error = %error.report(), "a forked child is not attached yet");
+            None
+        });
+        let shared = attached.unwrap_or_else(|| opening.none());
+        let running = Running::start(opening, Arc::clone(&shared), None, YIELDS);
+        running.unwrap_or_else(|error| {
+            tracing::debug!(error = %error.report(), "a forked child follows no takeover");
+            not_followed(shared)
+        })
+    }
+
+    fn stop(&self) {
+        // First, so that it takes over no more.
+        if let Some(heir) = self.heir.lock().take() {
+            heir.stop();
+        }
+        let shared = self.shared.latest();
+        shared.link().into_iter().for_each(Link::finish);
+        let owned = self.owned.lock().take();
+        let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
+        // What attached processes have sent is written, too.
+        owner.flatten().into_iter().for_each(|mut owner| owner.stop());
+        shared.stop.store(true, Ordering::Release);
+        shared.waker.iter().for_each(Waker::wake);
+        copier.into_iter().for_each(|copier| {
+            copier.join_within(copier::LAST_WRITES + LAST_ITERATION);
+        });
+    }
+}
+
+impl Drop for Running {
+    /// If two threads of a child make one at the same time, one of them is dropped.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// How long to wait for the copier after the last index writes: one iteration, unless a device
+/// hangs.
+const LAST_ITERATION: Duration = Duration::from_secs(5);
+
+/// A forked child, which may end soon, lets other processes take over first.
+const YIELDS: Duration = Duration::from_secs(2);

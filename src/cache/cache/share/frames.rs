@@ -1,0 +1,283 @@
+//! The messages of an attached process to the owner, after the first message.
+//!
+//! | bytes  | field   | meaning                                                          |
+//! |--------|---------|------------------------------------------------------------------|
+//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone, 5 plan, 6 hold              |
+//! | 4..8   | `unit`  | index of the unit; the number of a plan's copies, of held chunks |
+//! | 8..16  | `pages` | bit i: the unit's page i; of a piece contiguous, its bytes follow |
+//!
+//! The `pages` of a plan are the number of portions of the data set. The portions of its copies follow, 4 bytes each in
+//! the order of the first read, then for each portion of the data set how often it is read, 2 bytes each.
+//!
+//! What a process holds for other nodes has bit 0 of `pages` set if all of it is to be fetched. The chunks of the data
+//! set follow, 12 bytes each: first unit, unit behind the last, 1 if it is held or 0. All numbers are little-endian.
+
+use std::ops::Range;
+
+use crate::cache::TierPlan;
+use crate::cache::holdings::Held;
+use dlfs_order::tier::{Holding, PAGE_BYTES, PageSet, Units};
+
+/// A parsed message.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame<'a> {
+    /// The copies of these pages were corrupt; they are no longer published.
+    Corrupt(u32, PageSet),
+    /// The process has claimed these pages, and reads them from the origin.
+    Expect(u32, PageSet),
+    /// Expected pages, contiguous.
+    Piece { unit: u32, pages: PageSet, bytes: &'a [u8] },
+    /// Expected pages will not arrive; they are no longer claimed.
+    Gone(u32, PageSet),
+    /// What the process plans to keep. The owner assigns the tiers.
+    Plan(TierPlan),
+    /// What the process holds for other nodes.
+    Hold(Held),
+}
+
+/// The message is invalid.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+impl Frame<'_> {
+    /// The first bytes of the message; those of a piece follow.
+    pub(super) fn head(&self) -> [u8; HEAD_BYTES] {
+        match self {
+            Frame::Corrupt(unit, pages) => head(CORRUPT, *unit, *pages),
+            Frame::Expect(unit, pages) => head(EXPECT, *unit, *pages),
+            Frame::Piece { unit, pages, .. } => head(PIECE, *unit, *pages),
+            Frame::Gone(unit, pages) => head(GONE, *unit, *pages),
+            Frame::Plan(plan) => plan_head(plan),
+            Frame::Hold(held) => hold_head(held),
+        }
+    }
+}
+
+fn head(kind: u32, unit: u32, pages: PageSet) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    head[..4].copy_from_slice(&kind.to_le_bytes());
+    head[4..8].copy_from_slice(&unit.to_le_bytes());
+    head[8..].copy_from_slice(&pages.0.to_le_bytes());
+    head
+}
+
+fn plan_head(plan: &TierPlan) -> [u8; HEAD_BYTES] {
+    head(PLAN, plan.copies.len() as u32, PageSet(plan.reads.len() as u64))
+}
+
+fn hold_head(held: &Held) -> [u8; HEAD_BYTES] {
+    head(HOLD, held.chunks.chunks().len() as u32, PageSet(held.fills.into()))
+}
+
+/// Parses the first message in `bytes`, with its length; `None` if it is not complete yet.
+pub(super) fn parse<'a>(
+    bytes: &'a [u8],
+    units: &Units,
+) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+    let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
+    let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    let (kind, unit) = (word(0), word(4));
+    let pages = PageSet(u64::from(word(12)) << 32 | u64::from(word(8)));
+    if kind == PLAN {
+        return parse_plan(unit, pages.0, rest, units);
+    }
+    if kind == HOLD {
+        return parse_hold(unit, pages.0 & 1 == 1, rest, units);
+    }
+    let is_right = unit < units.len() && pages.without(units.get(unit).all()).is_empty();
+    if !is_right || pages.is_empty() {
+        return Err(Malformed);
+    }
+    let frame = match kind {
+        PIECE => {
+            if pages.runs().count() != 1 {
+                return Err(Malformed);
+            }
+            let len = pages.len() as usize * PAGE_BYTES as usize;
+            let Some(bytes) = rest.get(..len) else { return Ok(None) };
+            return Ok(Some((Frame::Piece { unit, pages, bytes }, HEAD_BYTES + len)));
+        }
+        CORRUPT => Frame::Corrupt(unit, pages),
+        EXPECT => Frame::Expect(unit, pages),
+        GONE => Frame::Gone(unit, pages),
+        _ => return Err(Malformed),
+    };
+    Ok(Some((frame, HEAD_BYTES)))
+}
+
+/// The message of a plan, whole.
+pub(super) fn plan_message(plan: &TierPlan) -> Vec<u8> {
+    let copies = plan.copies.iter().flat_map(|(unit, _)| unit.to_le_bytes());
+    let reads = plan.reads.iter().flat_map(|reads| reads.to_le_bytes());
+    plan_head(plan).into_iter().chain(copies).chain(reads).collect()
+}
+
+fn parse_plan<'a>(
+    num_copies: u32,
+    num_portions: u64,
+    rest: &'a [u8],
+    units: &Units,
+) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+    // Without portions of their own, units are portions.
+    if u64::from(num_copies) > num_portions || num_portions > units.num_pages() {
+        return Err(Malformed);
+    }
+    let (copies_len, reads_len) = (num_copies as usize * 4, num_portions as usize * 2);
+    let Some(bytes) = rest.get(..copies_len + reads_len) else { return Ok(None) };
+    let (copies, reads) = bytes.split_at(copies_len);
+    let (copies, _) = copies.as_chunks::<4>();
+    let (reads, _) = reads.as_chunks::<2>();
+    let copies: Vec<(u32, u8)> =
+        copies.iter().map(|&portion| (u32::from_le_bytes(portion), 0)).collect();
+    if copies.iter().any(|&(portion, _)| u64::from(portion) >= num_portions) {
+        return Err(Malformed);
+    }
+    let reads = reads.iter().map(|&reads| u16::from_le_bytes(reads)).collect();
+    let plan = TierPlan { copies, reads, fingerprint: 0 };
+    Ok(Some((Frame::Plan(plan), HEAD_BYTES + bytes.len())))
+}
+
+/// The message of what a process holds, whole.
+pub(super) fn hold_message(held: &Held) -> Vec<u8> {
+    let words =
+        |(units, _, is_held): (Range<u32>, u64, bool)| [units.start, units.end, is_held.into()];
+    let words = held.chunks.chunks().flat_map(words).flat_map(u32::to_le_bytes);
+    hold_head(held).into_iter().chain(words).collect()
+}
+
+fn parse_hold<'a>(
+    num_chunks: u32,
+    fills: bool,
+    rest: &'a [u8],
+    units: &Units,
+) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+    if num_chunks > units.len() {
+        return Err(Malformed);
+    }
+    let Some(bytes) = rest.get(..num_chunks as usize * CHUNK_BYTES) else { return Ok(None) };
+    let (mut chunks, mut end) = (Vec::with_capacity(num_chunks as usize), 0);
+    for chunk in bytes.as_chunks::<CHUNK_BYTES>().0 {
+        let [start, behind, is_held] = [0, 4, 8]
+            .map(|at| u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]]));
+        if start < end || behind <= start || behind > units.len() || is_held > 1 {
+            return Err(Malformed);
+        }
+        let pages = (start..behind).map(|unit| u64::from(units.get(unit).pages())).sum();
+        chunks.push((start..behind, pages, is_held == 1));
+        end = behind;
+    }
+    let held = Held { chunks: Holding::new(chunks), fills };
+    Ok(Some((Frame::Hold(held), HEAD_BYTES + bytes.len())))
+}
+
+/// Length of a chunk in the message of what a process holds.
+const CHUNK_BYTES: usize = 12;
+
+pub(super) const HEAD_BYTES: usize = 16;
+
+const CORRUPT: u32 = 1;
+const EXPECT: u32 = 2;
+const PIECE: u32 = 3;
+const GONE: u32 = 4;
+const PLAN: u32 = 5;
+const HOLD: u32 = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn units() -> Units {
+        Units::from_pages([(0, 2), (2, 16)])
+    }
+
+    #[test]
+    fn messages_are_read_as_written_once_they_are_complete() {
+        let data = vec![7; 8192];
+        let pages = PageSet(0b1100);
+        let piece = Frame::Piece { unit: 1, pages, bytes: &data };
+        let frames =
+            [Frame::Corrupt(0, PageSet(1)), Frame::Expect(1, pages), Frame::Gone(1, pages)];
+        for frame in frames.into_iter().chain([piece]) {
+            let mut bytes = frame.head().to_vec();
+            if let Frame::Piece { bytes: data, .. } = frame {
+                bytes.extend(data);
+            }
+            for len in 0..bytes.len() {
+                assert_eq!(parse(&bytes[..len], &units()), Ok(None));
+            }
+            let len = bytes.len();
+            bytes.push(1);
+            assert_eq!(parse(&bytes, &units()), Ok(Some((frame, len))));
+        }
+    }
+
+    #[test]
+    fn a_plan_is_read_as_it_was_written_and_waits_for_its_end() {
+        let plan =
+            TierPlan { copies: vec![(1, 0), (0, 0)], reads: vec![7, 65_535], fingerprint: 0 };
+        let mut bytes = plan_message(&plan);
+        assert!(bytes.starts_with(&Frame::Plan(plan.clone()).head()));
+        for len in 0..bytes.len() {
+            assert_eq!(parse(&bytes[..len], &units()), Ok(None));
+        }
+        let len = bytes.len();
+        bytes.push(1);
+        assert_eq!(parse(&bytes, &units()), Ok(Some((Frame::Plan(plan), len))));
+        bytes[HEAD_BYTES] = 2;
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "there are two portions");
+        bytes[4] = 3;
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "more copies than portions");
+        (bytes[4], bytes[8]) = (0, 19);
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "more portions than pages");
+    }
+
+    #[test]
+    fn what_a_process_holds_is_read_as_it_was_written_and_waits_for_its_end() {
+        let chunks = Holding::new([(0..1, 2, false), (1..2, 16, true)]);
+        let held = Held { chunks, fills: true };
+        let mut bytes = hold_message(&held);
+        for len in 0..bytes.len() {
+            assert_eq!(parse(&bytes[..len], &units()), Ok(None));
+        }
+        let len = bytes.len();
+        bytes.push(1);
+        assert_eq!(parse(&bytes, &units()), Ok(Some((Frame::Hold(held), len))));
+        for (at, wrong, why) in [
+            (4, 3, "more chunks than units"),
+            (HEAD_BYTES + 4, 2, "chunks that overlap"),
+            (HEAD_BYTES + CHUNK_BYTES + 4, 3, "there are two units"),
+            (HEAD_BYTES + 8, 2, "neither held nor not"),
+            (HEAD_BYTES + 4, 0, "a chunk without units"),
+        ] {
+            let mut bytes = bytes.clone();
+            bytes[at] = wrong;
+            assert_eq!(parse(&bytes, &units()), Err(Malformed), "{why}");
+        }
+    }
+
+    #[test]
+    fn messages_that_do_not_fit_the_units_are_malformed() {
+        let piece = |unit, pages| Frame::Piece { unit, pages: PageSet(pages), bytes: &[] };
+        let wrong = [
+            Frame::Expect(2, PageSet(1)),
+            Frame::Expect(0, PageSet(0b100)),
+            Frame::Gone(1, PageSet::NONE),
+            piece(0, 0b110),
+            piece(1, 0b101),
+        ];
+        for frame in wrong {
+            assert_eq!(parse(&frame.head(), &units()), Err(Malformed), "{frame:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..64), kind in 0_u8..7) {
+            let _ = parse(&bytes, &units());
+            let mut close = vec![kind, 0, 0, 0, 1, 0, 0, 0];
+            close.extend(bytes);
+            let _ = parse(&close, &units());
+        }
+    }
+}

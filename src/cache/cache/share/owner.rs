@@ -1,0 +1,391 @@
+//! The owner's side: accepts processes that attach, and passes their messages to the copier.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::frames::{Frame, HEAD_BYTES, parse};
+use super::hello::{self, Hello};
+use super::{is_same_user, place};
+use crate::cache::Shared;
+use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
+use crate::cache::folder::Locked;
+use dlfs_base::buf::IoBuf;
+use dlfs_base::error::Result;
+use dlfs_base::process::{NotInherited, mark_ours};
+use dlfs_base::threads::{self, Fate, Thread};
+use dlfs_order::tier::PageSet;
+
+/// Serves processes that attach, on a thread of its own, until it is dropped.
+pub(in crate::cache) struct Owner {
+    /// A byte in it ends the thread.
+    stop: UnixStream,
+    thread: Option<Thread>,
+}
+
+impl Owner {
+    /// Shares `files`, the table's and those of tiers in memory, with processes that connect to `listener`.
+    /// Without a listener it retries to listen on `name`, which another process has for now.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(in crate::cache) fn start(
+        shared: Arc<Shared>,
+        name: String,
+        listener: Option<Listener>,
+        hello: Hello,
+        files: Vec<OwnedFd>,
+    ) -> Result<Owner> {
+        let (stop, stopped) = UnixStream::pair()?;
+        mark_ours(&stop);
+        mark_ours(&stopped);
+        let attached = Vec::new();
+        let server = Server { shared, name, hello, files, listener, stopped, attached, last: 0 };
+        let thread = threads::start(OWNER, &Fate::default(), server, Server::run)?;
+        Ok(Owner { stop, thread: Some(thread) })
+    }
+
+    /// Ends the thread, and with it the connections.
+    pub(in crate::cache) fn stop(&mut self) {
+        // Fails only when the thread has ended.
+        let _ = self.stop.write_all(&[1]);
+        if let Some(thread) = self.thread.take() {
+            thread.join_within(JOIN_TIMEOUT);
+        }
+    }
+}
+
+struct Server {
+    shared: Arc<Shared>,
+    name: String,
+    hello: Hello,
+    files: Vec<OwnedFd>,
+    listener: Option<Listener>,
+    stopped: UnixStream,
+    attached: Vec<Attached>,
+    /// Number of the last connection.
+    last: u64,
+}
+
+/// A process that has attached.
+struct Attached {
+    pid: i32,
+    /// Of its connection.
+    number: u64,
+    /// It notices the owner's end, whatever the owner's children do.
+    _own: NotInherited,
+    stream: UnixStream,
+    /// Bytes of messages that are not complete yet.
+    bytes: Vec<u8>,
+    /// Pages that it has claimed and not sent.
+    expected: HashMap<u32, PageSet>,
+}
+
+impl Server {
+    fn run(&mut self) {
+        while let Some((accepts, readable)) = self.wait() {
+            for at in readable.into_iter().rev() {
+                if !self.attached[at].read(&self.shared) {
+                    let ended = self.attached.swap_remove(at);
+                    tracing::info!(pid = ended.pid, "a process has left the tiers");
+                    ended.end(&self.shared);
+                }
+            }
+            if self.listener.is_none() {
+                self.listener = Listener::on(&self.name).ok();
+            }
+            if accepts {
+                self.accept();
+            }
+            self.shared.num_attached.store(self.attached.len(), Ordering::Relaxed);
+        }
+        for mut attached in self.attached.drain(..) {
+            attached.read_rest(&self.shared);
+            attached.end(&self.shared);
+        }
+    }
+
+    /// Waits for a connection or messages; `None`: the owner ends.
+    fn wait(&self) -> Option<(bool, Vec<usize>)> {
+        let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
+        fds.extend(self.attached.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
+        fds.extend(
+            self.listener.as_ref().map(|listener| PollFd::new(&listener.socket, PollFlags::IN)),
+        );
+        let limit = if self.listener.is_some() { IDLE_WAIT } else { LISTEN_AGAIN };
+        let limit = Timespec::try_from(limit).expect("a few seconds");
+        if poll(&mut fds, Some(&limit)).is_err() {
+            return Some((false, Vec::new())); // interrupted
+        }
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        if is_ready(&fds[0]) || self.shared.stop.load(Ordering::Acquire) {
+            return None;
+        }
+        let (attached, listener) = fds[1..].split_at(self.attached.len());
+        let readable = (0..attached.len()).filter(|&at| is_ready(&attached[at])).collect();
+        Some((listener.iter().any(is_ready), readable))
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        loop {
+            let stream = match listener.socket.accept() {
+                Ok((stream, _)) => {
+                    mark_ours(&stream);
+                    stream
+                }
+                Err(error) if error.kind() == IoKind::Interrupted => continue,
+                Err(error) => {
+                    if error.kind() != IoKind::WouldBlock {
+                        // For example, no descriptor is left. The listener would stay ready and the
+                        // thread would spin, so it listens again later; waiting processes retry.
+                        tracing::warn!(%error, "other processes cannot attach to the tiers for now");
+                        self.listener = None;
+                    }
+                    return;
+                }
+            };
+            if !is_same_user(&stream) || self.attached.len() >= MAX_ATTACHED {
+                tracing::warn!(
+                    "refused to share the tiers with a process: it belongs to another \
+                     user, or is one too many"
+                );
+                continue;
+            }
+            let files: Vec<_> = self.files.iter().map(OwnedFd::as_fd).collect();
+            let welcomed = stream
+                .set_nonblocking(true)
+                .map_err(Into::into)
+                .and_then(|()| hello::send(&stream, &self.hello, &files));
+            match welcomed {
+                Ok(()) => {
+                    self.last += 1;
+                    self.attached.push(Attached {
+                        pid: told_pid(&stream),
+                        number: self.last,
+                        _own: NotInherited::close(stream.as_fd()),
+                        stream,
+                        bytes: Vec::new(),
+                        expected: HashMap::new(),
+                    });
+                }
+                Err(error) => tracing::debug!(%error, "a process did not attach to the tiers"),
+            }
+        }
+    }
+}
+
+impl Attached {
+    /// Reads and handles what has arrived. `false`: the process has disconnected or sent an invalid
+    /// message.
+    fn read(&mut self, shared: &Shared) -> bool {
+        let before = self.bytes.len();
+        self.bytes.resize(before + READ_BYTES, 0);
+        let read = self.stream.read(&mut self.bytes[before..]);
+        self.bytes.truncate(before + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => {
+                return matches!(error.kind(), IoKind::WouldBlock | IoKind::Interrupted);
+            }
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut at = 0;
+        loop {
+            match parse(&bytes[at..], &shared.units) {
+                Ok(Some((frame, len))) => {
+                    self.handle(frame, shared);
+                    at += len;
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    tracing::warn!("an attached process sent what no version of dlfs sends");
+                    return false;
+                }
+            }
+        }
+        self.bytes = bytes;
+        self.bytes.drain(..at);
+        self.bytes.shrink_to(READ_BYTES + HEAD_BYTES);
+        true
+    }
+
+    /// Handles what has been sent by now, unless it is more than the copier takes.
+    fn read_rest(&mut self, shared: &Shared) {
+        let has_sent = |stream: &UnixStream| {
+            let mut fds = [PollFd::new(stream, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        };
+        let mut turns = MAX_QUEUED_BYTES / READ_BYTES;
+        while turns > 0 && has_sent(&self.stream) && self.read(shared) {
+            turns -= 1;
+        }
+    }
+
+    fn handle(&mut self, frame: Frame<'_>, shared: &Shared) {
+        match frame {
+            Frame::Corrupt(unit, pages) => shared.send(Job::Corrupt(unit, pages)),
+            Frame::Expect(unit, pages) => {
+                let wanted = shared.wants(unit, pages);
+                // Nobody needs to wait for pages that find no room.
+                shared.copies.release(unit, pages.without(wanted));
+                if !wanted.is_empty() {
+                    let expected = self.expected.entry(unit).or_default();
+                    *expected = expected.with(wanted);
+                }
+            }
+            Frame::Piece { unit, pages, bytes } => {
+                if self.take_expected(unit, pages) != pages {
+                    return shared.copies.release(unit, pages);
+                }
+                let len = bytes.len();
+                if shared.queued_bytes.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
+                    shared.queued_bytes.fetch_sub(len, Ordering::AcqRel);
+                    return shared.copies.release(unit, pages);
+                }
+                let mut buf = IoBuf::zeroed(len);
+                buf.copy_from_slice(bytes);
+                shared.send(Job::Piece { unit, first: pages.0.trailing_zeros(), bytes: buf });
+            }
+            Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
+            Frame::Plan(plan) => shared.add_plan(self.number, plan),
+            Frame::Hold(held) => shared.add_held(self.number, held),
+        }
+    }
+
+    /// Those of `pages` that were expected; they are no longer.
+    fn take_expected(&mut self, unit: u32, pages: PageSet) -> PageSet {
+        let Some(expected) = self.expected.get_mut(&unit) else { return PageSet::NONE };
+        let taken = expected.and(pages);
+        *expected = expected.without(pages);
+        if expected.is_empty() {
+            self.expected.remove(&unit);
+        }
+        taken
+    }
+
+    /// Ends the claims of a process that has disconnected: its data will not arrive.
+    fn end(self, shared: &Shared) {
+        for (unit, pages) in self.expected {
+            shared.copies.release(unit, pages);
+        }
+        // What it had planned stays until the next plan: evicting it now would make no room for anybody.
+        shared.plans.lock().attached.remove(&self.number);
+        shared.remove_held(self.number);
+    }
+}
+
+/// The process at the other end; 0 if the operating system does not say.
+fn told_pid(stream: &UnixStream) -> i32 {
+    let peer = rustix::net::sockopt::socket_peercred(stream);
+    let pid = peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+    tracing::info!(pid, "a process has attached to the tiers");
+    pid
+}
+
+/// The socket on which the owner listens. Nobody listens there when the owner has ended, whatever its children do.
+pub(in crate::cache) struct Listener {
+    path: PathBuf,
+    /// Device and inode of the socket's file.
+    file: Option<(u64, u64)>,
+    _own: NotInherited,
+    socket: UnixListener,
+}
+
+impl Listener {
+    /// As [`Listener::on`], but waits a moment for a name that its last user, who has just been killed, has
+    /// not given back yet. Warns if it stays in use.
+    pub(in crate::cache) fn soon_on(name: &str) -> Option<Listener> {
+        let until = Instant::now() + NAME_WAIT;
+        loop {
+            match Listener::on(name) {
+                Ok(listener) => return Some(listener),
+                Err(error) if error.kind() == IoKind::AddrInUse && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        socket = name,
+                        "the socket of these tiers cannot be used for now, so other processes do not share \
+                         them: {error}; ss -xlp names the process that has it"
+                    );
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Listens on the socket `name`.
+    ///
+    /// # Errors
+    /// `AddrInUse`: somebody else does. Those of [`place::path_of`] and of the operating system.
+    pub(in crate::cache) fn on(name: &str) -> std::io::Result<Listener> {
+        let path = place::path_of(name)?;
+        // Whoever finds a socket on which nobody listens replaces it: one process at a time.
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let _lock = Locked::new(folder).map_err(std::io::Error::other)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        mark_ours(&socket);
+        let address = SocketAddrUnix::new(&path)?;
+        let mut bound = rustix::net::bind(&socket, &address);
+        if bound == Err(Errno::ADDRINUSE) && is_left_behind(&address)? {
+            std::fs::remove_file(&path)?;
+            bound = rustix::net::bind(&socket, &address);
+        }
+        bound?;
+        rustix::net::listen(&socket, MAX_ATTACHED as i32)?;
+        let (file, own) = (file_at(&path), NotInherited::close(socket.as_fd()));
+        Ok(Listener { path, file, _own: own, socket: socket.into() })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // While this listens, nobody replaces it; somebody may have removed it.
+        if self.file.is_some() && self.file == file_at(&self.path) {
+            let _ = std::fs::remove_file(&self.path); // a leftover is replaced
+        }
+    }
+}
+
+/// Whether nobody listens on a socket that is there.
+fn is_left_behind(address: &SocketAddrUnix) -> Result<bool, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(rustix::net::connect(&socket, address) == Err(Errno::CONNREFUSED))
+}
+
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// Name of the thread.
+const OWNER: &str = "dlfs-tiers-owner";
+
+/// The most processes attached at once.
+const MAX_ATTACHED: usize = 1024;
+
+/// The most bytes read from one process in one turn.
+const READ_BYTES: usize = 256 << 10;
+
+const IDLE_WAIT: Duration = Duration::from_secs(5);
+const LISTEN_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long the end of a killed process may take to give back its name.
+const NAME_WAIT: Duration = Duration::from_millis(200);
+
+/// The time allowed for the thread to end.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,0 +1,272 @@
+//! What the rates of tiers and origin decide: which tiers are worth reading, and how much is in flight at each.
+//!
+//! A copy in a tier from which the origin is faster is not read, and no more are made there (`plan`'s
+//! [`SourceRates`] chooses). A tier with a number of threads has at most that many reads of up to 1 MiB in
+//! flight in each process, as the table was measured; shorter reads count by their length. Without rates every
+//! copy is read, and nothing is limited.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use dlfs_base::buf::{IoBuf, SharedBuf};
+use dlfs_base::units::Lba;
+use dlfs_io::qpair::{Io, IoOp, QueuePair};
+use dlfs_order::plan::{Rate, Source as Place, SourceRates};
+use dlfs_order::tier::Ledger;
+
+/// The decisions for all tiers of a process.
+#[derive(Default)]
+pub(super) struct Sources {
+    rates: SourceRates,
+    /// Bit i: the origin is faster than tier i.
+    avoided: AtomicU32,
+    /// Bit i: so [`Sources::choose_for`] has told of tier i.
+    told: AtomicU32,
+    limits: Vec<Option<Arc<Limit>>>,
+}
+
+impl Sources {
+    /// For one process until [`Sources::choose_for`] says otherwise.
+    pub(super) fn new(rates: SourceRates) -> Sources {
+        let limit = |tier| rates.threads(tier).map(|threads| Arc::new(Limit::of(threads)));
+        let limits = (0..rates.tiers.len() as u8).map(limit).collect();
+        let (avoided, told) = Default::default();
+        let sources = Sources { rates, avoided, told, limits };
+        sources.choose(1);
+        sources
+    }
+
+    /// Decides for a job of this many processes that read from the origin at once; returns the tiers that are
+    /// avoided now, unless the last call returned them as well.
+    pub(super) fn choose_for(&self, processes: u32) -> Vec<u8> {
+        let avoided = self.choose(processes);
+        let before = self.told.swap(avoided, Ordering::AcqRel);
+        (0..self.rates.tiers.len() as u8)
+            .filter(|tier| (avoided & !before) >> tier & 1 == 1)
+            .collect()
+    }
+
+    fn choose(&self, processes: u32) -> u32 {
+        let is_avoided = |tier| self.rates.choose(Some(tier), None, processes) == Place::Origin;
+        let tiers = (0..self.rates.tiers.len() as u8).filter(|tier| is_avoided(*tier));
+        let avoided = tiers.fold(0, |bits, tier| bits | 1 << tier);
+        self.avoided.store(avoided, Ordering::Release);
+        avoided
+    }
+
+    /// Whether copies in this tier are not read, since the origin is faster.
+    pub(super) fn is_avoided(&self, tier: u8) -> bool {
+        self.avoided.load(Ordering::Acquire) >> tier & 1 == 1
+    }
+
+    /// Tells the ledger of each tier whether it is used.
+    pub(super) fn tell(&self, ledger: &mut Ledger, num_tiers: usize) {
+        (0..num_tiers as u8).for_each(|tier| ledger.set_used(tier, !self.is_avoided(tier)));
+    }
+
+    /// The rates by which `processes` avoid a tier, in words.
+    pub(super) fn why_avoided(&self, tier: u8, processes: u32) -> String {
+        let mb = |rate: Option<Rate>| rate.map_or(0.0, |rate| rate.0 as f64 / 1e6);
+        let copy = mb(self.rates.of_tier(tier));
+        let origin = mb(self.rates.of_origin(processes, tier));
+        format!("{copy:.0} MB/s for each of its threads, {origin:.0} MB/s from the origin")
+    }
+
+    /// The limit on what is in flight at `tier`.
+    pub(super) fn limit(&self, tier: u8) -> Option<Arc<Limit>> {
+        self.limits.get(usize::from(tier))?.clone()
+    }
+}
+
+/// A limit on the bytes in flight at a tier, in all queue pairs of a process.
+pub(super) struct Limit {
+    threads: u32,
+    in_flight: AtomicUsize,
+}
+
+impl Limit {
+    fn of(threads: u32) -> Limit {
+        Limit { threads, in_flight: AtomicUsize::new(0) }
+    }
+
+    /// The number of reads of up to 1 MiB.
+    pub(super) fn threads(&self) -> usize {
+        self.threads as usize
+    }
+
+    /// The most bytes.
+    pub(super) fn most_bytes(&self) -> usize {
+        self.threads().saturating_mul(THREAD_BYTES)
+    }
+
+    /// Adds `len` bytes if they fit, or if they must: so that everybody gets on, a queue pair with nothing in
+    /// flight may always read.
+    fn take(&self, len: usize, must: bool) -> bool {
+        let before = self.in_flight.fetch_add(len, Ordering::AcqRel);
+        let fits = must || before.saturating_add(len) <= self.most_bytes();
+        if !fits {
+            self.give_back(len);
+        }
+        fits
+    }
+
+    fn give_back(&self, len: usize) {
+        self.in_flight.fetch_sub(len, Ordering::AcqRel);
+    }
+}
+
+/// A queue pair of the origin or of a tier, with I/O that it has no room for yet.
+pub(super) struct Source {
+    pub(super) pair: Box<dyn QueuePair>,
+    block_len: u64,
+    pending: VecDeque<Io>,
+    limit: Option<Arc<Limit>>,
+    /// I/O that the limit holds back.
+    held: VecDeque<Io>,
+    /// Bytes that count towards the limit.
+    in_flight: usize,
+}
+
+impl Source {
+    pub(super) fn to(pair: Box<dyn QueuePair>, limit: Option<Arc<Limit>>) -> Source {
+        let block_len = u64::from(pair.namespace().block_len_bytes);
+        let (pending, held) = Default::default();
+        Source { pair, block_len, pending, limit, held, in_flight: 0 }
+    }
+
+    /// Borrows bytes, unless reads are limited.
+    pub(super) fn borrow(&self, offset: u64, len_bytes: usize) -> Option<SharedBuf> {
+        let slba = Lba(offset / self.block_len);
+        if self.limit.is_some() { None } else { self.pair.borrow(slba, len_bytes) }
+    }
+
+    pub(super) fn push(&mut self, offset: u64, buf: IoBuf, tag: u64) {
+        let slba = Lba(offset / self.block_len);
+        let io = Io { op: IoOp::Read, slba, buf, tag };
+        match self.limit {
+            Some(_) => self.held.push_back(io),
+            None => self.pending.push_back(io),
+        }
+    }
+
+    pub(super) fn submit(&mut self) -> usize {
+        self.admit();
+        match self.pending.is_empty() {
+            true => 0,
+            false => self.pair.submit(&mut self.pending),
+        }
+    }
+
+    /// A read of this many bytes has completed.
+    pub(super) fn completed(&mut self, len: usize) {
+        if let Some(limit) = &self.limit {
+            self.in_flight -= len;
+            limit.give_back(len);
+        }
+    }
+
+    fn admit(&mut self) {
+        let Some(limit) = &self.limit else { return };
+        while let Some(io) = self.held.front()
+            && limit.take(io.buf.len(), self.in_flight == 0)
+        {
+            self.in_flight += io.buf.len();
+            self.pending.extend(self.held.pop_front());
+        }
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.held.is_empty() || !self.pending.is_empty() || self.pair.outstanding() > 0
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if let Some(limit) = &self.limit {
+            limit.give_back(self.in_flight);
+        }
+    }
+}
+
+/// What one thread of a table reads at a time.
+const THREAD_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use dlfs_io::qpair::Device;
+    use dlfs_io::qpair::mem::MemNamespace;
+    use dlfs_order::plan::{Curve, Rate, Stage};
+
+    fn source(limit: &Arc<Limit>) -> Source {
+        let device = MemNamespace::new(16 << 20, 4096).unwrap();
+        Source::to(device.queue_pair().unwrap(), Some(Arc::clone(limit)))
+    }
+
+    fn poll(source: &mut Source) -> usize {
+        let mut done = Vec::new();
+        source.pair.poll(Instant::now(), usize::MAX, &mut done);
+        done.iter().for_each(|done| source.completed(done.buf.len()));
+        done.len()
+    }
+
+    #[test]
+    fn as_many_reads_as_threads_are_in_flight_in_all_pairs_and_one_in_any_case() {
+        let limit = Arc::new(Limit::of(3));
+        let (mut first, mut second) = (source(&limit), source(&limit));
+        for tag in 0..8 {
+            first.push(tag << 20, IoBuf::zeroed(1 << 20), tag);
+            second.push(tag << 20, IoBuf::zeroed(1 << 20), tag);
+        }
+        [&mut first, &mut second].into_iter().for_each(|source| _ = source.submit());
+        assert_eq!((first.pair.outstanding(), second.pair.outstanding()), (3, 1));
+        let mut done = 0;
+        while first.is_busy() || second.is_busy() {
+            done += poll(&mut first) + poll(&mut second);
+            [&mut first, &mut second].into_iter().for_each(|source| _ = source.submit());
+            assert!(first.pair.outstanding() + second.pair.outstanding() <= 4);
+        }
+        assert_eq!((done, limit.in_flight.load(Ordering::Relaxed)), (16, 0));
+    }
+
+    #[test]
+    fn short_reads_count_by_their_length_and_a_pair_that_is_dropped_gives_all_back() {
+        let limit = Arc::new(Limit::of(1));
+        let mut pair = source(&limit);
+        for tag in 0..300 {
+            pair.push(tag << 12, IoBuf::zeroed(4096), tag);
+        }
+        pair.submit();
+        assert_eq!(limit.in_flight.load(Ordering::Relaxed), 1 << 20, "256 of 300");
+        drop(pair);
+        assert_eq!(limit.in_flight.load(Ordering::Relaxed), 0);
+        let mut pair = source(&limit);
+        pair.push(0, IoBuf::zeroed(8 << 20), 0);
+        pair.push(0, IoBuf::zeroed(4096), 1);
+        assert_eq!(pair.submit(), 1, "one that is too long comes alone");
+    }
+
+    #[test]
+    fn tiers_are_avoided_by_the_number_of_processes() {
+        let flat = |mb| Curve::flat(Rate::mb_per_s(mb));
+        let tier = |mb| Some(Stage { threads: 1, read: flat(mb), write: flat(mb) });
+        let rates = SourceRates {
+            tiers: vec![tier(1000), tier(100)],
+            origin: Some(flat(400)),
+            ..SourceRates::default()
+        };
+        let sources = Sources::new(rates);
+        assert_eq!([0, 1].map(|tier| sources.is_avoided(tier)), [false, true]);
+        assert_eq!(sources.choose_for(1), [1], "nobody has been told yet");
+        assert!(sources.choose_for(1).is_empty(), "once");
+        assert!(sources.choose_for(4).is_empty() && !sources.is_avoided(1), "a tie");
+        assert_eq!(sources.choose_for(2), [1]);
+        assert!(sources.choose_for(3).is_empty() && sources.is_avoided(1));
+        let said = sources.why_avoided(1, 2);
+        assert!(said.contains("100 MB/s") && said.contains("200 MB/s"), "{said}");
+        assert!(!Sources::new(SourceRates::default()).is_avoided(0));
+    }
+}

@@ -1,0 +1,302 @@
+//! Counters of tiers, without locks.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::media::Media;
+use dlfs_base::metrics::{self, Measured, Snapshot};
+use dlfs_order::tier::{Ledger, PAGE_BYTES};
+
+/// Counters of reads and copies.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct CacheStats {
+    /// Per tier, fastest first.
+    pub tiers: Vec<TierStats>,
+    /// Reads from the origin.
+    pub origin: OriginStats,
+    /// The process that owns the tiers, if it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<u32>,
+    /// Processes that have attached, where this one owns tiers that are shared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attached: Option<usize>,
+    /// Why no more copies are made, if the copier has died.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub died: Option<String>,
+}
+
+impl Measured for CacheStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.tiers.iter().for_each(|tier| tier.measure(snapshot));
+        self.origin.measure(snapshot);
+        snapshot.count(&metrics::TIERS_ATTACHED, &[], self.attached.unwrap_or(0) as u64);
+    }
+}
+
+impl Measured for TierStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let labels = [&*self.name];
+        for (metric, value) in [
+            (&metrics::TIER_CAPACITY_BYTES, self.capacity_bytes),
+            (&metrics::TIER_USED_BYTES, self.used_bytes),
+            (&metrics::TIER_HELD_BYTES, self.held_bytes),
+            (&metrics::TIER_OFF, self.is_off.into()),
+            (&metrics::TIER_HITS, self.hits),
+            (&metrics::TIER_HIT_BYTES, self.hit_bytes),
+            (&metrics::TIER_OPENS, self.opens),
+            (&metrics::TIER_FILLS, self.fills),
+            (&metrics::TIER_FILL_BYTES, self.fill_bytes),
+            (&metrics::TIER_RESTORED, self.restored),
+            (&metrics::TIER_EVICTIONS, self.left),
+            (&metrics::TIER_DAMAGED, self.damaged),
+        ] {
+            snapshot.count(metric, &labels, value);
+        }
+        snapshot.seconds(&metrics::TIER_HIT_SECONDS, &labels, self.hit_s);
+        snapshot.seconds(&metrics::TIER_FILL_SECONDS, &labels, self.fill_s);
+    }
+}
+
+impl Measured for OriginStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        for (metric, value) in [
+            (&metrics::ORIGIN_READS, self.reads),
+            (&metrics::ORIGIN_READ_BYTES, self.bytes),
+            (&metrics::ORIGIN_AHEAD_READS, self.ahead),
+            (&metrics::ORIGIN_AHEAD_BYTES, self.ahead_bytes),
+            (&metrics::ORIGIN_JOINED_READS, self.joined),
+            (&metrics::ORIGIN_JOINED_BYTES, self.joined_bytes),
+            (&metrics::ORIGIN_COPIER_READS, self.copier_reads),
+            (&metrics::ORIGIN_COPIER_BYTES, self.copier_bytes),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+        snapshot.seconds(&metrics::ORIGIN_READ_SECONDS, &[], self.read_s);
+    }
+}
+
+/// Counters of one tier.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TierStats {
+    /// Its name as the user wrote it.
+    pub name: String,
+    /// Its quota in bytes, without its index.
+    pub capacity_bytes: u64,
+    /// Bytes of the pages that are reserved.
+    pub used_bytes: u64,
+    /// Bytes of the pages that have copies.
+    pub held_bytes: u64,
+    /// Its copies that were opened as files.
+    pub opens: u64,
+    /// Reads, or pieces of reads, that it served.
+    pub hits: u64,
+    /// Bytes of those reads.
+    pub hit_bytes: u64,
+    /// Total time of those reads from submission to completion, in seconds.
+    pub hit_s: f64,
+    /// Units of at most 64 pages that were completed.
+    pub fills: u64,
+    /// Bytes written to it, of completed and of incomplete units.
+    pub fill_bytes: u64,
+    /// Total time of writing them, in seconds.
+    pub fill_s: f64,
+    /// Units of an earlier run whose copies were verified and reused.
+    pub restored: u64,
+    /// Units that were evicted for others that a later plan reads more often.
+    pub left: u64,
+    /// Units with copies that were corrupt, truncated or unreadable: each was a miss and is written again.
+    pub damaged: u64,
+    /// Whether it accepts no more copies, because a write failed.
+    pub is_off: bool,
+}
+
+/// Counters of the origin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct OriginStats {
+    /// Reads that somebody waited for.
+    pub reads: u64,
+    /// Bytes of those reads.
+    pub bytes: u64,
+    /// Total time of those reads from submission to completion, in seconds.
+    pub read_s: f64,
+    /// Reads, or pieces of reads, served from ahead reads.
+    pub ahead: u64,
+    /// Bytes of those.
+    pub ahead_bytes: u64,
+    /// Reads, or pieces of reads, of pages that another read was fetching, and served by it.
+    pub joined: u64,
+    /// Bytes of those.
+    pub joined_bytes: u64,
+    /// Reads by the copier itself.
+    pub copier_reads: u64,
+    /// Bytes of those reads.
+    pub copier_bytes: u64,
+}
+
+/// The counters behind [`CacheStats`].
+pub(super) struct Counters {
+    tiers: Vec<TierCounters>,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    read_ns: AtomicU64,
+    ahead: AtomicU64,
+    ahead_bytes: AtomicU64,
+    joined: AtomicU64,
+    joined_bytes: AtomicU64,
+    copier_reads: AtomicU64,
+    copier_bytes: AtomicU64,
+    /// Outstanding work: units to fetch or verify, and writes.
+    unsettled: AtomicI64,
+}
+
+#[derive(Default)]
+struct TierCounters {
+    opens: AtomicU64,
+    hits: AtomicU64,
+    hit_bytes: AtomicU64,
+    hit_ns: AtomicU64,
+    fills: AtomicU64,
+    fill_bytes: AtomicU64,
+    fill_ns: AtomicU64,
+    restored: AtomicU64,
+    left: AtomicU64,
+    damaged: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn new(num_tiers: usize) -> Counters {
+        let tiers = (0..num_tiers).map(|_| TierCounters::default()).collect();
+        let (reads, bytes, read_ns, ahead, ahead_bytes) = Default::default();
+        let (joined, joined_bytes, copier_reads, copier_bytes, unsettled) = Default::default();
+        Counters {
+            tiers,
+            reads,
+            bytes,
+            read_ns,
+            ahead,
+            ahead_bytes,
+            joined,
+            joined_bytes,
+            copier_reads,
+            copier_bytes,
+            unsettled,
+        }
+    }
+
+    pub(super) fn opened(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].opens, 1);
+    }
+
+    pub(super) fn hit(&self, tier: u8, len: usize, took: Duration) {
+        let tier = &self.tiers[usize::from(tier)];
+        add(&tier.hits, 1);
+        add(&tier.hit_bytes, len as u64);
+        add(&tier.hit_ns, took.as_nanos() as u64);
+    }
+
+    pub(super) fn origin_read(&self, len: usize, took: Duration) {
+        add(&self.reads, 1);
+        add(&self.bytes, len as u64);
+        add(&self.read_ns, took.as_nanos() as u64);
+    }
+
+    /// The mean duration of a read of the origin.
+    pub(super) fn mean_origin_read(&self) -> Duration {
+        Duration::from_nanos(load(&self.read_ns).checked_div(load(&self.reads)).unwrap_or(0))
+    }
+
+    pub(super) fn ahead(&self, len: usize) {
+        add(&self.ahead, 1);
+        add(&self.ahead_bytes, len as u64);
+    }
+
+    pub(super) fn joined(&self, len: usize) {
+        add(&self.joined, 1);
+        add(&self.joined_bytes, len as u64);
+    }
+
+    pub(super) fn copier_read(&self, reads: u64, len: usize) {
+        add(&self.copier_reads, reads);
+        add(&self.copier_bytes, len as u64);
+    }
+
+    /// `len` bytes of a unit have been written; `is_whole`: the unit is now complete.
+    pub(super) fn filled(&self, tier: u8, len: usize, is_whole: bool, took: Duration) {
+        let tier = &self.tiers[usize::from(tier)];
+        add(&tier.fills, is_whole.into());
+        add(&tier.fill_bytes, len as u64);
+        add(&tier.fill_ns, took.as_nanos() as u64);
+    }
+
+    pub(super) fn restored(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].restored, 1);
+    }
+
+    pub(super) fn left(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].left, 1);
+    }
+
+    pub(super) fn damaged(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].damaged, 1);
+    }
+
+    /// `by` more units wait for the copier; negative: fewer.
+    pub(super) fn unsettle(&self, by: i64) {
+        self.unsettled.fetch_add(by, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.unsettled.load(Ordering::Acquire) <= 0
+    }
+
+    pub(super) fn read(&self, media: &[Media], ledger: &Ledger) -> CacheStats {
+        let tier = |(number, (counters, media)): (u8, (&TierCounters, &Media))| TierStats {
+            name: media.name.clone(),
+            capacity_bytes: ledger.capacity(number) * PAGE_BYTES,
+            used_bytes: ledger.used(number) * PAGE_BYTES,
+            held_bytes: 0,
+            opens: load(&counters.opens),
+            hits: load(&counters.hits),
+            hit_bytes: load(&counters.hit_bytes),
+            hit_s: seconds(&counters.hit_ns),
+            fills: load(&counters.fills),
+            fill_bytes: load(&counters.fill_bytes),
+            fill_s: seconds(&counters.fill_ns),
+            restored: load(&counters.restored),
+            left: load(&counters.left),
+            damaged: load(&counters.damaged),
+            is_off: ledger.is_off(number),
+        };
+        CacheStats {
+            tiers: (0..).zip(self.tiers.iter().zip(media)).map(tier).collect(),
+            origin: OriginStats {
+                reads: load(&self.reads),
+                bytes: load(&self.bytes),
+                read_s: seconds(&self.read_ns),
+                ahead: load(&self.ahead),
+                ahead_bytes: load(&self.ahead_bytes),
+                joined: load(&self.joined),
+                joined_bytes: load(&self.joined_bytes),
+                copier_reads: load(&self.copier_reads),
+                copier_bytes: load(&self.copier_bytes),
+            },
+            owner: None,
+            attached: None,
+            died: None,
+        }
+    }
+}
+
+fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn seconds(counter: &AtomicU64) -> f64 {
+    Duration::from_nanos(load(counter)).as_secs_f64()
+}

@@ -1,0 +1,157 @@
+//! Decides what a tier may overwrite: no data that anybody could need.
+//!
+//! A tier overwrites the data at its path, so the path is checked before it is opened for writing:
+//! an empty file, a zeroed device or an earlier tier may be taken over. Anything else needs the
+//! user's consent for this path (`file:PATH:SIZE:overwrite`). What is in use, by a file system
+//! or as the data set itself, is always refused.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use dlfs_format::format::superblock_set::SuperblockCopies;
+use dlfs_io::qpair::Device;
+use dlfs_order::tier::Index;
+
+/// A path that a tier may overwrite.
+pub(super) struct TierPath {
+    /// The file or block device, without symbolic links; a file need not exist yet.
+    pub(super) path: PathBuf,
+    /// Prevents mounting a block device, and other exclusive use.
+    pub(super) exclusive: Option<File>,
+}
+
+/// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device.
+///
+/// # Errors
+/// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it,
+/// or is not a folder, file or block device. `Busy`: the block device is mounted or in use.
+/// `Refused`: it contains other data, and `overwrite` is not set.
+pub(super) fn take_over(
+    path: &Path,
+    name: &str,
+    overwrite: bool,
+    origins: &[Arc<dyn Device>],
+) -> Result<TierPath> {
+    let io = |error: std::io::Error| {
+        Error::from(error).path(path).hint("make the folder of a tier before it is used")
+    };
+    let named = path;
+    let mut path = std::fs::canonicalize(named).map_err(io)?;
+    if path.is_dir() {
+        path = path.join(name);
+        match std::fs::canonicalize(&path) {
+            Ok(resolved) => path = resolved,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                refuse_own_data(&path, None, origins)?;
+                // A dangling symbolic link is not an empty file: opening would create its target.
+                if path.is_symlink() {
+                    return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
+                }
+                return Ok(TierPath { path, exclusive: None });
+            }
+            Err(error) => return Err(io(error)),
+        }
+    }
+    let metadata = std::fs::metadata(&path).map_err(io)?;
+    refuse_own_data(&path, Some(&metadata), origins)?;
+    let exclusive = match metadata.file_type() {
+        kind if kind.is_file() => None,
+        kind if kind.is_block_device() => Some(open_exclusively(&path)?),
+        _ => {
+            let text = "a tier is a folder, a file or a block device, and this is none of them";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+        }
+    };
+    if !overwrite && let Some(found) = content(&path, &metadata).map_err(io)? {
+        return Err(occupied(named, &path, found));
+    }
+    Ok(TierPath { path, exclusive })
+}
+
+fn occupied(named: &Path, path: &Path, found: &str) -> Error {
+    let text = format!("a tier would destroy what lies here: {found}");
+    let hint = format!("use another path, or say file:{}:SIZE:overwrite", named.display());
+    Error::new(ErrorKind::Refused, text).path(path).hint(hint)
+}
+
+/// Refuses the data set itself, through any link: it must survive its cache.
+fn refuse_own_data(
+    path: &Path,
+    found: Option<&Metadata>,
+    origins: &[Arc<dyn Device>],
+) -> Result<()> {
+    for origin in origins {
+        let Some(data) = origin.capabilities().local_path else { continue };
+        let Ok(of_data) = std::fs::metadata(&data) else { continue };
+        let same = found.is_some_and(|found| is_same(found, &of_data));
+        let is_within = of_data.is_dir()
+            && std::fs::canonicalize(&data).is_ok_and(|data| path.starts_with(data));
+        if same || is_within {
+            let where_ = if is_within { "lies within" } else { "is" };
+            let text = format!("the tier {where_} the data set that it caches");
+            let hint = "a tier needs a folder, file or device of its own";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).path(path).hint(hint));
+        }
+    }
+    Ok(())
+}
+
+/// Whether both are the same file, or nodes of the same device.
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    let devices = a.file_type().is_block_device() && b.file_type().is_block_device();
+    if devices { a.rdev() == b.rdev() } else { (a.dev(), a.ino()) == (b.dev(), b.ino()) }
+}
+
+/// Opens a block device exclusively. The kernel refuses that while it is mounted or part of a
+/// volume, and prevents both while it is open (`open(2)`, O_EXCL).
+fn open_exclusively(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let text = "the block device is mounted, or part of a volume";
+            Error::new(ErrorKind::Busy, text).path(path).hint("use a device that nobody else uses")
+        }
+        _ => Error::from(error).path(path),
+    })
+}
+
+/// Describes existing data that somebody could need; `None`: no data, or an earlier tier.
+fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static str>> {
+    let mut file = File::open(path)?;
+    let len = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
+    let mut head = vec![0; len.min(LOOK_BYTES) as usize];
+    file.read_exact_at(&mut head, 0)?;
+    if Index::is_tier(&head) {
+        return Ok(None);
+    }
+    let copy = |offset: u64| head.get(offset as usize..offset as usize + SUPERBLOCK_BYTES);
+    let [a, b] = COPY_OFFSETS.map(|offset| copy(offset).unwrap_or_default());
+    if !SuperblockCopies::parse(a, b).is_blank() {
+        return Ok(Some("a dlfs image"));
+    }
+    if metadata.is_file() {
+        // A tier that was created but not written yet has a length, but no data.
+        let has_data = match rustix::fs::seek(&file, SeekFrom::Data(0)) {
+            Ok(_) => true,
+            Err(Errno::NXIO) => false,
+            Err(_) => len > 0,
+        };
+        return Ok(has_data.then_some("a file with content"));
+    }
+    // File systems, partition tables and volumes have their labels at either end.
+    let mut tail = vec![0; head.len()];
+    file.read_exact_at(&mut tail, len - head.len() as u64)?;
+    let is_blank = head.iter().chain(&tail).all(|&byte| byte == 0);
+    Ok((!is_blank).then_some("a block device with content"))
+}
+
+/// How much of either end of a block device must be zero.
+///
+const LOOK_BYTES: u64 = 1 << 20;

@@ -1,0 +1,370 @@
+//! The key of a job, by which its ranks prove to each other that they belong to it.
+//!
+//! Every connection between ranks has keys of its own, made of the job's key, the round, the name of the host that
+//! connects and the rank that it connects to: HKDF (RFC 5869) with SHA-256. So what one rank learns of another's
+//! connection is of no use for a third. Both sides prove themselves (DH-HMAC-CHAP in both directions), or connect
+//! inside TLS with such a key, which proves the same.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::random::draw;
+use dlfs_io::qpair::ConnectOptions;
+use dlfs_nvme::auth::{ConfiguredPsk, Group, Hash, Secret};
+use dlfs_nvme::nvme::Nqn;
+use dlfs_target::keys::read_job_key;
+use dlfs_target::{Access, HostKeys};
+
+/// Where the key of a job comes from: the same on all of its ranks.
+#[derive(Clone, PartialEq, Eq)]
+pub enum JobKey {
+    /// From the user.
+    Given {
+        /// What the user said, a path or the key itself, for processes that attach to this rank.
+        said: Zeroizing<String>,
+        /// The key.
+        key: Zeroizing<Vec<u8>>,
+    },
+    /// Rank 0 draws it, and the rendezvous carries it. That protects from everybody who cannot read what the
+    /// rendezvous carries.
+    Drawn,
+}
+
+impl JobKey {
+    /// The key that an option gives: `rendezvous`, the path of a key file, or the key itself, which begins with
+    /// `DHHC-1:`.
+    ///
+    /// # Errors
+    /// As [`keys::secret_of`](dlfs_target::keys::secret_of).
+    pub fn of(text: &str) -> Result<JobKey> {
+        match text {
+            RENDEZVOUS => Ok(JobKey::Drawn),
+            _ => Ok(JobKey::Given { said: text.to_owned().into(), key: read_job_key(text)? }),
+        }
+    }
+
+    /// What [`JobKey::of`] makes this of.
+    pub(super) fn said(&self) -> &str {
+        match self {
+            JobKey::Given { said, .. } => said,
+            JobKey::Drawn => RENDEZVOUS,
+        }
+    }
+}
+
+impl fmt::Debug for JobKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            JobKey::Given { .. } => "JobKey::Given",
+            JobKey::Drawn => "JobKey::Drawn",
+        })
+    }
+}
+
+/// How the ranks of a job prove themselves to each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerKeys {
+    /// The key of the job.
+    pub key: JobKey,
+    /// Whether ranks connect inside TLS with the key, which needs a build with the feature `tls`; otherwise they
+    /// authenticate by DH-HMAC-CHAP, and data are sent in clear.
+    pub tls: bool,
+}
+
+/// What a rank's record says of its keys. A rank that has other keys than the rest is named when the job starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyMark {
+    /// What two ranks have in common if they have the same key, 0 if it is drawn. It does not help to guess the key.
+    fingerprint: u64,
+    tls: bool,
+    /// The key, from rank 0, if it is drawn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drawn: Option<Hidden>,
+}
+
+/// A text that is not printed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+struct Hidden(String);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("hidden")
+    }
+}
+
+impl KeyMark {
+    /// That of `rank` in `round`. Rank 0 draws a key if nobody has given one.
+    ///
+    /// # Errors
+    /// The operating system provides no random numbers.
+    pub(super) fn new(keys: &PeerKeys, round: &str, rank: u32) -> Result<KeyMark> {
+        let mut mark = KeyMark { fingerprint: 0, tls: keys.tls, drawn: None };
+        match &keys.key {
+            JobKey::Given { key, .. } => {
+                let digest = Derived::of(key).part(b"fingerprint", &[round.as_bytes()]);
+                let (first, _) = digest.as_ref().split_first_chunk().expect("32 bytes");
+                mark.fingerprint = u64::from_le_bytes(*first).max(1);
+            }
+            JobKey::Drawn if rank == 0 => {
+                let mut bytes = Zeroizing::new([0; 64]);
+                draw(&mut *bytes)?;
+                mark.drawn = Some(Hidden(Secret::generate(&bytes, None).to_text().to_string()));
+            }
+            JobKey::Drawn => {}
+        }
+        Ok(mark)
+    }
+
+    /// Whether the rank connects inside TLS.
+    pub(super) fn tls(&self) -> bool {
+        self.tls
+    }
+
+    /// What two ranks must have in common, in words that reveal no key.
+    pub(super) fn describe(mark: Option<&KeyMark>) -> String {
+        match mark {
+            None => "none".to_owned(),
+            Some(KeyMark { fingerprint, tls, .. }) => {
+                let key = match fingerprint {
+                    0 => "from the rendezvous".to_owned(),
+                    fingerprint => format!("with the mark {fingerprint:016x}"),
+                };
+                format!("{key}{}", if *tls { ", for TLS" } else { "" })
+            }
+        }
+    }
+}
+
+/// The keys between the ranks of one round.
+#[derive(Clone)]
+pub(super) struct RoundKeys {
+    derived: Derived,
+    round: String,
+    tls: bool,
+}
+
+impl RoundKeys {
+    /// Those of a rank with these `keys`; `first` is the record of rank 0.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the rendezvous has not carried the key that rank 0 has drawn.
+    pub(super) fn new(keys: &PeerKeys, first: Option<&KeyMark>, round: &str) -> Result<RoundKeys> {
+        let derived = match &keys.key {
+            JobKey::Given { key, .. } => Derived::of(key),
+            JobKey::Drawn => {
+                let drawn = first.and_then(|mark| mark.drawn.as_ref()).ok_or_else(|| {
+                    let text = "the record of rank 0 has no key for the job";
+                    Error::new(ErrorKind::InvalidArgument, text)
+                        .hint("start all ranks of a job alike")
+                })?;
+                Derived::of(&read_job_key(&drawn.0)?)
+            }
+        };
+        Ok(RoundKeys { derived, round: round.to_owned(), tls: keys.tls })
+    }
+
+    /// What `hosts` prove themselves with to rank `to`, and that rank to them.
+    pub(super) fn of_hosts(&self, hosts: impl IntoIterator<Item = Nqn>, to: u32) -> Hosts {
+        hosts.into_iter().map(|host| (host.clone(), self.host_keys(&host, to))).collect()
+    }
+
+    fn host_keys(&self, host: &Nqn, to: u32) -> HostKeys {
+        let mut keys = HostKeys {
+            access: Access { namespaces: None, read_only: true },
+            ..HostKeys::default()
+        };
+        match self.tls {
+            true => keys.tls_keys = vec![self.psk(host, to)],
+            false => {
+                keys.secrets = vec![self.secret(b"host", host, to)];
+                keys.ctrl_secret = Some(self.secret(b"controller", host, to));
+            }
+        }
+        keys
+    }
+
+    /// `connect` as `host` connects with it to rank `to`.
+    pub(super) fn connect(&self, connect: &ConnectOptions, host: &Nqn, to: u32) -> ConnectOptions {
+        let mut connect = ConnectOptions { hostnqn: Some(host.clone()), ..connect.clone() };
+        match self.tls {
+            true => connect.tls_key = Some(self.psk(host, to)),
+            false => {
+                connect.dhchap_secret = Some(self.secret(b"host", host, to));
+                connect.dhchap_ctrl_secret = Some(self.secret(b"controller", host, to));
+            }
+        }
+        connect
+    }
+
+    fn secret(&self, of: &[u8], host: &Nqn, to: u32) -> Secret {
+        Secret::generate(&self.pair(of, host, to), None)
+    }
+
+    fn psk(&self, host: &Nqn, to: u32) -> ConfiguredPsk {
+        ConfiguredPsk::generate(&self.pair(b"tls", host, to), Hash::Sha256)
+    }
+
+    fn pair(&self, of: &[u8], host: &Nqn, to: u32) -> Zeroizing<[u8; 64]> {
+        let parts = [self.round.as_bytes(), host.as_str().as_bytes(), &to.to_le_bytes()];
+        self.derived.key(of, &parts)
+    }
+}
+
+/// `connect` without the keys for the data set's targets, which peers do not have.
+pub(super) fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
+    ConnectOptions {
+        dhchap_secret: None,
+        dhchap_ctrl_secret: None,
+        concat: false,
+        tls_key: None,
+        tls_keyring: None,
+        ..connect.clone()
+    }
+}
+
+/// Keys of hosts, by their names.
+pub(super) type Hosts = std::collections::BTreeMap<Nqn, HostKeys>;
+
+/// The keys of a rendezvous on a port of rank 0, whose hosts have one name, since rank 0 does not know theirs yet.
+pub(super) struct MeetingKeys(RoundKeys);
+
+impl MeetingKeys {
+    /// `None` if the rendezvous itself must carry the key.
+    pub(super) fn new(keys: &PeerKeys) -> Option<MeetingKeys> {
+        match keys.key {
+            JobKey::Given { .. } => RoundKeys::new(keys, None, MEETING).ok().map(MeetingKeys),
+            JobKey::Drawn => None,
+        }
+    }
+
+    /// What every rank proves itself with.
+    pub(super) fn hosts(&self) -> Hosts {
+        let mut hosts = self.0.of_hosts([host_of_all()], 0);
+        // Ranks write their records there.
+        hosts.values_mut().for_each(|keys| keys.access.read_only = false);
+        hosts
+    }
+
+    /// `connect` as every rank connects with it.
+    pub(super) fn connect(&self, connect: &ConnectOptions) -> ConnectOptions {
+        self.0.connect(connect, &host_of_all(), 0)
+    }
+}
+
+fn host_of_all() -> Nqn {
+    Nqn::new("nqn.2026-11.io.dlfs:rank").expect("it is short and has no control characters")
+}
+
+/// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, which a job's cannot.
+/// And all nodes connect to each other when a job starts, while a target spends 2 % of a core on the exponentiations
+/// of hosts that have not proved themselves yet: with a group, many nodes would wait for seconds.
+pub(super) const GROUPS: [Group; 1] = [Group::Null];
+
+/// The pseudorandom key of HKDF, from which keys are expanded.
+#[derive(Clone)]
+struct Derived(dlfs_nvme::auth::Digest);
+
+impl Derived {
+    fn of(key: &[u8]) -> Derived {
+        Derived(Hash::Sha256.hmac(SALT, &[key]))
+    }
+
+    /// The first block of the expansion: 32 bytes. Each part has its length before it, so that no two lists of parts
+    /// give the same bytes.
+    fn part(&self, of: &[u8], parts: &[&[u8]]) -> dlfs_nvme::auth::Digest {
+        let mut info = of.to_vec();
+        for part in parts {
+            info.extend_from_slice(&(part.len() as u32).to_le_bytes());
+            info.extend_from_slice(part);
+        }
+        Hash::Sha256.hmac(self.0.as_ref(), &[&info, &[1]])
+    }
+
+    /// The same, in what keys are made of.
+    fn key(&self, of: &[u8], parts: &[&[u8]]) -> Zeroizing<[u8; 64]> {
+        let mut bytes = Zeroizing::new([0; 64]);
+        bytes[..32].copy_from_slice(self.part(of, parts).as_ref());
+        bytes
+    }
+}
+
+/// What the user writes for [`JobKey::Drawn`].
+const RENDEZVOUS: &str = "rendezvous";
+const SALT: &[u8] = b"dlfs peers";
+/// Stands for the round where ranks meet: rank 0 serves several rounds at one port.
+const MEETING: &str = "rendezvous of ranks";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_target::keys::generate_secret;
+
+    fn given() -> PeerKeys {
+        let text = generate_secret(None).unwrap().to_text();
+        PeerKeys { key: JobKey::of(&text).unwrap(), tls: false }
+    }
+
+    fn host(name: &str) -> Nqn {
+        Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap()
+    }
+
+    #[test]
+    fn each_connection_has_keys_of_its_own_and_both_sides_have_the_same() {
+        let (keys, others) = (given(), given());
+        let [one, again, next, other] = [(&keys, "a"), (&keys, "a"), (&keys, "b"), (&others, "a")]
+            .map(|(keys, round)| RoundKeys::new(keys, None, round).unwrap());
+        let secrets = |keys: &RoundKeys, host: &Nqn, to| {
+            let connect = keys.connect(&ConnectOptions::default(), host, to);
+            let accepted = keys.of_hosts([host.clone()], to).remove(host).unwrap();
+            assert!(Some(&accepted.secrets[0]) == connect.dhchap_secret.as_ref());
+            assert!(accepted.ctrl_secret == connect.dhchap_ctrl_secret);
+            assert_eq!(connect.hostnqn.as_ref(), Some(host));
+            [connect.dhchap_secret.unwrap(), connect.dhchap_ctrl_secret.unwrap()]
+        };
+        assert!(secrets(&one, &host("x"), 3) == secrets(&again, &host("x"), 3));
+        let all: Vec<Secret> = [
+            secrets(&one, &host("x"), 3),
+            secrets(&one, &host("x"), 4),
+            secrets(&one, &host("y"), 3),
+            secrets(&next, &host("x"), 3),
+            secrets(&other, &host("x"), 3),
+        ]
+        .concat();
+        for (index, secret) in all.iter().enumerate() {
+            assert!(all[..index].iter().all(|other| other != secret), "{index}");
+        }
+    }
+
+    #[test]
+    fn ranks_with_the_same_key_have_the_same_mark_and_a_mark_reveals_no_key() {
+        let keys = given();
+        let mark = |keys: &PeerKeys, rank| KeyMark::new(keys, "a", rank).unwrap();
+        assert_eq!(mark(&keys, 0), mark(&keys, 5));
+        let describe = |mark: &KeyMark| KeyMark::describe(Some(mark));
+        assert_ne!(describe(&mark(&keys, 0)), describe(&mark(&given(), 0)));
+        let with_tls = PeerKeys { tls: true, ..keys.clone() };
+        assert_ne!(describe(&mark(&keys, 0)), describe(&mark(&with_tls, 0)));
+        let drawn = PeerKeys { key: JobKey::Drawn, tls: false };
+        let (first, second) = (mark(&drawn, 0), mark(&drawn, 1));
+        assert_eq!(describe(&first), describe(&second));
+        assert!(!format!("{first:?} {drawn:?} {keys:?}").contains("DHHC"));
+        assert!(RoundKeys::new(&drawn, Some(&second), "a").is_err());
+        let [a, b] = [0, 1].map(|_| RoundKeys::new(&drawn, Some(&first), "a").unwrap());
+        assert!(a.secret(b"host", &host("x"), 1) == b.secret(b"host", &host("x"), 1));
+        let other = KeyMark::new(&drawn, "a", 0).unwrap();
+        let other = RoundKeys::new(&drawn, Some(&other), "a").unwrap();
+        assert!(a.secret(b"host", &host("x"), 1) != other.secret(b"host", &host("x"), 1));
+    }
+
+    #[test]
+    fn a_job_key_is_a_file_or_a_text_and_says_so_otherwise() {
+        assert_eq!(JobKey::of("rendezvous").unwrap(), JobKey::Drawn);
+        let error = JobKey::of("DHHC-1:00:short:").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(JobKey::of("/nonexistent/key").unwrap_err().kind(), ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,435 @@
+//! Joining a round: listen, exchange records with all other ranks, read through them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::chunk_map::{ChunkMap, live_page_bytes};
+use super::identity::{nguid_of, nqn_of};
+use super::job_key::{GROUPS, Hosts, JobKey, KeyMark, PeerKeys, RoundKeys};
+use super::links::{Links, Reached};
+use super::node::NodeIdentity;
+use super::pair::{PeersDevice, Shared};
+use super::plan_map::{LatestPlan, PlanMap};
+use super::record::Record;
+use super::rendezvous::{self, Rendezvous};
+use super::round::Round;
+use super::serving::Serving;
+use super::stats::{Counters, PeerStats};
+use super::view::View;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::Forked;
+use dlfs_base::random::draw;
+use dlfs_base::registry::Registration;
+use dlfs_base::units::Generation;
+use dlfs_format::directory::{Directory, Intact};
+use dlfs_io::qpair::{ConnectOptions, Device, hostnqn};
+use dlfs_nvme::auth::Hash;
+use dlfs_nvme::nvme::Nqn;
+use dlfs_order::order::{ImageId, Locality};
+use dlfs_target::keys::{generate_secret, generate_tls_key};
+use dlfs_target::{HostKeys, Target, TargetOptions, TargetStats};
+
+/// How a rank joins its round.
+#[derive(Debug, Clone)]
+pub struct PeerOptions {
+    /// The name of the round: the same on all ranks of this start, and of no other.
+    pub round: String,
+    /// This rank, from 0.
+    pub rank: u32,
+    /// The number of ranks.
+    pub world_size: u32,
+    /// The address on which peers reach this rank; port 0 takes a free port.
+    pub listen: SocketAddr,
+    /// The name that identifies this node; `None`: the machine's identity.
+    pub node: Option<String>,
+    /// What this node answers to a peer that asks for data which its tiers lack.
+    pub serving: Serving,
+    /// Whether no node holds more than 1.02 times what its ranks read, while others have room: for local
+    /// shares.
+    pub keep_shares: bool,
+    /// How long to wait for all ranks.
+    pub timeout: Duration,
+    /// How to connect to peers. This module sets queues, time-outs, paths and keys.
+    pub connect: ConnectOptions,
+    /// How ranks prove themselves to each other; `None`: they do not, and whoever claims the name of a rank's host may
+    /// read what it serves.
+    pub keys: Option<PeerKeys>,
+}
+
+/// What a rank brings.
+pub struct Served<'a> {
+    /// The samples.
+    pub directory: &'a Directory,
+    /// Their checksums.
+    pub intact: Arc<Intact>,
+    /// This rank's cache of each origin namespace, in the order of the image.
+    pub cache: &'a [Arc<dyn Device>],
+    /// What it serves to peers: the same, or only the copies.
+    pub views: Vec<Arc<dyn Device>>,
+    /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
+    pub tiers: u64,
+    /// Pages that each of the node's tiers holds, fastest first.
+    pub room_pages: Vec<u64>,
+    /// A hash of what must be the same on all ranks.
+    pub order: u64,
+}
+
+/// What another process of this rank needs in order to read through the peers that this one has joined.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    records: Vec<Record>,
+    rank: u32,
+    keep_shares: bool,
+    serving: Serving,
+    /// What the user said of the job's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    job_key: Option<String>,
+}
+
+impl Pass {
+    /// As text.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and strings always become JSON")
+    }
+
+    /// From its text.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is none.
+    pub fn from_json(text: &str) -> Result<Pass> {
+        serde_json::from_str(text).map_err(|error| {
+            let what = "this is no text that says how to reach the peers of another process";
+            Error::new(ErrorKind::InvalidArgument, what).source(error)
+        })
+    }
+
+    /// The mode in which the round was joined.
+    pub fn serving(&self) -> Serving {
+        self.serving
+    }
+
+    /// The keys between the ranks, if they have any.
+    ///
+    /// # Errors
+    /// The key of the job cannot be read.
+    fn keys(&self) -> Result<Option<RoundKeys>> {
+        let own = &self.records[self.rank as usize];
+        let (Some(mark), Some(said)) = (&own.keys, &self.job_key) else { return Ok(None) };
+        let keys = PeerKeys { key: JobKey::of(said)?, tls: mark.tls() };
+        RoundKeys::new(&keys, self.records[0].keys.as_ref(), &own.round).map(Some)
+    }
+}
+
+/// Without the key of the job.
+impl std::fmt::Debug for Pass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pass(rank {} of {})", self.rank, self.records.len())
+    }
+}
+
+/// This rank among its peers: serves its cache to them, and reads through theirs. When it is dropped, peers
+/// read elsewhere.
+pub struct Peers {
+    shared: Arc<Shared>,
+    devices: Vec<Arc<dyn Device>>,
+    round: Round,
+    pass: Pass,
+    /// Serves the cache, unless another process of this rank does, such as the parent of a forked one.
+    target: Option<Target>,
+    home: Forked<()>,
+    _metered: Registration,
+}
+
+impl Peers {
+    /// Serves the cache, and waits until all ranks of the round do.
+    ///
+    /// # Errors
+    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is present twice, or has
+    /// another image, generation, order or version. `Busy`: the port is in use. Those of the rendezvous.
+    pub fn join(
+        served: &Served<'_>,
+        options: &PeerOptions,
+        rendezvous: &mut dyn Rendezvous,
+    ) -> Result<Peers> {
+        let (image, generation) = identity_of(served.directory);
+        let own_host = hostnqn(&options.connect);
+        let nqn = nqn_of(image, generation);
+        let views = (0..).zip(&served.views).map(|(number, cache)| -> Arc<dyn Device> {
+            let nguid = nguid_of(image, generation, number);
+            Arc::new(View { cache: Arc::clone(cache), nguid })
+        });
+        // Until the round is known, nobody is let in. Ranks that know it earlier wait.
+        let (allow_hosts, host_keys) = match &options.keys {
+            Some(PeerKeys { tls, .. }) => (Vec::new(), nobody(&own_host, *tls)?),
+            None => (vec![own_host.clone()], Hosts::new()),
+        };
+        let target_options = TargetOptions {
+            listen: options.listen,
+            allow_hosts,
+            host_keys,
+            dhchap_groups: GROUPS.to_vec(),
+            max_memory_wait: Some(MAX_MEMORY_WAIT),
+            hold: true,
+            ..TargetOptions::new(nqn.clone())
+        };
+        let mut target = Target::bind(target_options, views.collect())?;
+        let mark = |keys: &PeerKeys| KeyMark::new(keys, &options.round, options.rank);
+        let node = NodeIdentity::new(options.node.as_deref());
+        let mut process = [0; 8];
+        draw(&mut process)?;
+        let own = Record {
+            round: options.round.clone(),
+            rank: options.rank,
+            world_size: options.world_size,
+            process: u64::from_le_bytes(process),
+            node: node.id,
+            host: node.host,
+            image,
+            generation,
+            order: served.order,
+            version: format!("{}/{PROTOCOL}", env!("CARGO_PKG_VERSION")),
+            hostnqn: own_host.to_string(),
+            addresses: vec![target.local_addr()],
+            tiers: served.tiers,
+            room_pages: served.room_pages.clone(),
+            keys: options.keys.as_ref().map(mark).transpose()?,
+        };
+        let deadline = Instant::now() + options.timeout;
+        let records = rendezvous::gather(rendezvous, &own, deadline, std::thread::sleep)?;
+        let PeerOptions { rank, keep_shares, serving, .. } = *options;
+        let job_key = options.keys.as_ref().map(|keys| keys.key.said().to_owned());
+        let pass = Pass { records, rank, keep_shares, serving, job_key };
+        let peers = Peers::through(served, pass, &options.connect)?;
+        let hosts = hosts_of(&peers.round)?;
+        match peers.pass.keys()? {
+            Some(keys) => target.set_host_keys(keys.of_hosts(hosts, rank))?,
+            None => target.set_allowed_hosts(hosts),
+        }
+        Ok(Peers { target: Some(target), ..peers })
+    }
+
+    /// Reads through the peers of a round that another process of this rank has joined, and still serves.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the pass is damaged. `Stale`: it is for another image or generation.
+    pub fn attach(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
+        let ranks = pass.records.iter().map(|record| record.rank);
+        if pass.rank as usize >= pass.records.len() || !ranks.eq(0..pass.records.len() as u32) {
+            let text = "these are not the records of all ranks of a round";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let (image, generation) = identity_of(served.directory);
+        let Record { image: joined, generation: of, .. } = pass.records[pass.rank as usize];
+        if (joined, of) != (image, generation) {
+            let text = format!(
+                "its peers serve image {joined}, generation {of}, and this is {image}, generation {generation}"
+            );
+            return Err(Error::new(ErrorKind::Stale, text).hint("join the peers again"));
+        }
+        Peers::through(served, pass, connect)
+    }
+
+    /// The state of a rank that knows the records of all.
+    fn through(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
+        let (image, generation) = identity_of(served.directory);
+        let round = Round::new(pass.records.clone(), pass.rank)?;
+        let holders = round.holders(&live_page_bytes(served.directory), pass.keep_shares)?;
+        let lens = served.cache.iter().map(|cache| cache.namespace().len_bytes()).collect();
+        let nqn = nqn_of(image, generation);
+        let reached = reached(&round, pass.rank);
+        let keys = pass.keys()?;
+        let links = Links::new(reached, (image, generation), lens, &nqn, connect, keys);
+        let shared = Arc::new(Shared {
+            links: Arc::new(links),
+            map: ChunkMap::new(served.directory, holders),
+            own: round.node_of(pass.rank),
+            counters: Counters::new(round.nodes().len()),
+            intact: Arc::clone(&served.intact),
+            plan: (pass.serving == Serving::Planned).then(LatestPlan::default),
+            avoids: AtomicBool::new(false),
+        });
+        let devices = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
+            let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
+            Arc::new(PeersDevice { shared, cache, number })
+        });
+        Ok(Peers {
+            devices: devices.collect(),
+            _metered: Registration::new(&shared),
+            shared,
+            round,
+            pass,
+            target: None,
+            home: Forked::new(()),
+        })
+    }
+
+    /// The namespaces of the image, read through the peers.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// Connects to the node of `rank`: the namespaces that it serves, read from it alone. Waits until it has
+    /// answered, a second at most for each connection.
+    ///
+    /// # Errors
+    /// `Disconnected`, `TimedOut`: it cannot be reached. `Stale`: it serves another image or generation.
+    pub fn devices_of(&self, rank: u32) -> Result<Vec<Arc<dyn Device>>> {
+        self.shared.links.open_node(self.round.node_of(rank))
+    }
+
+    /// The ranks and nodes of the round.
+    pub fn round(&self) -> &Round {
+        &self.round
+    }
+
+    /// Which node holds which chunk.
+    pub fn holders(&self) -> &dlfs_order::plan::ChunkHolders {
+        self.shared.map.holders()
+    }
+
+    /// Which node each rank is on, and which node holds each chunk.
+    pub fn locality(&self) -> Locality {
+        let node_of_rank = (0..self.round.records().len() as u32).map(|r| self.round.node_of(r));
+        let holders = self.holders();
+        let holder_of_chunk = (0..holders.num_chunks()).map(|chunk| holders.holder(chunk));
+        Locality::new(node_of_rank.collect(), holder_of_chunk)
+    }
+
+    /// Continues to serve until all ranks have called this, or until `timeout`: the cache of a rank that ends
+    /// earlier is lost to its peers. `rendezvous` is for the round named [`end_of`](rendezvous::end_of) this one.
+    ///
+    /// # Errors
+    /// `TimedOut`: ranks are missing; the message names them. Those of the rendezvous.
+    pub fn wait_for_end(&self, rendezvous: &mut dyn Rendezvous, timeout: Duration) -> Result<()> {
+        let own = &self.round.records()[self.pass.rank as usize];
+        rendezvous::wait_for_end(rendezvous, own, Instant::now() + timeout, std::thread::sleep)
+    }
+
+    /// What was read from peers since the start.
+    pub fn stats(&self) -> PeerStats {
+        self.shared.counters.read()
+    }
+
+    /// What this rank has served to its peers; `None` if another process of this rank serves them.
+    pub fn served(&self) -> Option<TargetStats> {
+        self.target.as_ref().map(Target::stats)
+    }
+
+    /// This rank, and the number of ranks.
+    pub fn place(&self) -> (u32, u32) {
+        (self.pass.rank, self.pass.records.len() as u32)
+    }
+
+    /// What nodes answer for what they lack, and by what rule they hold data.
+    pub fn serving(&self) -> Serving {
+        self.pass.serving
+    }
+
+    /// Sets who keeps what by the plan of the run that begins. No effect unless the mode is
+    /// [`Serving::Planned`]; until then nobody is asked.
+    pub fn set_plan(&self, plan: PlanMap) {
+        if let Some(latest) = &self.shared.plan {
+            latest.set(plan);
+        }
+    }
+
+    /// Says whether the origin is faster than any peer: then none is asked. Returns what was said before.
+    pub fn set_avoided(&self, is_avoided: bool) -> bool {
+        self.shared.avoids.swap(is_avoided, Ordering::AcqRel)
+    }
+
+    /// What another process of this rank needs in order to read through the same peers.
+    pub fn pass(&self) -> &Pass {
+        &self.pass
+    }
+
+    /// Whether it is this process that serves the rank's tiers to peers.
+    pub fn is_serving(&self) -> bool {
+        self.target.is_some() && self.home.is_ours()
+    }
+
+    /// The index of this rank's node.
+    pub fn own_node(&self) -> u16 {
+        self.shared.own
+    }
+}
+
+impl std::fmt::Debug for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Peers(rank {} of {} nodes)", self.pass.rank, self.round.nodes().len())
+    }
+}
+
+/// The address of this machine from which `master` is reached: where peers on the same network reach it.
+///
+/// # Errors
+/// The name does not resolve, or there is no route.
+pub fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
+    let unreachable =
+        |error: std::io::Error| Error::from(error).target(format!("{}:{}", master.0, master.1));
+    let mut addresses = (master.0.as_str(), master.1).to_socket_addrs().map_err(unreachable)?;
+    let Some(address) = addresses.next() else {
+        let text = format!("{} has no address", master.0);
+        return Err(Error::new(ErrorKind::NotFound, text));
+    };
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting a datagram socket sends nothing: the system only picks the route.
+    let socket = UdpSocket::bind((any, 0)).map_err(unreachable)?;
+    socket.connect(address).map_err(unreachable)?;
+    Ok(socket.local_addr().map_err(unreachable)?.ip())
+}
+
+fn identity_of(directory: &Directory) -> (ImageId, Generation) {
+    (ImageId(directory.uuid().0), directory.generation())
+}
+
+/// Keys that nobody has, for the time until those of the round are known.
+fn nobody(host: &Nqn, tls: bool) -> Result<Hosts> {
+    let keys = match tls {
+        true => HostKeys { tls_keys: vec![generate_tls_key(Hash::Sha256)?], ..HostKeys::default() },
+        false => HostKeys { secrets: vec![generate_secret(None)?], ..HostKeys::default() },
+    };
+    Ok(Hosts::from([(host.clone(), keys)]))
+}
+
+fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {
+    let nqn = |text: &String| {
+        Nqn::new(text.clone()).map_err(|error| {
+            Error::new(ErrorKind::InvalidArgument, "a rank's host NQN is none").source(error)
+        })
+    };
+    let mut hosts =
+        round.records().iter().map(|record| nqn(&record.hostnqn)).collect::<Result<Vec<_>>>()?;
+    hosts.sort_unstable();
+    hosts.dedup();
+    Ok(hosts)
+}
+
+/// The address at which `rank` reaches each node: the ranks of a node are assigned round-robin.
+fn reached(round: &Round, rank: u32) -> Vec<Reached> {
+    let own = round.node_of(rank);
+    let local = round.nodes()[usize::from(own)].ranks.iter().position(|&other| other == rank);
+    let of_node = |(index, node): (u16, &super::round::Node)| {
+        let ranks = node.ranks.iter().map(|&rank| &round.records()[rank as usize]);
+        let serving: Vec<(SocketAddr, u32)> = ranks
+            .filter_map(|record| record.addresses.first().map(|&address| (address, record.rank)))
+            .collect();
+        let reached = (index != own && !serving.is_empty())
+            .then(|| serving[local.unwrap_or(0) % serving.len()]);
+        Reached { host: node.host.clone(), address: reached }
+    };
+    (0..).zip(round.nodes()).map(of_node).collect()
+}
+
+/// How long a peer's read waits for memory before the peer is sent elsewhere.
+const MAX_MEMORY_WAIT: Duration = Duration::from_millis(200);
+
+/// The version of the exchange between peers, and of the computation of holders.
+const PROTOCOL: u32 = 2;

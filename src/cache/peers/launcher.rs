@@ -1,0 +1,215 @@
+//! Reads the environment variables that the launcher of a job sets in each of its processes.
+//!
+//! Names and meanings: torchrun's from PyTorch's "torchrun (Elastic Launch)", Open MPI's from its FAQ
+//! "Running MPI jobs", PMI's from MPICH's Hydra and Intel MPI, Slurm's from srun(1).
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+
+/// The place of this process in its job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launched {
+    /// The launcher whose variables were found, for messages.
+    pub by: &'static str,
+    /// This rank, from 0.
+    pub rank: u32,
+    /// The number of ranks.
+    pub world_size: u32,
+    /// This rank among those of its node, from 0.
+    pub local_rank: u32,
+    /// The number of ranks on its node, if the launcher says it.
+    pub local_world_size: Option<u32>,
+    /// The host and port of rank 0's store: `MASTER_ADDR` and `MASTER_PORT`.
+    pub master: Option<(String, u16)>,
+    /// The unique name of this start of the job, if the launcher provides one.
+    pub round: String,
+}
+
+/// The variables of one launcher.
+struct Variables {
+    by: &'static str,
+    rank: &'static str,
+    world_size: &'static str,
+    local_rank: &'static str,
+    local_world_size: Option<&'static str>,
+    /// Variables whose values together name the start.
+    round: &'static [&'static str],
+    /// Without this variable the others do not count.
+    needs: &'static str,
+}
+
+/// In order of precedence, since torchrun may itself run under Slurm.
+const LAUNCHERS: &[Variables] = &[
+    Variables {
+        by: "torchrun",
+        rank: "RANK",
+        world_size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_world_size: Some("LOCAL_WORLD_SIZE"),
+        round: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+        needs: "RANK",
+    },
+    Variables {
+        by: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        round: &["PMIX_NAMESPACE"],
+        needs: "OMPI_COMM_WORLD_RANK",
+    },
+    Variables {
+        by: "PMI",
+        rank: "PMI_RANK",
+        world_size: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_world_size: Some("MPI_LOCALNRANKS"),
+        round: &["PMI_JOBID"],
+        needs: "PMI_RANK",
+    },
+    Variables {
+        by: "Slurm",
+        rank: "SLURM_PROCID",
+        world_size: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        local_world_size: None,
+        round: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
+        // A batch script has the other variables too, but is one process, whatever the number of tasks.
+        needs: "SLURM_STEP_ID",
+    },
+];
+
+impl Launched {
+    /// From variables that `get` returns; `None` where no launcher has set any.
+    ///
+    /// # Errors
+    /// A variable is no number, or the rank is not below the world size.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let is_there = |launcher: &&Variables| {
+            [launcher.needs, launcher.rank, launcher.world_size]
+                .iter()
+                .all(|name| get(name).is_some())
+        };
+        let Some(launcher) = LAUNCHERS.iter().find(is_there) else { return Ok(None) };
+        let number = |name: &str| number(name, get(name).as_deref());
+        let (rank, world_size) = (number(launcher.rank)?, number(launcher.world_size)?);
+        if rank >= world_size {
+            return Err(invalid(format!(
+                "{} says {rank} and {} says {world_size}: ranks count from 0",
+                launcher.rank, launcher.world_size
+            )));
+        }
+        let local_rank =
+            if get(launcher.local_rank).is_some() { number(launcher.local_rank)? } else { 0 };
+        let local_world_size = launcher.local_world_size.filter(|name| get(name).is_some());
+        let local_world_size = local_world_size.map(&number).transpose()?;
+        let master = match (get("MASTER_ADDR"), get("MASTER_PORT")) {
+            (Some(host), Some(port)) => {
+                let port = port.parse().map_err(|_| {
+                    invalid(format!("MASTER_PORT is {port:?}, which is no port number"))
+                })?;
+                Some((host, port))
+            }
+            _ => None,
+        };
+        let named: Vec<String> = launcher.round.iter().filter_map(|name| get(name)).collect();
+        Ok(Some(Launched {
+            by: launcher.by,
+            rank,
+            world_size,
+            local_rank,
+            local_world_size,
+            master,
+            round: named.join("."),
+        }))
+    }
+
+    /// From the environment of this process.
+    ///
+    /// # Errors
+    /// As [`from_variables`](Launched::from_variables).
+    pub fn from_env() -> Result<Option<Launched>> {
+        Launched::from_variables(|name| std::env::var(name).ok())
+    }
+}
+
+fn number(name: &str, value: Option<&str>) -> Result<u32> {
+    let value = value.unwrap_or_default();
+    value.parse().map_err(|_| invalid(format!("{name} is {value:?}, which is no number of ranks")))
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launched(variables: &[(&str, &str)]) -> Result<Option<Launched>> {
+        Launched::from_variables(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn each_launcher_says_rank_world_size_and_local_rank() {
+        let torchrun = [
+            ("RANK", "5"),
+            ("WORLD_SIZE", "16"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "8"),
+            ("MASTER_ADDR", "node0"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", "job7"),
+            ("TORCHELASTIC_RESTART_COUNT", "2"),
+        ];
+        let expected = Launched {
+            by: "torchrun",
+            rank: 5,
+            world_size: 16,
+            local_rank: 1,
+            local_world_size: Some(8),
+            master: Some(("node0".to_owned(), 29_500)),
+            round: "job7.2".to_owned(),
+        };
+        assert_eq!(launched(&torchrun).unwrap(), Some(expected));
+        for (by, names) in [
+            (
+                "Open MPI",
+                ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+            ),
+            ("PMI", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"]),
+            ("Slurm", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"]),
+        ] {
+            let step = ("SLURM_STEP_ID", "0");
+            let found = launched(&[(names[0], "3"), (names[1], "4"), (names[2], "1"), step])
+                .unwrap()
+                .unwrap();
+            assert_eq!((found.by, found.rank, found.world_size, found.local_rank), (by, 3, 4, 1));
+            assert_eq!(found.master, None);
+        }
+    }
+
+    #[test]
+    fn torchrun_under_slurm_counts_and_a_batch_script_does_not() {
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "0")];
+        assert_eq!(launched(&slurm).unwrap(), None);
+        let both =
+            [&slurm[..], &[("SLURM_STEP_ID", "1"), ("RANK", "2"), ("WORLD_SIZE", "8")]].concat();
+        assert_eq!(launched(&both).unwrap().unwrap().by, "torchrun");
+        assert_eq!(launched(&[]).unwrap(), None);
+        assert_eq!(launched(&[("RANK", "2")]).unwrap(), None, "a rank of an unknown world");
+    }
+
+    #[test]
+    fn a_variable_without_a_number_is_named() {
+        let error = launched(&[("RANK", "two"), ("WORLD_SIZE", "8")]).unwrap_err().to_string();
+        assert!(error.contains("RANK is \"two\""), "{error}");
+        let error = launched(&[("RANK", "8"), ("WORLD_SIZE", "8")]).unwrap_err().to_string();
+        assert!(error.contains("RANK says 8 and WORLD_SIZE says 8"), "{error}");
+        let port = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "x")];
+        assert!(launched(&port).unwrap_err().to_string().contains("MASTER_PORT"));
+    }
+}

@@ -1,0 +1,310 @@
+//! Connections to peers: opened at first use, on threads of their own, and allowed to fail.
+//!
+//! A poller requests a queue pair and continues. Later it gets the queue pair, or an error if the peer
+//! cannot be reached: then nobody asks that peer until a thread has connected to it again (`presence.rs`), and
+//! its chunks come from the next node in their order.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::identity::nguid_of;
+use super::job_key::{RoundKeys, without_keys};
+use super::presence::Presence;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::Forked;
+use dlfs_base::threads::{self, Fate};
+use dlfs_base::units::Generation;
+use dlfs_io::qpair::readiness::Registry;
+use dlfs_io::qpair::{self, ConnectOptions, Device, PairScope, QueuePair, hostnqn};
+use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_order::order::ImageId;
+
+/// The peers of this process.
+pub(super) struct Links {
+    peers: Vec<Peer>,
+    image: ImageId,
+    generation: Generation,
+    /// Bytes of each origin namespace, in their order: a peer serves as many, of the same size.
+    lens_bytes: Vec<u64>,
+    connect: ConnectOptions,
+    /// What this process proves itself with, if the job has a key.
+    keys: Option<RoundKeys>,
+}
+
+/// The link from this process to one node.
+struct Peer {
+    host: String,
+    /// Where it serves, and which of its ranks does.
+    address: Option<(Address, u32)>,
+    /// Its namespaces, once it is connected. A forked child connects anew.
+    devices: Forked<Mutex<Option<Namespaces>>>,
+    /// A forked child finds out anew: no thread of the parent connects for it.
+    presence: Forked<Presence>,
+    /// When it last delivered wrong bytes, the oldest first.
+    mismatches: Mutex<VecDeque<Instant>>,
+}
+
+/// What a peer serves, in the order of the image.
+pub(super) type Namespaces = Vec<Arc<dyn Device>>;
+
+/// What links need to know about a node.
+pub(super) struct Reached {
+    /// Its name, for messages.
+    pub(super) host: String,
+    /// Where it listens, and which of its ranks does; `None` for this node, and for one that serves nothing.
+    pub(super) address: Option<(SocketAddr, u32)>,
+}
+
+/// The slot in which a requested queue pair arrives.
+pub(super) struct Slot {
+    arrived: Mutex<Option<Result<Box<dyn QueuePair>>>>,
+    /// Whom to mark when it arrives.
+    registry: Mutex<Option<Registry>>,
+}
+
+impl Links {
+    /// Links to `nodes`, in the order of the round.
+    pub(super) fn new(
+        nodes: Vec<Reached>,
+        (image, generation): (ImageId, Generation),
+        lens_bytes: Vec<u64>,
+        nqn: &Nqn,
+        connect: &ConnectOptions,
+        keys: Option<RoundKeys>,
+    ) -> Links {
+        let peer = |node: Reached| Peer {
+            host: node.host,
+            address: node.address.map(|(address, rank)| {
+                let address = TcpAddress {
+                    traddr: address.ip().to_string(),
+                    trsvcid: address.port(),
+                    subnqn: nqn.clone(),
+                    nsid: None,
+                };
+                (Address::Tcp(address), rank)
+            }),
+            devices: Forked::new(Mutex::default()),
+            presence: Forked::new(Presence::default()),
+            mismatches: Mutex::default(),
+        };
+        let connect = ConnectOptions {
+            nr_io_queues: 1,
+            connect_timeout: CONNECT_TIMEOUT,
+            tcp_connect_timeout: CONNECT_TIMEOUT,
+            io_timeout: NO_PROGRESS,
+            least_progress_bytes: LEAST_PROGRESS_BYTES,
+            // A lost peer is not waited for: others have its chunks, or the origin.
+            ctrl_loss_tmo: Duration::ZERO,
+            paths: Vec::new(),
+            writable: false,
+            ..without_keys(connect)
+        };
+        let peers = nodes.into_iter().map(peer).collect();
+        Links { peers, image, generation, lens_bytes, connect, keys }
+    }
+
+    /// Whether `node` can be asked now. If it is away, a thread connects to it again when it is time.
+    pub(super) fn is_there(self: &Arc<Links>, node: u16, now: Instant) -> bool {
+        let peer = &self.peers[usize::from(node)];
+        let presence = peer.presence();
+        if peer.address.is_none() || presence.is_there() {
+            return peer.address.is_some();
+        }
+        if presence.begin_connecting(now) {
+            self.connect_again(node);
+        }
+        false
+    }
+
+    /// Records that `node` has failed: nobody asks it until it has connected again.
+    pub(super) fn set_away(&self, node: u16, now: Instant, why: &str) {
+        self.set_away_for(None, node, now, why);
+    }
+
+    /// Records that `node` has delivered wrong bytes. After the third time within a minute nobody asks it for long.
+    pub(super) fn mismatched(&self, node: u16, now: Instant) {
+        let mut times = self.peers[usize::from(node)].mismatches.lock();
+        times.retain(|time| now.saturating_duration_since(*time) < MISMATCH_SPAN);
+        times.push_back(now);
+        if times.len() < MISMATCHES {
+            return;
+        }
+        times.clear();
+        drop(times);
+        let why = "it has delivered wrong bytes several times";
+        self.set_away_for(Some(SET_ASIDE), node, now, why);
+    }
+
+    fn set_away_for(&self, span: Option<Duration>, node: u16, now: Instant, why: &str) {
+        let peer = &self.peers[usize::from(node)];
+        if peer.presence().set_away(now, span) {
+            tracing::warn!(
+                node = peer.host,
+                "a peer is out of reach, its chunks come from elsewhere: {why}"
+            );
+        }
+        // If another thread is connecting now, that connection is new anyway.
+        if let Some(devices) = peer.devices.get()
+            && let Some(mut devices) = devices.try_lock()
+        {
+            *devices = None;
+        }
+    }
+
+    fn connect_again(self: &Arc<Links>, node: u16) {
+        let links = Arc::clone(self);
+        let started = threads::start(CONNECT, &Fate::default(), (), move |()| {
+            let peer = &links.peers[usize::from(node)];
+            let who = format!("the thread {CONNECT}");
+            let opened = threads::caught(&who, || {
+                let mut devices = peer.devices.get_or_init(Mutex::default).lock();
+                *devices = Some(links.open(peer)?);
+                Ok(())
+            });
+            match opened.and_then(|opened: Result<()>| opened) {
+                Ok(()) => {
+                    tracing::info!(node = peer.host, "a peer is back");
+                    peer.presence().is_back(Instant::now());
+                }
+                Err(error) => {
+                    tracing::debug!(node = peer.host, error = %error.report(), "it stays away");
+                    peer.presence().stays_away(Instant::now());
+                }
+            }
+        });
+        if started.is_err() {
+            self.peers[usize::from(node)].presence().stays_away(Instant::now());
+        }
+    }
+
+    /// Requests a queue pair on namespace `number` of `node`; it arrives in the slot.
+    pub(super) fn ask(
+        self: &Arc<Links>,
+        node: u16,
+        number: u16,
+        scope: &Arc<PairScope>,
+    ) -> Arc<Slot> {
+        let slot = Arc::new(Slot { arrived: Mutex::new(None), registry: Mutex::new(None) });
+        let asked = (Arc::clone(self), Arc::clone(scope), Arc::clone(&slot));
+        let fate = Fate::default();
+        let started = threads::start(CONNECT, &fate, asked, move |(links, scope, slot)| {
+            let who = format!("the thread {CONNECT}");
+            let pair = threads::caught(&who, || links.connect(node, number, scope));
+            slot.put(pair.and_then(|pair| pair));
+        });
+        if let Err(error) = started {
+            slot.put(Err(error));
+        }
+        slot
+    }
+
+    fn connect(&self, node: u16, number: u16, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let peer = &self.peers[usize::from(node)];
+        let devices = peer.devices.get_or_init(Mutex::default);
+        let mut devices = devices.lock();
+        let opened = match &mut *devices {
+            Some(opened) => opened,
+            none => {
+                let opened = self.open(peer)?;
+                none.insert(opened)
+            }
+        };
+        let device = Arc::clone(&opened[usize::from(number)]);
+        // Outside the lock: it waits for another connection.
+        drop(devices);
+        device.queue_pair_in(scope)
+    }
+
+    /// Connects to `node` anew: what it serves, in the order of the image.
+    pub(super) fn open_node(&self, node: u16) -> Result<Namespaces> {
+        self.open(&self.peers[usize::from(node)])
+    }
+
+    /// Connects to a peer, and checks that it serves what this process would serve.
+    fn open(&self, peer: &Peer) -> Result<Namespaces> {
+        let Some((address, rank)) = &peer.address else {
+            let error = Error::new(ErrorKind::Disconnected, "it serves nothing");
+            return Err(error.target(peer.host.clone()));
+        };
+        let connect = match &self.keys {
+            Some(keys) => &keys.connect(&self.connect, &hostnqn(&self.connect), *rank),
+            None => &self.connect,
+        };
+        let address = std::slice::from_ref(address);
+        let found: Vec<_> = qpair::open_all(address, connect)?.into_iter().flatten().collect();
+        if found.len() != self.lens_bytes.len() {
+            let message =
+                format!("it serves {} namespaces, not {}", found.len(), self.lens_bytes.len());
+            return Err(Error::new(ErrorKind::Refused, message).target(peer.host.clone()));
+        }
+        for ((number, device), len_bytes) in (0..).zip(&found).zip(&self.lens_bytes) {
+            let namespace = device.namespace();
+            let is_same = namespace.nguid == nguid_of(self.image, self.generation, number)
+                && namespace.len_bytes() == *len_bytes;
+            if !is_same {
+                let message = "it serves the cache of another image or generation";
+                return Err(Error::new(ErrorKind::Stale, message).target(namespace.address));
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Peer {
+    fn presence(&self) -> &Presence {
+        self.presence.get_or_init(Presence::default)
+    }
+}
+
+impl Slot {
+    /// Names whom to mark when the queue pair arrives.
+    pub(super) fn register(&self, registry: &Registry) {
+        *self.registry.lock() = Some(registry.clone());
+        if self.arrived.lock().is_some() {
+            registry.mark();
+        }
+    }
+
+    /// Takes the queue pair or the error, if one has arrived.
+    pub(super) fn take(&self) -> Option<Result<Box<dyn QueuePair>>> {
+        self.arrived.lock().take()
+    }
+
+    fn put(&self, pair: Result<Box<dyn QueuePair>>) {
+        *self.arrived.lock() = Some(pair);
+        if let Some(registry) = &*self.registry.lock() {
+            registry.mark();
+        }
+    }
+}
+
+/// The name of the threads.
+const CONNECT: &str = "dlfs-peer";
+
+/// How long a peer may take to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a peer with outstanding reads may go without progress: a read that ends, or
+/// [`LEAST_PROGRESS_BYTES`].
+const NO_PROGRESS: Duration = Duration::from_secs(1);
+
+/// A peer sends an answer when it has all of it. So while an answer arrives, nothing but the network and the peer
+/// itself delays it, and one that is slower than this is of no use. What a peer takes before an answer is
+/// another matter: its origin may be slow, and then every read that ends is progress.
+const LEAST_PROGRESS_BYTES: u32 = 128 << 10;
+
+/// How long reads wait for a connection. Each of its steps has its own limit, and they may add up to more.
+pub(super) const CONNECT_WAIT: Duration = Duration::from_millis(1500);
+
+/// How long nobody asks a peer that has delivered wrong bytes [`MISMATCHES`] times within [`MISMATCH_SPAN`].
+const SET_ASIDE: Duration = Duration::from_secs(600);
+
+/// Wrong bytes of one sample may be one bad page; of several, a bad machine.
+const MISMATCHES: usize = 3;
+
+/// The time in which mismatches count together.
+const MISMATCH_SPAN: Duration = Duration::from_secs(60);

@@ -1,0 +1,537 @@
+//! What a user says about peers, and what follows from it, the launcher's variables and this machine.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::job_key::{PeerKeys, without_keys};
+use super::join::{PeerOptions, address_towards};
+use super::launcher::Launched;
+use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
+use super::serving::Serving;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_io::qpair::ConnectOptions;
+
+/// Where the ranks of a round find each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Means {
+    /// A port of rank 0, at the launcher's MASTER_ADDR.
+    Auto,
+    /// A folder that all nodes see.
+    Folder(PathBuf),
+    /// The host and port of each rank, in the order of ranks; they meet at rank 0's.
+    List(Vec<(String, u16)>),
+    /// An object of the program that implements [`Rendezvous`].
+    Object,
+}
+
+/// How a rank joins its peers, as its user says it. What is absent comes from the launcher.
+#[derive(Debug, Clone)]
+pub struct JoinOptions {
+    /// Where the ranks find each other.
+    pub means: Means,
+    /// Rank and world size; `None`: the launcher's, or this machine's place in the list.
+    pub place: Option<(u32, u32)>,
+    /// The name of the round; `None`: the launcher's.
+    pub round: Option<String>,
+    /// The address on which peers reach this rank; `None`: that from which MASTER_ADDR is reached, or the one in
+    /// the list. Port 0 takes a free port.
+    pub address: Option<SocketAddr>,
+    /// The port on which rank 0 gathers the records; `None`: the one after MASTER_PORT, or after that of the
+    /// list's first entry.
+    pub rendezvous_port: Option<u16>,
+    /// The name of this node; `None`: the machine's identity.
+    pub node: Option<String>,
+    /// What this node answers to a peer that asks for data which its tiers lack.
+    pub serving: Serving,
+    /// How long to wait for all ranks.
+    pub timeout: Duration,
+    /// How ranks prove themselves to each other; `None`: they do not.
+    pub keys: Option<PeerKeys>,
+}
+
+/// All that a rank needs to know in order to join.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meeting {
+    /// This rank.
+    pub rank: u32,
+    /// The number of ranks.
+    pub world_size: u32,
+    /// The name of the round.
+    pub round: String,
+    /// Whether the user has named it: then every round has a name of its own already.
+    pub is_named: bool,
+    /// Where this rank listens for its peers.
+    pub listen: SocketAddr,
+    /// What this node answers to a peer that asks for data which its tiers lack.
+    pub serving: Serving,
+    node: Option<String>,
+    timeout: Duration,
+    place: Place,
+    keys: Option<PeerKeys>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    Folder(PathBuf),
+    /// The host and the port of rank 0's namespace of records.
+    RankZero(String, u16),
+    Object,
+}
+
+impl Means {
+    /// From `auto`, a folder, `HOST:PORT,HOST:PORT,...`, or a file with one `HOST:PORT` a line.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has a line without an address.
+    pub fn of(text: &str) -> Result<Means> {
+        let path = Path::new(text);
+        if text == "auto" {
+            return Ok(Means::Auto);
+        }
+        if path.is_file() {
+            let lines = fs::read_to_string(path).map_err(|error| Error::from(error).path(path))?;
+            let entries =
+                lines.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+            let list = entries.filter(|entry| !entry.is_empty()).map(|entry| {
+                entry_of(entry).ok_or_else(|| {
+                    let text = format!("{entry:?} is no address of a rank");
+                    invalid(text, "one HOST:PORT a line, in the order of ranks").path(path)
+                })
+            });
+            let list = list.collect::<Result<Vec<_>>>()?;
+            if list.is_empty() {
+                let text = "the list of ranks is empty".to_owned();
+                return Err(invalid(text, "one HOST:PORT a line, in the order of ranks").path(path));
+            }
+            return Ok(Means::List(list));
+        }
+        match text.split(',').map(entry_of).collect::<Option<Vec<_>>>() {
+            Some(list) if !path.is_dir() => Ok(Means::List(list)),
+            _ => Ok(Means::Folder(path.to_owned())),
+        }
+    }
+}
+
+impl JoinOptions {
+    /// The ranks meet at `means`, and the launcher says the rest.
+    pub fn new(means: Means) -> JoinOptions {
+        JoinOptions {
+            means,
+            place: None,
+            round: None,
+            address: None,
+            rendezvous_port: None,
+            node: None,
+            serving: Serving::default(),
+            timeout: DEFAULT_TIMEOUT,
+            keys: None,
+        }
+    }
+
+    /// Works out the place of this rank and where the ranks meet.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: something is neither given nor in the launcher's variables, contradicts them, or this
+    /// machine has no entry in the list; the message says which.
+    pub fn meeting(&self, launched: Option<&Launched>) -> Result<Meeting> {
+        let given = self.place.or(launched.map(|launched| (launched.rank, launched.world_size)));
+        let (rank, world_size) = match (&self.means, given) {
+            (Means::List(list), given) => (place_in(list, given)?, list.len() as u32),
+            (Means::Auto, None) => return Err(no_launcher()),
+            (_, Some(place)) => place,
+            (_, None) => (0, 1),
+        };
+        if rank >= world_size {
+            let text = format!("rank {rank} of world size {world_size}");
+            return Err(invalid(text, "ranks count from 0"));
+        }
+        let master = launched.and_then(|launched| launched.master.as_ref());
+        let place = match &self.means {
+            Means::Folder(folder) => Place::Folder(folder.clone()),
+            Means::Object => Place::Object,
+            Means::List(list) => self.rank_zero(&list[0])?,
+            Means::Auto => self.rank_zero(master.ok_or_else(no_master)?)?,
+        };
+        let listen = match (self.address, &self.means, master) {
+            (Some(address), ..) => address,
+            (None, Means::List(list), _) => resolved(&list[rank as usize])?,
+            (None, _, Some(master)) => {
+                let ip = address_towards(master)?;
+                let local = launched.and_then(|launched| launched.local_world_size);
+                if ip.is_loopback() && are_elsewhere(&master.0, local, world_size) {
+                    tracing::warn!(
+                        master = master.0,
+                        "MASTER_ADDR is a loopback address here, so peers on other machines cannot reach this rank: \
+                         name the machine's address, or say where peers reach it with --peer-address IP \
+                         (peer_address in Python and C)"
+                    );
+                }
+                SocketAddr::new(ip, 0)
+            }
+            (None, ..) if world_size == 1 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            (None, ..) => {
+                let text = "nothing says where peers reach this rank".to_owned();
+                return Err(invalid(
+                    text,
+                    "add --peer-address IP (peer_address in Python and C), or set MASTER_ADDR and MASTER_PORT",
+                ));
+            }
+        };
+        let round = self.round.clone().or_else(|| {
+            let launchers = launched.map(|launched| launched.round.clone());
+            launchers.filter(|round| !round.is_empty())
+        });
+        let round = match round {
+            Some(round) => round,
+            // Nothing is left there of an earlier start: rank 0's memory, and the program's own object.
+            None if !matches!(place, Place::Folder(_)) => "start".to_owned(),
+            None => {
+                let text = "nothing names this start of the job".to_owned();
+                return Err(invalid(
+                    text,
+                    "add --round NAME (round in Python and C), a new one for each start",
+                ));
+            }
+        };
+        let (is_named, node, timeout) = (self.round.is_some(), self.node.clone(), self.timeout);
+        let (serving, keys) = (self.serving, self.keys.clone());
+        Ok(Meeting {
+            rank,
+            world_size,
+            round,
+            is_named,
+            listen,
+            serving,
+            node,
+            timeout,
+            place,
+            keys,
+        })
+    }
+
+    /// As [`JoinOptions::meeting`], with the launcher's variables of this process.
+    ///
+    /// # Errors
+    /// As [`JoinOptions::meeting`]; a variable is no number.
+    pub fn meeting_here(&self) -> Result<Meeting> {
+        self.meeting(Launched::from_env()?.as_ref())
+    }
+
+    fn rank_zero(&self, (host, port): &(String, u16)) -> Result<Place> {
+        let port = match self.rendezvous_port.or(port.checked_add(1)) {
+            Some(port) if port > 0 => port,
+            _ => {
+                let text = format!("no port follows {port}");
+                return Err(invalid(
+                    text,
+                    "add --rendezvous-port PORT (rendezvous_port in Python and C)",
+                ));
+            }
+        };
+        Ok(Place::RankZero(host.clone(), port))
+    }
+}
+
+impl Meeting {
+    /// The options of [`Peers::join`](super::Peers::join). The keys for the data set's targets stay out of the
+    /// connections between peers, which have keys of their own, made of the job's.
+    pub fn peer_options(&self, connect: &ConnectOptions) -> PeerOptions {
+        PeerOptions {
+            round: self.round.clone(),
+            rank: self.rank,
+            world_size: self.world_size,
+            listen: self.listen,
+            node: self.node.clone(),
+            serving: self.serving,
+            keep_shares: false,
+            timeout: self.timeout,
+            connect: without_keys(connect),
+            keys: self.keys.clone(),
+        }
+    }
+
+    /// Where the ranks meet; `None` if the program has an object for it.
+    ///
+    /// # Errors
+    /// `Busy`: rank 0's port is taken. The folder is not there.
+    pub fn rendezvous(&self, connect: &ConnectOptions) -> Result<Option<Box<dyn Rendezvous>>> {
+        self.rendezvous_of(&self.round, connect)
+    }
+
+    /// Where the ranks meet at the end, for [`Peers::wait_for_end`](super::Peers::wait_for_end).
+    ///
+    /// # Errors
+    /// As [`Meeting::rendezvous`].
+    pub fn rendezvous_of_end(
+        &self,
+        connect: &ConnectOptions,
+    ) -> Result<Option<Box<dyn Rendezvous>>> {
+        self.rendezvous_of(&end_of(&self.round), connect)
+    }
+
+    fn rendezvous_of(
+        &self,
+        round: &str,
+        connect: &ConnectOptions,
+    ) -> Result<Option<Box<dyn Rendezvous>>> {
+        let keys = self.keys.as_ref();
+        Ok(Some(match &self.place {
+            Place::Object => return Ok(None),
+            Place::Folder(folder) => Box::new(Folder::new(folder, round)?),
+            Place::RankZero(_, port) if self.rank == 0 => {
+                let listen = SocketAddr::new(self.listen.ip(), *port);
+                Box::new(Blocks::host(listen, self.world_size, keys)?)
+            }
+            Place::RankZero(host, port) => {
+                let connect = without_keys(connect);
+                Box::new(Blocks::guest(host, *port, self.world_size, &connect, keys))
+            }
+        }))
+    }
+
+    /// The same under another name of the round.
+    #[must_use]
+    pub fn of_round(self, round: &str) -> Meeting {
+        Meeting { round: round.to_owned(), ..self }
+    }
+
+    /// How long to wait for all ranks.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+/// Whether some of the ranks are probably on other machines, though `host` is a loopback address on this one. If the
+/// launcher does not say how many are here, the address or `localhost` counts as meant, and any other name does not:
+/// it may be this machine's own.
+fn are_elsewhere(host: &str, local: Option<u32>, world_size: u32) -> bool {
+    match local {
+        Some(local) => local < world_size,
+        None => world_size > 1 && host != "localhost" && host.parse::<IpAddr>().is_err(),
+    }
+}
+
+/// This rank's place in the list: as given, else that of the only address that this machine has.
+fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
+    let name = |(host, port): &(String, u16)| format!("{host}:{port}");
+    if let Some((rank, world_size)) = given {
+        if world_size as usize != list.len() {
+            let text = format!(
+                "the list of peers has {} ranks, and the world size is {world_size}",
+                list.len()
+            );
+            return Err(invalid(text, "name each rank in it, in their order"));
+        }
+        let Some(entry) = list.get(rank as usize) else {
+            return Err(invalid(
+                format!("rank {rank} of world size {world_size}"),
+                "ranks count from 0",
+            ));
+        };
+        if is_own(resolved(entry)?.ip()) {
+            return Ok(rank);
+        }
+        let text = format!(
+            "the list of peers says {} for rank {rank}, which is not an address of this machine",
+            name(entry)
+        );
+        return Err(invalid(text, "put the ranks' addresses in the order of ranks"));
+    }
+    let mut own = Vec::new();
+    for (rank, entry) in (0..).zip(list) {
+        if is_own(resolved(entry)?.ip()) {
+            own.push(rank);
+        }
+    }
+    match own[..] {
+        [rank] => Ok(rank),
+        [] => {
+            let named: Vec<String> = list.iter().take(NAMED).map(name).collect();
+            let text = format!(
+                "none of the {} peers in the list is this machine: {}",
+                list.len(),
+                named.join(", ")
+            );
+            Err(invalid(text, "add this machine's address, as its peers reach it"))
+        }
+        [first, second, ..] => {
+            let text = format!("ranks {first} and {second} of the list are both on this machine");
+            Err(invalid(text, "say which one this is: --rank R --world-size W (rank, world_size)"))
+        }
+    }
+}
+
+/// Whether this machine has the address: only then can a socket be bound to it.
+fn is_own(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
+}
+
+fn resolved((host, port): &(String, u16)) -> Result<SocketAddr> {
+    let place = || format!("{host}:{port}");
+    let mut found = (host.as_str(), *port)
+        .to_socket_addrs()
+        .map_err(|error| Error::from(error).target(place()))?;
+    found.next().ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("{host} has no address")).target(place())
+    })
+}
+
+/// `HOST:PORT`; an IPv6 address is in brackets.
+fn entry_of(text: &str) -> Option<(String, u16)> {
+    let (host, port) = text.trim().rsplit_once(':')?;
+    let port = port.parse().ok().filter(|&port| port > 0)?;
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '[', ']', ' ']);
+    match inner {
+        Some(inner) if is_host(inner) => Some((inner.to_owned(), port)),
+        None if is_host(host) && !host.contains(':') => Some((host.to_owned(), port)),
+        _ => None,
+    }
+}
+
+fn no_launcher() -> Error {
+    let text = "peers \"auto\": no launcher has said which rank this is. Looked for RANK and WORLD_SIZE (torchrun), \
+                OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (Open MPI), PMI_RANK and PMI_SIZE, and SLURM_PROCID, \
+                SLURM_NTASKS and SLURM_STEP_ID (srun)";
+    invalid(
+        text.to_owned(),
+        "start it by a launcher, or name a folder or the ranks' addresses instead",
+    )
+}
+
+fn no_master() -> Error {
+    let text =
+        "peers \"auto\": the launcher has set a rank, but MASTER_ADDR and MASTER_PORT are missing";
+    let hint = "export rank 0's host and a free port in them, or name a folder or the ranks' addresses instead";
+    invalid(text.to_owned(), hint)
+}
+
+fn invalid(text: String, hint: &str) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text).hint(hint.to_owned())
+}
+
+/// The most entries of a list that a message names.
+const NAMED: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launched(master: Option<&str>) -> Launched {
+        Launched {
+            by: "torchrun",
+            rank: 1,
+            world_size: 2,
+            local_rank: 0,
+            local_world_size: None,
+            master: master.map(|host| (host.to_owned(), 29_500)),
+            round: "job.0".to_owned(),
+        }
+    }
+
+    fn list(text: &str) -> Means {
+        let means = Means::of(text).unwrap();
+        assert!(matches!(means, Means::List(_)), "{means:?}");
+        means
+    }
+
+    fn refused(options: &JoinOptions, launched: Option<&Launched>) -> String {
+        options.meeting(launched).unwrap_err().report()
+    }
+
+    #[test]
+    fn a_text_is_auto_a_folder_a_list_or_a_file_with_one() {
+        let temp = tempfile::tempdir().unwrap();
+        let file = temp.path().join("ranks");
+        fs::write(&file, "# two nodes\nnode0:4421\n\n[fe80::1]:4422  # the other\n").unwrap();
+        let entries = vec![("node0".to_owned(), 4421), ("fe80::1".to_owned(), 4422)];
+        assert_eq!(Means::of("auto").unwrap(), Means::Auto);
+        assert_eq!(Means::of("node0:4421,[fe80::1]:4422").unwrap(), Means::List(entries.clone()));
+        assert_eq!(Means::of(file.to_str().unwrap()).unwrap(), Means::List(entries));
+        for folder in [
+            "/shared/rendezvous",
+            "rendezvous",
+            "a,b",
+            "node0:4421,b",
+            "a/b:1",
+            ":1",
+            "a:0",
+            "::1:80",
+        ] {
+            assert_eq!(Means::of(folder).unwrap(), Means::Folder(folder.into()), "{folder}");
+        }
+        for bad in ["node0", "# nothing\n", "node0:4421\nnode1 4421\n"] {
+            fs::write(&file, bad).unwrap();
+            let error = Means::of(file.to_str().unwrap()).unwrap_err().report();
+            assert!(error.contains("ranks") && error.contains("HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn auto_meets_at_the_port_behind_the_launchers() {
+        let mut options = JoinOptions::new(Means::Auto);
+        let meeting = options.meeting(Some(&launched(Some("127.0.0.1")))).unwrap();
+        assert_eq!((meeting.rank, meeting.world_size, &*meeting.round), (1, 2, "job.0"));
+        assert_eq!(meeting.place, Place::RankZero("127.0.0.1".to_owned(), 29_501));
+        assert_eq!(meeting.listen, "127.0.0.1:0".parse().unwrap());
+        options.rendezvous_port = Some(4_000);
+        let meeting = options.meeting(Some(&launched(Some("127.0.0.1")))).unwrap();
+        assert_eq!(meeting.place, Place::RankZero("127.0.0.1".to_owned(), 4_000));
+        let absent = refused(&options, None);
+        assert!(absent.contains("WORLD_SIZE") && absent.contains("SLURM_PROCID"), "{absent}");
+        assert!(refused(&options, Some(&launched(None))).contains("MASTER_ADDR and MASTER_PORT"));
+        options.place = Some((2, 2));
+        assert!(
+            refused(&options, Some(&launched(Some("127.0.0.1"))))
+                .contains("rank 2 of world size 2")
+        );
+    }
+
+    #[test]
+    fn a_loopback_address_is_meant_unless_ranks_are_elsewhere() {
+        assert!(are_elsewhere("127.0.0.1", Some(1), 2), "the other rank is on another machine");
+        assert!(!are_elsewhere("node0", Some(2), 2), "all ranks are here");
+        assert!(are_elsewhere("node0", None, 2), "this machine's own name");
+        assert!(!are_elsewhere("localhost", None, 2) && !are_elsewhere("::1", None, 2));
+        assert!(!are_elsewhere("node0", None, 1));
+    }
+
+    #[test]
+    fn a_machine_finds_its_place_in_a_list() {
+        // 203.0.113.0/24 is for documentation: no machine has it.
+        let mut options =
+            JoinOptions::new(list("203.0.113.1:4421,127.0.0.1:4422,203.0.113.3:4421"));
+        let meeting = options.meeting(None).unwrap();
+        assert_eq!((meeting.rank, meeting.world_size), (1, 3));
+        assert_eq!(meeting.listen, "127.0.0.1:4422".parse().unwrap());
+        assert_eq!(meeting.place, Place::RankZero("203.0.113.1".to_owned(), 4_422));
+        options.place = Some((2, 3));
+        let error = refused(&options, None);
+        assert!(error.contains("203.0.113.3:4421 for rank 2, which is not an address"), "{error}");
+        options.place = Some((0, 2));
+        assert!(refused(&options, None).contains("has 3 ranks, and the world size is 2"));
+        let options = JoinOptions::new(list("203.0.113.1:1,203.0.113.2:1"));
+        assert!(
+            refused(&options, None).contains("none of the 2 peers in the list is this machine")
+        );
+        let options = JoinOptions::new(list("127.0.0.1:1,127.0.0.1:2"));
+        assert!(refused(&options, None).contains("ranks 0 and 1 of the list"));
+        let meeting = options.meeting(Some(&launched(None))).unwrap();
+        assert_eq!((meeting.rank, meeting.listen.port()), (1, 2));
+    }
+
+    #[test]
+    fn a_folder_needs_a_name_for_the_start_and_an_address() {
+        let mut options = JoinOptions::new(Means::Folder("/shared".into()));
+        assert!(refused(&options, None).contains("add --round NAME"));
+        let meeting = options.meeting(Some(&launched(Some("127.0.0.1")))).unwrap();
+        assert_eq!((meeting.place, &*meeting.round), (Place::Folder("/shared".into()), "job.0"));
+        assert!(refused(&options, Some(&launched(None))).contains("add --peer-address IP"));
+        options.address = Some("127.0.0.1:7".parse().unwrap());
+        options.round = Some("mine".to_owned());
+        let meeting = options.meeting(Some(&launched(None))).unwrap();
+        assert_eq!((meeting.listen.port(), &*meeting.round), (7, "mine"));
+    }
+}

@@ -1,0 +1,642 @@
+//! A namespace whose reads go, chunk by chunk, to the node that holds them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::chunk_map::{ChunkMap, Span};
+use super::links::{CONNECT_WAIT, Links, Slot};
+use super::plan_map::{LatestPlan, PlanMap};
+use super::stats::Counters;
+use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::metrics::{Measured, Place, PlaceCounters, Snapshot};
+use dlfs_base::units::Lba;
+use dlfs_format::directory::Intact;
+use dlfs_io::qpair::pieces::{PieceId, Pieces};
+use dlfs_io::qpair::readiness::Registry;
+use dlfs_io::qpair::{
+    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
+};
+use dlfs_nvme::nvme::RetryClass;
+use dlfs_order::tier::PAGE_BYTES;
+
+/// The state that the devices of all namespaces share.
+pub(super) struct Shared {
+    pub(super) links: Arc<Links>,
+    pub(super) map: ChunkMap,
+    /// The index of this node.
+    pub(super) own: u16,
+    pub(super) counters: Counters,
+    pub(super) intact: Arc<Intact>,
+    /// Who keeps what, if the plan of the run decides that.
+    pub(super) plan: Option<LatestPlan>,
+    /// Whether the origin is faster than any peer.
+    pub(super) avoids: AtomicBool,
+}
+
+impl Measured for Shared {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.counters.read().measure(snapshot);
+    }
+}
+
+/// One origin namespace, read from the nodes that hold its chunks.
+pub(super) struct PeersDevice {
+    pub(super) shared: Arc<Shared>,
+    /// This rank's cache, which reads from the origin what nobody holds.
+    pub(super) cache: Arc<dyn Device>,
+    pub(super) number: u16,
+}
+
+impl Device for PeersDevice {
+    fn namespace(&self) -> Namespace {
+        describe(self.cache.namespace())
+    }
+
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let open = || Ok(Arc::new(PeerScope::new(&self.shared)));
+        let scope_of_peers = scope.get_or_open(&self.shared, open)?;
+        let cache = self.cache.queue_pair_in(scope)?;
+        let namespace = describe(cache.namespace().clone());
+        let num_nodes = scope_of_peers.bytes.len();
+        Ok(Box::new(PeersPair {
+            shared: Arc::clone(&self.shared),
+            scope: scope_of_peers,
+            places: Arc::clone(scope.places()),
+            number: self.number,
+            namespace,
+            cache,
+            cache_pending: VecDeque::new(),
+            peers: (0..num_nodes).map(|_| PeerQueue::default()).collect(),
+            in_use: Vec::new(),
+            pieces: Pieces::new(),
+            ready: VecDeque::new(),
+            scratch: Vec::new(),
+            plan: (0, None),
+            spans: Vec::new(),
+            suspects: Vec::new(),
+            most_bytes: MOST_BYTES,
+            pool: None,
+            registry: None,
+        }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { can_grow: false, ..self.cache.capabilities() }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
+    }
+}
+
+fn describe(cache: Namespace) -> Namespace {
+    Namespace {
+        max_transfer_bytes: cache.max_transfer_bytes.min(MAX_TRANSFER_BYTES),
+        read_only: true,
+        engine: format!("peers over {}", cache.engine),
+        ..cache
+    }
+}
+
+/// The connections to peers that the queue pairs of one poller share.
+struct PeerScope {
+    _owner: Arc<Shared>,
+    scope: Arc<PairScope>,
+    /// Bytes outstanding at each node.
+    bytes: Vec<AtomicUsize>,
+}
+
+impl PeerScope {
+    fn new(shared: &Arc<Shared>) -> PeerScope {
+        let nodes = shared.map.holders().members();
+        let bytes = nodes.iter().map(|_| AtomicUsize::new(0)).collect();
+        PeerScope { _owner: Arc::clone(shared), scope: Arc::default(), bytes }
+    }
+}
+
+/// The state of a piece.
+struct Way {
+    keeper: Keeper,
+    /// Whether the peer that is asked has delivered wrong bytes of it: now it must fetch them anew.
+    is_anew: bool,
+    /// Whether its bytes were wrong before, whoever delivered them: now they are checked here, since the reader does
+    /// not ask a third time.
+    is_checked: bool,
+    began: Instant,
+}
+
+/// Who keeps the data of a piece for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keeper {
+    /// Nobody.
+    None,
+    /// The holder of this chunk.
+    Chunk(u32),
+    /// This node, by the plan of the run.
+    Planned(u16),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// This rank's cache: a tier of this node, or the origin.
+    Cache,
+    /// The node with this index.
+    Peer(u16),
+}
+
+/// The queue pair to one peer, or the state of connecting to it.
+#[derive(Default)]
+struct PeerQueue {
+    state: Link,
+    pending: VecDeque<Io>,
+    staged: VecDeque<Io>,
+    /// Bytes outstanding at it through this queue pair.
+    bytes: usize,
+}
+
+impl PeerQueue {
+    /// Submits what waits while no more than `most` are outstanding at the peer in all. One read is always
+    /// allowed, so that this queue pair waits for completions of its own.
+    fn submit(&mut self, all: &AtomicUsize, most: usize) {
+        let Link::Open(pair) = &mut self.state else { return };
+        while let Some(io) = self.pending.pop_front() {
+            let len = io.buf.len();
+            if self.bytes > 0 && all.load(Ordering::Relaxed) + len > most {
+                self.pending.push_front(io);
+                break;
+            }
+            self.bytes += len;
+            all.fetch_add(len, Ordering::Relaxed);
+            self.staged.push_back(io);
+        }
+        pair.submit(&mut self.staged);
+        while let Some(io) = self.staged.pop_back() {
+            self.bytes -= io.buf.len();
+            all.fetch_sub(io.buf.len(), Ordering::Relaxed);
+            self.pending.push_front(io);
+        }
+    }
+}
+
+#[derive(Default)]
+enum Link {
+    /// Not requested yet, or lost.
+    #[default]
+    Idle,
+    /// Requested at this time.
+    Connecting(Arc<Slot>, Instant),
+    Open(Box<dyn QueuePair>),
+}
+
+struct Suspect {
+    range: Range<u64>,
+    source: Source,
+}
+
+struct PeersPair {
+    shared: Arc<Shared>,
+    scope: Arc<PeerScope>,
+    /// What peers have served; the cache counts what it serves.
+    places: Arc<PlaceCounters>,
+    number: u16,
+    namespace: Namespace,
+    cache: Box<dyn QueuePair>,
+    cache_pending: VecDeque<Io>,
+    /// By node.
+    peers: Vec<PeerQueue>,
+    /// The nodes whose queues are not idle.
+    in_use: Vec<u16>,
+    pieces: Pieces<Way>,
+    ready: VecDeque<Completion>,
+    scratch: Vec<Completion>,
+    /// The number of the plan of the run, and the plan.
+    plan: (u32, Option<Arc<PlanMap>>),
+    spans: Vec<(Range<u64>, Keeper)>,
+    /// Ranges whose bytes were wrong. The next read of each makes the peer that delivered them fetch them anew, and
+    /// is checked.
+    suspects: Vec<Suspect>,
+    /// The most bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take it
+    /// all, and no peer has to send more to each reader.
+    most_bytes: usize,
+    pool: Option<Pool>,
+    registry: Option<Registry>,
+}
+
+impl PeersPair {
+    fn take(&mut self, io: Io, now: Instant) {
+        let checked = self.namespace.check(&io);
+        if checked.is_err() || io.op != IoOp::Read {
+            self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
+            return;
+        }
+        let start = io.slba.0 * PAGE_BYTES;
+        let mut spans = std::mem::take(&mut self.spans);
+        self.split(start..start + io.buf.len() as u64, &mut spans);
+        let mut cutting = self.pieces.begin(io, start, spans.len());
+        for (range, keeper) in spans.drain(..) {
+            let suspect = self.take_suspect(&range);
+            let source = match (suspect, self.nearest_source_of(keeper, &range, now)) {
+                // That peer was set aside. Others may be wrong, too; this rank's cache reads the origin anew.
+                (Some(Source::Peer(node)), other) if other != Source::Peer(node) => Source::Cache,
+                (_, source) => source,
+            };
+            let (is_anew, is_checked) = (suspect == Some(source), suspect.is_some());
+            let way = Way { keeper, is_anew, is_checked, began: now };
+            let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
+            self.push(id, range, buf, source, now);
+        }
+        self.spans = spans;
+    }
+
+    /// Splits a range by who keeps its data.
+    fn split(&mut self, range: Range<u64>, spans: &mut Vec<(Range<u64>, Keeper)>) {
+        let Some(latest) = &self.shared.plan else {
+            let chunk = |chunk: Option<u32>| chunk.map_or(Keeper::None, Keeper::Chunk);
+            let add = |Span { range, chunk: of }| spans.push((range, chunk(of)));
+            return self.shared.map.split(self.number, range, add);
+        };
+        latest.follow(&mut self.plan);
+        match &self.plan.1 {
+            None => spans.push((range, Keeper::None)),
+            Some(plan) => plan.split(self.number, range, |part, node| {
+                spans.push((part, node.map_or(Keeper::None, Keeper::Planned)));
+            }),
+        }
+    }
+
+    /// Who has delivered wrong bytes of `range`, if anybody. Forgets the ranges that are read again whole: a
+    /// neighbour's read may overlap one by a page.
+    fn take_suspect(&mut self, range: &Range<u64>) -> Option<Source> {
+        let overlaps =
+            |suspect: &&Suspect| suspect.range.start < range.end && range.start < suspect.range.end;
+        let source = self.suspects.iter().find(overlaps)?.source;
+        let is_within = |suspect: &Suspect| {
+            range.start <= suspect.range.start && suspect.range.end <= range.end
+        };
+        self.suspects.retain(|suspect| !is_within(suspect));
+        Some(source)
+    }
+
+    /// Who reads `range`, which `keeper` keeps: this rank's cache if this node has kept it while its holder was away,
+    /// otherwise as [`PeersPair::source_of`] says. A plan knows itself what this node keeps.
+    fn nearest_source_of(&self, keeper: Keeper, range: &Range<u64>, now: Instant) -> Source {
+        let source = self.source_of(keeper, None, now);
+        let (slba, len) = (Lba(range.start / PAGE_BYTES), (range.end - range.start) as usize);
+        match (keeper, source) {
+            (Keeper::Chunk(_), Source::Peer(_)) if self.cache.has_copies(slba, len) => {
+                Source::Cache
+            }
+            _ => source,
+        }
+    }
+
+    /// Who reads what `keeper` keeps: the holder of its chunk, or the next node in the chunk's order that can be
+    /// asked, after `failed`. What a plan names has one keeper only.
+    fn source_of(&self, keeper: Keeper, failed: Option<u16>, now: Instant) -> Source {
+        let Shared { links, map, own, avoids, .. } = &*self.shared;
+        if avoids.load(Ordering::Relaxed) {
+            return Source::Cache;
+        }
+        let chunk = match keeper {
+            Keeper::None => return Source::Cache,
+            Keeper::Chunk(chunk) => chunk,
+            Keeper::Planned(node) => {
+                let is_asked = failed.is_none() && node != *own && links.is_there(node, now);
+                return if is_asked { Source::Peer(node) } else { Source::Cache };
+            }
+        };
+        let Some(holder) = map.holders().holder(chunk) else { return Source::Cache };
+        if holder == *own {
+            return Source::Cache;
+        }
+        if failed.is_none() && links.is_there(holder, now) {
+            return Source::Peer(holder);
+        }
+        let order = map.holders().order_of(chunk);
+        let after = failed.and_then(|failed| order.iter().position(|&node| node == failed));
+        let others = &order[after.map_or(0, |at| at + 1)..];
+        let next = others.iter().find(|&&node| node == *own || links.is_there(node, now));
+        match next {
+            Some(&node) if node != *own => Source::Peer(node),
+            _ => Source::Cache,
+        }
+    }
+
+    fn push(&mut self, id: PieceId, range: Range<u64>, buf: IoBuf, source: Source, now: Instant) {
+        let slba = Lba(range.start / PAGE_BYTES);
+        let io = Io { op: IoOp::Read, slba, buf, tag: id.0 };
+        match source {
+            Source::Cache => self.cache_pending.push_back(io),
+            Source::Peer(node) => {
+                let peer = &mut self.peers[usize::from(node)];
+                if let Link::Open(pair) = &mut peer.state
+                    && self.pieces.get_mut(id).info.is_anew
+                {
+                    pair.report_corrupt(io.slba, io.buf.len());
+                }
+                peer.pending.push_back(io);
+                if matches!(peer.state, Link::Idle) {
+                    let slot = self.shared.links.ask(node, self.number, &self.scope.scope);
+                    self.registry.iter().for_each(|registry| slot.register(registry));
+                    peer.state = Link::Connecting(slot, now);
+                    self.in_use.push(node);
+                }
+            }
+        }
+    }
+
+    /// Submits the waiting reads for which there is a connection.
+    fn submit_all(&mut self) {
+        if !self.cache_pending.is_empty() {
+            self.cache.submit(&mut self.cache_pending);
+        }
+        for node in self.in_use.iter().map(|&node| usize::from(node)) {
+            if !self.peers[node].pending.is_empty() {
+                self.peers[node].submit(&self.scope.bytes[node], self.most_bytes);
+            }
+        }
+    }
+
+    /// Takes the queue pairs that have arrived.
+    fn take_arrived(&mut self, now: Instant) {
+        let mut failed = Vec::new();
+        for &node in &self.in_use {
+            let peer = &mut self.peers[usize::from(node)];
+            let Link::Connecting(slot, since) = &peer.state else { continue };
+            match slot.take() {
+                None if now < *since + CONNECT_WAIT => {}
+                None => {
+                    let text = format!("no connection within {CONNECT_WAIT:?}");
+                    failed.push((node, Error::new(ErrorKind::TimedOut, text)));
+                }
+                Some(Ok(mut pair)) => {
+                    self.pool.iter().for_each(|pool| pair.use_pool(pool));
+                    self.registry.iter().for_each(|registry| pair.register(registry));
+                    for io in &peer.pending {
+                        if self.pieces.get_mut(PieceId(io.tag)).info.is_anew {
+                            pair.report_corrupt(io.slba, io.buf.len());
+                        }
+                    }
+                    peer.state = Link::Open(pair);
+                }
+                Some(Err(error)) => failed.push((node, error)),
+            }
+        }
+        for (node, error) in failed {
+            self.lost(node, &error.to_string(), now);
+        }
+    }
+
+    /// `node` cannot be reached: reads not yet submitted to it go elsewhere. Submitted reads end with errors.
+    fn lost(&mut self, node: u16, why: &str, now: Instant) {
+        self.shared.links.set_away(node, now, why);
+        let peer = &mut self.peers[usize::from(node)];
+        let is_idle = match &peer.state {
+            Link::Open(pair) => pair.outstanding() == 0,
+            Link::Idle | Link::Connecting(..) => true,
+        };
+        if is_idle {
+            peer.state = Link::Idle;
+            self.in_use.retain(|used| *used != node);
+        }
+        for io in std::mem::take(&mut self.peers[usize::from(node)].pending) {
+            self.go_to_next(PieceId(io.tag), io.buf, node, now);
+        }
+    }
+
+    /// Reads a piece from the next node in its chunk's order after `failed`; one whose bytes were wrong before,
+    /// from this rank's cache, which has dropped its own copies.
+    fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
+        let Way { keeper, is_checked, .. } = self.pieces.get_mut(id).info;
+        let source = match is_checked {
+            true => Source::Cache,
+            false => self.source_of(keeper, Some(failed), now),
+        };
+        self.go_to(id, buf, source, now);
+    }
+
+    fn go_to(&mut self, id: PieceId, buf: IoBuf, source: Source, now: Instant) {
+        let piece = self.pieces.get_mut(id);
+        let range = piece.start..piece.start + piece.len as u64;
+        let way = &mut piece.info;
+        *way = Way { is_anew: false, is_checked: false, began: now, ..*way };
+        self.shared.counters.rerouted(buf.len());
+        self.push(id, range, buf, source, now);
+    }
+
+    fn poll_cache(&mut self, now: Instant) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        self.cache.poll(now, usize::MAX, &mut scratch);
+        for Completion { tag, buf, result } in scratch.drain(..) {
+            self.ready.extend(self.pieces.end(PieceId(tag), buf, result));
+        }
+        self.scratch = scratch;
+    }
+
+    fn poll_peer(&mut self, node: u16, now: Instant) {
+        let Link::Open(pair) = &mut self.peers[usize::from(node)].state else { return };
+        let mut scratch = std::mem::take(&mut self.scratch);
+        pair.poll(now, usize::MAX, &mut scratch);
+        let mut failed = None;
+        for Completion { tag, buf, result } in scratch.drain(..) {
+            self.peers[usize::from(node)].bytes -= buf.len();
+            self.scope.bytes[usize::from(node)].fetch_sub(buf.len(), Ordering::Relaxed);
+            let id = PieceId(tag);
+            match result {
+                Ok(()) if self.is_wrong(id, &buf) => {
+                    self.shared.counters.mismatched(buf.len());
+                    self.shared.links.mismatched(node, now);
+                    self.go_to(id, buf, Source::Cache, now);
+                }
+                Ok(()) => {
+                    let began = self.pieces.get_mut(id).info.began;
+                    let took = now.saturating_duration_since(began);
+                    self.shared.counters.read_from(node, buf.len(), took);
+                    self.places.add(Place::Peer, buf.len());
+                    self.ready.extend(self.pieces.end(id, buf, Ok(())));
+                }
+                Err(IoError::Status(status)) => {
+                    self.shared.counters.not_there(buf.len());
+                    match status.retry_class() {
+                        // Other peers would only read the origin, as this rank can itself.
+                        RetryClass::Elsewhere => self.go_to(id, buf, Source::Cache, now),
+                        _ => self.go_to_next(id, buf, node, now),
+                    }
+                }
+                Err(error) => {
+                    // The bytes exist elsewhere, whatever the error is.
+                    failed = Some(error);
+                    self.go_to_next(id, buf, node, now);
+                }
+            }
+        }
+        self.scratch = scratch;
+        if let Some(error) = failed {
+            self.lost(node, &error.to_string(), now);
+        }
+    }
+
+    /// Whether bytes that were wrong before are wrong again. The reader checks all other reads.
+    fn is_wrong(&mut self, id: PieceId, bytes: &[u8]) -> bool {
+        let piece = self.pieces.get_mut(id);
+        let start = piece.start;
+        piece.info.is_checked && !self.shared.intact.is_intact(self.number, start, bytes)
+    }
+
+    /// The queue pairs that have work.
+    fn busy(&self) -> impl Iterator<Item = &dyn QueuePair> {
+        let peers = self.in_use.iter().filter_map(|&node| {
+            let peer = &self.peers[usize::from(node)];
+            match &peer.state {
+                Link::Open(pair) if pair.outstanding() > 0 || !peer.pending.is_empty() => {
+                    Some(&**pair)
+                }
+                _ => None,
+            }
+        });
+        let cache = !self.cache_pending.is_empty() || self.cache.outstanding() > 0;
+        cache.then_some(&*self.cache).into_iter().chain(peers)
+    }
+}
+
+impl QueuePair for PeersPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let room = usize::from(self.namespace.queue_depth).saturating_sub(self.outstanding());
+        let count = room.min(pending.len());
+        let now = Instant::now();
+        for io in pending.drain(..count) {
+            self.take(io, now);
+        }
+        self.submit_all();
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.take_arrived(now);
+        self.submit_all();
+        let mut at = 0;
+        while let Some(&node) = self.in_use.get(at) {
+            self.poll_peer(node, now);
+            // A lost peer was removed, and the next one has its index.
+            at += usize::from(self.in_use.get(at) == Some(&node));
+        }
+        self.poll_cache(now);
+        self.submit_all(); // reads that go elsewhere
+        let count = max.min(self.ready.len());
+        done.extend(self.ready.drain(..count));
+        count
+    }
+
+    fn start(&mut self) {
+        self.submit_all();
+        self.cache.start();
+        for &node in &self.in_use {
+            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
+                pair.start();
+            }
+        }
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        let part = pool.capacity_bytes() / 4;
+        self.most_bytes = part.clamp(MAX_TRANSFER_BYTES as usize, MOST_BYTES);
+        self.pool = Some(pool.clone());
+        self.cache.use_pool(pool);
+        for &node in &self.in_use {
+            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
+                pair.use_pool(pool);
+            }
+        }
+    }
+
+    /// This rank's cache lends what it has in memory.
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.cache.borrow(slba, len_bytes)
+    }
+
+    fn outstanding(&self) -> usize {
+        self.pieces.len() + self.ready.len()
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        let (start, now) = (slba.0.saturating_mul(PAGE_BYTES), Instant::now());
+        let mut spans = Vec::new();
+        let range = start..start.saturating_add(len_bytes as u64);
+        self.split(range, &mut spans);
+        let from = |(range, keeper)| (self.nearest_source_of(keeper, &range, now), range);
+        let sources: Vec<_> = spans.into_iter().map(from).collect();
+        // Afterwards, so that a node's own bad copy is not taken for its holder's.
+        self.cache.report_corrupt(slba, len_bytes);
+        for (source, range) in sources {
+            if let Source::Peer(node) = source {
+                self.shared.counters.mismatched((range.end - range.start) as usize);
+                self.shared.links.mismatched(node, now);
+            }
+            if self.suspects.len() < MAX_SUSPECTS {
+                self.suspects.push(Suspect { range, source });
+            }
+        }
+    }
+
+    /// Only reads pass through peers.
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.cache.shared_queue()
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.registry = Some(registry.clone());
+        self.cache.register(registry);
+        for &node in &self.in_use {
+            match &mut self.peers[usize::from(node)].state {
+                Link::Open(pair) => pair.register(registry),
+                Link::Connecting(slot, _) => slot.register(registry),
+                Link::Idle => {}
+            }
+        }
+    }
+
+    fn notice(&self) -> Notice {
+        if !self.ready.is_empty() {
+            return Notice::Poll;
+        }
+        self.busy().map(QueuePair::notice).max().unwrap_or(Notice::Event)
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let connecting =
+            self.in_use.iter().filter_map(|&node| match self.peers[usize::from(node)].state {
+                Link::Connecting(_, since) => Some(since + CONNECT_WAIT),
+                Link::Idle | Link::Open(_) => None,
+            });
+        self.busy().filter_map(QueuePair::next_timeout).chain(connecting).min()
+    }
+}
+
+impl Drop for PeersPair {
+    fn drop(&mut self) {
+        for (peer, all) in self.peers.iter().zip(&self.scope.bytes) {
+            all.fetch_sub(peer.bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The most bytes outstanding at one peer, however large the window is: what 100 Gb/s carry in a third of a
+/// millisecond.
+const MOST_BYTES: usize = 4 << 20;
+
+/// The most data of one read: the default limit of targets.
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+
+/// The most ranges remembered until they are read again. A reader rereads what it reports at once.
+const MAX_SUSPECTS: usize = 1024;

@@ -1,0 +1,343 @@
+//! A rendezvous on a port of rank 0: a namespace in its memory with one block a rank.
+//!
+//! It needs no program but this one: rank 0 serves the namespace by a [`Target`], and the others write and read
+//! blocks as hosts of NVMe/TCP, as `nvme read` would. Blocks 0..W hold the records. A rank that has all of them
+//! writes its block of W..2W, so that rank 0 knows when nobody needs the namespace any more.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Rendezvous;
+use crate::peers::job_key::{GROUPS, MeetingKeys, PeerKeys};
+use crate::peers::record::Record;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Nsid;
+use dlfs_io::qpair::blocking::Blocking;
+use dlfs_io::qpair::mem::MemNamespace;
+use dlfs_io::qpair::{self, ConnectOptions, Device};
+use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_target::{Target, TargetOptions};
+
+/// Records in the blocks of rank 0's namespace.
+pub struct Blocks {
+    /// Where the ranks meet, for messages.
+    place: String,
+    world_size: u32,
+    own: Vec<u8>,
+    side: Side,
+}
+
+enum Side {
+    /// Rank 0, which serves the namespace and uses its memory directly.
+    Host { _target: Target, memory: Blocking },
+    /// Any other rank.
+    Guest { address: Address, connect: Box<ConnectOptions>, connection: Option<Blocking> },
+}
+
+impl Blocks {
+    /// The side of rank 0, which listens on `listen`. With `keys` that the rendezvous need not carry, only ranks that
+    /// have them can write and read records.
+    ///
+    /// # Errors
+    /// `Busy`: the port is taken; the message names it. Those of [`Target::bind`].
+    pub fn host(listen: SocketAddr, world_size: u32, keys: Option<&PeerKeys>) -> Result<Blocks> {
+        let keys = keys.and_then(MeetingKeys::new);
+        let memory = MemNamespace::new(len_bytes(world_size), BLOCK_BYTES as u32)?;
+        let options = TargetOptions {
+            listen,
+            writable: true,
+            // No rank knows the others yet. What they write is a record, and is checked as one.
+            allow_any_host: keys.is_none(),
+            host_keys: keys.as_ref().map(MeetingKeys::hosts).unwrap_or_default(),
+            dhchap_groups: GROUPS.to_vec(),
+            buffer_bytes: 8 << 20,
+            ..TargetOptions::new(nqn())
+        };
+        let taken = "another job, or another process of rank 0, has it: choose a --rendezvous-port";
+        let target = Target::bind(options, vec![Arc::new(memory.clone())]).map_err(|error| {
+            if error.kind() == ErrorKind::Busy { error.hint(taken) } else { error }
+        })?;
+        let place = format!("rank 0's port {}", target.local_addr());
+        let memory = Blocking::new(memory.queue_pair()?)?;
+        let side = Side::Host { _target: target, memory };
+        Ok(Blocks { place, world_size, own: Vec::new(), side })
+    }
+
+    /// The side of every other rank: rank 0 listens at `host` and `port`, or will. `keys` are those of rank 0.
+    pub fn guest(
+        host: &str,
+        port: u16,
+        world_size: u32,
+        connect: &ConnectOptions,
+        keys: Option<&PeerKeys>,
+    ) -> Blocks {
+        let address = TcpAddress {
+            traddr: host.to_owned(),
+            trsvcid: port,
+            subnqn: nqn(),
+            nsid: Some(Nsid(1)),
+        };
+        let connect = match keys.and_then(MeetingKeys::new) {
+            Some(keys) => keys.connect(connect),
+            None => connect.clone(),
+        };
+        let connect = Box::new(ConnectOptions {
+            nr_io_queues: 1,
+            connect_timeout: ATTEMPT,
+            tcp_connect_timeout: ATTEMPT,
+            ctrl_loss_tmo: Duration::ZERO,
+            io_timeout: ATTEMPT,
+            paths: Vec::new(),
+            writable: true,
+            ..connect
+        });
+        let side = Side::Guest { address: Address::Tcp(address), connect, connection: None };
+        let place = format!("rank 0's port {host}:{port}");
+        Blocks { place, world_size, own: Vec::new(), side }
+    }
+
+    /// Reads the blocks of all ranks, after this rank's own is there.
+    fn read(&mut self, rank: u32) -> Result<Vec<Option<Vec<u8>>>> {
+        let (world_size, own) = (self.world_size, &*self.own);
+        let io = match &mut self.side {
+            Side::Host { memory, .. } => memory,
+            Side::Guest { connection: Some(connection), .. } => connection,
+            Side::Guest { address, connect, connection } => {
+                connection.insert(connected(address, connect, world_size)?)
+            }
+        };
+        let bytes = io.read(0, world_size as usize * BLOCK_BYTES)?;
+        let mut blocks: Vec<Option<Vec<u8>>> = bytes.chunks(BLOCK_BYTES).map(content).collect();
+        let block = &mut blocks[rank as usize];
+        // Another process of this rank and round stays where it is, so that both meet it; a leftover of an
+        // earlier start, whose ranks may still run, does not.
+        if block.as_deref() != Some(own)
+            && !block.as_deref().is_some_and(|other| is_of_round(other, own))
+        {
+            io.write_at(offset_of(rank), &padded(own))?;
+            *block = Some(own.to_vec());
+        }
+        Ok(blocks)
+    }
+
+    /// Rank 0 waits until all others have read all records; they say so.
+    fn wait_for_readers(&mut self, deadline: Instant) -> Result<()> {
+        let world_size = self.world_size;
+        let deadline = deadline.min(Instant::now() + LONGEST_FAREWELL);
+        let Side::Host { memory, .. } = &mut self.side else { return Ok(()) };
+        loop {
+            let bytes = memory.read(offset_of(world_size), world_size as usize * BLOCK_BYTES)?;
+            let all = bytes.chunks(BLOCK_BYTES).skip(1).all(|block| block[0] != 0);
+            if all || Instant::now() >= deadline {
+                return Ok(());
+            }
+            std::thread::sleep(FAREWELL_PAUSE);
+        }
+    }
+}
+
+impl Rendezvous for Blocks {
+    fn set(&mut self, rank: u32, record: &[u8]) -> Result<()> {
+        if rank >= self.world_size {
+            let text = format!("rank {rank} of {}: ranks count from 0", self.world_size);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        // The first `get` writes it: rank 0 may not listen yet.
+        self.own = record.to_vec();
+        Ok(())
+    }
+
+    fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>> {
+        let rank = Record::from_bytes(&self.own).map_or(0, |own| own.rank);
+        match self.read(rank) {
+            Ok(blocks) => Ok(blocks),
+            Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(error),
+            Err(error) => {
+                if let Side::Guest { connection, .. } = &mut self.side {
+                    *connection = None;
+                }
+                if Instant::now() < deadline {
+                    return Ok(vec![None; world_size as usize]);
+                }
+                let text = format!("rank 0 is missing: {} does not answer", self.place);
+                let hint = "look at rank 0's output; MASTER_ADDR, or the list's first entry, is its address, \
+                            and all ranks need the same --rendezvous-port and --job-key";
+                Err(Error::new(ErrorKind::TimedOut, text).source(error).hint(hint))
+            }
+        }
+    }
+
+    fn leave(&mut self, rank: u32, deadline: Instant) -> Result<()> {
+        let at = offset_of(self.world_size + rank);
+        match &mut self.side {
+            Side::Host { .. } => self.wait_for_readers(deadline),
+            // Rank 0 waits a few seconds at most. A rank that cannot say so has all that it needs.
+            Side::Guest { connection, .. } => {
+                let said = connection.as_mut().map(|io| io.write_at(at, &[1; BLOCK_BYTES]));
+                if let Some(Err(error)) = said {
+                    tracing::debug!(%error, "rank 0 was not told that this rank has all records");
+                }
+                *connection = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.place.clone()
+    }
+}
+
+fn connected(address: &Address, connect: &ConnectOptions, world_size: u32) -> Result<Blocking> {
+    let device = qpair::open(address, connect)?;
+    let found = device.namespace().len_bytes();
+    if found != len_bytes(world_size) {
+        let ranks = found / BLOCK_BYTES as u64 / 2;
+        let text = format!("rank 0 has world size {ranks}, and this rank has {world_size}");
+        let hint = "start all ranks of a job alike";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    }
+    let mut io = Blocking::new(device.queue_pair()?)?;
+    io.set_deadline(ATTEMPT);
+    Ok(io)
+}
+
+/// What a block holds, without the zeroes behind it.
+fn content(block: &[u8]) -> Option<Vec<u8>> {
+    let len = block.iter().position(|&byte| byte == 0).unwrap_or(block.len());
+    (len > 0).then(|| block[..len].to_vec())
+}
+
+fn is_of_round(other: &[u8], own: &[u8]) -> bool {
+    let round = |bytes| Record::from_bytes(bytes).map(|record| record.round);
+    round(other).is_some() && round(other) == round(own)
+}
+
+fn padded(record: &[u8]) -> Vec<u8> {
+    let mut block = record.to_vec();
+    block.resize(BLOCK_BYTES, 0);
+    block
+}
+
+fn offset_of(block: u32) -> u64 {
+    u64::from(block) * BLOCK_BYTES as u64
+}
+
+fn len_bytes(world_size: u32) -> u64 {
+    2 * offset_of(world_size)
+}
+
+fn nqn() -> Nqn {
+    Nqn::new("nqn.2026-11.io.dlfs:rendezvous").expect("it is short and has no control characters")
+}
+
+/// A record has at most 1 KiB.
+const BLOCK_BYTES: usize = 4096;
+
+/// How long one attempt to connect, or one call, may take.
+const ATTEMPT: Duration = Duration::from_secs(1);
+
+/// How long rank 0 waits for those that have not read all records, though all have come.
+const LONGEST_FAREWELL: Duration = Duration::from_secs(5);
+
+const FAREWELL_PAUSE: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use super::super::gather;
+    use super::*;
+    use crate::peers::record::tests::record;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    fn port_of(host: &Blocks) -> u16 {
+        host.place.rsplit(':').next().unwrap().parse().unwrap()
+    }
+
+    fn join(mut blocks: Blocks, own: &Record, deadline: Instant) -> Result<Vec<Record>> {
+        gather(&mut blocks, own, deadline, std::thread::sleep)
+    }
+
+    #[test]
+    fn ranks_find_each_other_on_a_port_of_rank_0_and_it_waits_for_the_last_reader() {
+        const RANKS: u32 = 8;
+        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), RANKS, None).unwrap();
+        let port = port_of(&host);
+        let connect = ConnectOptions::default();
+        let gathered: Vec<Vec<Record>> = std::thread::scope(|scope| {
+            let mut threads = vec![scope.spawn(|| join(host, &record(0, RANKS), soon()).unwrap())];
+            for rank in 1..RANKS {
+                let guest = Blocks::guest("127.0.0.1", port, RANKS, &connect, None);
+                threads
+                    .push(scope.spawn(move || join(guest, &record(rank, RANKS), soon()).unwrap()));
+            }
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(gathered.iter().all(|all| *all == gathered[0] && all.len() == RANKS as usize));
+        // The port is free again: a later round uses it.
+        drop(Blocks::host(([127, 0, 0, 1], port).into(), RANKS, None).unwrap());
+    }
+
+    #[test]
+    fn a_rank_that_comes_before_rank_0_waits_for_it() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let connect = ConnectOptions::default();
+        std::thread::scope(|scope| {
+            let guest = Blocks::guest("127.0.0.1", port, 2, &connect, None);
+            let waiting = scope.spawn(|| join(guest, &record(1, 2), soon()).unwrap());
+            std::thread::sleep(Duration::from_millis(300));
+            let host = Blocks::host(([127, 0, 0, 1], port).into(), 2, None).unwrap();
+            assert_eq!(join(host, &record(0, 2), soon()).unwrap(), waiting.join().unwrap());
+        });
+        let alone = Blocks::guest("127.0.0.1", port, 2, &connect, None);
+        let error =
+            join(alone, &record(1, 2), Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains("rank 0 is missing"), "{error}");
+    }
+
+    #[test]
+    fn leftovers_give_way_and_a_second_process_of_a_rank_is_named() {
+        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), 3, None).unwrap();
+        let port = port_of(&host);
+        let connect = ConnectOptions::default();
+        let guest = || Blocks::guest("127.0.0.1", port, 3, &connect, None);
+        let write = |own: &Record| {
+            let mut blocks = guest();
+            blocks.set(own.rank, &own.to_bytes().unwrap()).unwrap();
+            blocks.get(3, soon()).unwrap()
+        };
+        write(&Record { round: "job.earlier".to_owned(), ..record(1, 3) });
+        let blocks = write(&record(1, 3));
+        assert_eq!(Record::from_bytes(blocks[1].as_deref().unwrap()), Some(record(1, 3)));
+        let second = Record { process: 7, ..record(1, 3) };
+        let error = join(guest(), &second, soon()).unwrap_err().to_string();
+        assert!(error.contains("rank 1 is there twice, here and on node0"), "{error}");
+        let error = join(host, &record(0, 3), Instant::now()).unwrap_err().to_string();
+        assert!(
+            error.contains("did not come to rank 0's port") && error.ends_with(": 2"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_port_that_is_taken_and_another_world_size_are_named() {
+        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), 3, None).unwrap();
+        let port = port_of(&host);
+        let taken = Blocks::host(([127, 0, 0, 1], port).into(), 3, None).err().unwrap();
+        assert_eq!(taken.kind(), ErrorKind::Busy);
+        let report = taken.report();
+        assert!(
+            report.contains(&port.to_string()) && report.contains("--rendezvous-port"),
+            "{report}"
+        );
+        let other = Blocks::guest("127.0.0.1", port, 4, &ConnectOptions::default(), None);
+        let error = join(other, &record(1, 4), soon()).unwrap_err().to_string();
+        assert!(error.contains("rank 0 has world size 3, and this rank has 4"), "{error}");
+    }
+}

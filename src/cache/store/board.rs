@@ -1,0 +1,237 @@
+//! What the processes of a rank tell each other. One process keeps the store and exchanges; its forked children
+//! may read from it, as a data loader's workers do.
+//!
+//! Each process that reads along the order is a [`Reader`]: reader w of n takes every n-th batch of the rank. The
+//! rank is as far as its last reader, so nothing is deleted that one of them still reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dlfs_base::buf::SharedWords;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Epoch;
+
+/// One of the processes that share the batches of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reader {
+    /// Its number, from 0.
+    pub number: u32,
+    /// The number of readers.
+    pub of: u32,
+}
+
+/// That somebody began as a reader, at which place nobody else may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+/// The words that all processes of a rank see.
+pub(super) struct Board {
+    words: SharedWords,
+}
+
+impl Board {
+    pub(super) fn new() -> Result<Board> {
+        Ok(Board { words: SharedWords::new(NUM_WORDS)? })
+    }
+
+    /// `reader` begins at this position: the samples of the rank that have been taken of `epoch`. Where another
+    /// number of readers begins, all of them begin there. Who began as this reader before loses its place.
+    pub(super) fn begin(&self, reader: Reader, epoch: Epoch, taken: u64) -> Ticket {
+        let place = place_of(epoch, taken);
+        if self.word(READERS).swap(reader.of.into(), Ordering::AcqRel) != u64::from(reader.of) {
+            self.places(reader.of).iter().for_each(|word| word.store(place, Ordering::Release));
+            self.holders(MAX_READERS).iter().for_each(|word| word.store(0, Ordering::Release));
+        }
+        let number = self.word(TICKETS).fetch_add(1, Ordering::AcqRel) + 1;
+        let ticket = number << 32 | u64::from(std::process::id());
+        self.holders(reader.of)[reader.number as usize].store(ticket, Ordering::Release);
+        self.delivered(reader, Ticket(ticket), epoch, taken);
+        Ticket(ticket)
+    }
+
+    /// `reader` has got a batch, and is at this position now; ignored from one that has lost its place.
+    pub(super) fn delivered(&self, reader: Reader, ticket: Ticket, epoch: Epoch, taken: u64) {
+        let place = place_of(epoch, taken);
+        if self.taken_by(reader, ticket).is_none() {
+            self.places(reader.of)[reader.number as usize].store(place, Ordering::Release);
+        }
+    }
+
+    /// The process that has begun as `reader` since `ticket` was given; 0 where another number of readers has.
+    pub(super) fn taken_by(&self, reader: Reader, ticket: Ticket) -> Option<u32> {
+        let holder = self.holders(reader.of)[reader.number as usize].load(Ordering::Acquire);
+        (holder != ticket.0).then_some(holder as u32)
+    }
+
+    /// The position of the reader that is the last.
+    pub(super) fn position(&self) -> (Epoch, u64) {
+        let readers = self.word(READERS).load(Ordering::Acquire) as u32;
+        let places = self.places(readers.max(1)).iter();
+        let last = places.map(|word| word.load(Ordering::Acquire)).min().unwrap_or(0);
+        (Epoch(last >> TAKEN_BITS), last & ((1 << TAKEN_BITS) - 1))
+    }
+
+    /// A forked child begins somewhere else: the store is to come there.
+    pub(super) fn ask(&self) {
+        self.word(ASKED).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often children have asked.
+    pub(super) fn asked(&self) -> u64 {
+        self.word(ASKED).load(Ordering::Acquire)
+    }
+
+    /// Counts samples that were brought into the store before an epoch.
+    pub(super) fn add_staged(&self, samples: u64) {
+        self.word(STAGED).fetch_add(samples, Ordering::AcqRel);
+    }
+
+    pub(super) fn staged(&self) -> u64 {
+        self.word(STAGED).load(Ordering::Acquire)
+    }
+
+    /// Says that damaged pages were taken out of the store, after that was done.
+    pub(super) fn report_damage(&self) {
+        self.word(DAMAGED).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often damage was reported.
+    pub(super) fn damage_reported(&self) -> u64 {
+        self.word(DAMAGED).load(Ordering::Acquire)
+    }
+
+    /// Says why the exchange cannot go on; a text that is too long loses its end. Only the first reason counts;
+    /// returns whether this is it.
+    pub(super) fn fail(&self, kind: ErrorKind, text: &str) -> bool {
+        if self.word(FAILED).load(Ordering::Acquire) != 0 {
+            return false;
+        }
+        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or(0);
+        let mut end = text.len().min(TEXT_WORDS * 8);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let bytes = &text.as_bytes()[..end];
+        for (word, bytes) in self.words.as_ref()[TEXT..].iter().zip(bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+        }
+        let word = (bytes.len() as u64) << 8 | (kind as u64 + 1);
+        self.word(FAILED).store(word, Ordering::Release);
+        true
+    }
+
+    pub(super) fn failure(&self) -> Option<Error> {
+        let word = self.word(FAILED).load(Ordering::Acquire);
+        let kind = KINDS.get((word & 0xff).checked_sub(1)? as usize)?;
+        let words = self.words.as_ref()[TEXT..TEXT + TEXT_WORDS].iter();
+        let mut bytes: Vec<u8> =
+            words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+        bytes.truncate((word >> 8) as usize);
+        Some(Error::new(*kind, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    fn word(&self, number: usize) -> &AtomicU64 {
+        &self.words.as_ref()[number]
+    }
+
+    fn places(&self, readers: u32) -> &[AtomicU64] {
+        &self.words.as_ref()[PLACES..PLACES + readers.min(MAX_READERS) as usize]
+    }
+
+    /// The tickets of the readers' places.
+    fn holders(&self, readers: u32) -> &[AtomicU64] {
+        &self.words.as_ref()[HOLDERS..HOLDERS + readers.min(MAX_READERS) as usize]
+    }
+}
+
+/// Epoch and samples taken in one word, so that both are read together.
+fn place_of(epoch: Epoch, taken: u64) -> u64 {
+    epoch.0 << TAKEN_BITS | taken.min((1 << TAKEN_BITS) - 1)
+}
+
+/// The most readers of a rank.
+pub(super) const MAX_READERS: u32 = 1024;
+
+/// The bits of the samples that were taken: an image has at most 2^40.
+const TAKEN_BITS: u32 = 40;
+
+/// The kinds of failures that a store has; the first stands for all others.
+const KINDS: [ErrorKind; 8] = [
+    ErrorKind::Io,
+    ErrorKind::TimedOut,
+    ErrorKind::Corrupt,
+    ErrorKind::NoSpace,
+    ErrorKind::Disconnected,
+    ErrorKind::Stale,
+    ErrorKind::OutOfMemory,
+    ErrorKind::InvalidArgument,
+];
+
+const TEXT_WORDS: usize = 128;
+
+// The layout of the words.
+const READERS: usize = 0;
+const ASKED: usize = 1;
+const STAGED: usize = 2;
+const FAILED: usize = 3;
+const DAMAGED: usize = 4;
+const TICKETS: usize = 5;
+const TEXT: usize = 6;
+const PLACES: usize = TEXT + TEXT_WORDS;
+const HOLDERS: usize = PLACES + MAX_READERS as usize;
+const NUM_WORDS: usize = HOLDERS + MAX_READERS as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_as_far_as_its_last_reader() {
+        let board = Board::new().unwrap();
+        let reader = |number, of| Reader { number, of };
+        assert_eq!(board.position(), (Epoch(0), 0));
+        board.begin(reader(0, 1), Epoch(3), 40);
+        assert_eq!(board.position(), (Epoch(3), 40));
+        let second = board.begin(reader(1, 2), Epoch(4), 0);
+        assert_eq!(board.position(), (Epoch(4), 0), "another number: all begin there");
+        board.delivered(reader(1, 2), second, Epoch(4), 8);
+        let first = board.begin(reader(0, 2), Epoch(4), 0);
+        assert_eq!(board.position(), (Epoch(4), 0));
+        board.delivered(reader(0, 2), first, Epoch(5), 0);
+        assert_eq!(board.position(), (Epoch(4), 8));
+        board.begin(reader(0, 2), Epoch(1), 2);
+        assert_eq!(board.position(), (Epoch(1), 2), "back again");
+    }
+
+    #[test]
+    fn who_lost_its_place_to_another_moves_nothing() {
+        let board = Board::new().unwrap();
+        let reader = Reader { number: 0, of: 1 };
+        let first = board.begin(reader, Epoch(0), 0);
+        assert_eq!(board.taken_by(reader, first), None);
+        let second = board.begin(reader, Epoch(0), 0);
+        assert_eq!(board.taken_by(reader, first), Some(std::process::id()));
+        board.delivered(reader, first, Epoch(0), 64);
+        assert_eq!(board.position(), (Epoch(0), 0), "the second one still reads from there");
+        board.delivered(reader, second, Epoch(0), 32);
+        assert_eq!(board.position(), (Epoch(0), 32));
+        board.begin(Reader { number: 0, of: 2 }, Epoch(0), 32);
+        assert_eq!(board.taken_by(Reader { number: 1, of: 2 }, second), Some(0));
+        assert!(board.taken_by(reader, second).is_some(), "it was another number of readers");
+    }
+
+    #[test]
+    fn the_first_failure_is_kept_as_far_as_it_fits() {
+        let board = Board::new().unwrap();
+        assert!(board.failure().is_none());
+        let text = format!("{}ä and more", "x".repeat(TEXT_WORDS * 8 - 1));
+        assert!(board.fail(ErrorKind::TimedOut, &text) && !board.fail(ErrorKind::Io, "later"));
+        let failure = board.failure().unwrap();
+        assert_eq!(failure.kind(), ErrorKind::TimedOut);
+        assert_eq!(failure.to_string(), "x".repeat(TEXT_WORDS * 8 - 1));
+        let other = Board::new().unwrap();
+        other.fail(ErrorKind::Busy, "no kind of a store's");
+        assert_eq!(other.failure().unwrap().kind(), ErrorKind::Io);
+    }
+}

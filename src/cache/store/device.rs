@@ -1,0 +1,278 @@
+//! The namespaces of the data set, read from the store alone.
+//!
+//! A read of pages that are not there waits until they are, for they will come: the exchange fetches them. To a
+//! peer such a read is *Deallocated or Unwritten Logical Block*. The first page of the first namespace answers a
+//! peer with this rank's progress.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use slab::Slab;
+
+use super::progress::PROGRESS_BYTES;
+use super::stats::add;
+use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::error::Result;
+use dlfs_base::metrics::PlaceCounters;
+use dlfs_base::units::Lba;
+use dlfs_io::qpair::readiness::Registry;
+use dlfs_io::qpair::{
+    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
+};
+use dlfs_nvme::nvme::Status;
+use dlfs_order::tier::PAGE_BYTES;
+
+/// One for each namespace; those for peers never wait.
+pub(super) fn devices(shared: &Arc<Shared>, for_peers: bool) -> Vec<Arc<dyn Device>> {
+    let of = |(number, origin): (u16, &Arc<dyn Device>)| -> Arc<dyn Device> {
+        let media = shared.media.device().namespace();
+        let origin = origin.namespace();
+        let namespace = Namespace {
+            num_blocks: origin.len_bytes() / PAGE_BYTES,
+            block_len_bytes: PAGE_BYTES as u32,
+            max_transfer_bytes: origin.max_transfer_bytes.min(media.max_transfer_bytes),
+            queue_depth: media.queue_depth,
+            read_only: true,
+            engine: format!("store over {}", media.engine),
+            ..origin
+        };
+        Arc::new(StoreDevice { shared: Arc::clone(shared), number, for_peers, namespace })
+    };
+    (0..).zip(&shared.origins).map(of).collect()
+}
+
+struct StoreDevice {
+    shared: Arc<Shared>,
+    number: u16,
+    for_peers: bool,
+    namespace: Namespace,
+}
+
+impl Device for StoreDevice {
+    fn namespace(&self) -> Namespace {
+        self.namespace.clone()
+    }
+
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        Ok(Box::new(StorePair {
+            shared: Arc::clone(&self.shared),
+            number: self.number,
+            for_peers: self.for_peers,
+            namespace: self.namespace.clone(),
+            media: self.shared.media.device().queue_pair_in(scope)?,
+            places: Arc::clone(scope.places()),
+            pending: VecDeque::new(),
+            waiting: VecDeque::new(),
+            taken: Slab::new(),
+            ready: VecDeque::new(),
+        }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            can_grow: false,
+            is_exclusive: false,
+            allocated_bytes: Some(self.shared.media.pages().0 * PAGE_BYTES),
+            ..self.shared.media.device().capabilities()
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace.must_hold(len_bytes)
+    }
+}
+
+struct StorePair {
+    shared: Arc<Shared>,
+    number: u16,
+    for_peers: bool,
+    namespace: Namespace,
+    media: Box<dyn QueuePair>,
+    /// What the store has served.
+    places: Arc<PlaceCounters>,
+    /// For the media, at its addresses.
+    pending: VecDeque<Io>,
+    /// Reads of pages that have not arrived.
+    waiting: VecDeque<Io>,
+    /// What the media read, by tag.
+    taken: Slab<Taken>,
+    ready: VecDeque<Completion>,
+}
+
+/// A read of the namespace while the media run it.
+struct Taken {
+    tag: u64,
+    slba: Lba,
+    /// The number of deletions before its pages were found there.
+    deletions: u64,
+}
+
+impl StorePair {
+    fn take(&mut self, io: Io) {
+        let checked = self.namespace.check(&io);
+        if checked.is_err() || io.op != IoOp::Read {
+            return self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
+        }
+        let bytes = bytes_of(&io);
+        if self.for_peers && self.number == 0 && bytes == (0..PAGE_BYTES) {
+            return self.say_progress(io);
+        }
+        let deletions = self.shared.media.deletions();
+        let Some(page) = self.page_of(&bytes) else {
+            let comes = !self.for_peers && self.shared.has_samples(self.number, &bytes);
+            if comes {
+                add(&self.shared.counters.waits, 1);
+                return self.waiting.push_back(io);
+            }
+            return self.refuse(io);
+        };
+        self.read(io, page, deletions);
+    }
+
+    fn read(&mut self, io: Io, page: u64, deletions: u64) {
+        let tag = self.taken.insert(Taken { tag: io.tag, slba: io.slba, deletions }) as u64;
+        self.pending.push_back(Io { slba: Lba(page), tag, ..io });
+    }
+
+    /// A read that began before a deletion begins again: a loader may read ahead what leaves and comes back.
+    fn end(&mut self, Completion { tag, buf, result }: Completion) {
+        let Taken { tag, slba, deletions } = self.taken.remove(tag as usize);
+        if deletions != self.shared.media.deletions() && result.is_ok() {
+            return self.take(Io { op: IoOp::Read, slba, buf, tag });
+        }
+        self.places.add(self.shared.media.kind(), buf.len());
+        self.ready.push_back(Completion { tag, buf, result });
+    }
+
+    /// The first page on the media, if all of the range is there.
+    fn page_of(&self, bytes: &Range<u64>) -> Option<u64> {
+        let pages = self.shared.media.pages_of(self.number, bytes)?;
+        let first = pages.start;
+        self.shared.media.has(pages).then_some(first)
+    }
+
+    fn refuse(&mut self, io: Io) {
+        let result = Err(IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry()));
+        self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result });
+    }
+
+    fn say_progress(&mut self, mut io: Io) {
+        let progress = *self.shared.progress.lock();
+        io.buf.fill(0);
+        io.buf[..PROGRESS_BYTES].copy_from_slice(&progress.to_bytes());
+        self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: Ok(()) });
+    }
+
+    /// Takes the reads whose pages have come; all of them fail once the exchange cannot go on.
+    fn look_again(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let (failure, deletions) = (self.shared.failure(), self.shared.media.deletions());
+        for io in std::mem::take(&mut self.waiting) {
+            match (self.page_of(&bytes_of(&io)), &failure) {
+                (Some(page), _) => self.read(io, page, deletions),
+                (None, None) => self.waiting.push_back(io),
+                (None, Some(error)) => {
+                    let result = Err(IoError::Disconnected(error.to_string()));
+                    self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result });
+                }
+            }
+        }
+    }
+}
+
+impl QueuePair for StorePair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let room = usize::from(self.namespace.queue_depth).saturating_sub(self.outstanding());
+        let count = room.min(pending.len());
+        pending.drain(..count).for_each(|io| self.take(io));
+        self.media.submit(&mut self.pending);
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.look_again();
+        self.media.submit(&mut self.pending);
+        let mut arrived = Vec::new();
+        self.media.poll(now, usize::MAX, &mut arrived);
+        arrived.into_iter().for_each(|completion| self.end(completion));
+        self.media.submit(&mut self.pending);
+        let count = max.min(self.ready.len());
+        done.extend(self.ready.drain(..count));
+        count
+    }
+
+    fn start(&mut self) {
+        self.media.submit(&mut self.pending);
+        self.media.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.media.use_pool(pool);
+    }
+
+    /// Only reads pass.
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn outstanding(&self) -> usize {
+        self.waiting.len() + self.pending.len() + self.ready.len() + self.media.outstanding()
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.media.shared_queue()
+    }
+
+    /// The pages are fetched anew, and the next read waits for them. A peer has no say in that.
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        let start = slba.0.saturating_mul(PAGE_BYTES);
+        let bytes = start..start.saturating_add(len_bytes as u64);
+        let Some(pages) = self.shared.media.pages_of(self.number, &bytes) else { return };
+        if !self.for_peers {
+            self.shared.media.clear(pages);
+            self.shared.board.report_damage();
+            self.shared.notify();
+        }
+    }
+
+    /// Nobody borrows what may be deleted.
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.media.register(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        if !self.ready.is_empty() {
+            return Notice::Poll;
+        }
+        match self.media.outstanding() + self.pending.len() {
+            0 => Notice::Event,
+            _ => self.media.notice(),
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let again = (!self.waiting.is_empty()).then(|| Instant::now() + LOOK_AGAIN);
+        [again, self.media.next_timeout()].into_iter().flatten().min()
+    }
+}
+
+/// The bytes of the namespace that a checked read asks for.
+fn bytes_of(io: &Io) -> Range<u64> {
+    let start = io.slba.0 * PAGE_BYTES;
+    start..start + io.buf.len() as u64
+}
+
+/// How often a waiting read looks whether its pages have come.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -1,0 +1,784 @@
+//! The thread of a store: brings the share, exchanges samples during an epoch, and deletes what has left.
+//!
+//! The work of an epoch has two parts. While the loader reads the epoch, the samples of the steps that are due
+//! are fetched. After it, the rest is fetched, and then each rank that gets a sample from here is asked how far
+//! it is, until all that left can be deleted. Only then begins the work of the next epoch.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::fetch::{Fetched, Place, Run, page_bytes};
+use super::progress::Progress;
+use super::stats::add;
+use super::{Shared, Staged, StoreOptions};
+use crate::peers::Peers;
+use dlfs_base::buf::IoBuf;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::{Epoch, SampleId};
+use dlfs_format::directory::Directory;
+use dlfs_io::qpair::blocking::Blocking;
+use dlfs_order::order::{Exchanged, Shares};
+use dlfs_order::tier::PAGE_BYTES;
+
+/// What an exchange is made of.
+pub(super) struct Parts {
+    pub(super) shared: Arc<Shared>,
+    pub(super) directory: Arc<Directory>,
+    pub(super) shares: Shares,
+    pub(super) rank: u32,
+    /// The last epoch: it prepares none.
+    pub(super) last: u64,
+    pub(super) peers: Option<Arc<Peers>>,
+    /// For each rank, whether it is on this rank's node.
+    pub(super) near: Vec<bool>,
+    pub(super) options: StoreOptions,
+}
+
+/// The state of the thread.
+pub(super) struct Exchange {
+    parts: Parts,
+    work: Option<Work>,
+    /// A bit for each sample: whether the store has it.
+    held: Vec<u64>,
+    /// How often forked children had asked when this was last answered.
+    answered: u64,
+    /// How much of the reported damage was mended.
+    mended: u64,
+    /// Whether the bytes of an earlier run were checked.
+    is_checked: bool,
+    peers: HashMap<u32, Peer>,
+    origin: Origin,
+    media: Option<Blocking>,
+}
+
+/// The exchange of one epoch.
+struct Work {
+    epoch: Epoch,
+    steps: Vec<Exchanged>,
+    /// Steps of which this rank has not got the sample yet.
+    open: BTreeSet<usize>,
+    /// The number of steps that are due.
+    due: usize,
+    /// The steps whose sample is still to be deleted, by the rank that gets it.
+    leaving: BTreeMap<u32, Vec<usize>>,
+    /// Whether samples have been deleted.
+    has_left: bool,
+    /// Since when the end of the epoch has waited.
+    late: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Peer {
+    place: Option<Place>,
+    /// Not asked before this time.
+    again_at: Option<Instant>,
+    /// Since when it cannot be reached.
+    away_since: Option<Instant>,
+}
+
+impl Peer {
+    fn is_back(&mut self, place: Place) {
+        (self.place, self.again_at, self.away_since) = (Some(place), None, None);
+    }
+
+    fn is_away(&mut self) {
+        let now = Instant::now();
+        self.again_at = Some(now + RECONNECT);
+        self.away_since.get_or_insert(now);
+    }
+}
+
+#[derive(Default)]
+struct Origin {
+    place: Option<Place>,
+    again_at: Option<Instant>,
+}
+
+/// Why a sample has not come.
+enum Lack {
+    /// Its rank has not got it yet, or has just been lost.
+    Late(String),
+    /// Its rank is gone, or has a damaged copy.
+    Lost(String),
+}
+
+impl Exchange {
+    pub(super) fn new(parts: Parts) -> Exchange {
+        let held = vec![0; (parts.directory.num_samples().div_ceil(64)) as usize];
+        let (peers, origin) = Default::default();
+        let (work, media, is_checked, answered, mended) = Default::default();
+        Exchange { parts, work, held, answered, mended, is_checked, peers, origin, media }
+    }
+
+    /// As [`super::Store::begin`].
+    pub(super) fn begin(
+        &mut self,
+        epoch: Epoch,
+        goes_on: &mut dyn FnMut(Staged) -> bool,
+    ) -> Result<()> {
+        // Samples of an epoch that is read again may have left already.
+        let comes = |work: &Work| match work.epoch == epoch {
+            true => !work.has_left,
+            false => work.epoch.0 + 1 == epoch.0,
+        };
+        if self.work.as_ref().is_some_and(comes) {
+            return Ok(());
+        }
+        self.work = None;
+        let Parts { shares, directory, rank, .. } = &self.parts;
+        let share = shares.ids(&**directory, *rank, epoch);
+        let mut before = match epoch.0.checked_sub(1) {
+            Some(before) => Work::new(&self.parts, Epoch(before)),
+            None => Work::none(epoch),
+        };
+        let next = Work::new(&self.parts, epoch);
+        if !self.is_checked {
+            let sent = before.steps.iter().map(|step| step.sends);
+            let received = next.steps.iter().map(|step| step.receives);
+            let lies_there: BTreeSet<SampleId> =
+                share.iter().copied().chain(sent).chain(received).collect();
+            self.check_what_lies_there(&lies_there.into_iter().collect::<Vec<_>>())?;
+            self.is_checked = true;
+        }
+        self.stage(&share, &before, &next, goes_on)?;
+        // Its samples are here, and those that left stay until their ranks have them.
+        before.open.clear();
+        before.due = before.steps.len();
+        let held = |step: &usize| self.has(before.steps[*step].sends);
+        before.leaving.values_mut().for_each(|steps| steps.retain(held));
+        before.leaving.retain(|_, steps| !steps.is_empty());
+        self.keep_only(&share, &before, &next)?;
+        self.work = Some(if epoch.0 == 0 { next.begun(self) } else { before });
+        *self.parts.shared.progress.lock() = Progress { epoch, steps: 0 };
+        Ok(())
+    }
+
+    /// Does what is to be done now; returns how long to wait then.
+    pub(super) fn turn(&mut self) -> Duration {
+        match self.try_turn() {
+            Ok(pause) => pause,
+            Err(error) => {
+                self.fail(error.kind(), error.to_string());
+                IDLE
+            }
+        }
+    }
+
+    fn try_turn(&mut self) -> Result<Duration> {
+        let asked = self.parts.shared.board.asked();
+        if asked != self.answered {
+            let (epoch, _) = self.parts.shared.board.position();
+            let shared = Arc::clone(&self.parts.shared);
+            self.begin(epoch, &mut |_| !shared.is_stopping())?;
+            self.answered = asked;
+        }
+        self.mend()?;
+        let Some(mut work) = self.work.take() else { return Ok(IDLE) };
+        let pause = self.advance(&mut work);
+        if pause.is_ok() && work.has_ended(self.parts.shared.board.position().0) {
+            work = Work::new(&self.parts, Epoch(work.epoch.0 + 1)).begun(self);
+        }
+        self.work = Some(work);
+        pause
+    }
+
+    fn advance(&mut self, work: &mut Work) -> Result<Duration> {
+        let (epoch, taken) = self.parts.shared.board.position();
+        let is_over = epoch > work.epoch;
+        let due = match (is_over, self.parts.options.blocking) {
+            (true, _) => work.steps.len(),
+            (false, true) => 0,
+            (false, false) => self.parts.shares.steps_due(taken) as usize,
+        };
+        let due = due.min(work.steps.len());
+        if due > work.due {
+            add(&self.parts.shared.counters.steps, (due - work.due) as u64);
+            work.due = due;
+        }
+        let lacks = self.fetch_due(work, is_over)?;
+        work.publish(&self.parts.shared, is_over);
+        if !is_over {
+            return Ok(if lacks { SOON } else { IDLE });
+        }
+        if lacks {
+            return Ok(SOON);
+        }
+        work.late = None;
+        self.let_leave(work, epoch)?;
+        Ok(if work.leaving.is_empty() { Duration::ZERO } else { SOON })
+    }
+
+    /// Fetches the samples of the steps that are due; returns whether some have not come.
+    fn fetch_due(&mut self, work: &mut Work, is_over: bool) -> Result<bool> {
+        let due: Vec<usize> = work.open.range(..work.due).copied().collect();
+        if due.is_empty() {
+            return Ok(false);
+        }
+        let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        due.iter().for_each(|&step| by_rank.entry(work.steps[step].from).or_default().push(step));
+        let (mut late, mut lost) = (Vec::new(), Vec::new());
+        let mut why = None;
+        for (rank, steps) in by_rank {
+            let ids: Vec<SampleId> = steps.iter().map(|&step| work.steps[step].receives).collect();
+            for (id, lack) in self.fetch_from(rank, &ids)? {
+                let (ids, text) = match lack {
+                    Lack::Late(text) => (&mut late, text),
+                    Lack::Lost(text) => (&mut lost, text),
+                };
+                ids.push(id);
+                why.get_or_insert((rank, text));
+            }
+        }
+        if is_over {
+            let since = *work.late.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.parts.options.patience {
+                lost.append(&mut late);
+            }
+        }
+        self.fetch_from_origin(&lost)?;
+        work.open.retain(|&step| !self.has(work.steps[step].receives));
+        let lacks = work.open.range(..work.due).next().is_some();
+        if let (true, Some(since), Some((rank, why))) = (lacks, work.late, why)
+            && since.elapsed() >= self.parts.options.deadline
+        {
+            let count = work.open.len();
+            let text = format!(
+                "{count} samples for epoch {} have not come within {:?}, among them those of rank {rank}: \
+                 {why}; neither can the data set be read",
+                work.epoch.0 + 1,
+                self.parts.options.deadline,
+            );
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
+        Ok(lacks)
+    }
+
+    /// Fetches `ids` from the store of `rank`, and returns those that have not come.
+    fn fetch_from(&mut self, rank: u32, ids: &[SampleId]) -> Result<Vec<(SampleId, Lack)>> {
+        let runs: Vec<Run> =
+            ids.iter().filter_map(|&id| Run::of(&self.parts.directory, id)).collect();
+        let mut place = match self.place_of(rank) {
+            Ok(place) => place,
+            Err(why) => return Ok(self.out_of_reach(rank, ids.to_vec(), why)),
+        };
+        let (mut lacking, mut failed, mut result) = (Vec::new(), None, Ok(()));
+        let is_near = self.parts.near.get(rank as usize) == Some(&true);
+        let shared = Arc::clone(&self.parts.shared);
+        place.fetch(runs, &mut |run, fetched| {
+            let id = run.samples[0].0;
+            match fetched {
+                Fetched::Right(buf) => match self.put(run, buf) {
+                    Ok(()) => {
+                        add(&shared.counters.received, 1);
+                        add(&shared.counters.received_bytes, run.len() as u64);
+                        if is_near {
+                            add(&shared.counters.near_bytes, run.len() as u64);
+                        }
+                    }
+                    Err(error) => result = Err(error),
+                },
+                Fetched::Wrong(_) => {
+                    add(&shared.counters.mismatched, 1);
+                    lacking.push((id, Lack::Lost("its copy has another checksum".to_owned())));
+                }
+                Fetched::Absent => {
+                    lacking.push((id, Lack::Late("it has not got them yet".to_owned())))
+                }
+                Fetched::Failed(error) => {
+                    failed.get_or_insert_with(|| (Vec::new(), error.to_string())).0.push(id);
+                }
+            }
+            result.is_ok() && !shared.is_stopping()
+        });
+        let peer = self.peers.entry(rank).or_default();
+        match failed {
+            None => peer.is_back(place),
+            Some((ids, why)) => {
+                peer.is_away();
+                lacking.extend(self.out_of_reach(rank, ids, why));
+            }
+        }
+        result.map(|()| lacking)
+    }
+
+    /// The samples `ids` of a rank that cannot be reached: it may be back in a moment.
+    fn out_of_reach(&self, rank: u32, ids: Vec<SampleId>, why: String) -> Vec<(SampleId, Lack)> {
+        let is_gone = self.is_gone(rank);
+        let lack =
+            |id| (id, if is_gone { Lack::Lost(why.clone()) } else { Lack::Late(why.clone()) });
+        ids.into_iter().map(lack).collect()
+    }
+
+    /// Fetches `ids` from the data set, as far as it can be read.
+    fn fetch_from_origin(&mut self, ids: &[SampleId]) -> Result<()> {
+        let shared = Arc::clone(&self.parts.shared);
+        self.read_origin(ids, &mut |exchange, run, buf| {
+            add(&shared.counters.from_origin, run.samples.len() as u64);
+            add(&shared.counters.from_origin_bytes, run.len() as u64);
+            exchange.put(run, buf)
+        })
+    }
+
+    /// Reads `ids` from the data set, as far as it can be read, and passes them to `take`.
+    fn read_origin(
+        &mut self,
+        ids: &[SampleId],
+        take: &mut dyn FnMut(&mut Exchange, &Run, IoBuf) -> Result<()>,
+    ) -> Result<()> {
+        let now = Instant::now();
+        if ids.is_empty() || self.origin.again_at.is_some_and(|at| now < at) {
+            return Ok(());
+        }
+        let taken = self.origin.place.take();
+        let opened = taken.map_or_else(|| Place::new(&self.parts.shared.origins, ORIGIN_LIMIT), Ok);
+        let mut place = match opened {
+            Ok(place) => place,
+            Err(error) => {
+                tracing::debug!(error = %error.report(), "the data set cannot be read");
+                self.origin.again_at = Some(Instant::now() + ORIGIN_LIMIT);
+                return Ok(());
+            }
+        };
+        let runs = Run::of_all(&self.parts.directory, ids);
+        let (mut failed, mut result) = (false, Ok(()));
+        let shared = Arc::clone(&self.parts.shared);
+        place.fetch(runs, &mut |run, fetched| {
+            match fetched {
+                Fetched::Right(buf) => result = take(self, run, buf),
+                Fetched::Wrong(_) | Fetched::Absent | Fetched::Failed(_) => failed = true,
+            }
+            result.is_ok() && !failed && !shared.is_stopping()
+        });
+        match failed || result.is_err() {
+            false => self.origin.place = Some(place),
+            true => self.origin.again_at = Some(Instant::now() + ORIGIN_LIMIT),
+        }
+        result
+    }
+
+    /// Deletes the samples whose new ranks have them.
+    fn let_leave(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
+        let ranks: Vec<u32> = work.leaving.keys().copied().collect();
+        let mut silent = None;
+        for rank in ranks {
+            let progress = match self.progress_of(rank) {
+                Ok(progress) => progress,
+                // When it comes back, it reads the data set.
+                Err(_) if self.is_gone(rank) && self.is_in_origin(work, rank)? => GONE,
+                Err(why) => {
+                    silent = Some((rank, why));
+                    continue;
+                }
+            };
+            let has = |step: usize| progress > Progress { epoch: work.epoch, steps: step as u64 };
+            let steps = work.leaving.remove(&rank).unwrap_or_default();
+            let (gone, stays): (Vec<_>, Vec<_>) = steps.into_iter().partition(|&step| has(step));
+            for step in gone {
+                self.delete(work.steps[step].sends)?;
+                work.has_left = true;
+                add(&self.parts.shared.counters.deleted, 1);
+            }
+            if !stays.is_empty() {
+                silent = silent.or(Some((rank, "it has not got them all yet".to_owned())));
+                work.leaving.insert(rank, stays);
+            }
+        }
+        // The loader may go on for an epoch without this; then it needs what has not been exchanged.
+        if let Some((rank, why)) = silent
+            && epoch.0 > work.epoch.0 + 1
+        {
+            let since = *work.late.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.parts.options.deadline {
+                let text = format!(
+                    "rank {rank} has not taken the samples that it gets after epoch {} within {:?}: {why}",
+                    work.epoch, self.parts.options.deadline
+                );
+                return Err(Error::new(ErrorKind::TimedOut, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `rank` cannot be reached, for longer than a late peer is waited for.
+    fn is_gone(&self, rank: u32) -> bool {
+        let since = self.peers.get(&rank).and_then(|peer| peer.away_since);
+        since.is_some_and(|since| since.elapsed() >= self.parts.options.patience)
+    }
+
+    /// Whether a sample that leaves for `rank` can be read from the data set.
+    fn is_in_origin(&mut self, work: &Work, rank: u32) -> Result<bool> {
+        let step = work.leaving.get(&rank).and_then(|steps| steps.first());
+        let Some(id) = step.map(|&step| work.steps[step].sends) else { return Ok(true) };
+        let mut is_there = false;
+        self.read_origin(&[id], &mut |_, _, _| {
+            is_there = true;
+            Ok(())
+        })?;
+        Ok(is_there)
+    }
+
+    fn progress_of(&mut self, rank: u32) -> Result<Progress, String> {
+        let mut place = self.place_of(rank)?;
+        match place.read_page(0, 0) {
+            Ok(page) => {
+                self.peers.entry(rank).or_default().is_back(place);
+                Progress::from_bytes(&page)
+                    .ok_or_else(|| "it does not say how far it is".to_owned())
+            }
+            Err(error) => {
+                self.peers.entry(rank).or_default().is_away();
+                Err(error.to_string())
+            }
+        }
+    }
+
+    /// Takes the connection to `rank`, or connects.
+    fn place_of(&mut self, rank: u32) -> Result<Place, String> {
+        let peer = self.peers.entry(rank).or_default();
+        if let Some(place) = peer.place.take() {
+            return Ok(place);
+        }
+        if peer.again_at.is_some_and(|at| Instant::now() < at) {
+            return Err("it cannot be reached".to_owned());
+        }
+        let Some(peers) = &self.parts.peers else { return Err("nobody has joined".to_owned()) };
+        let opened = peers.devices_of(rank).and_then(|devices| Place::new(&devices, PEER_LIMIT));
+        opened.map_err(|error| {
+            peer.is_away();
+            error.to_string()
+        })
+    }
+
+    /// Reads what lies in the store from an earlier run, and keeps those of `ids` that are right.
+    fn check_what_lies_there(&mut self, ids: &[SampleId]) -> Result<()> {
+        let shared = Arc::clone(&self.parts.shared);
+        if !shared.media.was_used() {
+            return Ok(());
+        }
+        for run in Run::of_all(&self.parts.directory, ids) {
+            let Some(pages) = shared.media.pages_of(run.namespace, &run.bytes) else { continue };
+            let read = self.media()?.read(pages.start * PAGE_BYTES, run.len());
+            let Ok(bytes) = read else { continue }; // what cannot be read is fetched anew
+            let wrong: BTreeSet<SampleId> = run.wrong(&bytes).into_iter().collect();
+            for (id, extent) in run.samples.iter().filter(|(id, _)| !wrong.contains(id)) {
+                if let Some(pages) = shared.media.pages_of(run.namespace, &page_bytes(extent)) {
+                    shared.media.set(pages);
+                }
+                self.set_held(*id, true);
+                add(&shared.counters.found, 1);
+            }
+        }
+        shared.media.delete_others()
+    }
+
+    /// Brings those of `share` that are missing: from the data set, or from a rank that has them.
+    fn stage(
+        &mut self,
+        share: &[SampleId],
+        before: &Work,
+        next: &Work,
+        goes_on: &mut dyn FnMut(Staged) -> bool,
+    ) -> Result<()> {
+        let mut staged = Staged { samples: share.len() as u64, ..Staged::default() };
+        let missing: BTreeSet<SampleId> =
+            share.iter().copied().filter(|&id| !self.has(id)).collect();
+        staged.found = staged.samples - missing.len() as u64;
+        staged.done = staged.found;
+        if !goes_on(staged) {
+            return Err(interrupted());
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut failed = match self.stage_from_origin(
+            &Vec::from_iter(missing.iter().copied()),
+            &mut staged,
+            goes_on,
+        ) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if matches!(failed.kind(), ErrorKind::Interrupted | ErrorKind::NoSpace) {
+            return Err(failed);
+        }
+        // Who had it before, or gets it next.
+        let froms = before.steps.iter().map(|step| (step.receives, step.from));
+        let tos = next.steps.iter().map(|step| (step.sends, step.to));
+        let others: Vec<(SampleId, u32)> =
+            froms.chain(tos).filter(|&(_, rank)| rank != self.parts.rank).collect();
+        let until = Instant::now() + self.parts.options.deadline;
+        loop {
+            let mut by_rank: BTreeMap<u32, Vec<SampleId>> = BTreeMap::new();
+            let lacking = others.iter().filter(|(id, _)| !self.has(*id) && missing.contains(id));
+            lacking.for_each(|&(id, rank)| by_rank.entry(rank).or_default().push(id));
+            for (rank, ids) in by_rank {
+                self.fetch_from(rank, &ids)?;
+            }
+            let lacking = missing.iter().filter(|&&id| !self.has(id)).count() as u64;
+            staged.done = staged.samples - lacking;
+            if lacking == 0 {
+                return Ok(());
+            }
+            if !goes_on(staged) {
+                return Err(interrupted());
+            }
+            if Instant::now() >= until {
+                let text = format!("{lacking} samples of the share cannot be had");
+                let hint = "the data set cannot be read, and no other rank has them";
+                failed = Error::new(failed.kind(), text).hint(hint).source(failed);
+                return Err(failed);
+            }
+            std::thread::sleep(SOON);
+        }
+    }
+
+    fn stage_from_origin(
+        &mut self,
+        missing: &[SampleId],
+        staged: &mut Staged,
+        goes_on: &mut dyn FnMut(Staged) -> bool,
+    ) -> Result<()> {
+        let runs = Run::of_all(&self.parts.directory, missing);
+        let shared = Arc::clone(&self.parts.shared);
+        let mut place = Place::new(&shared.origins, STAGING_LIMIT)?;
+        let mut result = Ok(());
+        place.fetch(runs, &mut |run, fetched| {
+            let outcome = match fetched {
+                Fetched::Right(buf) => self.put(run, buf),
+                Fetched::Failed(error) => Err(error),
+                Fetched::Wrong(ids) => {
+                    let text = "the data set's bytes have another checksum than its directory";
+                    Err(Error::new(ErrorKind::Corrupt, text).sample(ids[0]))
+                }
+                Fetched::Absent => {
+                    Err(Error::new(ErrorKind::Io, "the data set has not got its own samples"))
+                }
+            };
+            if outcome.is_ok() {
+                add(&shared.counters.staged, run.samples.len() as u64);
+                add(&shared.counters.staged_bytes, run.len() as u64);
+                shared.board.add_staged(run.samples.len() as u64);
+                staged.done += run.samples.len() as u64;
+                staged.bytes += run.len() as u64;
+            }
+            result = match outcome {
+                Ok(()) if goes_on(*staged) => Ok(()),
+                Ok(()) => Err(interrupted()),
+                Err(error) => Err(error),
+            };
+            result.is_ok()
+        });
+        result
+    }
+
+    /// Deletes what an interrupted or earlier epoch has left, except for what somebody may still need.
+    fn keep_only(&mut self, share: &[SampleId], before: &Work, next: &Work) -> Result<()> {
+        let leaving = before.leaving.values().flatten().map(|&step| before.steps[step].sends);
+        let received = next.steps.iter().map(|step| step.receives);
+        let kept: BTreeSet<SampleId> =
+            share.iter().copied().chain(leaving).chain(received).collect();
+        let all = 0..self.parts.directory.num_samples();
+        let others: Vec<SampleId> =
+            all.map(SampleId).filter(|id| self.has(*id) && !kept.contains(id)).collect();
+        others.into_iter().try_for_each(|id| self.delete(id))
+    }
+
+    /// Fetches anew what was found damaged: its pages are gone.
+    fn mend(&mut self) -> Result<()> {
+        let reported = self.parts.shared.board.damage_reported();
+        if reported == self.mended {
+            return Ok(());
+        }
+        self.mended = reported;
+        let is_whole = |id: SampleId| {
+            let extent = self.parts.directory.extent(id)?;
+            let media = &self.parts.shared.media;
+            Some(media.has(media.pages_of(extent.namespace, &page_bytes(&extent))?))
+        };
+        let all = (0..self.parts.directory.num_samples()).map(SampleId);
+        let ids: Vec<SampleId> =
+            all.filter(|&id| self.has(id) && is_whole(id) == Some(false)).collect();
+        ids.iter().for_each(|id| self.set_held(*id, false));
+        self.fetch_from_origin(&ids)?;
+        if ids.iter().all(|id| self.has(*id)) {
+            return Ok(());
+        }
+        let text = "a sample in the store was damaged, and the data set cannot be read";
+        Err(Error::new(ErrorKind::Corrupt, text).sample(ids[0]))
+    }
+
+    /// Stores the pages of `run`, whose samples are right.
+    fn put(&mut self, run: &Run, bytes: IoBuf) -> Result<()> {
+        let shared = Arc::clone(&self.parts.shared);
+        let pages = shared.media.pages_of(run.namespace, &run.bytes);
+        let pages = pages.expect("samples lie before the end of all samples");
+        if !pages.is_empty() {
+            shared.media.has_room(pages.clone())?;
+            self.media()?.write(pages.start * PAGE_BYTES, bytes)?;
+            shared.media.set(pages);
+        }
+        run.samples.iter().for_each(|(id, _)| self.set_held(*id, true));
+        Ok(())
+    }
+
+    /// Deletes a sample, except for pages that it has in common with others that stay.
+    fn delete(&mut self, id: SampleId) -> Result<()> {
+        self.set_held(id, false);
+        let Some(extent) = self.parts.directory.extent(id) else { return Ok(()) };
+        let bytes = self.own_pages(id, extent.namespace, page_bytes(&extent));
+        match self.parts.shared.media.pages_of(extent.namespace, &bytes) {
+            Some(pages) => self.parts.shared.media.delete(pages),
+            None => Ok(()),
+        }
+    }
+
+    /// The part of `bytes`, the pages of sample `id`, in which no sample that the store has lies.
+    fn own_pages(&self, id: SampleId, namespace: u16, bytes: Range<u64>) -> Range<u64> {
+        let directory = &*self.parts.directory;
+        let Some(slot) = directory.slot_of(id) else { return bytes };
+        let neighbour = |slot: u64| {
+            let other = directory.id_at(dlfs_base::units::Slot(slot))?;
+            Some((other, directory.extent(other)))
+        };
+        let overlaps = |other: &Range<u64>| other.start < bytes.end && bytes.start < other.end;
+        let (mut own, mut at) = (bytes.clone(), slot.0);
+        // Deleted samples have no extent; they are passed over.
+        while let Some((other, extent)) = at.checked_sub(1).and_then(neighbour) {
+            at -= 1;
+            let Some(extent) = extent else { continue };
+            let pages = page_bytes(&extent);
+            if extent.namespace != namespace || !pages.is_empty() && !overlaps(&pages) {
+                break;
+            }
+            if self.has(other) && !pages.is_empty() {
+                own.start = own.start.max(pages.end.min(bytes.end));
+                break;
+            }
+        }
+        at = slot.0;
+        while let Some((other, extent)) = at.checked_add(1).and_then(neighbour) {
+            at += 1;
+            let Some(extent) = extent else { continue };
+            let pages = page_bytes(&extent);
+            if extent.namespace != namespace || !pages.is_empty() && !overlaps(&pages) {
+                break;
+            }
+            if self.has(other) && !pages.is_empty() {
+                own.end = own.end.min(pages.start.max(bytes.start));
+                break;
+            }
+        }
+        own.start..own.end.max(own.start)
+    }
+
+    fn media(&mut self) -> Result<&mut Blocking> {
+        if self.media.is_none() {
+            let pair = self.parts.shared.media.device().queue_pair()?;
+            self.media = Some(Blocking::new(pair)?);
+        }
+        Ok(self.media.as_mut().expect("opened just now"))
+    }
+
+    fn has(&self, id: SampleId) -> bool {
+        self.held[(id.0 / 64) as usize] >> (id.0 % 64) & 1 == 1
+    }
+
+    fn set_held(&mut self, id: SampleId, is_held: bool) {
+        let word = &mut self.held[(id.0 / 64) as usize];
+        *word = *word & !(1 << (id.0 % 64)) | u64::from(is_held) << (id.0 % 64);
+    }
+
+    fn fail(&self, kind: ErrorKind, text: String) {
+        let whole = format!("rank {}: {text}", self.parts.rank);
+        if self.parts.shared.board.fail(kind, &whole) {
+            tracing::warn!("the exchange of samples cannot go on: {text}");
+        }
+    }
+}
+
+impl Work {
+    /// The exchange of `epoch`: nothing if no epoch of the run follows it.
+    fn new(parts: &Parts, epoch: Epoch) -> Work {
+        if epoch.0 >= parts.last {
+            return Work::none(epoch);
+        }
+        let mut steps = parts.shares.exchanges(&*parts.directory, parts.rank, epoch);
+        // A sample that stays is none of its business.
+        let moves = |step: &Exchanged| step.to != parts.rank;
+        let moving = (0..steps.len()).filter(|&step| moves(&steps[step]));
+        let open: BTreeSet<usize> = moving.collect();
+        let mut leaving: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        open.iter().for_each(|&step| leaving.entry(steps[step].to).or_default().push(step));
+        steps.shrink_to_fit();
+        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None }
+    }
+
+    fn none(epoch: Epoch) -> Work {
+        let (steps, open, leaving) = Default::default();
+        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None }
+    }
+
+    /// Without the steps whose samples are there already.
+    fn begun(mut self, exchange: &Exchange) -> Work {
+        self.open.retain(|&step| !exchange.has(self.steps[step].receives));
+        self.publish(&exchange.parts.shared, false);
+        self
+    }
+
+    /// Says how far this rank is.
+    fn publish(&self, shared: &Shared, is_over: bool) {
+        let ended = self.open.first().map_or(self.due, |&first| first.min(self.due)) as u64;
+        let is_whole = is_over && self.open.is_empty();
+        let mut progress = shared.progress.lock();
+        let now = match is_whole {
+            true => Progress { epoch: Epoch(self.epoch.0 + 1), steps: 0 },
+            false => Progress { epoch: self.epoch, steps: ended },
+        };
+        *progress = now.max(*progress);
+    }
+
+    /// Whether the loader is past the epoch, and all has come and left.
+    fn has_ended(&self, position: Epoch) -> bool {
+        position > self.epoch && self.open.is_empty() && self.leaving.is_empty()
+    }
+}
+
+/// The pages that the store of a rank takes at most if shares have samples of average length: its share's, and
+/// those that it receives in an epoch.
+pub(super) fn most_pages(directory: &Directory, shares: &Shares) -> u64 {
+    let world_size = u64::from(shares.world_size());
+    let (num, steps) = (directory.num_live().max(1), shares.num_steps());
+    let all: u64 = (0..directory.num_chunks())
+        .flat_map(|chunk| directory.samples_in_chunk(chunk))
+        .map(|(_, extent)| (page_bytes(&extent).end - page_bytes(&extent).start) / PAGE_BYTES)
+        .sum();
+    let most = num.div_ceil(world_size) + steps;
+    (u128::from(all) * u128::from(most)).div_ceil(u128::from(num)) as u64
+}
+
+fn interrupted() -> Error {
+    Error::new(ErrorKind::Interrupted, "bringing the share into the store was interrupted")
+}
+
+/// What is known of a rank that is not waited for.
+const GONE: Progress = Progress { epoch: Epoch(u64::MAX), steps: 0 };
+
+/// How long the thread waits if nothing is to be done; a delivered batch wakes it.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// How long it waits before it asks again for what has not come.
+const SOON: Duration = Duration::from_millis(5);
+
+/// How long a rank that cannot be reached is left alone.
+const RECONNECT: Duration = Duration::from_millis(200);
+
+/// How long a read of a peer's store may take.
+const PEER_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a read of the data set may take in place of a peer's, and how long it is left alone after a failure.
+const ORIGIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a read of the data set may take while the share is brought.
+const STAGING_LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,362 @@
+//! The bytes of a store: pages at the offsets that they have on their namespaces, in a sparse file or in memory,
+//! and which of them are there.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cache::{TierKind, TierSpec};
+use dlfs_base::buf::SharedWords;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::metrics::Place;
+use dlfs_base::process::NotInherited;
+use dlfs_format::directory::{Directory, ViewMark};
+use dlfs_io::qpair::file::{FileNamespace, FileOptions};
+use dlfs_io::qpair::mem::MemNamespace;
+use dlfs_io::qpair::{Device, Direct};
+use dlfs_order::tier::PAGE_BYTES;
+
+/// The pages of all namespaces, one namespace after the other.
+pub(super) struct Media {
+    backing: Backing,
+    /// The first page of each namespace, and the end of the last.
+    firsts: Vec<u64>,
+    /// A bit for each page: whether it is there; and then three counters. Forked children share them.
+    present: SharedWords,
+    /// The most pages that may be there.
+    quota_pages: AtomicU64,
+    /// Whether there were bytes when it was opened.
+    was_used: bool,
+    /// A forked child does not keep the lock.
+    _lock: Option<NotInherited>,
+}
+
+enum Backing {
+    File(Arc<FileNamespace>),
+    Memory(Arc<MemNamespace>),
+}
+
+impl Media {
+    /// Opens the store at `spec`, whose file is called `name`, for namespaces of `lens_bytes`. It will have about
+    /// `most_pages` at most: a share of long samples has more.
+    ///
+    /// # Errors
+    /// As [`super::Store::open`].
+    pub(super) fn open(
+        spec: &TierSpec,
+        name: &str,
+        lens_bytes: &[u64],
+        most_pages: u64,
+    ) -> Result<Media> {
+        let most_bytes = most_pages * PAGE_BYTES;
+        if most_bytes > spec.quota_bytes {
+            let text = format!(
+                "the store {spec} is too small: this rank's share and what it receives in an epoch take \
+                 {most_bytes} bytes"
+            );
+            let hint = "give the store that size, or exchange less";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        }
+        let mut firsts = vec![0];
+        for len in lens_bytes {
+            firsts.push(firsts[firsts.len() - 1] + len.div_ceil(PAGE_BYTES));
+        }
+        let num_pages = firsts[firsts.len() - 1].max(1);
+        let len_bytes = num_pages * PAGE_BYTES;
+        let (backing, was_used) = match &spec.kind {
+            TierKind::Ram => {
+                let memory = MemNamespace::sparse(len_bytes, most_bytes.max(PAGE_BYTES)).map_err(
+                    |error| error.hint(format!("the store {spec} must fit into memory")),
+                )?;
+                (Backing::Memory(Arc::new(memory)), false)
+            }
+            TierKind::File(folder) => in_file(folder, name, len_bytes, most_bytes, spec)?,
+        };
+        let lock = match &backing {
+            Backing::File(file) => Some(file.keep_lock_from_children()),
+            Backing::Memory(_) => None,
+        };
+        let present = SharedWords::new(num_pages.div_ceil(64) as usize + NUM_COUNTERS)?;
+        let quota_pages = AtomicU64::new(spec.quota_bytes / PAGE_BYTES);
+        Ok(Media { backing, firsts, present, quota_pages, was_used, _lock: lock })
+    }
+
+    /// From now on this rank takes at most an equal part of the quota of `spec`, which `ranks` ranks share.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `most_pages` are more than that.
+    pub(super) fn share_quota(&self, ranks: u64, most_pages: u64, spec: &TierSpec) -> Result<()> {
+        let quota_pages = spec.quota_bytes / PAGE_BYTES / ranks.max(1);
+        self.quota_pages.store(quota_pages, Ordering::Release);
+        if most_pages <= quota_pages {
+            return Ok(());
+        }
+        let text = format!(
+            "the store {spec} is too small for the {ranks} ranks of this node that share it: the share of each \
+             and what it receives in an epoch take {} bytes",
+            most_pages * PAGE_BYTES
+        );
+        let hint =
+            format!("give the store {} bytes, or exchange less", most_pages * PAGE_BYTES * ranks);
+        Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
+    }
+
+    /// The namespace of all pages.
+    pub(super) fn device(&self) -> Arc<dyn Device> {
+        match &self.backing {
+            Backing::File(file) => Arc::clone(file) as Arc<dyn Device>,
+            Backing::Memory(memory) => Arc::clone(memory) as Arc<dyn Device>,
+        }
+    }
+
+    /// Where its bytes count as coming from.
+    pub(super) fn kind(&self) -> Place {
+        match self.backing {
+            Backing::File(_) => Place::Drive,
+            Backing::Memory(_) => Place::Memory,
+        }
+    }
+
+    /// Whether there were bytes when it was opened.
+    pub(super) fn was_used(&self) -> bool {
+        self.was_used
+    }
+
+    /// The pages of `bytes` of a namespace; `None` if some lie behind all samples.
+    pub(super) fn pages_of(&self, namespace: u16, bytes: &Range<u64>) -> Option<Range<u64>> {
+        let at = usize::from(namespace);
+        let (first, end) = (*self.firsts.get(at)?, *self.firsts.get(at + 1)?);
+        let pages = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
+        (pages.end <= end - first).then_some(first + pages.start..first + pages.end)
+    }
+
+    /// Whether all of `pages` are there.
+    pub(super) fn has(&self, pages: Range<u64>) -> bool {
+        let words = self.present.as_ref();
+        masks(pages).all(|(word, mask)| words[word].load(Ordering::Acquire) & mask == mask)
+    }
+
+    /// Whether `pages` may be added.
+    ///
+    /// # Errors
+    /// `NoSpace`: the store would have more than its quota.
+    pub(super) fn has_room(&self, pages: Range<u64>) -> Result<()> {
+        let words = self.present.as_ref();
+        let missing: u64 = masks(pages)
+            .map(|(word, mask)| {
+                u64::from((mask & !words[word].load(Ordering::Acquire)).count_ones())
+            })
+            .sum();
+        let quota_pages = self.quota_pages.load(Ordering::Acquire);
+        if self.counter(HELD).load(Ordering::Acquire) + missing <= quota_pages {
+            return Ok(());
+        }
+        let text = format!("this rank's {} bytes of the store are full", quota_pages * PAGE_BYTES);
+        let hint = "this rank's samples are longer than the average: give the store a larger size";
+        Err(Error::new(ErrorKind::NoSpace, text).hint(hint))
+    }
+
+    /// Says that `pages` are there, all of their bytes.
+    pub(super) fn set(&self, pages: Range<u64>) {
+        let words = self.present.as_ref();
+        for (word, mask) in masks(pages) {
+            let before = words[word].fetch_or(mask, Ordering::AcqRel);
+            self.counter(HELD)
+                .fetch_add(u64::from((mask & !before).count_ones()), Ordering::AcqRel);
+        }
+        self.counter(PEAK).fetch_max(self.counter(HELD).load(Ordering::Acquire), Ordering::AcqRel);
+    }
+
+    /// Says that `pages` are not there.
+    pub(super) fn clear(&self, pages: Range<u64>) {
+        let words = self.present.as_ref();
+        for (word, mask) in masks(pages) {
+            let before = words[word].fetch_and(!mask, Ordering::AcqRel);
+            self.counter(HELD).fetch_sub(u64::from((mask & before).count_ones()), Ordering::AcqRel);
+        }
+    }
+
+    /// Deletes `pages`, and returns their room to the file system.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(super) fn delete(&self, pages: Range<u64>) -> Result<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        self.clear(pages.clone());
+        self.counter(DELETIONS).fetch_add(1, Ordering::AcqRel);
+        let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+        match &self.backing {
+            Backing::File(file) => file.deallocate(bytes),
+            Backing::Memory(memory) => memory.deallocate(bytes),
+        }
+    }
+
+    /// How often pages were deleted: a read that began before a deletion may have returned zeroes.
+    pub(super) fn deletions(&self) -> u64 {
+        self.counter(DELETIONS).load(Ordering::Acquire)
+    }
+
+    /// The `number`th word from the end.
+    fn counter(&self, number: usize) -> &AtomicU64 {
+        let words = self.present.as_ref();
+        &words[words.len() - number]
+    }
+
+    /// Deletes all pages that are not said to be there: a process that was killed leaves some.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(super) fn delete_others(&self) -> Result<()> {
+        let end = self.firsts[self.firsts.len() - 1];
+        let words = self.present.as_ref();
+        let has =
+            |page: u64| words[(page / 64) as usize].load(Ordering::Acquire) >> (page % 64) & 1;
+        let mut from = 0;
+        while from < end {
+            if from.is_multiple_of(64)
+                && words[(from / 64) as usize].load(Ordering::Acquire) == u64::MAX
+            {
+                from += 64;
+                continue;
+            }
+            let run = (from..end).find(|&page| has(page) == 1).unwrap_or(end);
+            self.delete(from..run)?;
+            from = (run..end).find(|&page| has(page) == 0).unwrap_or(end);
+        }
+        Ok(())
+    }
+
+    /// Pages that are there, and the most that ever were.
+    pub(super) fn pages(&self) -> (u64, u64) {
+        (self.counter(HELD).load(Ordering::Acquire), self.counter(PEAK).load(Ordering::Acquire))
+    }
+}
+
+/// The name of the file of a rank's store.
+pub(super) fn file_name(directory: &Directory, rank: u32) -> String {
+    let (image, generation) = (directory.uuid(), directory.generation());
+    let view = directory.view().map_or(String::new(), |ViewMark { hash, .. }| {
+        format!("-v{:032x}", u128::from_be_bytes(hash))
+    });
+    format!("dlfs-share-{image}-g{generation}{view}-r{rank}.store")
+}
+
+fn in_file(
+    folder: &Path,
+    name: &str,
+    len_bytes: u64,
+    most_bytes: u64,
+    spec: &TierSpec,
+) -> Result<(Backing, bool)> {
+    if !folder.is_dir() {
+        let text = "a store is a file in a folder, and this is no folder";
+        let hint = format!("make the folder of the store {spec} first");
+        let kind = if folder.exists() { ErrorKind::InvalidArgument } else { ErrorKind::NotFound };
+        return Err(Error::new(kind, text).path(folder).hint(hint));
+    }
+    let path = folder.join(name);
+    let was_used = std::fs::metadata(&path).is_ok_and(|found| found.len() > 0);
+    let direct = Direct::for_sparse(most_bytes);
+    let options = FileOptions {
+        create_len: Some(len_bytes),
+        private: true,
+        direct,
+        ..FileOptions::default()
+    };
+    let file = FileNamespace::open(&path, options).map_err(|error| match error.kind() {
+        ErrorKind::Busy => {
+            error.hint("another process is this rank: give each its own rank or folder")
+        }
+        _ => error.hint(format!("the error concerns the store {spec}")),
+    })?;
+    let end = file.namespace().len_bytes();
+    // Beyond its end there is nothing to free: this asks whether the file system can.
+    file.deallocate(end..end + PAGE_BYTES).map_err(|error| {
+        error.hint("samples that leave are freed one by one; use a file system with sparse files, or ram:SIZE")
+    })?;
+    Ok((Backing::File(Arc::new(file)), was_used))
+}
+
+/// The counters: how often pages were deleted; pages that are there, and the most that ever were.
+const DELETIONS: usize = 1;
+const HELD: usize = 2;
+const PEAK: usize = 3;
+const NUM_COUNTERS: usize = 3;
+
+/// The words of a bit set that contain `bits`, each with its mask.
+fn masks(bits: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+    let words = bits.start / 64..bits.end.div_ceil(64);
+    let is_empty = bits.is_empty();
+    words.filter(move |_| !is_empty).map(move |word| {
+        let first = bits.start.saturating_sub(word * 64);
+        let last = (bits.end - word * 64).min(64);
+        let mask = u64::MAX >> (64 - (last - first)) << first;
+        (word as usize, mask)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn media(spec: &str) -> Media {
+        Media::open(&spec.parse().unwrap(), "store", &[10 * PAGE_BYTES, 200 * PAGE_BYTES], 50)
+            .unwrap()
+    }
+
+    #[test]
+    fn pages_are_there_between_set_and_delete_and_the_peak_stays() {
+        let media = media("ram:1M");
+        assert_eq!(media.pages_of(1, &(PAGE_BYTES + 1..3 * PAGE_BYTES)), Some(11..13));
+        assert_eq!(
+            media.pages_of(0, &(9 * PAGE_BYTES..11 * PAGE_BYTES)),
+            None,
+            "behind the samples"
+        );
+        assert_eq!(media.pages_of(2, &(0..1)), None);
+        media.set(60..190);
+        media.set(100..110);
+        assert_eq!(media.pages(), (130, 130));
+        assert!(
+            media.has(60..190) && !media.has(59..61) && !media.has(189..191) && media.has(5..5)
+        );
+        media.delete(64..128).unwrap();
+        assert!(media.has(60..64) && media.has(128..190) && !media.has(127..128));
+        media.clear(0..61);
+        assert_eq!(media.pages(), (65, 130));
+    }
+
+    #[test]
+    fn what_is_not_said_to_be_there_is_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = format!("file:{}:1M", folder.path().display());
+        let path = folder.path().join("store");
+        let written = |bytes: usize| std::fs::write(&path, vec![1; bytes]).unwrap();
+        written(210 * 4096);
+        let media = media(&spec);
+        assert!(media.was_used());
+        media.set(3..5);
+        media.set(64..130);
+        media.delete_others().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        for (page, bytes) in bytes.chunks(4096).enumerate() {
+            let is_there = (3..5).contains(&page) || (64..130).contains(&page);
+            assert!(bytes.iter().all(|&byte| byte == u8::from(is_there)), "page {page}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_is_too_small_or_no_folder_is_refused() {
+        let open = |spec: &str| {
+            let opened = Media::open(&spec.parse().unwrap(), "store", &[1 << 20], 50);
+            opened.err().map(|error| (error.kind(), error.report())).unwrap()
+        };
+        let (kind, text) = open("ram:100K");
+        assert!(kind == ErrorKind::InvalidArgument && text.contains("204800 bytes"), "{text}");
+        assert_eq!(open("file:/nowhere/at/all:1M").0, ErrorKind::NotFound);
+        assert_eq!(open("file:/dev/null:1M").0, ErrorKind::InvalidArgument);
+    }
+}

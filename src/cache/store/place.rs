@@ -1,0 +1,88 @@
+//! Where the store of a rank lies: which ranks are on one node, and which of them share a quota.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::cache::{TierKind, TierSpec};
+use dlfs_io::qpair::machine_uuid;
+
+/// The node of a rank, and the folder or memory of its store there. Ranks tell it to each other as the name of
+/// their node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The node's name, and what tells it from another one of that name.
+    node: String,
+    /// The folder, as its file system knows it; 0: memory.
+    folder: u64,
+}
+
+impl Place {
+    /// The place of the store `spec` on this machine, or on the part of it that is called `node`.
+    pub(super) fn here(node: Option<&str>, spec: &TierSpec) -> Place {
+        let folder = match &spec.kind {
+            TierKind::File(folder) => id_of(folder),
+            TierKind::Ram => 0,
+        };
+        let node = match node {
+            Some(name) => name.to_owned(),
+            None => {
+                let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+                let machine = format!("{:?}", machine_uuid());
+                format!("{} {:08x}", host.trim(), xxh3_64(machine.as_bytes()) as u32)
+            }
+        };
+        Place { node, folder }
+    }
+
+    /// The name of the node of `rank` for the round: each rank serves a store of its own, so each is a node there.
+    pub(super) fn name(&self, rank: u32) -> String {
+        format!("rank {rank} on {} {:016x}", self.node, self.folder)
+    }
+
+    /// What `name` says; `None`: it is no such name.
+    pub(super) fn from_name(name: &str) -> Option<Place> {
+        let (_, rest) = name.strip_prefix("rank ")?.split_once(" on ")?;
+        let (node, folder) = rest.rsplit_once(' ')?;
+        Some(Place { node: node.to_owned(), folder: u64::from_str_radix(folder, 16).ok()? })
+    }
+
+    /// Whether bytes between the two cross no network.
+    pub(super) fn is_on_node_of(&self, other: &Place) -> bool {
+        self.node == other.node
+    }
+}
+
+/// The same number for all paths to a folder. Without it, as for a folder that is missing, each path is its own.
+fn id_of(folder: &Path) -> u64 {
+    let text = match std::fs::metadata(folder) {
+        Ok(found) => format!("{} {}", found.dev(), found.ino()),
+        Err(_) => folder.display().to_string(),
+    };
+    xxh3_64(text.as_bytes()) | 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_survives_its_name_and_paths_to_one_folder_are_one_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |node, path: &Path| {
+            Place::here(node, &format!("file:{}:1G", path.display()).parse().unwrap())
+        };
+        let here = place(None, folder.path());
+        assert_eq!(Place::from_name(&here.name(17)), Some(here.clone()));
+        assert_eq!(place(None, &folder.path().join(".")), here);
+        let ram = Place::here(None, &"ram:1G".parse().unwrap());
+        assert!(ram != here && ram.is_on_node_of(&here));
+        let other = place(Some("the other one on a rack"), folder.path());
+        assert_eq!(Place::from_name(&other.name(0)), Some(other.clone()));
+        assert!(other != here && !other.is_on_node_of(&here));
+        for name in ["", "node", "rank 1 on", "rank 1 on a", "rank 1 on a g"] {
+            assert_eq!(Place::from_name(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Counters of a store.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+
+use super::media::Media;
+use dlfs_base::metrics::{self, Measured, Snapshot};
+use dlfs_order::tier::PAGE_BYTES;
+
+/// What a store has and has exchanged since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct StoreStats {
+    /// Bytes of the pages that it has now.
+    pub held_bytes: u64,
+    /// The most bytes of pages that it ever had.
+    pub peak_bytes: u64,
+    /// Samples that lay there when it was opened, and were right.
+    pub found: u64,
+    /// Samples that were brought from the origin before an epoch began.
+    pub staged: u64,
+    /// Bytes of the pages of those samples.
+    pub staged_bytes: u64,
+    /// Samples that came from the ranks that had them.
+    pub received: u64,
+    /// Bytes of the pages of those samples.
+    pub received_bytes: u64,
+    /// Those of them that came from ranks on the same node, and crossed no network.
+    pub near_bytes: u64,
+    /// Samples that came from the origin, because the rank that had them was late or dead.
+    pub from_origin: u64,
+    /// Bytes of the pages of those samples.
+    pub from_origin_bytes: u64,
+    /// Samples that were deleted after their new ranks had them.
+    pub deleted: u64,
+    /// Samples that a peer delivered with another checksum. None of them was stored.
+    pub mismatched: u64,
+    /// Steps of exchanges that this rank has ended, those included in which it kept its own sample.
+    pub steps: u64,
+    /// Reads that waited for a sample that had not arrived.
+    pub waits: u64,
+}
+
+impl Measured for StoreStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        for (metric, value) in [
+            (&metrics::STORE_HELD_BYTES, self.held_bytes),
+            (&metrics::STORE_PEAK_BYTES, self.peak_bytes),
+            (&metrics::STORE_FOUND, self.found),
+            (&metrics::STORE_STAGED, self.staged),
+            (&metrics::STORE_STAGED_BYTES, self.staged_bytes),
+            (&metrics::STORE_RECEIVED, self.received),
+            (&metrics::STORE_RECEIVED_BYTES, self.received_bytes),
+            (&metrics::STORE_NEAR_BYTES, self.near_bytes),
+            (&metrics::STORE_FROM_ORIGIN, self.from_origin),
+            (&metrics::STORE_FROM_ORIGIN_BYTES, self.from_origin_bytes),
+            (&metrics::STORE_DELETED, self.deleted),
+            (&metrics::STORE_MISMATCHED, self.mismatched),
+            (&metrics::STORE_STEPS, self.steps),
+            (&metrics::STORE_WAITS, self.waits),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) found: AtomicU64,
+    pub(super) staged: AtomicU64,
+    pub(super) staged_bytes: AtomicU64,
+    pub(super) received: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) near_bytes: AtomicU64,
+    pub(super) from_origin: AtomicU64,
+    pub(super) from_origin_bytes: AtomicU64,
+    pub(super) deleted: AtomicU64,
+    pub(super) mismatched: AtomicU64,
+    pub(super) steps: AtomicU64,
+    pub(super) waits: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn read(&self, media: &Media) -> StoreStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (held, peak) = media.pages();
+        StoreStats {
+            held_bytes: held * PAGE_BYTES,
+            peak_bytes: peak * PAGE_BYTES,
+            found: of(&self.found),
+            staged: of(&self.staged),
+            staged_bytes: of(&self.staged_bytes),
+            received: of(&self.received),
+            received_bytes: of(&self.received_bytes),
+            near_bytes: of(&self.near_bytes),
+            from_origin: of(&self.from_origin),
+            from_origin_bytes: of(&self.from_origin_bytes),
+            deleted: of(&self.deleted),
+            mismatched: of(&self.mismatched),
+            steps: of(&self.steps),
+            waits: of(&self.waits),
+        }
+    }
+}
+
+/// Adds to a counter.
+pub(super) fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}

@@ -1,0 +1,728 @@
+//! Builds a directory from chunk headers: for an import as it writes them, for a rebuild as it finds them.
+
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+
+use crate::directory::aside::{ChecksumsAside, KeepsAside};
+use crate::directory::columns::{Checkpoint, Columns, LOST, PAGE, RawChunk, STRIDE, Walk};
+use crate::directory::deleted::{Bits, DeletedSet};
+use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
+use crate::directory::names::Names;
+use crate::directory::names_writer::NamesWriter;
+use crate::directory::tree::{Tree, TreeEntry};
+use crate::directory::typed::TypedColumns;
+use crate::directory::{Bytes, Column, Directory, ImageMetadata, Learned};
+use crate::format::checksum::fingerprint;
+use crate::format::columns::{ColumnTable, Value};
+use crate::format::error::{at_most, equal};
+use crate::format::geometry::MAX_SAMPLES;
+use crate::format::{
+    CellRange, ChunkHead, ChunkHeader, FieldTypes, FormatError, ImageLayout, Part, Placement,
+};
+use dlfs_base::units::{Generation, SampleId, Slot};
+
+/// Collects the chunks of a generation in the order of their slots.
+///
+/// An import adds each header as its chunk is finished; an append begins with the previous directory
+/// ([`after`](Self::after)), whose columns it keeps as they are; a rebuild adds the headers that it read,
+/// and copies chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All of them fill the same
+/// columns, so a rebuilt directory equals the imported one byte for byte.
+///
+/// Memory while building: about 9 bytes a new sample and what its name adds, and at the end 16 more, or 8 from
+/// 17 million samples on. Where
+/// slots are not in the order of ids, 8 more for the id, and 8 and the whole name unless the caller gives
+/// the names at the end ([`without_names`](Self::without_names)): for the samples of the last part alone, since
+/// those of a part are put in order when the next one begins.
+#[derive(Debug)]
+pub struct DirectoryBuilder {
+    layout: ImageLayout,
+    /// What the columns below continue.
+    base: Option<Directory>,
+    parts: Vec<Part>,
+    /// Time of the oldest chunk of each part.
+    started_ns: Vec<u64>,
+    chunks: Vec<RawChunk>,
+    checkpoints: Vec<Checkpoint>,
+    lengths: Vec<u8>,
+    checksums: Vec<u8>,
+    /// The checksums, in the place of those above.
+    aside: Option<ChecksumsAside>,
+    /// By slot; empty while no sample has one.
+    labels: Vec<i64>,
+    label_range: LabelRange,
+    /// The typed columns, by slot.
+    typed: ColumnTable,
+    /// Names of slots that have the id of the same number: all, unless `shuffled` says otherwise.
+    names: NamesWriter,
+    shuffled: Option<Shuffled>,
+    /// The ids of the slots below are checked, and their names are in `names`.
+    settled: u64,
+    /// Whether the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
+    names_come_last: bool,
+    /// Slots that were purged or are lost.
+    purged: Vec<u64>,
+    fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
+    /// Whether a chunk has determined the fields.
+    knows_fields: bool,
+    classes: Vec<Vec<u8>>,
+    origins: Vec<u8>,
+    deleted: Vec<(u64, u64)>,
+    freed: Vec<CellRange>,
+}
+
+/// Ids and names of the slots from the first one on whose id is another number.
+#[derive(Debug)]
+struct Shuffled {
+    first_slot: u64,
+    ids: Vec<u64>,
+    name_ends: Vec<u64>,
+    name_text: Vec<u8>,
+}
+
+/// Appends the name of a sample to a buffer.
+pub type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
+
+/// A sample to be added to the columns.
+struct NewSample<'a> {
+    id: u64,
+    len: u32,
+    crc: u32,
+    label: Option<i64>,
+    name: &'a [u8],
+    deleted: bool,
+}
+
+impl DirectoryBuilder {
+    /// A directory without samples.
+    pub fn new(layout: ImageLayout) -> DirectoryBuilder {
+        DirectoryBuilder {
+            layout,
+            base: None,
+            parts: Vec::new(),
+            started_ns: Vec::new(),
+            chunks: Vec::new(),
+            checkpoints: Vec::new(),
+            lengths: Vec::new(),
+            checksums: Vec::new(),
+            aside: None,
+            labels: Vec::new(),
+            label_range: LabelRange::default(),
+            typed: ColumnTable::default(),
+            names: NamesWriter::new(),
+            shuffled: None,
+            settled: 0,
+            names_come_last: false,
+            purged: Vec::new(),
+            fields: Vec::new(),
+            field_types: FieldTypes::default(),
+            knows_fields: false,
+            classes: Vec::new(),
+            origins: Vec::new(),
+            deleted: Vec::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    /// A directory with all chunks, deletions and classes of `base`, to add chunks behind them.
+    ///
+    /// The result is that of copying chunk by chunk, but costs what is added, and copying columns as bytes.
+    ///
+    /// # Errors
+    /// `NotLoaded`: its names are still on media.
+    pub fn after(base: &Directory) -> Result<DirectoryBuilder, FormatError> {
+        let mut typed = ColumnTable::default();
+        typed.grow(base.columns().iter().map(Column::spec))?;
+        Ok(DirectoryBuilder {
+            parts: base.parts().copied().collect(),
+            started_ns: base.metadata.started_ns.clone(),
+            names: NamesWriter::after(base.names()?)?,
+            typed,
+            fields: base.fields().to_vec(),
+            field_types: base.field_types().clone(),
+            knows_fields: base.num_chunks() > 0,
+            classes: base.classes().to_vec(),
+            origins: base.origins()?.to_vec(),
+            base: Some(base.clone()),
+            ..DirectoryBuilder::new(base.layout)
+        })
+    }
+
+    /// Does not keep the names of shuffled slots, which cost most of the memory: the caller has them
+    /// anyway, and ends with [`finish_named`](Self::finish_named).
+    pub fn without_names(self) -> DirectoryBuilder {
+        DirectoryBuilder { names_come_last: true, ..self }
+    }
+
+    /// Keeps the checksums, 4 bytes a sample, in `kept` instead of memory. The directory can be committed, and not
+    /// read until it is opened again.
+    ///
+    /// # Panics
+    /// If it has samples already.
+    pub fn with_checksums_aside(self, kept: Box<dyn KeepsAside>) -> DirectoryBuilder {
+        assert!(self.next_slot() == Slot(0), "all checksums are kept in one place");
+        DirectoryBuilder { aside: Some(ChecksumsAside::new(kept)), ..self }
+    }
+
+    /// The first slot of the next chunk; also the number of samples so far.
+    pub fn next_slot(&self) -> Slot {
+        Slot(self.first_new() + (self.lengths.len() / 4) as u64)
+    }
+
+    /// The slots below are those of the base.
+    fn first_new(&self) -> u64 {
+        self.base.as_ref().map_or(0, Directory::num_samples)
+    }
+
+    fn num_chunks(&self) -> u32 {
+        self.base.as_ref().map_or(0, Directory::num_chunks) + self.chunks.len() as u32
+    }
+
+    /// Adds the chunk of a header, which must start at the next slot.
+    ///
+    /// # Errors
+    /// The header belongs to another image, does not come next, or contradicts its part.
+    pub fn add_chunk(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
+        let head = header.head();
+        head.check_location(&self.layout, head.namespace, head.cell)?;
+        equal("first slot of a chunk", self.next_slot().0, head.first_slot.0)?;
+        self.check_fields(header)?;
+        let part = Part {
+            first: head.part_first,
+            count: 0,
+            seed: head.part_seed,
+            window: head.part_window,
+        };
+        self.grow_part(part, u64::from(head.num_samples), head.time_ns)?;
+        self.typed.grow(header.columns())?;
+        self.chunks.push(raw_chunk(head));
+        let mut walk = Walk::new(self.layout.pack);
+        for sample in header.samples() {
+            let new = NewSample {
+                id: sample.id.0,
+                len: sample.len_bytes,
+                crc: sample.crc32c,
+                label: sample.label,
+                name: sample.name,
+                deleted: sample.purged,
+            };
+            self.push(&mut walk, new);
+            self.typed.push(|column| sample.values.get(column));
+        }
+        Ok(())
+    }
+
+    /// Adds chunk `c` of the previous generation's directory unchanged.
+    ///
+    /// # Errors
+    /// It does not come next, or the names of that directory are not loaded.
+    pub fn copy_chunk(&mut self, from: &Directory, c: u32) -> Result<(), FormatError> {
+        let info = from.chunk(c);
+        equal("first slot of a chunk", self.next_slot().0, info.first_slot.0)?;
+        let index = from.part_of(info.first_slot.0).expect("a chunk's slots are of a part");
+        let placement = &from.placements[index];
+        let started_ns = from.metadata.started_ns[index];
+        self.grow_part(*placement.part(), u64::from(info.num_slots), started_ns)?;
+        if !self.knows_fields {
+            self.knows_fields = true;
+            self.fields = from.fields().to_vec();
+            self.field_types = from.field_types().clone();
+        }
+        self.typed.grow(from.columns().iter().map(Column::spec))?;
+        self.chunks.push(from.columns.table()[c as usize]);
+        let (mut walk, mut name) = (Walk::new(self.layout.pack), Vec::new());
+        for slot in from.columns.slots_of(c) {
+            let id = placement.id_at(Slot(slot));
+            from.name_into(id, &mut name)?;
+            let new = NewSample {
+                id: id.0,
+                len: from.columns.len_bytes(Slot(slot)),
+                crc: from.columns.crc32c(Slot(slot)),
+                label: from.labels.as_ref().and_then(|labels| labels.get(id.0)),
+                name: &name,
+                deleted: !from.is_live(id),
+            };
+            self.push(&mut walk, new);
+            self.typed.push(|column| match from.column(&column.name) {
+                Some(found) => found.get(id.0),
+                None => Value::None,
+            });
+        }
+        Ok(())
+    }
+
+    /// Adds `count` slots whose chunks are lost: their samples count as deleted, and all others keep their
+    /// slots. `part` says how the part's ids map to slots; its count is ignored.
+    ///
+    /// # Errors
+    /// The part does not continue here, or there would be too many samples.
+    pub fn add_lost(&mut self, part: Part, count: u64) -> Result<(), FormatError> {
+        self.grow_part(part, count, u64::MAX)?;
+        for _ in 0..count {
+            let slot = self.next_slot().0;
+            let chunk = self.chunks.last();
+            let fresh = chunk.is_none_or(|chunk| {
+                !chunk.is_lost()
+                    || slot - chunk.first_slot.get() >= LOST_CHUNK_SLOTS
+                    || chunk.first_slot.get() < part.first
+            });
+            if fresh {
+                self.chunks.push(RawChunk {
+                    first_slot: slot.into(),
+                    cell: LOST.into(),
+                    generation: 0.into(),
+                    sequence: 0.into(),
+                    pages: 0.into(),
+                    data_page: 0.into(),
+                    namespace: 0.into(),
+                });
+            }
+            // The id follows from the part's length, which is known only at the end.
+            let (id, name) = (UNKNOWN, &b""[..]);
+            let new = NewSample { id, len: 0, crc: 0, label: None, name, deleted: true };
+            self.push(&mut Walk::new(self.layout.pack), new);
+            self.typed.push(|_| Value::None);
+        }
+        Ok(())
+    }
+
+    /// Adds files that follow each other from the start of `cell`, each at a multiple of 4,096, with name,
+    /// length and label: the pseudo-chunk of a folder, which has no header.
+    ///
+    /// # Errors
+    /// There would be too many samples.
+    pub fn add_files<'a>(
+        &mut self,
+        cell: u64,
+        files: impl ExactSizeIterator<Item = (&'a [u8], u32, Option<i64>)> + Clone,
+    ) -> Result<(), FormatError> {
+        let part = Part { first: 0, count: 0, seed: 0, window: 0 };
+        self.grow_part(part, files.len() as u64, 0)?;
+        let first_slot = self.next_slot().0;
+        let mut walk = Walk::new(self.layout.pack);
+        let end = files.clone().fold(0, |_, (_, len, _)| walk.step(len) + u64::from(len));
+        self.chunks.push(RawChunk {
+            first_slot: first_slot.into(),
+            cell: cell.into(),
+            generation: 1.into(),
+            sequence: u64::from(self.num_chunks()).into(),
+            pages: (end.div_ceil(PAGE) as u32).into(),
+            data_page: 0.into(),
+            namespace: 0.into(),
+        });
+        let mut walk = Walk::new(self.layout.pack);
+        for (id, (name, len, label)) in (first_slot..).zip(files) {
+            self.push(&mut walk, NewSample { id, len, crc: 0, label, name, deleted: false });
+            self.typed.push(|_| Value::None);
+        }
+        Ok(())
+    }
+
+    /// As [`DirectoryBuilder::finish`], for files whose checksums are computed at their first read.
+    ///
+    /// # Errors
+    /// As [`DirectoryBuilder::finish`].
+    pub fn finish_unread(self, time_ns: u64) -> Result<Directory, FormatError> {
+        let directory = self.finish(Generation(1), time_ns)?;
+        let learned = Some(Learned::new(directory.num_samples()).into());
+        Ok(Directory { learned, ..directory })
+    }
+
+    /// Marks ids as deleted, in ranges of (first, length).
+    pub fn delete(&mut self, ranges: &[(u64, u64)]) {
+        self.deleted.extend_from_slice(ranges);
+    }
+
+    /// Sets the class names: labels are indexes into them.
+    pub fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
+        self.classes = classes;
+    }
+
+    /// Adds the objects that were imported: groups of [`crate::format::origins`].
+    pub fn add_origins(&mut self, groups: &[u8]) {
+        self.origins.extend_from_slice(groups);
+    }
+
+    /// Sets the cells that this generation frees: see [`crate::format::space::freed`].
+    pub fn set_freed(&mut self, freed: Vec<CellRange>) {
+        self.freed = freed;
+    }
+
+    /// The cells of the chunks so far.
+    pub fn cell_ranges(&self) -> impl Iterator<Item = CellRange> {
+        let before = self.base.iter().flat_map(|base| base.columns.cell_ranges(&self.layout));
+        let there = self.chunks.iter().filter(|chunk| !chunk.is_lost());
+        before.chain(there.map(|chunk| chunk.cell_range(&self.layout)))
+    }
+
+    /// Builds the directory of `generation`. Its record has no location yet: [`super::commit`] assigns one.
+    ///
+    /// # Errors
+    /// A sample is not at the slot that its part's placement gives, or a deleted id was never assigned.
+    pub fn finish(self, generation: Generation, time_ns: u64) -> Result<Directory, FormatError> {
+        assert!(
+            !self.names_come_last,
+            "finish_named takes the names that the builder did not keep"
+        );
+        self.finish_with(generation, time_ns, None)
+    }
+
+    /// As [`finish`](Self::finish) after [`without_names`](Self::without_names). `name` has the names that
+    /// the added headers gave the new ids.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_named<'n>(
+        self,
+        generation: Generation,
+        time_ns: u64,
+        name: impl Fn(SampleId) -> &'n [u8],
+    ) -> Result<Directory, FormatError> {
+        self.finish_named_by(generation, time_ns, &mut |id, out| {
+            out.extend_from_slice(name(id));
+            Ok(())
+        })
+    }
+
+    /// As [`finish_named`](Self::finish_named), with names that `name` appends to an empty buffer. Ids ascend, and
+    /// the names of the first ones may not be asked for.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish); those of `name`.
+    pub fn finish_named_by(
+        self,
+        generation: Generation,
+        time_ns: u64,
+        name: &mut GiveName<'_>,
+    ) -> Result<Directory, FormatError> {
+        assert!(self.names_come_last, "the builder kept the names of its headers");
+        self.finish_with(generation, time_ns, Some(name))
+    }
+
+    fn finish_with(
+        mut self,
+        generation: Generation,
+        time_ns: u64,
+        given: Option<&mut GiveName<'_>>,
+    ) -> Result<Directory, FormatError> {
+        let placements: Vec<Placement> = self.parts.iter().map(|p| Placement::new(*p)).collect();
+        self.check_ids(&placements)?;
+        let (deleted_ids, deleted_slots) = self.deletions(&placements)?;
+        // One column after the other, dropping its input: memory peaks with the tree.
+        let labels = self.labels(&placements);
+        let typed = self.typed(&placements);
+        let names = self.names(&placements, given)?;
+        let tree = self.tree(&names)?;
+        let metadata = ImageMetadata {
+            started_ns: self.started_ns,
+            fields: self.fields,
+            field_types: self.field_types,
+            classes: self.classes,
+            freed: self.freed,
+        };
+        let base = self.base.as_ref().map(|base| &base.columns);
+        let joined = |column: fn(&Columns) -> &Bytes, new| match base {
+            Some(base) => Bytes::joined(column(base), new),
+            None => new.into(),
+        };
+        let directory = Directory {
+            layout: self.layout,
+            generation,
+            time_ns,
+            metadata: metadata.into(),
+            record_range: CellRange::default(),
+            columns: Columns {
+                chunks: joined(|base| &base.chunks, self.chunks.as_bytes().to_vec()),
+                checkpoints: joined(|base| &base.checkpoints, self.checkpoints.as_bytes().to_vec()),
+                lengths: joined(|base| &base.lengths, self.lengths),
+                checksums: joined(|base| &base.checksums, self.checksums),
+                aside: self.aside.map(|mut aside| {
+                    aside.flush();
+                    Arc::new(aside)
+                }),
+            },
+            tree: Arc::new(tree.into()),
+            deleted_ids,
+            deleted_slots,
+            labels,
+            typed,
+            learned: None,
+            names: Arc::new(names.into()),
+            origins: Arc::new(Bytes::from(self.origins).into()),
+            lookup_on_media: Vec::new(),
+            head_crc32c: None,
+            view: None,
+            placements,
+        };
+        directory.check()?;
+        Ok(directory)
+    }
+
+    /// Begins or continues a part.
+    fn grow_part(&mut self, part: Part, count: u64, time_ns: u64) -> Result<(), FormatError> {
+        let next = self.next_slot().0;
+        at_most("number of samples", next.saturating_add(count), MAX_SAMPLES)?;
+        match self.parts.last_mut().filter(|last| last.first == part.first) {
+            Some(last) => {
+                equal("seed of a part", last.seed, part.seed)?;
+                equal("window of a part", last.window, part.window)?;
+                last.count += count;
+                let started = self.started_ns.last_mut().expect("one for each part");
+                *started = time_ns.min(*started);
+            }
+            None => {
+                equal("first id of a part", next, part.first)?;
+                self.settle()?;
+                self.parts.push(Part { count, ..part });
+                self.started_ns.push(time_ns);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first chunk determines the fields and their types; a later chunk with others is an error.
+    fn check_fields(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
+        if !self.knows_fields {
+            self.knows_fields = true;
+            self.fields = header.fields().map(<[u8]>::to_vec).collect();
+            self.field_types = header.field_types().clone();
+        }
+        let same = header.fields().eq(self.fields.iter().map(|name| &name[..]));
+        let (expected, found) = (self.fields.len() as u64, u64::from(header.head().num_fields));
+        if same {
+            let differs = *header.field_types() != self.field_types;
+            return equal("other types of the fields of a chunk", 0, differs.into());
+        }
+        Err(FormatError::Mismatch { what: "number or names of the fields", expected, found })
+    }
+
+    fn push(&mut self, walk: &mut Walk, new: NewSample<'_>) {
+        let (slot, at) = (self.next_slot().0, walk.step(new.len));
+        if slot.is_multiple_of(STRIDE as u64) {
+            let chunk = self.num_chunks() - 1;
+            self.checkpoints.push(Checkpoint { chunk: chunk.into(), at: (at as u32).into() });
+        }
+        self.push_label(new.label);
+        self.lengths.extend_from_slice(&new.len.to_le_bytes());
+        match &mut self.aside {
+            Some(aside) => aside.push(new.len, new.crc),
+            None => self.checksums.extend_from_slice(&new.crc.to_le_bytes()),
+        }
+        if self.shuffled.is_none() && new.id != slot {
+            let (ids, name_ends, name_text) = Default::default();
+            self.shuffled = Some(Shuffled { first_slot: slot, ids, name_ends, name_text });
+        }
+        match &mut self.shuffled {
+            None => self.names.push(new.name),
+            Some(shuffled) if self.names_come_last => shuffled.ids.push(new.id),
+            Some(shuffled) => shuffled.push(new.id, new.name),
+        }
+        if new.deleted {
+            self.purged.push(slot);
+        }
+    }
+
+    fn push_label(&mut self, label: Option<i64>) {
+        let before = self.lengths.len() / 4;
+        if label.is_some() && self.labels.is_empty() {
+            self.labels.resize(before, NO_LABEL);
+        }
+        if label.is_some() || !self.labels.is_empty() {
+            let label = label.unwrap_or(NO_LABEL);
+            self.label_range.take(label);
+            self.labels.push(label);
+        }
+    }
+
+    /// Puts the names of the parts so far, which are complete, in the order of ids.
+    fn settle(&mut self) -> Result<(), FormatError> {
+        let Some(shuffled) = self.shuffled.as_ref().filter(|_| !self.names_come_last) else {
+            return Ok(());
+        };
+        let first_slot = shuffled.first_slot;
+        let before = self.parts.partition_point(|part| part.first + part.count <= first_slot);
+        let placements: Vec<_> = self.parts[before..].iter().map(|p| Placement::new(*p)).collect();
+        self.check_ids(&placements)?;
+        self.settled = self.next_slot().0;
+        if let Some(shuffled) = self.shuffled.take() {
+            slots_by_id(&placements, first_slot)
+                .for_each(|slot| self.names.push(shuffled.name(slot)));
+        }
+        Ok(())
+    }
+
+    /// Compares each id with the one that the placement gives; lost slots get theirs.
+    fn check_ids(&mut self, placements: &[Placement]) -> Result<(), FormatError> {
+        let first_new = self.first_new().max(self.settled);
+        for placement in placements {
+            let part = placement.part();
+            for slot in part.first.max(first_new)..part.first + part.count {
+                let id = placement.id_at(Slot(slot)).0;
+                let mut own = slot;
+                let found = match &mut self.shuffled {
+                    Some(shuffled) if slot >= shuffled.first_slot => {
+                        &mut shuffled.ids[(slot - shuffled.first_slot) as usize]
+                    }
+                    _ => &mut own,
+                };
+                if *found == UNKNOWN {
+                    *found = id;
+                }
+                equal("id of the sample at a slot", id, *found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deleted ids and slots.
+    fn deletions(
+        &mut self,
+        placements: &[Placement],
+    ) -> Result<(DeletedSet, DeletedSet), FormatError> {
+        let num_samples = self.next_slot().0;
+        let before = |set: fn(&Directory) -> &DeletedSet| match &self.base {
+            Some(base) => set(base).to_bits(num_samples),
+            None => Bits::new(num_samples),
+        };
+        let (mut ids, mut slots) =
+            (before(|base| &base.deleted_ids), before(|base| &base.deleted_slots));
+        for slot in std::mem::take(&mut self.purged) {
+            slots.set(slot);
+            ids.set(placement_of(placements, slot).id_at(Slot(slot)).0);
+        }
+        for (first, len) in std::mem::take(&mut self.deleted) {
+            at_most("deleted id", first.saturating_add(len), num_samples)?;
+            for id in first..first + len {
+                ids.set(id);
+                slots.set(placement_of(placements, id).slot_of(SampleId(id)).0);
+            }
+        }
+        Ok((ids.finish(), slots.finish()))
+    }
+
+    fn labels(&mut self, placements: &[Placement]) -> Option<Labels> {
+        let (first, labels) = (self.first_new(), std::mem::take(&mut self.labels));
+        let label = |slot: u64| labels.get((slot - first) as usize).copied().unwrap_or(NO_LABEL);
+        let slots = slots_by_id(placements, first).map(label);
+        let base = self.base.as_ref().and_then(|base| base.labels.as_ref());
+        Labels::extended(base, first, slots, self.label_range)
+    }
+
+    fn typed(&mut self, placements: &[Placement]) -> TypedColumns {
+        let (first, new) = (self.first_new(), std::mem::take(&mut self.typed));
+        let none = TypedColumns::default();
+        let base = self.base.as_ref().map_or(&none, |base| &base.typed);
+        TypedColumns::extended(base, first, &new, || {
+            slots_by_id(placements, first).map(|slot| slot - first)
+        })
+    }
+
+    fn names(
+        &mut self,
+        placements: &[Placement],
+        given: Option<&mut GiveName<'_>>,
+    ) -> Result<Names, FormatError> {
+        let end = self.next_slot().0;
+        let mut names = std::mem::take(&mut self.names);
+        // The ids from the first shuffled slot on are those slots in another order.
+        match (self.shuffled.take(), given) {
+            (None, _) => {}
+            (Some(Shuffled { first_slot, ids, .. }), Some(name)) => {
+                drop(ids); // checked already
+                let mut text = Vec::new();
+                for id in first_slot..end {
+                    text.clear();
+                    name(SampleId(id), &mut text)?;
+                    names.push(&text);
+                }
+            }
+            (Some(shuffled), None) => slots_by_id(placements, shuffled.first_slot)
+                .for_each(|slot| names.push(shuffled.name(slot))),
+        }
+        names.finish()
+    }
+
+    /// The tree of all named samples, deleted ones included: a delete keeps the tree.
+    fn tree(&self, names: &Names) -> Result<Tree, FormatError> {
+        let (seed, num_samples) = (self.layout.uuid.hash_seed(), names.num_samples());
+        if self.base.is_none() && (ENTRIES_AT_ONCE + 1..=1 << 32).contains(&num_samples) {
+            return Tree::in_passes(num_samples, ENTRIES_AT_ONCE, |take| {
+                let mut cursor = names.cursor(0)?;
+                while cursor.advance()? {
+                    if !cursor.name().is_empty() {
+                        take(fingerprint(seed, cursor.name()), cursor.id() as u32);
+                    }
+                }
+                Ok(())
+            });
+        }
+        let mut tree = self.base.as_ref().map(|base| base.tree().cloned()).transpose()?;
+        let (mut start, mut cursor) = (self.first_new(), names.cursor(self.first_new())?);
+        loop {
+            let end = num_samples.min(start + (1 << 32)); // ids of one step fit into 32 bits
+            let mut entries = Vec::new();
+            while cursor.next_id() < end {
+                cursor.advance()?;
+                if !cursor.name().is_empty() {
+                    let nth = (cursor.id() - start) as u32;
+                    entries.push(TreeEntry::new(fingerprint(seed, cursor.name()), nth));
+                }
+            }
+            let grown = Tree::extended(tree.as_ref(), start, entries, num_samples);
+            if end == num_samples {
+                return Ok(grown);
+            }
+            (tree, start) = (Some(grown), end);
+        }
+    }
+}
+
+/// The entry of a chunk in the chunk table.
+pub(super) fn raw_chunk(head: &ChunkHead) -> RawChunk {
+    RawChunk {
+        first_slot: head.first_slot.0.into(),
+        cell: head.cell.into(),
+        generation: head.id.generation.0.into(),
+        sequence: head.id.sequence.into(),
+        pages: ((head.len_bytes() / PAGE) as u32).into(),
+        data_page: ((head.data_start() / PAGE) as u16).into(),
+        namespace: head.namespace.into(),
+    }
+}
+
+impl Shuffled {
+    fn push(&mut self, id: u64, name: &[u8]) {
+        self.ids.push(id);
+        self.name_text.extend_from_slice(name);
+        self.name_ends.push(self.name_text.len() as u64);
+    }
+
+    fn name(&self, slot: u64) -> &[u8] {
+        let index = (slot - self.first_slot) as usize;
+        let start = if index == 0 { 0 } else { self.name_ends[index - 1] };
+        &self.name_text[start as usize..self.name_ends[index] as usize]
+    }
+}
+
+/// The slots of the ids from `first` on, in the order of ids.
+fn slots_by_id(placements: &[Placement], first: u64) -> impl Iterator<Item = u64> {
+    placements.iter().flat_map(move |placement| {
+        let part = *placement.part();
+        (part.first.max(first)..part.first + part.count)
+            .map(move |id| placement.slot_of(SampleId(id)).0)
+    })
+}
+
+/// The part that has this id and, its slots being the same numbers, this slot.
+fn placement_of(placements: &[Placement], id: u64) -> &Placement {
+    let index = placements.partition_point(|placement| placement.part().first <= id) - 1;
+    &placements[index]
+}
+
+/// The id of a lost slot until the length of its part is known.
+const UNKNOWN: u64 = u64::MAX;
+/// More entries than these are put into a tree in passes over all names: they take 8 bytes each.
+const ENTRIES_AT_ONCE: u64 = 1 << 24;
+/// Slots per chunk that stands for lost ones.
+const LOST_CHUNK_SLOTS: u64 = 65_535;

@@ -1,0 +1,439 @@
+//! The columns by slot: the location of each sample.
+//!
+//! Offsets are not stored. They follow from the lengths, by laying a chunk's samples out again as the chunk
+//! builder did, from the nearest checkpoint before the sample.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::directory::aside::ChecksumsAside;
+use crate::directory::{Bytes, Directory};
+use crate::format::chunk::ChunkId;
+use crate::format::error::{at_most, equal};
+use crate::format::geometry::MAX_CHUNK_SAMPLES;
+use crate::format::{CellRange, Extent, FormatError, ImageLayout, Pack};
+use dlfs_base::units::{Generation, SampleId, Slot};
+
+/// One chunk in the chunk table of a snapshot.
+///
+/// | bytes  | field        | meaning                                                           |
+/// |--------|--------------|-------------------------------------------------------------------|
+/// | 0..8   | `first_slot` | slot of its first sample; it goes up to the next chunk's          |
+/// | 8..16  | `cell`       | the cell where it begins; all ones: lost, its samples are deleted |
+/// | 16..24 | `generation` | the generation that wrote it                                      |
+/// | 24..32 | `sequence`   | its number within that generation                                 |
+/// | 32..36 | `pages`      | its length in units of 4,096 bytes                                |
+/// | 36..38 | `data_page`  | where its data begins, in units of 4,096 bytes                    |
+/// | 38..40 | `namespace`  | index of the namespace                                            |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct RawChunk {
+    pub(crate) first_slot: U64,
+    pub(crate) cell: U64,
+    pub(crate) generation: U64,
+    pub(crate) sequence: U64,
+    pub(crate) pages: U32,
+    pub(crate) data_page: U16,
+    pub(crate) namespace: U16,
+}
+const _: () = assert!(size_of::<RawChunk>() == 40);
+
+/// The location of every 32nd slot.
+///
+/// | bytes | field   | meaning                                             |
+/// |-------|---------|-----------------------------------------------------|
+/// | 0..4  | `chunk` | index of the chunk that the slot is in              |
+/// | 4..8  | `at`    | where the sample begins, from the chunk's data      |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Checkpoint {
+    pub(crate) chunk: U32,
+    pub(crate) at: U32,
+}
+const _: () = assert!(size_of::<Checkpoint>() == 8);
+
+/// The location of a chunk, and its slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkInfo {
+    /// Index of the namespace.
+    pub namespace: u16,
+    /// First byte of its header.
+    pub offset_bytes: u64,
+    /// Bytes of header and samples, a multiple of 4,096. 0: the chunk is lost and has no live sample.
+    pub len_bytes: u64,
+    /// Bytes of its header, padding included: the samples begin after it.
+    pub header_bytes: u64,
+    /// Slot of its first sample.
+    pub first_slot: Slot,
+    /// Samples in it, deleted ones included.
+    pub num_slots: u32,
+}
+
+/// Chunk table, checkpoints, lengths and checksums.
+#[derive(Debug, Clone)]
+pub(crate) struct Columns {
+    pub(crate) chunks: Bytes,
+    pub(crate) checkpoints: Bytes,
+    pub(crate) lengths: Bytes,
+    pub(crate) checksums: Bytes,
+    /// The checksums, in the place of those above, of a directory that is only committed.
+    pub(super) aside: Option<Arc<ChecksumsAside>>,
+}
+
+impl Columns {
+    pub(crate) fn num_slots(&self) -> u64 {
+        (self.lengths.len() / 4) as u64
+    }
+
+    pub(crate) fn num_chunks(&self) -> u32 {
+        self.table().len() as u32
+    }
+
+    #[inline]
+    pub(crate) fn table(&self) -> &[RawChunk] {
+        self.chunks.items()
+    }
+
+    #[inline]
+    pub(crate) fn len_bytes(&self, slot: Slot) -> u32 {
+        self.lengths.items::<U32>()[slot.0 as usize].get()
+    }
+
+    #[inline]
+    pub(crate) fn crc32c(&self, slot: Slot) -> u32 {
+        self.checksums.items::<U32>()[slot.0 as usize].get()
+    }
+
+    #[inline]
+    pub(crate) fn extent(&self, slot: Slot, layout: &ImageLayout) -> Extent {
+        let lengths = self.lengths.items::<U32>();
+        let (chunk, at) = self.find(slot, lengths, layout.pack);
+        let chunk = &self.table()[chunk];
+        Extent {
+            offset_bytes: chunk.offset_bytes(layout) + chunk.data_start() + at,
+            len_bytes: lengths[slot.0 as usize].get(),
+            crc32c: self.crc32c(slot),
+            namespace: chunk.namespace.get(),
+        }
+    }
+
+    /// Appends the extents at `slots` to `out`; `None` for a slot past the end.
+    ///
+    /// First touches the scattered memory of all of them: these loads are independent, so they overlap, and
+    /// the second pass hits the cache.
+    pub(crate) fn extents(
+        &self,
+        slots: &[Slot],
+        layout: &ImageLayout,
+        out: &mut Vec<Option<Extent>>,
+    ) {
+        let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
+        let checkpoints = self.checkpoints.items::<Checkpoint>();
+        let table = self.table();
+        let begin = out.len();
+        out.extend(slots.iter().map(|slot| {
+            let at = slot.0 as usize;
+            let (len, crc32c) = (lengths.get(at)?.get(), checksums[at].get());
+            // Not the offset yet: the checkpoint from which the second pass computes it.
+            let offset_bytes = u64::from(checkpoints[at / STRIDE].at.get());
+            Some(Extent { offset_bytes, len_bytes: len, crc32c, namespace: 0 })
+        }));
+        for (slot, extent) in slots.iter().zip(&mut out[begin..]) {
+            let Some(extent) = extent else { continue };
+            let (chunk, at) = self.find(*slot, lengths, layout.pack);
+            let chunk = &table[chunk];
+            extent.offset_bytes = chunk.offset_bytes(layout) + chunk.data_start() + at;
+            extent.namespace = chunk.namespace.get();
+        }
+    }
+
+    pub(crate) fn chunk_of(&self, slot: Slot) -> u32 {
+        let table = self.table();
+        let checkpoint = self.checkpoints.items::<Checkpoint>()[slot.0 as usize / STRIDE];
+        let mut chunk = checkpoint.chunk.get() as usize;
+        while slot.0 as usize >= first_slot(table, chunk + 1) {
+            chunk += 1;
+        }
+        chunk as u32
+    }
+
+    /// The chunk of `slot`, and its offset in the chunk's data, computed sample by sample from the
+    /// checkpoint before it.
+    #[inline]
+    fn find(&self, slot: Slot, lengths: &[U32], pack: Pack) -> (usize, u64) {
+        let slot = slot.0 as usize;
+        let checkpoint = self.checkpoints.items::<Checkpoint>()[slot / STRIDE];
+        let table = self.table();
+        let (mut chunk, mut at) = (checkpoint.chunk.get() as usize, u64::from(checkpoint.at.get()));
+        let from = slot / STRIDE * STRIDE;
+        let mut end = first_slot(table, chunk + 1);
+        if slot < end && are_equal_blocks(&lengths[from..=slot], at) {
+            return (chunk, at + (slot - from) as u64 * u64::from(lengths[from].get()));
+        }
+        let mut before = lengths[from].get();
+        for (index, len) in (from + 1..).zip(&lengths[from + 1..=slot.max(from)]) {
+            if index == end {
+                chunk += 1;
+                end = first_slot(table, chunk + 1);
+                at = 0;
+            } else {
+                at = pack.next_start(at + u64::from(before), len.get());
+            }
+            before = len.get();
+        }
+        (chunk, at)
+    }
+
+    pub(crate) fn slots_of(&self, c: u32) -> Range<u64> {
+        let table = self.table();
+        let next = table.get(c as usize + 1);
+        let end = next.map_or(self.num_slots(), |next| next.first_slot.get());
+        table[c as usize].first_slot.get()..end
+    }
+
+    pub(crate) fn chunk(&self, c: u32, layout: &ImageLayout) -> ChunkInfo {
+        let slots = self.slots_of(c);
+        let chunk = &self.table()[c as usize];
+        ChunkInfo {
+            namespace: chunk.namespace.get(),
+            offset_bytes: chunk.offset_bytes(layout),
+            len_bytes: u64::from(chunk.pages.get()) * PAGE,
+            header_bytes: chunk.data_start(),
+            first_slot: Slot(slots.start),
+            num_slots: (slots.end - slots.start) as u32,
+        }
+    }
+
+    pub(crate) fn chunk_id(&self, c: u32) -> ChunkId {
+        let chunk = &self.table()[c as usize];
+        let generation = Generation(chunk.generation.get());
+        ChunkId { generation, sequence: chunk.sequence.get() }
+    }
+
+    pub(crate) fn cell_ranges(&self, layout: &ImageLayout) -> impl Iterator<Item = CellRange> {
+        let there = self.table().iter().filter(|chunk| !chunk.is_lost());
+        there.map(|chunk| chunk.cell_range(layout))
+    }
+
+    pub(crate) fn checkpoint_bytes(&self) -> u64 {
+        self.checkpoints.len() as u64
+    }
+
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.chunks.len() as u64
+    }
+
+    /// Lays all samples out once. An error unless every chunk lies within the image, every sample within
+    /// its chunk, and the checkpoints match.
+    pub(crate) fn check(&self, layout: &ImageLayout) -> Result<(), FormatError> {
+        let num_slots = self.num_slots();
+        let checksums = self.checksums.len() as u64;
+        let checksums = self.aside.as_ref().map_or(checksums, |aside| aside.len_bytes());
+        equal("length of the checksums", self.lengths.len() as u64, checksums)?;
+        let (table, lengths) = (self.table(), self.lengths.items::<U32>());
+        equal("bytes behind the chunk table", 0, (self.chunks.len() % 40) as u64)?;
+        at_most("number of chunks", table.len() as u64, u64::from(u32::MAX) - 1)?;
+        equal("first slot", 0, table.first().map_or(0, |chunk| chunk.first_slot.get()))?;
+        if table.is_empty() {
+            equal("samples without a chunk", 0, num_slots)?;
+        }
+        let checkpoints = num_slots.div_ceil(STRIDE as u64) * 8;
+        equal("length of the checkpoints", checkpoints, self.checkpoints.len() as u64)?;
+        let checkpoints = self.checkpoints.items::<Checkpoint>();
+        for (index, chunk) in table.iter().enumerate() {
+            let start = chunk.first_slot.get();
+            let end = table.get(index + 1).map_or(num_slots, |next| next.first_slot.get());
+            at_most("end of a chunk's slots", end, num_slots)?;
+            at_most("start of a chunk's slots", start.saturating_add(1), end)?;
+            let slots = start as usize..end as usize;
+            let data_len = lay_out(index, slots, lengths, checkpoints, layout.pack)?;
+            chunk.check(end - start, data_len, layout)?;
+        }
+        self.check_empty_samples()
+    }
+
+    /// An empty sample is read without verifying its checksum, so it is verified here.
+    fn check_empty_samples(&self) -> Result<(), FormatError> {
+        if let Some(aside) = &self.aside {
+            return aside.check_empty_samples();
+        }
+        let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
+        let wrong = |(len, crc): (&U32, &U32)| (len.get() == 0) & (crc.get() != 0);
+        // Branch-free per sample.
+        let any = lengths.iter().zip(checksums).fold(false, |any, pair| any | wrong(pair));
+        match lengths.iter().zip(checksums).find(|&pair| any && wrong(pair)) {
+            Some((_, crc)) => equal("checksum of an empty sample", 0, u64::from(crc.get())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Lays out the samples of chunk `index`; returns the length of its data. An error if a checkpoint among
+/// its slots differs.
+fn lay_out(
+    index: usize,
+    slots: Range<usize>,
+    lengths: &[U32],
+    checkpoints: &[Checkpoint],
+    pack: Pack,
+) -> Result<u64, FormatError> {
+    let mut walk = Walk::new(pack);
+    let mut from = slots.start;
+    while from < slots.end {
+        if from.is_multiple_of(STRIDE) {
+            let (at, found) = (walk.peek(lengths[from].get()), checkpoints[from / STRIDE]);
+            equal("chunk of a checkpoint", index as u64, u64::from(found.chunk.get()))?;
+            equal("offset of a checkpoint", at, u64::from(found.at.get()))?;
+        }
+        let next = (from + 1).next_multiple_of(STRIDE).min(slots.end);
+        for len in &lengths[from..next] {
+            walk.step(len.get());
+        }
+        from = next;
+    }
+    Ok(walk.end)
+}
+
+/// Lays samples out one after the other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Walk {
+    pack: Pack,
+    end: u64,
+}
+
+impl Walk {
+    pub(crate) fn new(pack: Pack) -> Walk {
+        Walk { pack, end: 0 }
+    }
+
+    /// Where the next sample begins if it has `len` bytes.
+    #[inline]
+    pub(crate) fn peek(&self, len: u32) -> u64 {
+        self.pack.next_start(self.end, len)
+    }
+
+    /// Where the next sample, of `len` bytes, begins; advances past it.
+    #[inline]
+    pub(crate) fn step(&mut self, len: u32) -> u64 {
+        let at = self.peek(len);
+        self.end = at + u64::from(len);
+        at
+    }
+}
+
+impl RawChunk {
+    #[inline]
+    pub(crate) fn offset_bytes(&self, layout: &ImageLayout) -> u64 {
+        if self.is_lost() { 0 } else { self.cell.get() * layout.cell_bytes() }
+    }
+
+    #[inline]
+    fn data_start(&self) -> u64 {
+        u64::from(self.data_page.get()) * PAGE
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.cell.get() == LOST
+    }
+
+    pub(crate) fn cell_range(&self, layout: &ImageLayout) -> CellRange {
+        let cells = layout.cells_of(u64::from(self.pages.get()) * PAGE);
+        CellRange { namespace: self.namespace.get(), cell: self.cell.get(), cells }
+    }
+
+    /// An error unless `num_slots` samples of `data_len` bytes lie within the chunk, and the chunk within
+    /// the image.
+    fn check(
+        &self,
+        num_slots: u64,
+        data_len: u64,
+        layout: &ImageLayout,
+    ) -> Result<(), FormatError> {
+        let last = u64::from(layout.num_namespaces) - 1;
+        at_most("namespace of a chunk", u64::from(self.namespace.get()), last)?;
+        at_most("samples of a chunk", num_slots, u64::from(MAX_CHUNK_SAMPLES))?;
+        let pages = u64::from(self.pages.get());
+        if self.is_lost() {
+            return equal("bytes of a lost chunk", 0, data_len + pages);
+        }
+        let end = self.data_start() + data_len;
+        at_most("end of a chunk's samples", end, pages * PAGE)?;
+        // Only a chunk of one sample may be longer than the chunk size.
+        let limit = u64::from(layout.chunk_size_bytes);
+        let limit = if num_slots > 1 { limit } else { limit.max(end.next_multiple_of(PAGE)) };
+        at_most("length of a chunk", pages * PAGE, limit)?;
+        let range = self.cell_range(layout);
+        layout.offset_of(range.cell.saturating_add(range.cells))?;
+        Ok(())
+    }
+}
+
+/// Whether the samples from `at` on all have the same length in whole blocks, so that there is no padding:
+/// offsets then need no search, and no branch per sample.
+#[inline]
+fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {
+    let Some(first) = lengths.first() else { return false };
+    let differ = lengths.iter().fold(0, |differ, len| differ | (len.get() ^ first.get()));
+    differ == 0 && (at | u64::from(first.get())).is_multiple_of(PAGE)
+}
+
+#[inline]
+fn first_slot(table: &[RawChunk], chunk: usize) -> usize {
+    table.get(chunk).map_or(usize::MAX, |chunk| chunk.first_slot.get() as usize)
+}
+
+/// The live samples of one chunk: see [`Directory::samples_in_chunk`].
+#[derive(Debug)]
+pub struct ChunkSamples<'a> {
+    directory: &'a Directory,
+    slots: Range<u64>,
+    walk: Walk,
+    namespace: u16,
+    data_at: u64,
+}
+
+impl<'a> ChunkSamples<'a> {
+    pub(super) fn new(directory: &'a Directory, c: u32) -> ChunkSamples<'a> {
+        let info = directory.chunk(c);
+        ChunkSamples {
+            directory,
+            slots: directory.columns.slots_of(c),
+            walk: Walk::new(directory.layout.pack),
+            namespace: info.namespace,
+            data_at: info.offset_bytes + info.header_bytes,
+        }
+    }
+}
+
+impl Iterator for ChunkSamples<'_> {
+    type Item = (SampleId, Extent);
+
+    fn next(&mut self) -> Option<(SampleId, Extent)> {
+        for slot in self.slots.by_ref() {
+            let slot = Slot(slot);
+            let len_bytes = self.directory.columns.len_bytes(slot);
+            let at = self.walk.step(len_bytes);
+            if self.directory.deleted_slots.contains(slot.0) {
+                continue;
+            }
+            let id = self.directory.id_at(slot).expect("a slot of a chunk is of a part");
+            let extent = Extent {
+                offset_bytes: self.data_at + at,
+                len_bytes,
+                crc32c: self.directory.columns.crc32c(slot),
+                namespace: self.namespace,
+            };
+            return Some((id, extent));
+        }
+        None
+    }
+}
+
+/// Slots between two checkpoints.
+pub(crate) const STRIDE: usize = 32;
+pub(crate) const PAGE: u64 = 4096;
+/// The cell of a chunk that could not be found again.
+pub(crate) const LOST: u64 = u64::MAX;

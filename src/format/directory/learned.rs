@@ -1,0 +1,72 @@
+//! Checksums computed at the first read, for samples whose checksum is stored nowhere.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use dlfs_base::units::SampleId;
+
+/// The checksums of a folder's files, as far as they have been read. Shared by all readers.
+///
+/// The first read of a sample stores its checksum; later reads must match it.
+#[derive(Debug)]
+pub struct Learned {
+    checksums: Vec<AtomicU32>,
+    /// One bit a sample: whether its checksum is known.
+    known: Vec<AtomicU64>,
+}
+
+impl Learned {
+    /// For `num_samples` samples, none read yet: 4.1 bytes each.
+    pub fn new(num_samples: u64) -> Learned {
+        Learned {
+            checksums: (0..num_samples).map(|_| AtomicU32::new(0)).collect(),
+            known: (0..num_samples.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// Whether `found` is the checksum of `sample`; stores it if none is known.
+    pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
+        let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
+        let (word, bit) = (&self.known[(sample.0 / 64) as usize], 1 << (sample.0 % 64));
+        if word.load(Ordering::Acquire) & bit != 0 {
+            return checksum.load(Ordering::Relaxed) == found;
+        }
+        // Zero stands for "unknown", so one of several first readers wins; all of them store a checksum of
+        // zero alike.
+        let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
+        word.fetch_or(bit, Ordering::Release);
+        before.is_ok() || before == Err(found)
+    }
+
+    /// The checksum of `sample`, if it is known.
+    pub fn get(&self, sample: SampleId) -> Option<u32> {
+        let word = self.known.get((sample.0 / 64) as usize)?;
+        let is_known = word.load(Ordering::Acquire) >> (sample.0 % 64) & 1 == 1;
+        is_known.then(|| self.checksums[sample.0 as usize].load(Ordering::Relaxed))
+    }
+
+    /// Number of known checksums.
+    pub fn count(&self) -> u64 {
+        self.known.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+    }
+
+    /// Memory, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        (self.checksums.len() * 4 + self.known.len() * 8) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_read_sets_the_checksum_and_later_reads_must_match_it() {
+        let learned = Learned::new(70);
+        assert_eq!((learned.get(SampleId(69)), learned.count()), (None, 0));
+        assert!(learned.accepts(SampleId(69), 5) && learned.accepts(SampleId(69), 5));
+        assert!(!learned.accepts(SampleId(69), 6));
+        assert!(learned.accepts(SampleId(0), 0) && !learned.accepts(SampleId(0), 1));
+        assert_eq!((learned.get(SampleId(69)), learned.count()), (Some(5), 2));
+        assert!(!learned.accepts(SampleId(70), 5), "there is no such sample");
+    }
+}

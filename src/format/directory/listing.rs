@@ -1,0 +1,140 @@
+//! Lists folders: names between two ranks; subfolders are skipped as a whole.
+
+use crate::directory::Directory;
+use crate::format::FormatError;
+use dlfs_base::units::SampleId;
+
+/// A direct child of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name within the folder.
+    pub name: Vec<u8>,
+    /// What it is.
+    pub kind: EntryKind,
+}
+
+/// The kind of an [`Entry`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A folder with at least one live sample below it.
+    Folder,
+    /// A sample.
+    Sample(SampleId),
+}
+
+impl Directory {
+    /// Calls `visit` with each direct child of `folder`, in the order of names, until it returns false.
+    /// Costs one search per entry, however many samples are in subfolders.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn for_each_in(
+        &self,
+        folder: &[u8],
+        visit: &mut dyn FnMut(Entry) -> bool,
+    ) -> Result<(), FormatError> {
+        let names = self.names()?;
+        let mut prefix = folder.to_vec();
+        if !prefix.is_empty() && prefix.last() != Some(&b'/') {
+            prefix.push(b'/');
+        }
+        let mut rank = names.lower_bound(0, &prefix)?;
+        let mut name = Vec::new();
+        while rank < names.num_samples() {
+            let id = SampleId(names.at_rank(rank));
+            name.clear();
+            names.get(id.0, &mut name)?;
+            let Some(within) = name.strip_prefix(&prefix[..]) else { break };
+            let slash = within.iter().position(|byte| *byte == b'/');
+            let next = match slash {
+                None => rank + 1,
+                // Names after the folder's start with something greater than its slash.
+                Some(at) => {
+                    let past = [&name[..prefix.len() + at], b"\x01"].concat();
+                    names.lower_bound(rank + 1, &past)?
+                }
+            };
+            let entry = match slash {
+                None => self.is_live(id).then_some(EntryKind::Sample(id)),
+                Some(_) => self.any_live(rank..next, names).then_some(EntryKind::Folder),
+            };
+            if let Some(kind) = entry {
+                let name = within[..slash.unwrap_or(within.len())].to_vec();
+                if !visit(Entry { name, kind }) {
+                    break;
+                }
+            }
+            rank = next;
+        }
+        Ok(())
+    }
+
+    /// Calls `visit` with the id and name of every live sample below `folder`, in the order of names, until
+    /// it returns false.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn for_each_below(
+        &self,
+        folder: &[u8],
+        visit: &mut dyn FnMut(SampleId, &[u8]) -> bool,
+    ) -> Result<(), FormatError> {
+        let names = self.names()?;
+        let mut prefix = folder.to_vec();
+        if !prefix.is_empty() && prefix.last() != Some(&b'/') {
+            prefix.push(b'/');
+        }
+        let mut name = Vec::new();
+        for rank in names.lower_bound(0, &prefix)?..names.num_samples() {
+            let id = SampleId(names.at_rank(rank));
+            name.clear();
+            names.get(id.0, &mut name)?;
+            if !name.starts_with(&prefix) || (self.is_live(id) && !visit(id, &name)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first rank at or after `from`, in the order of names, whose name is not less than `name`; the
+    /// number of samples if there is none. In that order, a slash sorts before all other bytes.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn rank_by_name(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
+        self.names()?.lower_bound(from, name)
+    }
+
+    /// The sample at `rank` in the order of names, deleted or not, and its name in `name`; `None` if there are
+    /// fewer.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn at_rank_by_name(
+        &self,
+        rank: u64,
+        name: &mut Vec<u8>,
+    ) -> Result<Option<SampleId>, FormatError> {
+        let names = self.names()?;
+        name.clear();
+        if rank >= names.num_samples() {
+            return Ok(None);
+        }
+        let id = names.at_rank(rank);
+        names.get(id, name)?;
+        Ok(Some(SampleId(id)))
+    }
+
+    /// Whether one of the samples at these ranks, in the order of names, is live.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn any_live_by_name(&self, ranks: std::ops::Range<u64>) -> Result<bool, FormatError> {
+        let names = self.names()?;
+        Ok(self.any_live(ranks.start..ranks.end.min(names.num_samples()), names))
+    }
+
+    fn any_live(&self, ranks: std::ops::Range<u64>, names: &super::names::Names) -> bool {
+        ranks.into_iter().any(|rank| self.is_live(SampleId(names.at_rank(rank))))
+    }
+}

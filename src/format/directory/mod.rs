@@ -1,0 +1,612 @@
+//! The directory: the samples of an image, their names and their locations, all in memory, so that finding
+//! a sample costs no message and no system call. Pure.
+//!
+//! # What it is
+//! Columns and one search tree. A sample has an *id*, its rank in the source, which users see. It lies at a
+//! *slot*, its rank on media; slot = P(id) is arithmetic (see [`crate::format::Placement`]). So an extent
+//! needs only the columns by slot (length, checksum): offsets follow from the lengths, starting at a
+//! checkpoint every 32 slots. Names map to ids through a static search tree of fingerprints; a lookup
+//! always compares the name.
+//!
+//! | part        | bytes a sample                     | of                                           |
+//! |-------------|------------------------------------|----------------------------------------------|
+//! | lengths     | 4                                  | u32 by slot                                  |
+//! | checksums   | 4                                  | CRC32C by slot                               |
+//! | tree        | 8.13 (9.13 above 2^32 samples)     | fingerprint and id, and 1/31 for inner nodes |
+//! | checkpoints | 0.25                               | chunk and offset of every 32nd slot          |
+//! | chunk table | 40 / samples a chunk: 0.63 from 64 | location and identity of each chunk          |
+//! | deletions   | 0.27, none while nothing is deleted | one bit by id, one by slot, and ranks       |
+//!
+//! That is at most 17.3 of the 20 bytes that the design allows. Names, labels and typed columns are extra.
+//!
+//! The columns are the bytes of the snapshot on media: loading means reading and verifying. Tree and names may
+//! stay on media until a name is asked for ([`Directory::attach_tree`], [`Directory::attach_names`]): reading by
+//! id, as training does, takes 9.2 bytes a sample of memory at most.
+//!
+//! # What it is not
+//! It is immutable: a new generation has a new directory, which shares the unchanged columns. It does no
+//! I/O and does not know readers.
+//!
+//! # Invariants
+//! Every extent lies within its chunk and every chunk within its namespace's cells, whatever the snapshot
+//! says: [`Directory::from_snapshot`] lays all samples out once and rejects what does not fit.
+//!
+//! Read [`columns`](self) (`columns.rs`) first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs`
+//! prepares what an import writes last; `rebuild.rs` restores the directory without a snapshot, and
+//! `rewritten.rs` makes that of a purge.
+
+mod aside;
+mod builder;
+mod bytes;
+mod columns;
+pub mod commit;
+mod deleted;
+mod intact;
+mod labels;
+mod learned;
+mod listing;
+mod name_order;
+mod names;
+mod names_writer;
+pub mod rebuild;
+mod rewritten;
+mod snapshot;
+mod tree;
+mod typed;
+mod used_len;
+mod viewed;
+
+use std::sync::{Arc, OnceLock};
+
+pub use aside::KeepsAside;
+pub use builder::{DirectoryBuilder, GiveName};
+pub use bytes::Bytes;
+pub use columns::{ChunkInfo, ChunkSamples};
+pub use intact::Intact;
+pub use labels::Labels;
+pub use learned::Learned;
+pub use listing::{Entry, EntryKind};
+pub use rewritten::Rewrite;
+pub use snapshot::SnapshotWriter;
+pub use typed::Column;
+pub use viewed::ViewMark;
+
+use crate::format::checksum::fingerprint;
+use crate::format::chunk::ChunkId;
+use crate::format::{
+    CellRange, Extent, FieldTypes, FormatError, GenerationRecord, ImageLayout, Part, Placement,
+    Uuid,
+};
+use columns::Columns;
+use deleted::DeletedSet;
+use dlfs_base::units::{Generation, SampleId, Slot};
+use names::Names;
+use tree::Tree;
+use typed::TypedColumns;
+
+/// All samples of one generation of an image. Immutable; share it in an `Arc`.
+#[derive(Debug, Clone)]
+pub struct Directory {
+    layout: ImageLayout,
+    generation: Generation,
+    time_ns: u64,
+    placements: Vec<Placement>,
+    metadata: Arc<ImageMetadata>,
+    record_range: CellRange,
+    columns: Columns,
+    /// Shared as the names are.
+    tree: Arc<OnceLock<Tree>>,
+    deleted_ids: DeletedSet,
+    deleted_slots: DeletedSet,
+    labels: Option<Labels>,
+    typed: TypedColumns,
+    /// Checksums computed at first read, if none are on media.
+    learned: Option<Arc<Learned>>,
+    /// Shared by all generations and views of it that have the same names.
+    names: Arc<OnceLock<Names>>,
+    /// The objects that the image was imported from, as the names are shared.
+    origins: Arc<OnceLock<Bytes>>,
+    /// The sections of tree, names and origins in the snapshot, if it was decoded from one.
+    lookup_on_media: Vec<crate::format::snapshot::Section>,
+    /// The CRC32C at the end of the snapshot's head, if it was read from one.
+    head_crc32c: Option<u32>,
+    /// The view, if other samples of the generation are left out.
+    view: Option<ViewMark>,
+}
+
+/// Metadata of the whole image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct ImageMetadata {
+    /// Time of the oldest chunk of each part.
+    started_ns: Vec<u64>,
+    fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
+    classes: Vec<Vec<u8>>,
+    freed: Vec<CellRange>,
+}
+
+impl Directory {
+    /// The image.
+    pub fn uuid(&self) -> Uuid {
+        self.layout.uuid
+    }
+
+    /// Properties of the whole image.
+    pub fn layout(&self) -> &ImageLayout {
+        &self.layout
+    }
+
+    /// The generation it describes.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Time of that generation, in ns since 1970.
+    pub fn time_ns(&self) -> u64 {
+        self.time_ns
+    }
+
+    /// The view, if this directory leaves other samples of the generation out.
+    pub fn view(&self) -> Option<ViewMark> {
+        self.view
+    }
+
+    /// Ids assigned so far, deleted samples included: all ids are below this.
+    pub fn num_samples(&self) -> u64 {
+        self.columns.num_slots()
+    }
+
+    /// Number of live samples.
+    pub fn num_live(&self) -> u64 {
+        self.num_samples() - self.deleted_ids.count()
+    }
+
+    /// The live sample with `rank` live samples before it, in the order of ids.
+    ///
+    /// # Panics
+    /// If `rank` is not below [`num_live`](Self::num_live).
+    #[inline]
+    pub fn id_of_live(&self, rank: u64) -> SampleId {
+        SampleId(self.deleted_ids.select_live(rank, self.num_samples()))
+    }
+
+    /// The number of live samples with a smaller id: the inverse of [`id_of_live`](Self::id_of_live).
+    pub fn rank_of(&self, id: SampleId) -> u64 {
+        let id = id.0.min(self.num_samples());
+        id - self.deleted_ids.before(id)
+    }
+
+    /// Whether this id was assigned and is not deleted.
+    #[inline]
+    pub fn is_live(&self, id: SampleId) -> bool {
+        id.0 < self.num_samples() && !self.deleted_ids.contains(id.0)
+    }
+
+    /// The extent of the sample; `None` if there is none with this id. At most 31 steps.
+    #[inline]
+    pub fn extent(&self, id: SampleId) -> Option<Extent> {
+        if !self.is_live(id) {
+            return None;
+        }
+        Some(self.columns.extent(self.slot_of(id)?, &self.layout))
+    }
+
+    /// Appends the extents of `ids` to `out`, in their order; `None` if there is no sample with this id.
+    /// `slots` is scratch memory.
+    ///
+    /// Equals [`extent`](Self::extent) for each, but overlaps the memory accesses of many ids.
+    pub fn extents(&self, ids: &[SampleId], slots: &mut Vec<Slot>, out: &mut Vec<Option<Extent>>) {
+        slots.clear();
+        let there = |&id: &SampleId| if self.is_live(id) { self.slot_of(id) } else { None };
+        slots.extend(ids.iter().map(|id| there(id).unwrap_or(NO_SLOT)));
+        self.columns.extents(slots, &self.layout, out);
+    }
+
+    /// Length of the sample in bytes; `None` if there is none with this id.
+    #[inline]
+    pub fn len_bytes(&self, id: SampleId) -> Option<u32> {
+        if !self.is_live(id) {
+            return None;
+        }
+        Some(self.columns.len_bytes(self.slot_of(id)?))
+    }
+
+    /// The slot of the id; `None` if it was not assigned.
+    #[inline]
+    pub fn slot_of(&self, id: SampleId) -> Option<Slot> {
+        Some(self.placements[self.part_of(id.0)?].slot_of(id))
+    }
+
+    /// The id at `slot`; `None` if there is no such slot.
+    #[inline]
+    pub fn id_at(&self, slot: Slot) -> Option<SampleId> {
+        // Ids and slots of a part are the same range.
+        Some(self.placements[self.part_of(slot.0)?].id_at(slot))
+    }
+
+    /// Number of chunks. A chunk's index counts them in the order of slots.
+    pub fn num_chunks(&self) -> u32 {
+        self.columns.num_chunks()
+    }
+
+    /// The location of chunk `c`, and its slots.
+    ///
+    /// # Panics
+    /// If there is no chunk `c`.
+    pub fn chunk(&self, c: u32) -> ChunkInfo {
+        self.columns.chunk(c, &self.layout)
+    }
+
+    /// The chunk of the id; `None` if the id was not assigned.
+    pub fn chunk_of(&self, id: SampleId) -> Option<u32> {
+        Some(self.columns.chunk_of(self.slot_of(id)?))
+    }
+
+    /// Number of live samples in chunk `c`.
+    ///
+    /// # Panics
+    /// If there is no chunk `c`.
+    pub fn live_in_chunk(&self, c: u32) -> u32 {
+        let slots = self.columns.slots_of(c);
+        let deleted = self.deleted_slots.before(slots.end) - self.deleted_slots.before(slots.start);
+        (slots.end - slots.start - deleted) as u32
+    }
+
+    /// The `nth` live sample of chunk `c`, from 0, in the order of slots.
+    ///
+    /// # Panics
+    /// If chunk `c` has no `nth` live sample.
+    #[inline]
+    pub fn id_in_chunk(&self, c: u32, nth: u32) -> SampleId {
+        self.id_at(self.slot_in_chunk(c, nth)).expect("a slot below the end is of a part")
+    }
+
+    /// The extent of live sample number `nth` of chunk `c`: they ascend.
+    ///
+    /// # Panics
+    /// If chunk `c` has no such live sample.
+    pub fn extent_in_chunk(&self, c: u32, nth: u32) -> Extent {
+        self.columns.extent(self.slot_in_chunk(c, nth), &self.layout)
+    }
+
+    fn slot_in_chunk(&self, c: u32, nth: u32) -> Slot {
+        let slots = self.columns.slots_of(c);
+        let before = slots.start - self.deleted_slots.before(slots.start);
+        let slot = self.deleted_slots.select_live(before + u64::from(nth), self.num_samples());
+        assert!(slot < slots.end, "chunk {c} has no live sample {nth}");
+        Slot(slot)
+    }
+
+    /// The chunk of the live sample `id`, and its number there: the inverse of
+    /// [`id_in_chunk`](Self::id_in_chunk). `None` if there is no live sample `id`.
+    #[inline]
+    pub fn place_in_chunk(&self, id: SampleId) -> Option<(u32, u32)> {
+        let slot = self.slot_of(id).filter(|slot| !self.deleted_slots.contains(slot.0))?;
+        let c = self.columns.chunk_of(slot);
+        let start = self.columns.slots_of(c).start;
+        let deleted = self.deleted_slots.before(slot.0) - self.deleted_slots.before(start);
+        Some((c, (slot.0 - start - deleted) as u32))
+    }
+
+    /// The live samples of chunk `c` with their extents, in the order of slots, without a search for each.
+    ///
+    /// # Panics
+    /// If there is no chunk `c`.
+    pub fn samples_in_chunk(&self, c: u32) -> ChunkSamples<'_> {
+        ChunkSamples::new(self, c)
+    }
+
+    /// The live sample called `name`; the newest one if there are several.
+    ///
+    /// Compares the name itself, never only its fingerprint.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media; see [`attach_names`](Self::attach_names).
+    pub fn lookup(&self, name: &[u8]) -> Result<Option<SampleId>, FormatError> {
+        let (names, tree) = (self.names()?, self.tree()?);
+        let key = fingerprint(self.layout.uuid.hash_seed(), name);
+        let mut found = None;
+        for id in tree.candidates(key) {
+            if self.is_live(SampleId(id)) && names.is(id, name) {
+                found = Some(SampleId(id));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Two samples with one name, deleted or not; `None` if all names differ.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn find_same_names(&self) -> Result<Option<(SampleId, SampleId)>, FormatError> {
+        for ids in self.tree()?.sharing() {
+            let mut named = Vec::with_capacity(ids.len());
+            for id in ids {
+                named.push((self.name(SampleId(id))?, id));
+            }
+            named.sort_unstable();
+            if let Some(pair) = named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+                return Ok(Some((SampleId(pair[0].1), SampleId(pair[1].1))));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Name of the sample, deleted or not; `None` if its id was not assigned, or if a purge dropped its
+    /// name.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn name(&self, id: SampleId) -> Result<Option<Vec<u8>>, FormatError> {
+        let mut name = Vec::new();
+        Ok(self.name_into(id, &mut name)?.then_some(name))
+    }
+
+    /// As [`name`](Self::name), into a reused buffer; false if there is none.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn name_into(&self, id: SampleId, name: &mut Vec<u8>) -> Result<bool, FormatError> {
+        let names = self.names()?;
+        name.clear();
+        if id.0 >= self.num_samples() {
+            return Ok(false);
+        }
+        names.get(id.0, name)?;
+        Ok(!name.is_empty() || self.is_live(id))
+    }
+
+    /// The direct children of `folder`, subfolders and samples, in the order of names. The root folder is
+    /// the empty name; others may end with a slash.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn list(&self, folder: &[u8]) -> Result<Vec<Entry>, FormatError> {
+        let mut entries = Vec::new();
+        self.for_each_in(folder, &mut |entry| {
+            entries.push(entry);
+            true
+        })?;
+        Ok(entries)
+    }
+
+    /// Label of the sample; `None` if it has none, or if there is no sample with this id. No I/O.
+    #[inline]
+    pub fn label(&self, id: SampleId) -> Option<i64> {
+        if !self.is_live(id) {
+            return None;
+        }
+        self.labels.as_ref()?.get(id.0)
+    }
+
+    /// The column of all labels, by id; `None` when no sample has one.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.labels.as_ref()
+    }
+
+    /// The typed columns, in the order in which they came into the image.
+    pub fn columns(&self) -> &[Column] {
+        self.typed.all()
+    }
+
+    /// The typed column called `name`.
+    pub fn column(&self, name: &str) -> Option<&Column> {
+        self.columns().iter().find(|column| column.name() == name)
+    }
+
+    /// The checksums computed at first read; `None` if all of them are on media.
+    pub fn learned(&self) -> Option<&Arc<Learned>> {
+        self.learned.as_ref()
+    }
+
+    /// Names of the classes: a label is an index into it. Empty where labels are numbers.
+    pub fn classes(&self) -> &[Vec<u8>] {
+        &self.metadata.classes
+    }
+
+    /// Names of the fields of a sample, in their order in its record; empty for one without a name.
+    pub fn fields(&self) -> &[Vec<u8>] {
+        &self.metadata.fields
+    }
+
+    /// The types of the fields: a field without one is bytes.
+    pub fn field_types(&self) -> &FieldTypes {
+        &self.metadata.field_types
+    }
+
+    /// Its parts, in the order of ids: one per import or append.
+    pub fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.placements.iter().map(Placement::part)
+    }
+
+    /// Deleted ids as ascending ranges of (first, length).
+    pub fn deleted_ranges(&self) -> Vec<(u64, u64)> {
+        self.deleted_ids.ranges()
+    }
+
+    /// The cells that this generation reads, except its snapshot (the superblock has that).
+    pub fn cell_ranges(&self) -> impl Iterator<Item = CellRange> {
+        let record = (self.record_range.cells > 0).then_some(self.record_range);
+        self.columns.cell_ranges(&self.layout).chain(record)
+    }
+
+    /// The cells that the previous generation reads and this one does not.
+    pub fn freed(&self) -> &[CellRange] {
+        &self.metadata.freed
+    }
+
+    /// Whether names and lookup tree are loaded.
+    pub fn has_names(&self) -> bool {
+        self.names.get().is_some() && self.has_tree()
+    }
+
+    /// Whether the lookup tree is loaded.
+    pub fn has_tree(&self) -> bool {
+        self.tree.get().is_some()
+    }
+
+    /// This directory with `ids` deleted, as the next `generation`. Shares the columns with this one.
+    /// Already deleted ids stay deleted.
+    ///
+    /// # Errors
+    /// `OutOfRange`: an id was not assigned.
+    pub fn with_deleted(
+        &self,
+        ids: &[SampleId],
+        generation: Generation,
+        time_ns: u64,
+    ) -> Result<Directory, FormatError> {
+        let len = self.num_samples();
+        let mut by_id = self.deleted_ids.to_bits(len);
+        let mut by_slot = self.deleted_slots.to_bits(len);
+        for &id in ids {
+            let slot = self.slot_of(id).ok_or(FormatError::OutOfRange {
+                what: "id of a sample",
+                value: id.0,
+                limit: self.num_samples().saturating_sub(1),
+            })?;
+            by_id.set(id.0);
+            by_slot.set(slot.0);
+        }
+        let metadata = ImageMetadata { freed: Vec::new(), ..(*self.metadata).clone() };
+        Ok(Directory {
+            generation,
+            time_ns,
+            metadata: Arc::new(metadata),
+            record_range: CellRange::default(),
+            head_crc32c: None,
+            deleted_ids: by_id.finish(),
+            deleted_slots: by_slot.finish(),
+            ..self.clone()
+        })
+    }
+
+    /// The metadata that chunks do not hold, for the generation record.
+    pub fn record(&self) -> GenerationRecord {
+        GenerationRecord {
+            layout: self.layout,
+            generation: self.generation,
+            time_ns: self.time_ns,
+            num_chunks: u64::from(self.num_chunks()),
+            parts: self.parts().copied().collect(),
+            started_ns: self.metadata.started_ns.clone(),
+            fields: self.metadata.fields.clone(),
+            classes: self.metadata.classes.clone(),
+            deleted: self.deleted_ranges(),
+            freed: self.metadata.freed.clone(),
+            origins: self.origins.get().map(|origins| origins.to_vec()).unwrap_or_default(),
+        }
+    }
+
+    /// Whether the image says which objects of stores it was imported from.
+    pub fn has_origins(&self) -> bool {
+        match self.origins.get() {
+            Some(origins) => !origins.is_empty(),
+            None => self
+                .lookup_on_media
+                .iter()
+                .any(|section| section.kind == crate::format::snapshot::kind::ORIGINS),
+        }
+    }
+
+    /// The objects of stores that the image was imported from: groups of [`crate::format::origins`]; none for an image
+    /// from elsewhere.
+    ///
+    /// # Errors
+    /// `NotLoaded`: they are still on media; see [`attach_origins`](Self::attach_origins).
+    pub fn origins(&self) -> Result<&[u8], FormatError> {
+        match self.origins.get() {
+            Some(origins) => Ok(origins),
+            None if self.has_origins() => Err(FormatError::NotLoaded { what: "origins" }),
+            None => Ok(&[]),
+        }
+    }
+
+    /// Memory by purpose, in bytes.
+    pub fn memory_bytes(&self) -> Memory {
+        let (names, name_order) = self.names.get().map_or((0, 0), Names::memory_bytes);
+        Memory {
+            lengths_and_checksums: self.num_samples() * 8
+                + self.learned.as_ref().map_or(0, |learned| learned.memory_bytes()),
+            checkpoints: self.columns.checkpoint_bytes(),
+            chunks: self.columns.chunk_bytes(),
+            tree: self.tree.get().map_or(0, Tree::memory_bytes),
+            deletions: self.deleted_ids.memory_bytes() + self.deleted_slots.memory_bytes(),
+            labels: self.labels.as_ref().map_or(0, Labels::memory_bytes),
+            columns: self.typed.memory_bytes(),
+            names,
+            name_order,
+        }
+    }
+
+    /// Height of the lookup tree: nodes that a lookup visits. At most `ceil(log32(samples))`, and at least
+    /// 1. 0 while it is not loaded.
+    pub fn tree_height(&self) -> u32 {
+        self.tree.get().map_or(0, Tree::height)
+    }
+
+    /// Index of the part that contains this id or slot.
+    #[inline]
+    fn part_of(&self, id: u64) -> Option<usize> {
+        let index = match self.placements.len() {
+            1 => 0,
+            _ => self.placements.partition_point(|part| part.part().first <= id).checked_sub(1)?,
+        };
+        self.placements.get(index)?.contains(id).then_some(index)
+    }
+
+    fn names(&self) -> Result<&Names, FormatError> {
+        self.names.get().ok_or(FormatError::NotLoaded { what: "names" })
+    }
+
+    fn tree(&self) -> Result<&Tree, FormatError> {
+        self.tree.get().ok_or(FormatError::NotLoaded { what: "lookup tree" })
+    }
+
+    /// Identity that the header of chunk `c` must have.
+    ///
+    /// # Panics
+    /// If there is no chunk `c`.
+    pub fn chunk_id(&self, c: u32) -> ChunkId {
+        self.columns.chunk_id(c)
+    }
+}
+
+/// A slot that never exists: a data set has at most 2^40 samples.
+const NO_SLOT: Slot = Slot(u64::MAX);
+
+/// Memory of a directory in bytes, by purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// Length and checksum columns: 8 bytes a sample.
+    pub lengths_and_checksums: u64,
+    /// Where every 32nd slot lies.
+    pub checkpoints: u64,
+    /// The chunk table.
+    pub chunks: u64,
+    /// The lookup tree, if it is loaded.
+    pub tree: u64,
+    /// Deletion bitmaps and their ranks.
+    pub deletions: u64,
+    /// The label column.
+    pub labels: u64,
+    /// The typed columns.
+    pub columns: u64,
+    /// The names, if they are loaded.
+    pub names: u64,
+    /// The order of names, where it is not that of ids.
+    pub name_order: u64,
+}
+
+impl Memory {
+    /// Total without names, labels and typed columns, for which the design allows 20 bytes a sample.
+    pub fn core(&self) -> u64 {
+        let Memory { lengths_and_checksums, checkpoints, chunks, tree, deletions, .. } = *self;
+        lengths_and_checksums + checkpoints + chunks + tree + deletions
+    }
+
+    /// Total.
+    pub fn total(&self) -> u64 {
+        self.core() + self.labels + self.columns + self.names + self.name_order
+    }
+}

@@ -1,0 +1,202 @@
+//! Selects the chunks on media that make up a generation, to rebuild a directory without its snapshot.
+//!
+//! Every cell may hold the head of a chunk: one of the wanted generation, one that a later generation
+//! replaced, or one of an import that never committed. [`select_chunks`] chooses from heads alone; the
+//! caller then reads the chosen headers in the order of the selection and adds them to a
+//! [`DirectoryBuilder`](crate::directory::DirectoryBuilder).
+//!
+//! ```text
+//! heads   = ChunkHead::parse of the first 128 bytes of each cell, check_location, by namespace and cell
+//! record  = GenerationRecord at newest_record(&heads, committed generation if a superblock tells it)
+//! selection = select_chunks(base, &heads, record, most_slots)
+//! for step in selection.steps: Base(c) → copy_chunk;  Head(i) → read, parse, add_chunk;  Lost → add_lost
+//! builder.set_classes(record.classes), delete(&record.deleted), set_freed(record.freed)
+//! directory = builder.finish(record.generation, record.time_ns); set_record_range(its cells)
+//! ```
+//!
+//! With a `base`, an older directory, only heads of later generations (or times) must be read.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::directory::Directory;
+use crate::format::chunk::ChunkKind;
+use crate::format::error::at_most;
+use crate::format::geometry::MAX_SAMPLES;
+use crate::format::{ChunkHead, FormatError, GenerationRecord, Part};
+use dlfs_base::units::Generation;
+
+/// The chunks of a rebuild, in the order of slots.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ChunkSelection {
+    /// The steps.
+    pub steps: Vec<Step>,
+    /// Samples whose chunk was not found.
+    pub lost_samples: u64,
+    /// Heads that do not belong to the generation: replaced, or never committed.
+    pub unused_heads: u64,
+}
+
+/// One step of a rebuild.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Copy this chunk of the base.
+    Base(u32),
+    /// Read the header of this head: an index into the heads given.
+    Head(usize),
+    /// No chunk was found for these slots.
+    Lost {
+        /// The part they belong to; its count is ignored.
+        part: Part,
+        /// How many.
+        count: u64,
+    },
+}
+
+/// Selects the chunks of a generation: the record's, or the newest one without a record.
+///
+/// `most_slots` limits the number of slots to cells of the image times samples of a chunk, so that a head
+/// with a huge slot cannot make the directory larger than the image.
+///
+/// # Errors
+/// `OutOfRange`: the heads name more slots.
+pub fn select_chunks(
+    base: Option<&Directory>,
+    heads: &[ChunkHead],
+    record: Option<&GenerationRecord>,
+    most_slots: u64,
+) -> Result<ChunkSelection, FormatError> {
+    let mut candidates = candidates(base, heads, record);
+    // Newest first: a chunk from a purge replaces those with the same slots; if an import was started anew,
+    // its chunks replace those of the first attempt.
+    candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.order));
+    let mut chosen: BTreeMap<u64, Candidate> = BTreeMap::new();
+    for candidate in candidates {
+        let before = chosen.range(..candidate.slots.end).next_back();
+        if before.is_none_or(|(_, other)| other.slots.end <= candidate.slots.start) {
+            chosen.insert(candidate.slots.start, candidate);
+        }
+    }
+    let parts = match record {
+        Some(record) => record.parts.clone(),
+        None => parts_of(&chosen),
+    };
+    let end = parts.last().map_or(0, |part| part.first + part.count);
+    at_most("slots of all chunks", end, most_slots)?;
+    let mut selection = ChunkSelection::default();
+    for part in parts {
+        selection.add_part(part, &chosen);
+    }
+    let used = selection.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
+    selection.unused_heads = (heads.len() - used) as u64;
+    Ok(selection)
+}
+
+/// The newest generation record among `heads`, or that of `committed` if given. Otherwise a record of a
+/// generation that did not commit counts too: all chunks of its generation were written before it.
+pub fn newest_record(heads: &[ChunkHead], committed: Option<Generation>) -> Option<&ChunkHead> {
+    let records = heads.iter().filter(|head| {
+        head.kind == ChunkKind::Record && committed.is_none_or(|known| known == head.id.generation)
+    });
+    // Two records of one generation: the import was discarded once and started anew.
+    records.max_by_key(|head| (head.id.generation, head.time_ns))
+}
+
+impl ChunkSelection {
+    /// The chunks of one part, and the gaps between them.
+    fn add_part(&mut self, part: Part, chosen: &BTreeMap<u64, Candidate>) {
+        let (mut next, end) = (part.first, part.first + part.count);
+        for candidate in chosen.range(part.first..end).map(|(_, candidate)| candidate) {
+            let same = candidate.part == (part.first, part.seed, part.window);
+            if !same || candidate.slots.end > end {
+                continue;
+            }
+            self.add_lost(part, candidate.slots.start - next);
+            self.steps.push(candidate.step);
+            next = candidate.slots.end;
+        }
+        self.add_lost(part, end - next);
+    }
+
+    fn add_lost(&mut self, part: Part, count: u64) {
+        if count > 0 {
+            self.steps.push(Step::Lost { part, count });
+            self.lost_samples += count;
+        }
+    }
+}
+
+/// A chunk that may belong to the generation.
+#[derive(Debug, Clone)]
+struct Candidate {
+    /// Generation, time and number: the order of writing.
+    order: (u64, u64, u64),
+    slots: Range<u64>,
+    /// First id, seed and window of its part.
+    part: (u64, u64, u64),
+    step: Step,
+}
+
+fn candidates(
+    base: Option<&Directory>,
+    heads: &[ChunkHead],
+    record: Option<&GenerationRecord>,
+) -> Vec<Candidate> {
+    let wanted = |head: &ChunkHead| {
+        head.kind == ChunkKind::Samples && record.is_none_or(|record| is_of(head, record))
+    };
+    let of_heads =
+        heads.iter().enumerate().filter(|(_, head)| wanted(head)).map(|(i, head)| Candidate {
+            order: (head.id.generation.0, head.time_ns, head.id.sequence),
+            slots: head.first_slot.0..head.end_slot().0,
+            part: (head.part_first, head.part_seed, head.part_window),
+            step: Step::Head(i),
+        });
+    let base_chunks =
+        base.into_iter().flat_map(|base| (0..base.num_chunks()).map(move |c| (base, c)));
+    let of_base = base_chunks.filter(|(base, c)| base.chunk(*c).len_bytes > 0).map(|(base, c)| {
+        let (info, id) = (base.chunk(c), base.chunk_id(c));
+        let index = base.part_of(info.first_slot.0).expect("a chunk is of a part");
+        let part = base.placements[index].part();
+        Candidate {
+            // The base has no time for it: within a generation, a head on media has priority.
+            order: (id.generation.0, 0, id.sequence),
+            slots: info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots),
+            part: (part.first, part.seed, part.window),
+            step: Step::Base(c),
+        }
+    });
+    of_heads.chain(of_base).collect()
+}
+
+/// Whether a chunk may belong to the record's generation: no later generation wrote it, and it is not from
+/// a discarded import that preceded the part as it is now.
+fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
+    let part = record.parts.binary_search_by_key(&head.part_first, |part| part.first);
+    let started_ns = part.ok().map(|index| record.started_ns[index]);
+    head.id.generation <= record.generation && started_ns.is_some_and(|time| head.time_ns >= time)
+}
+
+/// The parts without a record: as the chunks name them, each up to the first id of the next one. The last
+/// part ends with its last chunk, or with its shuffle window if it has only one: the window's length
+/// determines where its ids are.
+fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for candidate in chosen.values() {
+        let (first, seed, window) = candidate.part;
+        let known = parts.last().is_some_and(|last| last.first >= first);
+        if !known {
+            if let Some(last) = parts.last_mut() {
+                last.count = first - last.first;
+            } else if first > 0 {
+                // The slots before the first part found are lost; they are taken as in source order.
+                parts.push(Part { first: 0, count: first, seed: 0, window: 0 });
+            }
+            parts.push(Part { first, count: 0, seed, window });
+        }
+        let last = parts.last_mut().expect("one was pushed");
+        let window = window.min(MAX_SAMPLES - first);
+        last.count = last.count.max(candidate.slots.end - last.first).max(window);
+    }
+    parts
+}

@@ -1,0 +1,163 @@
+//! The directory after a purge rewrote chunks without their deleted samples.
+//!
+//! Ids and slots stay, so columns are copied, and only what was dropped changes in them. The result is that
+//! of adding every chunk again, at the cost of a few passes over flat columns.
+
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+use crate::directory::builder::raw_chunk;
+use crate::directory::columns::{Checkpoint, Columns, RawChunk, STRIDE, Walk};
+use crate::directory::deleted::{Bits, DeletedSet};
+use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
+use crate::directory::{Bytes, Directory, ImageMetadata};
+use crate::format::error::equal;
+use crate::format::{CellRange, ChunkHead, FormatError, Pack};
+use dlfs_base::units::{Generation, Slot};
+
+/// A generation that differs from the one before in where some samples lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Rewrite<'a> {
+    /// The new chunks, in the order of their slots. Each begins where a chunk or a new chunk before it
+    /// ends, and the last of several in a row ends where a chunk ends.
+    pub chunks: &'a [ChunkHead],
+    /// The generation.
+    pub generation: Generation,
+    /// Its time.
+    pub time_ns: u64,
+    /// The first generation with chunks of that time: a purge may take several.
+    pub since: Generation,
+}
+
+impl Directory {
+    /// This directory as another generation, with new chunks. What is deleted in their slots has neither
+    /// length nor name nor label nor other value there.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media. `Mismatch`: the new chunks do not replace whole ones.
+    pub fn rewritten(&self, rewrite: &Rewrite<'_>) -> Result<Directory, FormatError> {
+        let table = self.spliced(rewrite.chunks)?;
+        let (mut lengths, mut checksums) =
+            (self.columns.lengths.to_vec(), self.columns.checksums.to_vec());
+        let dead = rewrite.chunks.iter().flat_map(|head| head.first_slot.0..head.end_slot().0);
+        let mut dropped = Bits::new(self.num_samples());
+        let mut name = Vec::new();
+        for slot in dead.filter(|slot| self.deleted_slots.contains(*slot)) {
+            let at = slot as usize * 4;
+            lengths[at..at + 4].fill(0);
+            checksums[at..at + 4].fill(0);
+            let id = self.id_at(Slot(slot)).expect("a slot below the end is of a part");
+            // One that was purged before has nothing left to drop.
+            if self.name_into(id, &mut name)? {
+                dropped.set(id.0);
+            }
+        }
+        let dropped = dropped.finish();
+        let started_ns = self.started_ns(&table, rewrite);
+        let (lengths, checksums) = (Bytes::from(lengths), Bytes::from(checksums));
+        let checkpoints = checkpoints(&table, &lengths, self.layout.pack);
+        let columns = Columns {
+            chunks: table.as_bytes().to_vec().into(),
+            checkpoints: checkpoints.as_bytes().to_vec().into(),
+            lengths,
+            checksums,
+            aside: None,
+        };
+        let metadata = ImageMetadata { started_ns, freed: Vec::new(), ..(*self.metadata).clone() };
+        let mut directory = Directory {
+            generation: rewrite.generation,
+            time_ns: rewrite.time_ns,
+            metadata: metadata.into(),
+            record_range: CellRange::default(),
+            head_crc32c: None,
+            columns,
+            ..self.clone()
+        };
+        if dropped.count() > 0 {
+            directory.drop_names(&dropped)?;
+        }
+        Ok(directory)
+    }
+
+    /// Drops names, labels, values of typed columns and entries of the tree.
+    fn drop_names(&mut self, dropped: &DeletedSet) -> Result<(), FormatError> {
+        let num_samples = self.num_samples();
+        self.names = Arc::new(self.names()?.without(dropped)?.into());
+        let tree = self.tree()?.without(num_samples, |id| dropped.contains(id));
+        self.tree = Arc::new(tree.into());
+        self.typed = self.typed.without(num_samples, &|id| dropped.contains(id));
+        let Some(labels) = &self.labels else { return Ok(()) };
+        let label = |id| match dropped.contains(id) {
+            true => NO_LABEL,
+            false => labels.get(id).unwrap_or(NO_LABEL),
+        };
+        let mut range = LabelRange::default();
+        (0..num_samples).for_each(|id| range.take(label(id)));
+        self.labels = Labels::extended(None, 0, (0..num_samples).map(label), range);
+        Ok(())
+    }
+
+    /// The chunk table with `new` chunks in place of those that had their slots.
+    fn spliced(&self, new: &[ChunkHead]) -> Result<Vec<RawChunk>, FormatError> {
+        let old = self.columns.table();
+        let mut table = Vec::with_capacity(old.len());
+        let mut new = new.iter().peekable();
+        let (mut next_slot, mut at) = (0, 0);
+        while next_slot < self.num_samples() {
+            if let Some(head) = new.next_if(|head| head.first_slot.0 == next_slot) {
+                table.push(raw_chunk(head));
+                next_slot = head.end_slot().0;
+                continue;
+            }
+            at += old[at..].partition_point(|chunk| chunk.first_slot.get() < next_slot);
+            let slots = match old.get(at) {
+                Some(chunk) => chunk.first_slot.get()..self.columns.slots_of(at as u32).end,
+                None => self.num_samples()..self.num_samples(),
+            };
+            equal("first slot of a chunk behind rewritten ones", next_slot, slots.start)?;
+            table.push(old[at]);
+            next_slot = slots.end;
+        }
+        equal("rewritten chunks without a place", 0, new.count() as u64)?;
+        Ok(table)
+    }
+
+    /// The time of the oldest chunk of each part.
+    fn started_ns(&self, table: &[RawChunk], rewrite: &Rewrite<'_>) -> Vec<u64> {
+        let parts = self.parts().zip(&self.metadata.started_ns);
+        let of_part = parts.map(|(part, &started_ns)| {
+            let from = table.partition_point(|chunk| chunk.first_slot.get() < part.first);
+            let chunks = table[from..]
+                .iter()
+                .take_while(|chunk| chunk.first_slot.get() < part.first + part.count)
+                .filter(|chunk| !chunk.is_lost());
+            let is_old = |chunk: &RawChunk| chunk.generation.get() < rewrite.since.0;
+            let (mut any, mut any_old) = (false, false);
+            for chunk in chunks {
+                (any, any_old) = (true, any_old || is_old(chunk));
+            }
+            if any && !any_old { rewrite.time_ns } else { started_ns }
+        });
+        of_part.collect()
+    }
+}
+
+/// Where every 32nd slot lies.
+fn checkpoints(table: &[RawChunk], lengths: &Bytes, pack: Pack) -> Vec<Checkpoint> {
+    let lengths = lengths.items::<U32>();
+    let mut checkpoints = Vec::with_capacity(lengths.len().div_ceil(STRIDE));
+    for (index, chunk) in table.iter().enumerate() {
+        let mut walk = Walk::new(pack);
+        let end = table.get(index + 1).map_or(lengths.len() as u64, |next| next.first_slot.get());
+        for slot in chunk.first_slot.get()..end {
+            let at = walk.step(lengths[slot as usize].get());
+            if slot.is_multiple_of(STRIDE as u64) {
+                let (chunk, at) = ((index as u32).into(), (at as u32).into());
+                checkpoints.push(Checkpoint { chunk, at });
+            }
+        }
+    }
+    checkpoints
+}

@@ -1,0 +1,600 @@
+//! Encodes a directory as a snapshot, and decodes it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::directory::aside::ChecksumsAside;
+use crate::directory::columns::Columns;
+use crate::directory::deleted::DeletedSet;
+use crate::directory::labels::Labels;
+use crate::directory::names::Names;
+use crate::directory::tree::{Tree, id_width};
+use crate::directory::typed::TypedColumns;
+use crate::directory::used_len::used_lengths;
+use crate::directory::{Bytes, Directory, ImageMetadata};
+use crate::format::checksum::crc32c;
+use crate::format::cursor::Cursor;
+use crate::format::error::{at_most, enough, equal};
+use crate::format::geometry::check_layout;
+use crate::format::origins::visit_origins;
+use crate::format::record::{
+    put_cell_ranges, put_parts, put_strings, read_cell_ranges, read_parts, read_strings,
+};
+use crate::format::snapshot::{
+    SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind, section_alignment,
+};
+use crate::format::superblock_set::SuperblockSet;
+use crate::format::{FieldTypes, FormatError, Part, Placement, Superblock};
+use dlfs_base::units::SampleId;
+
+impl Directory {
+    /// Decodes a directory from the bytes of its snapshot: all of them, or the first
+    /// [`SnapshotHead::core_len`], in which case the names stay on media.
+    ///
+    /// Copies nothing: the columns are slices of `bytes`. Verifies every CRC32C, and lays every sample out
+    /// once to check that it lies within its chunk.
+    ///
+    /// # Errors
+    /// What is wrong with the snapshot.
+    pub fn from_snapshot(bytes: impl Into<Bytes>) -> Result<Directory, FormatError> {
+        let bytes = bytes.into();
+        let head = SnapshotHead::parse(&bytes)?;
+        let whole = bytes.len() as u64 >= head.len_bytes;
+        enough("snapshot", if whole { head.len_bytes } else { head.core_len() }, bytes.len())?;
+        let source = Source { head: &head, bytes: &bytes, base: 0, gap: 0..0 };
+        let directory = Directory::decode(&source)?;
+        directory.attach_tree_of(&source)?;
+        if whole {
+            let rest = |range: Range<u64>| {
+                let slice = bytes.slice(range.start as usize..range.end as usize);
+                slice.expect("the whole snapshot is there")
+            };
+            directory.attach_names(rest(head.names_range()))?;
+            directory.attach_origins(rest(head.origins_range()))?;
+        }
+        Ok(directory)
+    }
+
+    /// As [`from_snapshot`](Self::from_snapshot), of the bytes in [`SnapshotHead::ranges_by_id`] alone, one
+    /// after the other: lookup tree and names stay on media. They are most of a snapshot, and training
+    /// needs neither.
+    ///
+    /// # Errors
+    /// What is wrong with the snapshot.
+    pub fn from_ranges_by_id(bytes: impl Into<Bytes>) -> Result<Directory, FormatError> {
+        let bytes = bytes.into();
+        let head = SnapshotHead::parse(&bytes)?;
+        let [first, second] = head.ranges_by_id();
+        enough("snapshot", first.end + (second.end - second.start), bytes.len())?;
+        Directory::decode(&Source {
+            head: &head,
+            bytes: &bytes,
+            base: 0,
+            gap: first.end..second.start,
+        })
+    }
+
+    /// Everything but tree and names, which stay to be attached.
+    fn decode(source: &Source<'_>) -> Result<Directory, FormatError> {
+        let head = source.head;
+        let n = head.num_samples;
+        let (parts, mut metadata) = read_metadata(source)?;
+        let columns = Columns {
+            chunks: source.column(kind::CHUNKS)?,
+            checkpoints: source.column(kind::CHECKPOINTS)?,
+            lengths: source.column(kind::LENGTHS)?,
+            checksums: source.column(kind::CHECKSUMS)?,
+            aside: None,
+        };
+        equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
+        let deleted = |kind| match head.section(kind) {
+            Some(section) => DeletedSet::from_bits(source.bytes_of(section)?, n),
+            None => Ok(DeletedSet::default()),
+        };
+        let (deleted_ids, deleted_slots) =
+            (deleted(kind::DELETED_IDS)?, deleted(kind::DELETED_SLOTS)?);
+        let labels = match head.section(kind::LABELS) {
+            Some(section) => Some(Labels::from_bytes(source.bytes_of(section)?, section.param, n)?),
+            None => None,
+        };
+        let typed = match head.section(kind::TYPED) {
+            Some(section) => {
+                let (bytes, num_fields) = (source.bytes_of(section)?, metadata.fields.len());
+                let read = TypedColumns::decode(&bytes, section.param, n, num_fields)?;
+                metadata.field_types = read.1;
+                read.0
+            }
+            None => TypedColumns::default(),
+        };
+        let is_lookup = |section: &&Section| {
+            matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS) || is_name(section)
+        };
+        let directory = Directory {
+            layout: head.layout,
+            generation: head.generation,
+            time_ns: head.time_ns,
+            placements: parts.into_iter().map(Placement::new).collect(),
+            metadata: metadata.into(),
+            record_range: head.record,
+            learned: None,
+            columns,
+            tree: Arc::default(),
+            deleted_ids,
+            deleted_slots,
+            labels,
+            typed,
+            names: Arc::default(),
+            origins: Arc::default(),
+            lookup_on_media: head.sections.iter().filter(is_lookup).copied().collect(),
+            head_crc32c: source.bytes.first_chunk().map(head_crc32c),
+            view: None,
+        };
+        directory.check()?;
+        Ok(directory)
+    }
+
+    /// Attaches the lookup tree of a directory that was opened without it: the bytes of its snapshot in
+    /// [`SnapshotHead::tree_range`]. Does nothing if it is loaded.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn attach_tree(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
+        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let base = head.tree_range().start;
+        self.attach_tree_of(&Source { head: &head, bytes: &bytes, base, gap: 0..0 })
+    }
+
+    fn attach_tree_of(&self, source: &Source<'_>) -> Result<(), FormatError> {
+        if self.tree.get().is_some() {
+            return Ok(());
+        }
+        let (keys, ids) = (source.need(kind::TREE_KEYS)?, source.need(kind::TREE_IDS)?);
+        let (width, len) = (ids.param, keys.param);
+        let tree = Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, width, len)?;
+        // Another thread may have attached the same bytes first.
+        let _ = self.tree.set(tree);
+        Ok(())
+    }
+
+    /// The part of the snapshot's head that [`attach_tree`](Self::attach_tree) and
+    /// [`attach_names`](Self::attach_names) need.
+    fn lookup_head(&self) -> SnapshotHead {
+        SnapshotHead {
+            layout: self.layout,
+            generation: self.generation,
+            time_ns: self.time_ns,
+            num_samples: self.num_samples(),
+            record: self.record_range,
+            len_bytes: 0,
+            sections: self.lookup_on_media.clone(),
+        }
+    }
+
+    /// Attaches the origins of a directory that was opened without them: the bytes of its snapshot in
+    /// [`SnapshotHead::origins_range`]. Does nothing if they are loaded, or if there are none.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn attach_origins(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
+        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let Some(section) = head.section(kind::ORIGINS).filter(|_| self.origins.get().is_none())
+        else {
+            return Ok(());
+        };
+        let source = Source { head: &head, bytes: &bytes, base: section.offset, gap: 0..0 };
+        let origins = source.bytes_of(section)?;
+        visit_origins(&origins, |_| Ok(()))?;
+        // Another thread may have attached the same bytes first.
+        let _ = self.origins.set(origins);
+        Ok(())
+    }
+
+    /// Attaches the names of a directory that was opened without them: the bytes of its snapshot in
+    /// [`SnapshotHead::names_range`]. Does nothing if they are loaded.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn attach_names(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
+        if self.names.get().is_some() {
+            return Ok(());
+        }
+        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let base = head.sections.iter().find(is_name).map_or(0, |section| section.offset);
+        let source = Source { head: &head, bytes: &bytes, base, gap: 0..0 };
+        let order = match head.section(kind::NAME_ORDER) {
+            Some(section) => Some((source.bytes_of(section)?, section.param)),
+            None => None,
+        };
+        let (blocks, text) = (source.column(kind::NAME_BLOCKS)?, source.column(kind::NAMES)?);
+        let names = Names::from_bytes(blocks, text, order, self.num_samples())?;
+        // Another thread may have attached the same bytes first.
+        let _ = self.names.set(names);
+        Ok(())
+    }
+
+    /// The snapshot of this directory, to be written in pieces.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
+        let (tree, names) = (self.tree()?, self.names()?);
+        let mut sections: Vec<(u16, u64, Content)> = Vec::new();
+        if !self.typed.all().is_empty() || !self.field_types().is_empty() {
+            let (bytes, head_len) = self.typed.encode(self.field_types());
+            sections.push((kind::TYPED, head_len, Bytes::from(bytes).into()));
+        }
+        let checksums = match &self.columns.aside {
+            Some(aside) => Content::Aside(aside.clone()),
+            None => self.columns.checksums.clone().into(),
+        };
+        sections.extend([
+            (kind::FACTS, 0, Bytes::from(self.encode_facts()).into()),
+            (kind::CHUNKS, 0, self.columns.chunks.clone().into()),
+            (kind::CHECKPOINTS, 0, self.columns.checkpoints.clone().into()),
+            (kind::LENGTHS, 0, self.columns.lengths.clone().into()),
+            (kind::CHECKSUMS, 0, checksums),
+            (kind::TREE_KEYS, tree.len(), tree.keys().clone().into()),
+            (kind::TREE_IDS, tree.ids().1, tree.ids().0.clone().into()),
+        ]);
+        let deleted =
+            [(kind::DELETED_IDS, &self.deleted_ids), (kind::DELETED_SLOTS, &self.deleted_slots)];
+        for (kind, set) in deleted {
+            sections.extend(set.bits().map(|bits| (kind, 0, bits.clone().into())));
+        }
+        if let Some(labels) = &self.labels {
+            sections.push((
+                kind::LABELS,
+                labels.width_bytes() as u64,
+                labels.shared().clone().into(),
+            ));
+        }
+        sections.push((kind::NAME_BLOCKS, 0, names.blocks.clone().into()));
+        sections.push((kind::NAMES, 0, names.text.clone().into()));
+        if let Some(order) = &names.order {
+            let width = id_width(self.num_samples()) as u64;
+            sections.push((kind::NAME_ORDER, width, order.clone().into()));
+        }
+        if !self.origins()?.is_empty()
+            && let Some(origins) = self.origins.get()
+        {
+            sections.push((kind::ORIGINS, 0, origins.clone().into()));
+        }
+        Ok(SnapshotWriter::new(self, sections))
+    }
+
+    /// All bytes of the snapshot.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn to_snapshot(&self) -> Result<Vec<u8>, FormatError> {
+        let snapshot = self.snapshot()?;
+        let mut bytes = vec![0; snapshot.len_bytes() as usize];
+        snapshot.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Checks that this is the directory that `superblock` commits: a snapshot saved to a file becomes
+    /// stale when the image gets a new generation.
+    ///
+    /// # Errors
+    /// `OtherImage`, or `Mismatch` of a fact that both store.
+    pub fn check_current(&self, superblock: &Superblock) -> Result<(), FormatError> {
+        check_layout("snapshot", &superblock.layout, &self.layout)?;
+        equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
+        equal("time of the snapshot", superblock.time_ns, self.time_ns)?;
+        let committed = superblock.snapshot.head_crc32c;
+        let found = self.head_crc32c.unwrap_or(committed);
+        equal("checksum of the snapshot's head", u64::from(committed), u64::from(found))?;
+        equal("samples of the snapshot", superblock.num_samples, self.num_samples())?;
+        equal("live samples of the snapshot", superblock.num_live, self.num_live())
+    }
+
+    /// Checks that this is the directory of the opened image, and that everything it reads lies within the
+    /// length in use by the superblocks. A superblock that was replaced by namespace 0's gets that length
+    /// from the directory.
+    ///
+    /// # Errors
+    /// Those of [`Directory::check_current`]; `OutOfRange`: something lies past the length in use.
+    pub fn check_opened(&self, opened: &mut SuperblockSet) -> Result<(), FormatError> {
+        self.check_current(opened.superblock())?;
+        let ends = used_lengths(self, &opened.superblock().snapshot)?;
+        for (namespace, end) in (0..self.layout.num_namespaces).zip(ends) {
+            let stands_in = opened.stands_in(namespace);
+            let snapshot = opened.superblock().snapshot;
+            let superblock = &mut opened.superblocks[usize::from(namespace)];
+            // A rebuild that did not commit leaves superblocks that name another snapshot.
+            if stands_in || superblock.snapshot != snapshot {
+                superblock.used_len_bytes = end;
+            }
+            at_most("end of what the directory reads", end, superblock.used_len_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that its parts are consistent. Everything that was opened has passed this, and so must
+    /// everything that is committed. Lays out every sample, and looks up the slot of every deleted one.
+    ///
+    /// # Errors
+    /// Which parts contradict each other.
+    pub(super) fn check(&self) -> Result<(), FormatError> {
+        let end = self.parts().last().map_or(0, |part| part.first + part.count);
+        equal("samples of all parts", self.num_samples(), end)?;
+        self.columns.check(&self.layout)?;
+        self.check_parts()?;
+        self.check_deleted()?;
+        self.check_lost()
+    }
+
+    /// Each part begins with a chunk, so a chunk has one part, which copying relies on.
+    fn check_parts(&self) -> Result<(), FormatError> {
+        let table = self.columns.table();
+        self.parts().try_for_each(|part| {
+            let chunk = table.partition_point(|chunk| chunk.first_slot.get() < part.first);
+            let found = table.get(chunk).map_or(self.num_samples(), |c| c.first_slot.get());
+            equal("first slot of a part's first chunk", part.first, found)
+        })
+    }
+
+    /// Checks that the slots of the deleted ids are the deleted slots. The counts are equal, so it suffices
+    /// that no deleted id has a live slot.
+    fn check_deleted(&self) -> Result<(), FormatError> {
+        equal("deleted slots", self.deleted_ids.count(), self.deleted_slots.count())?;
+        let ids = self.deleted_ids.ranges().into_iter().flat_map(|(first, len)| first..first + len);
+        let is_elsewhere = |id: &u64| {
+            let slot = self.slot_of(SampleId(*id));
+            !slot.is_some_and(|slot| self.deleted_slots.contains(slot.0))
+        };
+        let elsewhere = ids.filter(is_elsewhere).count();
+        equal("deleted ids whose slot is not deleted", 0, elsewhere as u64)
+    }
+
+    /// Samples of a lost chunk must be deleted; otherwise they would be read as empty.
+    fn check_lost(&self) -> Result<(), FormatError> {
+        let lost = (0..).zip(self.columns.table()).filter(|(_, chunk)| chunk.is_lost());
+        let live: u64 = lost.map(|(c, _)| u64::from(self.live_in_chunk(c))).sum();
+        equal("live samples of lost chunks", 0, live)
+    }
+
+    fn encode_facts(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let parts: Vec<Part> = self.parts().copied().collect();
+        put_parts(&mut out, &parts, &self.metadata.started_ns);
+        put_strings(&mut out, &self.metadata.fields);
+        put_strings(&mut out, &self.metadata.classes);
+        put_cell_ranges(&mut out, &self.metadata.freed);
+        out
+    }
+}
+
+/// A snapshot whose bytes are copied only on request.
+#[derive(Debug)]
+pub struct SnapshotWriter {
+    head: [u8; SNAPSHOT_HEAD_BYTES],
+    /// The offset of each piece, ascending; zeroes lie between them.
+    pieces: Vec<(u64, Content)>,
+    len: u64,
+}
+
+/// The bytes of a section.
+#[derive(Debug)]
+enum Content {
+    Here(Bytes),
+    Aside(Arc<ChecksumsAside>),
+}
+
+impl From<Bytes> for Content {
+    fn from(bytes: Bytes) -> Content {
+        Content::Here(bytes)
+    }
+}
+
+impl Content {
+    fn len(&self) -> u64 {
+        match self {
+            Content::Here(bytes) => bytes.len() as u64,
+            Content::Aside(aside) => aside.len_bytes(),
+        }
+    }
+
+    fn crc32c(&self) -> u32 {
+        match self {
+            Content::Here(bytes) => crc32c(bytes),
+            Content::Aside(aside) => aside.crc32c(),
+        }
+    }
+
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), FormatError> {
+        match self {
+            Content::Here(bytes) => {
+                out.copy_from_slice(&bytes[at as usize..at as usize + out.len()]);
+                Ok(())
+            }
+            Content::Aside(aside) => aside.read_at(at, out),
+        }
+    }
+}
+
+impl SnapshotWriter {
+    fn new(directory: &Directory, contents: Vec<(u16, u64, Content)>) -> SnapshotWriter {
+        let mut len = SNAPSHOT_HEAD_BYTES as u64;
+        let (mut sections, mut pieces) = (Vec::new(), Vec::new());
+        for (kind, param, bytes) in contents {
+            let alignment = section_alignment(directory.layout.version, kind);
+            let (offset, crc32c) = (len.next_multiple_of(alignment), bytes.crc32c());
+            sections.push(Section { kind, offset, len: bytes.len(), crc32c, param });
+            len = offset + bytes.len();
+            pieces.push((offset, bytes));
+        }
+        let len = len.next_multiple_of(4096);
+        let head = SnapshotHead {
+            layout: directory.layout,
+            generation: directory.generation,
+            time_ns: directory.time_ns,
+            num_samples: directory.num_samples(),
+            record: directory.record_range,
+            len_bytes: len,
+            sections,
+        };
+        SnapshotWriter { head: head.encode(), pieces, len }
+    }
+
+    /// Length of the whole snapshot, a multiple of 4,096.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// The CRC32C at the end of the head, which the superblock stores to identify the snapshot.
+    pub fn head_crc32c(&self) -> u32 {
+        head_crc32c(&self.head)
+    }
+
+    /// Copies the bytes from `offset` on into `out`; zeroes past the end.
+    ///
+    /// # Errors
+    /// A column that is kept elsewhere cannot be read.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), FormatError> {
+        out.fill(0);
+        if let Some((own, from)) = overlap(offset, out.len(), 0, self.head.len() as u64) {
+            let len = own.len();
+            out[own].copy_from_slice(&self.head[from as usize..from as usize + len]);
+        }
+        let end = offset.saturating_add(out.len() as u64);
+        let from = self.pieces.partition_point(|(at, piece)| at + piece.len() <= offset);
+        for (at, piece) in self.pieces[from..].iter().take_while(|(at, _)| *at < end) {
+            if let Some((own, from)) = overlap(offset, out.len(), *at, piece.len()) {
+                piece.read_at(from, &mut out[own])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The range of `out_len` bytes that lie at `offset` which a piece of `len` bytes at `at` fills, and where in the
+/// piece it begins.
+fn overlap(offset: u64, out_len: usize, at: u64, len: u64) -> Option<(Range<usize>, u64)> {
+    let (start, end) = (offset.max(at), (offset + out_len as u64).min(at + len));
+    (start < end).then(|| ((start - offset) as usize..(end - offset) as usize, start - at))
+}
+
+/// The sections of a snapshot, or of the part of one that begins at `base`, without the range `gap`.
+struct Source<'a> {
+    head: &'a SnapshotHead,
+    bytes: &'a Bytes,
+    base: u64,
+    gap: Range<u64>,
+}
+
+impl Source<'_> {
+    fn need(&self, kind: u16) -> Result<&Section, FormatError> {
+        let missing =
+            FormatError::OutOfRange { what: "missing section", value: u64::from(kind), limit: 0 };
+        self.head.section(kind).ok_or(missing)
+    }
+
+    fn column(&self, kind: u16) -> Result<Bytes, FormatError> {
+        self.bytes_of(self.need(kind)?)
+    }
+
+    /// The bytes of a section, its checksum verified.
+    fn bytes_of(&self, section: &Section) -> Result<Bytes, FormatError> {
+        let skipped = if section.offset < self.gap.end { 0 } else { self.gap.end - self.gap.start };
+        let start = section.offset.saturating_sub(self.base + skipped);
+        let end = start.saturating_add(section.len);
+        enough("section of a snapshot", end, self.bytes.len())?;
+        let bytes = self.bytes.slice(start as usize..end as usize).expect("they are there");
+        let (expected, found) = (section.crc32c, crc32c(&bytes));
+        if expected != found {
+            return Err(FormatError::Checksum {
+                what: section_name(section.kind),
+                expected,
+                found,
+            });
+        }
+        Ok(bytes)
+    }
+}
+
+fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), FormatError> {
+    let bytes = source.column(kind::FACTS)?;
+    let mut cursor = Cursor::new("facts of a snapshot", &bytes);
+    let (parts, started_ns) = read_parts(&mut cursor)?;
+    let metadata = ImageMetadata {
+        started_ns,
+        fields: read_strings(&mut cursor)?,
+        field_types: FieldTypes::default(), // they are in a section of their own
+        classes: read_strings(&mut cursor)?,
+        freed: read_cell_ranges(&mut cursor, &source.head.layout)?,
+    };
+    equal("bytes behind the facts of a snapshot", 0, cursor.len() as u64)?;
+    Ok((parts, metadata))
+}
+
+fn is_name(section: &&Section) -> bool {
+    section.kind >= kind::NAME_BLOCKS
+}
+
+fn section_name(kind: u16) -> &'static str {
+    match kind {
+        kind::TYPED => "snapshot, typed columns",
+        kind::FACTS => "snapshot, facts",
+        kind::CHUNKS => "snapshot, chunk table",
+        kind::CHECKPOINTS => "snapshot, checkpoints",
+        kind::LENGTHS => "snapshot, lengths",
+        kind::CHECKSUMS => "snapshot, checksums",
+        kind::TREE_KEYS => "snapshot, keys of the lookup tree",
+        kind::TREE_IDS => "snapshot, ids of the lookup tree",
+        kind::DELETED_IDS => "snapshot, deleted ids",
+        kind::DELETED_SLOTS => "snapshot, deleted slots",
+        kind::LABELS => "snapshot, labels",
+        kind::NAME_BLOCKS => "snapshot, name blocks",
+        kind::NAMES => "snapshot, names",
+        kind::ORIGINS => "snapshot, origins",
+        _ => "snapshot, order of names",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::DirectoryBuilder;
+    use crate::format::{ImageLayout, Pack, Uuid};
+    use dlfs_base::units::Generation;
+
+    #[test]
+    fn a_chunk_that_reaches_into_the_next_part_is_refused() {
+        let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Aligned, 1).unwrap();
+        let mut builder = DirectoryBuilder::new(layout);
+        let files: Vec<(&[u8], u32, Option<i64>)> =
+            vec![(b"a", 1, None), (b"b", 2, None), (b"c", 3, None), (b"d", 4, None)];
+        builder.add_files(1, files.into_iter()).unwrap();
+        let mut directory = builder.finish(Generation(1), 1).unwrap();
+        Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap();
+        let part = |first, count| Placement::new(Part { first, count, seed: 0, window: 0 });
+        directory.placements = vec![part(0, 3), part(3, 1)];
+        directory.metadata =
+            ImageMetadata { started_ns: vec![0, 0], ..ImageMetadata::default() }.into();
+        let (what, expected, found) = ("first slot of a part's first chunk", 3, 4);
+        let refused = Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap_err();
+        assert_eq!(refused, FormatError::Mismatch { what, expected, found });
+    }
+
+    /// As many ids as slots, but of other samples. (A delete would change the counts.)
+    #[test]
+    fn deleted_slots_that_are_not_those_of_the_deleted_ids_are_refused() {
+        let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Aligned, 1).unwrap();
+        let mut builder = DirectoryBuilder::new(layout);
+        let names: Vec<String> = (0..100).map(|id| format!("{id:03}")).collect();
+        builder.add_files(1, names.iter().map(|name| (name.as_bytes(), 1, None))).unwrap();
+        let whole = builder.finish(Generation(1), 1).unwrap();
+        let deleted = |id| whole.with_deleted(&[SampleId(id)], Generation(2), 2).unwrap();
+        let (seven, eight) = (deleted(7), deleted(8));
+        Directory::from_snapshot(seven.to_snapshot().unwrap()).unwrap();
+        let lying = Directory { deleted_slots: eight.deleted_slots, ..seven };
+        let refused = Directory::from_snapshot(lying.to_snapshot().unwrap()).unwrap_err();
+        let what = "deleted ids whose slot is not deleted";
+        assert_eq!(refused, FormatError::Mismatch { what, expected: 0, found: 1 });
+        let mut space = crate::format::Space::new(&layout, &[1 << 20]);
+        let unwritten = crate::directory::commit::Commit::prepare(lying, &mut space).unwrap_err();
+        assert_eq!(unwritten, refused, "what would not open is not committed");
+    }
+}

@@ -1,0 +1,482 @@
+//! Builds the bytes of a chunk from samples.
+
+use crate::format::FormatError;
+use crate::format::checksum::crc32c;
+use crate::format::chunk::{
+    ChunkHead, ChunkHeader, ChunkId, ChunkKind, HEAD_BYTES, max_table_bytes, padded,
+};
+use crate::format::columns::{ColumnSpec, check_columns};
+use crate::format::error::{at_most, equal};
+use crate::format::field_type::FieldTypes;
+use crate::format::fill::{Fill, Fit};
+use crate::format::geometry::ImageLayout;
+use crate::format::meta::{SampleMeta, check_name};
+use crate::format::pieces::RecordSums;
+use crate::format::placement::Part;
+use crate::format::table::{Table, kind};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::{Generation, SampleId, Slot};
+
+/// What all chunks of one part share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkSpec {
+    /// The image.
+    pub layout: ImageLayout,
+    /// The generation being written.
+    pub generation: Generation,
+    /// First id of the part.
+    pub part_first: u64,
+    /// Seed of the part's placement.
+    pub part_seed: u64,
+    /// Shuffle window of the part's placement; 0 keeps source order.
+    pub part_window: u64,
+    /// Number of the part's samples; 0 while a stream is read, whose window is 0 or 1.
+    pub part_count: u64,
+    /// Names of the fields, in their order in a record; empty for one field without a name.
+    pub fields: Vec<Vec<u8>>,
+    /// The types of the fields; version 1 has none.
+    pub field_types: FieldTypes,
+    /// The typed columns of the image, in their order; version 1 has none.
+    pub columns: Vec<ColumnSpec>,
+}
+
+/// A chunk whose bytes are complete.
+#[derive(Debug)]
+pub struct FinishedChunk {
+    /// Its header, for [`crate::directory::DirectoryBuilder::add_chunk`].
+    pub header: ChunkHeader,
+    /// The builder's buffer, to be split, or reused with [`ChunkBuilder::new`].
+    pub buf: IoBuf,
+    /// The range of `buf` that is the chunk: whole blocks, from a multiple of 4,096.
+    pub range: std::ops::Range<usize>,
+}
+
+impl ChunkSpec {
+    pub(crate) fn part(&self) -> Part {
+        let (first, count) = (self.part_first, self.part_count);
+        Part { first, count, seed: self.part_seed, window: self.part_window }
+    }
+
+    /// Bytes that the fields take in a table: `names`, the encoded ones, and the types.
+    pub(crate) fn fields_len(&self, names: &[u8]) -> usize {
+        names.len() + self.field_types.column_len(kind::FIELD_TYPES)
+    }
+}
+
+impl FinishedChunk {
+    /// The bytes to write at the chunk's location.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf[self.range.clone()]
+    }
+}
+
+/// Packs samples into a chunk, in the order of slots.
+///
+/// For each sample, in the order of slots: call [`fit`](Self::fit). If it returns `Here`, read the sample
+/// into [`space`](Self::space) and [`add`](Self::add) it (or [`push`](Self::push) bytes that lie
+/// elsewhere). If it returns `NextChunk`, allocate [`cells`](Self::cells) from [`crate::format::Space`],
+/// [`finish`](Self::finish), write the chunk, and continue with a new builder.
+///
+/// The data begins behind space for the largest possible header. The header's length is known last; it is
+/// written directly in front of the data, so nothing moves.
+#[derive(Debug)]
+pub struct ChunkBuilder {
+    spec: ChunkSpec,
+    first_slot: Slot,
+    buf: IoBuf,
+    fields: Vec<u8>,
+    table: Table,
+    /// The encoded table, once [`ChunkBuilder::cells`] needed its length.
+    encoded: Option<Vec<u8>>,
+    fill: Fill,
+}
+
+impl ChunkBuilder {
+    /// Length of a builder's buffer.
+    pub fn buf_len_bytes(layout: &ImageLayout) -> usize {
+        layout.chunk_size_bytes as usize + layout.max_header_bytes() as usize
+    }
+
+    /// An empty chunk whose first sample has `first_slot`. The contents of `buf` do not matter.
+    ///
+    /// # Errors
+    /// `OutOfRange`: the names of the fields are too long or contain NUL. What is wrong with the typed columns.
+    ///
+    /// # Panics
+    /// If `buf` does not have [`buf_len_bytes`](Self::buf_len_bytes).
+    pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
+        assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
+        let (layout, fields) = (spec.layout, encode_fields(&spec)?);
+        check_columns(&spec.columns)?;
+        Ok(ChunkBuilder {
+            fill: Fill::new(layout, spec.fields_len(&fields), &spec.columns),
+            table: Table::new(&spec.columns, &spec.field_types),
+            spec,
+            first_slot,
+            buf,
+            fields,
+            encoded: None,
+        })
+    }
+
+    /// Its number of samples.
+    pub fn num_samples(&self) -> u32 {
+        self.fill.num_samples()
+    }
+
+    /// The slot of the next sample.
+    pub fn next_slot(&self) -> Slot {
+        Slot(self.first_slot.0 + u64::from(self.num_samples()))
+    }
+
+    /// Where a sample with a record of `len` bytes belongs.
+    pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
+        self.fill.fit(meta, len)
+    }
+
+    /// Where the record of the next sample goes.
+    ///
+    /// # Panics
+    /// If the sample does not [`fit`](Self::fit) here.
+    pub fn space(&mut self, len: u32) -> &mut [u8] {
+        let at = self.data_at() + self.fill.next_start(len) as usize;
+        &mut self.buf[at..at + len as usize]
+    }
+
+    /// Adds the `len` bytes in [`space`](Self::space) as a sample; returns their CRC32C.
+    ///
+    /// # Errors
+    /// `OutOfRange`: the name is too long or contains NUL; nothing was added.
+    ///
+    /// # Panics
+    /// If the sample does not [`fit`](Self::fit) here.
+    pub fn add(&mut self, meta: &SampleMeta<'_>, len: u32) -> Result<u32, FormatError> {
+        meta.check()?;
+        assert_eq!(self.fit(meta, len), Fit::Here, "asked before it is added");
+        let sums = RecordSums::of(self.space(len));
+        let (start, data_at) = (self.fill.next_start(len), self.data_at());
+        self.buf[data_at + self.fill.end() as usize..data_at + start as usize].fill(0);
+        let crc = sums.crc32c();
+        self.put_entry(meta, len, crc, false);
+        self.table.push_pieces(sums.pieces());
+        Ok(crc)
+    }
+
+    /// Copies `record` in as a sample if it fits; otherwise returns where it belongs.
+    ///
+    /// # Errors
+    /// `OutOfRange`: the name is too long or contains NUL, or the record is 4 GiB or more.
+    pub fn push(&mut self, meta: &SampleMeta<'_>, record: &[u8]) -> Result<Fit, FormatError> {
+        meta.check()?;
+        at_most("length of a sample", record.len() as u64, u64::from(u32::MAX))?;
+        let len = record.len() as u32;
+        let fit = self.fit(meta, len);
+        if fit == Fit::Here {
+            self.space(len).copy_from_slice(record);
+            self.add(meta, len)?;
+        }
+        Ok(fit)
+    }
+
+    /// Adds an empty entry for a sample whose bytes are gone: it occupies its slot and nothing else.
+    ///
+    /// A purge uses it for deleted samples, so that the ids and slots of all others stay.
+    pub fn push_purged(&mut self, id: SampleId) -> Fit {
+        let meta = SampleMeta { id, name: b"", label: None, values: Default::default() };
+        let fit = self.fit(&meta, 0);
+        if fit == Fit::Here {
+            self.put_entry(&meta, 0, crc32c(b""), true);
+        }
+        fit
+    }
+
+    /// The number of cells that the chunk takes with the samples that it has.
+    pub fn cells(&mut self) -> u64 {
+        let header_len = (HEAD_BYTES + self.encode_table().len()) as u64;
+        self.spec.layout.cells_of(padded(header_len) + padded(self.fill.end()))
+    }
+
+    fn encode_table(&mut self) -> &[u8] {
+        let (spec, table, fields) = (&self.spec, &self.table, &self.fields);
+        self.encoded.get_or_insert_with(|| {
+            let mut encoded = fields.clone();
+            let max_len = max_table_bytes(&spec.layout);
+            table.encode(spec.layout.version, &spec.part(), max_len, &mut encoded);
+            encoded
+        })
+    }
+
+    /// Completes the chunk as number `sequence` of its generation, for the first of the
+    /// [`cells`](Self::cells) where it will be written.
+    ///
+    /// # Panics
+    /// If it has no sample.
+    pub fn finish(
+        mut self,
+        sequence: u64,
+        time_ns: u64,
+        namespace: u16,
+        cell: u64,
+    ) -> FinishedChunk {
+        assert!(self.num_samples() > 0, "a chunk has samples");
+        self.encode_table();
+        let table = self.encoded.take().expect("encoded just above");
+        let location = ChunkLocation { sequence, time_ns, namespace, cell };
+        let header = header_of(
+            &self.spec,
+            self.first_slot,
+            self.num_samples() as u16,
+            location,
+            self.fill.end(),
+        )
+        .with_table(table);
+        let data_at = self.data_at();
+        let range = data_at - header.head().data_start() as usize
+            ..data_at + padded(self.fill.end()) as usize;
+        self.buf[data_at + self.fill.end() as usize..range.end].fill(0);
+        header.encode_into(&mut self.buf[range.clone()]);
+        FinishedChunk { header, buf: self.buf, range }
+    }
+
+    /// The header of a chunk that holds one sample too large for a cell.
+    ///
+    /// The chunk takes [`ChunkHead::cell_range`]`().cells` cells. The record goes to
+    /// [`ChunkHead::data_start`], padded with zeroes to a multiple of 4,096. The header
+    /// ([`ChunkHeader::encode_into`]) may be written last, when `sums` are known, since its length does not
+    /// depend on their values ([`RecordSums::unknown`]).
+    ///
+    /// # Errors
+    /// `OutOfRange`: a name that is too long or contains NUL, here or among the fields.
+    pub fn oversize(
+        spec: &ChunkSpec,
+        slot: Slot,
+        meta: &SampleMeta<'_>,
+        len: u32,
+        sums: &RecordSums,
+        location: ChunkLocation,
+    ) -> Result<ChunkHeader, FormatError> {
+        meta.check()?;
+        check_columns(&spec.columns)?;
+        let mut encoded = encode_fields(spec)?;
+        let mut table = Table::new(&spec.columns, &spec.field_types);
+        table.push(meta, len, sums.crc32c(), false);
+        table.push_pieces(sums.pieces());
+        let max_len = max_table_bytes(&spec.layout);
+        table.encode(spec.layout.version, &spec.part(), max_len, &mut encoded);
+        Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(encoded))
+    }
+
+    fn put_entry(&mut self, meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) {
+        self.table.push(meta, len, crc, purged);
+        self.encoded = None;
+        self.fill.take(meta, len);
+    }
+
+    /// Offset of the data in the buffer.
+    fn data_at(&self) -> usize {
+        self.spec.layout.max_header_bytes() as usize
+    }
+}
+
+/// Where and when a chunk is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkLocation {
+    /// Its number within the generation.
+    pub sequence: u64,
+    /// Now, in ns since 1970; never less than that of the previous chunk.
+    pub time_ns: u64,
+    /// Index of the namespace.
+    pub namespace: u16,
+    /// First cell.
+    pub cell: u64,
+}
+
+fn header_of(
+    spec: &ChunkSpec,
+    first_slot: Slot,
+    num_samples: u16,
+    location: ChunkLocation,
+    data_len: u64,
+) -> ChunkHead {
+    ChunkHead {
+        layout: spec.layout,
+        kind: ChunkKind::Samples,
+        id: ChunkId { generation: spec.generation, sequence: location.sequence },
+        time_ns: location.time_ns,
+        namespace: location.namespace,
+        cell: location.cell,
+        first_slot,
+        num_samples,
+        num_fields: spec.fields.len() as u16,
+        header_len: HEAD_BYTES as u32,
+        data_len,
+        part_first: spec.part_first,
+        part_seed: spec.part_seed,
+        part_window: spec.part_window,
+        table_crc: 0,
+    }
+}
+
+impl ChunkHead {
+    /// This head with the length and checksum of `table`, together with the table.
+    fn with_table(mut self, table: Vec<u8>) -> ChunkHeader {
+        self.header_len = (HEAD_BYTES + table.len()) as u32;
+        self.table_crc = crc32c(&table);
+        ChunkHeader::from_parts(self, table).expect("a table as the builder makes it is valid")
+    }
+}
+
+/// Whether a chunk has room for fields of these names and types.
+#[doc(hidden)]
+pub fn has_room_for_fields<'n>(names: impl Iterator<Item = &'n [u8]>, types: &FieldTypes) -> bool {
+    let names: usize = names.map(|name| 2 + name.len()).sum();
+    names + types.column_len(kind::FIELD_TYPES) <= MAX_FIELD_NAMES_BYTES
+}
+
+/// The names of the fields, with which a table begins.
+#[doc(hidden)]
+pub fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
+    let mut table = Vec::new();
+    for name in &spec.fields {
+        check_name(name)?;
+        table.extend_from_slice(&(name.len() as u16).to_le_bytes());
+        table.extend_from_slice(name);
+    }
+    let (len, limit) = (spec.fields_len(&table) as u64, MAX_FIELD_NAMES_BYTES as u64);
+    at_most("length of all field names and types", len, limit)?;
+    let types = spec.field_types.num_fields();
+    let expected = if types == 0 { 0 } else { spec.fields.len() };
+    equal("number of types of the fields", expected as u64, types as u64)?;
+    Ok(table)
+}
+
+/// Maximum bytes of all names and types of the fields of an image. An entry and a name of 4,096 bytes then
+/// still fit into a quarter of the smallest chunk.
+pub const MAX_FIELD_NAMES_BYTES: usize = 8 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{FormatVersion, Pack, Uuid};
+
+    fn layout(version: FormatVersion, chunk_size: u32) -> ImageLayout {
+        ImageLayout::of_version(version, Uuid([3; 16]), chunk_size, Pack::Aligned, 1).unwrap()
+    }
+
+    fn builder(fields: Vec<Vec<u8>>) -> Result<ChunkBuilder, FormatError> {
+        builder_of(FormatVersion::V2, fields)
+    }
+
+    fn builder_of(
+        version: FormatVersion,
+        fields: Vec<Vec<u8>>,
+    ) -> Result<ChunkBuilder, FormatError> {
+        let (layout, generation) = (layout(version, 64 << 10), Generation(1));
+        let (part_first, part_seed, part_window, part_count) = (0, 0, 0, 0);
+        let spec = ChunkSpec {
+            layout,
+            generation,
+            part_first,
+            part_seed,
+            part_window,
+            part_count,
+            fields,
+            field_types: FieldTypes::default(),
+            columns: Vec::new(),
+        };
+        // Old contents of the buffer must not reach the media.
+        let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
+        buf.fill(0xee);
+        ChunkBuilder::new(spec, Slot(0), buf)
+    }
+
+    fn meta(id: u64, name: &[u8]) -> SampleMeta<'_> {
+        SampleMeta { id: SampleId(id), name, label: None, values: Default::default() }
+    }
+
+    #[test]
+    fn a_chunk_takes_samples_until_its_header_takes_a_quarter_of_it() {
+        let mut chunk = builder_of(FormatVersion::V1, Vec::new()).unwrap();
+        let name = [b'n'; 4096];
+        for id in 0..3 {
+            assert_eq!(chunk.push(&meta(id, &name), b"x").unwrap(), Fit::Here);
+        }
+        assert_eq!(chunk.push(&meta(3, &name), b"x").unwrap(), Fit::NextChunk);
+        assert_eq!(chunk.push(&meta(3, b"short"), b"x").unwrap(), Fit::Here);
+        let finished = chunk.finish(0, 0, 0, 1);
+        let head = finished.header.head();
+        assert!(head.header_len <= 16 << 10);
+        assert_eq!((head.num_samples, head.data_start()), (4, 16 << 10));
+    }
+
+    #[test]
+    fn a_chunk_of_empty_samples_ends_with_its_header_or_at_65_535_of_them() {
+        let mut chunk = builder_of(FormatVersion::V1, Vec::new()).unwrap();
+        let room = ((16 << 10) - 128) / 32;
+        for id in 0..room {
+            assert_eq!(chunk.push(&meta(id, b""), b"").unwrap(), Fit::Here);
+        }
+        assert_eq!(chunk.fit(&meta(room, b""), 0), Fit::NextChunk);
+        assert_eq!(chunk.push_purged(SampleId(room)), Fit::NextChunk);
+        let finished = chunk.finish(0, 0, 0, 1);
+        assert_eq!(finished.bytes().len(), 16 << 10, "no data, no block for it");
+
+        for version in [FormatVersion::V1, FormatVersion::V2] {
+            let mut fill = Fill::new(layout(version, 64 << 20), 0, &[]);
+            for id in 0..65_535 {
+                assert_eq!(fill.fit(&meta(id, b""), 0), Fit::Here);
+                fill.take(&meta(id, b""), 0);
+            }
+            assert_eq!(fill.fit(&meta(65_535, b""), 0), Fit::NextChunk);
+        }
+    }
+
+    #[test]
+    fn a_chunk_whose_header_is_full_takes_only_the_cells_that_it_fills() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        let mut count = 0;
+        while chunk.push(&meta(count, format!("{count:07}").as_bytes()), b"x").unwrap() == Fit::Here
+        {
+            count += 1;
+        }
+        let cells = chunk.cells();
+        let finished = chunk.finish(0, 0, 0, 9);
+        assert_eq!(finished.bytes().len() as u64, cells * 4096);
+        assert!(cells < 6 && count > 700, "{cells} cells of {count} samples");
+        assert!(finished.header.head().header_len <= 16 << 10);
+        assert_eq!(ChunkHeader::parse(finished.bytes()), Ok(finished.header));
+    }
+
+    #[test]
+    fn old_bytes_of_the_buffer_do_not_reach_the_media() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        for (id, len) in [(0, 4000), (1, 900), (2, 5000), (3, 0), (4, 7)] {
+            assert_eq!(chunk.push(&meta(id, b"name"), &vec![1; len]).unwrap(), Fit::Here);
+        }
+        let finished = chunk.finish(0, 0, 0, 1);
+        assert_eq!(finished.range.start % 4096, 0);
+        let behind = &finished.bytes()[finished.header.head().header_len as usize..];
+        assert!(behind.iter().all(|byte| *byte != 0xee), "padding is zero");
+        let parsed = ChunkHeader::parse(finished.bytes()).unwrap();
+        assert_eq!(parsed, finished.header);
+        for sample in parsed.samples() {
+            let start = sample.offset_bytes as usize;
+            let record = &finished.bytes()[start..start + sample.len_bytes as usize];
+            assert!(record.iter().all(|byte| *byte == 1));
+            assert_eq!(crc32c(record), sample.crc32c);
+        }
+    }
+
+    #[test]
+    fn impossible_names_and_labels_are_refused_and_leave_the_chunk_unchanged() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        assert!(chunk.push(&meta(0, b"nul\0"), b"x").is_err());
+        assert!(chunk.push(&meta(0, &[b'n'; 4097]), b"x").is_err());
+        let label = SampleMeta { label: Some(i64::MIN), ..meta(0, b"name") };
+        assert!(chunk.push(&label, b"x").is_err());
+        assert_eq!(chunk.num_samples(), 0);
+        assert!(builder(vec![vec![b'f'; 4097]]).is_err());
+        assert!(builder(vec![vec![b'f'; 4096]; 3]).is_err(), "field names take 8 KiB at most");
+        assert!(builder(vec![b"a\0".to_vec()]).is_err());
+    }
+}

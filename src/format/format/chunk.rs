@@ -1,0 +1,487 @@
+//! The header of a chunk, which describes its samples. Chunks are self-describing, so the directory can be
+//! rebuilt from them alone.
+//!
+//! A header is a [head](RawHead) of 128 bytes and a [*table*](crate::format::table):
+//!
+//! ```text
+//! version 1: head | field names: u16 length, bytes, each | entries: 32 bytes each | names
+//! version 2: head | field names: u16 length, bytes, each | columns: kind, length, bytes, each
+//! ```
+//!
+//! Data begins at the next multiple of 4,096. The samples follow each other there as
+//! [`crate::format::Pack`] says, so their offsets follow from their lengths.
+//!
+//! A chunk records its image, generation, number and location. So a copied chunk, or one that an older
+//! generation left behind, is not mistaken for the one that should be there.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::format::checksum::crc32c;
+use crate::format::columns::{ColumnSpec, RowValues};
+use crate::format::error::{at_most, enough, equal};
+use crate::format::field_type::FieldTypes;
+use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
+use crate::format::pieces::num_pieces;
+use crate::format::placement::Part;
+use crate::format::table::{Table, TableHead};
+use crate::format::{CellRange, FormatError, FormatVersion, ImageLayout, Pack, Uuid};
+use dlfs_base::units::{Generation, SampleId, Slot};
+
+/// The fixed part of a chunk's header.
+///
+/// | bytes    | field            | meaning                                                        |
+/// |----------|------------------|----------------------------------------------------------------|
+/// | 0..8     | `magic`          | "DLFSCHNK"                                                     |
+/// | 8..10    | `version`        | 1 or 2                                                         |
+/// | 10       | `kind`           | 1 samples, 2 generation record                                 |
+/// | 11       | `pack`           | 0 aligned, 1 tight                                             |
+/// | 12..16   | `header_len`     | bytes of head and table                                        |
+/// | 16..32   | `uuid`           | the image                                                      |
+/// | 32..40   | `generation`     | the generation that wrote it                                   |
+/// | 40..48   | `sequence`       | its number within the generation, from 0                       |
+/// | 48..56   | `time_ns`        | when it was written: ns since 1970, never decreasing           |
+/// | 56..64   | `first_slot`     | slot of the first sample                                       |
+/// | 64..72   | `cell`           | the cell where it begins                                       |
+/// | 72..80   | `data_len`       | bytes of the data behind the padded header                     |
+/// | 80..88   | `part_first`     | first id of the part                                           |
+/// | 88..96   | `part_seed`      | seed of the part's placement                                   |
+/// | 96..104  | `part_window`    | window of the part's placement; 0 is source order              |
+/// | 104..108 | `chunk_size`     | maximum bytes of a chunk of several samples                    |
+/// | 108..112 | `reserved`       | zero                                                           |
+/// | 112..114 | `num_samples`    | samples in the table                                           |
+/// | 114..116 | `num_fields`     | field names in the table; 0: samples of one field without name |
+/// | 116..118 | `namespace`      | index of the namespace where it lies                           |
+/// | 118..120 | `num_namespaces` | how many the image has                                         |
+/// | 120..124 | `table_crc`      | CRC32C of the table                                            |
+/// | 124..128 | `head_crc`       | CRC32C of bytes 0..124                                         |
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RawHead {
+    magic: [u8; 8],
+    version: U16,
+    kind: u8,
+    pack: u8,
+    header_len: U32,
+    uuid: [u8; 16],
+    generation: U64,
+    sequence: U64,
+    time_ns: U64,
+    first_slot: U64,
+    cell: U64,
+    data_len: U64,
+    part_first: U64,
+    part_seed: U64,
+    part_window: U64,
+    chunk_size: U32,
+    reserved: U32,
+    num_samples: U16,
+    num_fields: U16,
+    namespace: U16,
+    num_namespaces: U16,
+    table_crc: U32,
+    head_crc: U32,
+}
+const _: () = assert!(size_of::<RawHead>() == HEAD_BYTES);
+
+/// The kind of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChunkKind {
+    /// Samples.
+    Samples,
+    /// The metadata of a generation: see [`crate::format::record`].
+    Record,
+}
+
+/// Identity of a chunk. Sorts in the order of writing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId {
+    /// The generation that wrote it.
+    pub generation: Generation,
+    /// Its number within the generation.
+    pub sequence: u64,
+}
+
+/// The fixed part of a header, decoded: enough to select chunks for a rebuild.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkHead {
+    /// What the whole image is like.
+    pub layout: ImageLayout,
+    /// Its kind.
+    pub kind: ChunkKind,
+    /// Generation and number.
+    pub id: ChunkId,
+    /// When it was written, in ns since 1970.
+    pub time_ns: u64,
+    /// Index of the namespace where it lies.
+    pub namespace: u16,
+    /// The cell where it begins.
+    pub cell: u64,
+    /// Slot of the first sample.
+    pub first_slot: Slot,
+    /// How many samples.
+    pub num_samples: u16,
+    /// How many field names its table has.
+    pub num_fields: u16,
+    /// Bytes of head and table.
+    pub header_len: u32,
+    /// Bytes of data behind the padded header.
+    pub data_len: u64,
+    /// First id of its part.
+    pub part_first: u64,
+    /// Seed of its part.
+    pub part_seed: u64,
+    /// Shuffle window of its part.
+    pub part_window: u64,
+    /// CRC32C of the table.
+    pub table_crc: u32,
+}
+
+impl ChunkHead {
+    /// Reads a head from the first bytes of a cell; 128 of them are enough.
+    ///
+    /// # Errors
+    /// `Magic`: no chunk begins here. Otherwise what is wrong with it. The table is not checked.
+    pub fn parse(bytes: &[u8]) -> Result<ChunkHead, FormatError> {
+        enough("chunk head", HEAD_BYTES as u64, bytes.len())?;
+        let (raw, _) = RawHead::read_from_prefix(bytes).expect("128 bytes are there");
+        if raw.magic != MAGIC {
+            return Err(FormatError::Magic { what: "chunk" });
+        }
+        let (expected, found) = (raw.head_crc.get(), crc32c(&bytes[..HEAD_BYTES - 4]));
+        if expected != found {
+            return Err(FormatError::Checksum { what: "chunk head", expected, found });
+        }
+        raw.decode(FormatVersion::parse("chunk", raw.version.get())?)
+    }
+
+    /// Where the data begins, from the start of the chunk.
+    pub fn data_start(&self) -> u64 {
+        padded(u64::from(self.header_len))
+    }
+
+    /// Bytes to read for the whole chunk: header and data, padded to 4,096.
+    pub fn len_bytes(&self) -> u64 {
+        self.data_start() + padded(self.data_len)
+    }
+
+    /// The cells it lies in.
+    pub fn cell_range(&self) -> CellRange {
+        let cells = self.layout.cells_of(self.len_bytes());
+        CellRange { namespace: self.namespace, cell: self.cell, cells }
+    }
+
+    /// The slot after its last sample.
+    pub fn end_slot(&self) -> Slot {
+        Slot(self.first_slot.0 + u64::from(self.num_samples))
+    }
+
+    /// Checks that it belongs to `layout`'s image and names the location where it was found.
+    ///
+    /// # Errors
+    /// `OtherImage`, or `Mismatch` with the location: a misdirected write, or a copied chunk.
+    pub fn check_location(
+        &self,
+        layout: &ImageLayout,
+        namespace: u16,
+        cell: u64,
+    ) -> Result<(), FormatError> {
+        let (expected, found) = (layout.uuid, self.layout.uuid);
+        if expected != found {
+            return Err(FormatError::OtherImage { what: "chunk", expected, found });
+        }
+        let size = |layout: &ImageLayout| u64::from(layout.chunk_size_bytes);
+        let version = |layout: &ImageLayout| u64::from(layout.version.number());
+        equal("chunk size", size(layout), size(&self.layout))?;
+        equal("version of a chunk", version(layout), version(&self.layout))?;
+        equal("namespace of a chunk", u64::from(namespace), u64::from(self.namespace))?;
+        equal("cell of a chunk", cell, self.cell)
+    }
+
+    #[doc(hidden)]
+    pub fn to_raw(self) -> RawHead {
+        let mut raw = RawHead {
+            magic: MAGIC,
+            version: self.layout.version.number().into(),
+            kind: match self.kind {
+                ChunkKind::Samples => KIND_SAMPLES,
+                ChunkKind::Record => KIND_RECORD,
+            },
+            pack: self.layout.pack.to_byte(),
+            header_len: self.header_len.into(),
+            uuid: self.layout.uuid.0,
+            generation: self.id.generation.0.into(),
+            sequence: self.id.sequence.into(),
+            time_ns: self.time_ns.into(),
+            first_slot: self.first_slot.0.into(),
+            cell: self.cell.into(),
+            data_len: self.data_len.into(),
+            part_first: self.part_first.into(),
+            part_seed: self.part_seed.into(),
+            part_window: self.part_window.into(),
+            chunk_size: self.layout.chunk_size_bytes.into(),
+            reserved: 0.into(),
+            num_samples: self.num_samples.into(),
+            num_fields: self.num_fields.into(),
+            namespace: self.namespace.into(),
+            num_namespaces: self.layout.num_namespaces.into(),
+            table_crc: self.table_crc.into(),
+            head_crc: 0.into(),
+        };
+        raw.head_crc = crc32c(&raw.as_bytes()[..HEAD_BYTES - 4]).into();
+        raw
+    }
+}
+
+impl RawHead {
+    /// Checks everything that the head alone determines, so that later arithmetic stays in bounds.
+    fn decode(&self, version: FormatVersion) -> Result<ChunkHead, FormatError> {
+        let (uuid, chunk_size) = (Uuid(self.uuid), self.chunk_size.get());
+        let (pack, namespaces) = (Pack::from_byte(self.pack)?, self.num_namespaces.get());
+        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
+        let kind = match self.kind {
+            KIND_SAMPLES => ChunkKind::Samples,
+            KIND_RECORD => ChunkKind::Record,
+            other => {
+                let (what, value) = ("kind of a chunk", u64::from(other));
+                return Err(FormatError::OutOfRange { what, value, limit: 2 });
+            }
+        };
+        let head = ChunkHead {
+            layout,
+            kind,
+            id: ChunkId {
+                generation: check_generation(self.generation.get())?,
+                sequence: self.sequence.get(),
+            },
+            time_ns: self.time_ns.get(),
+            namespace: self.namespace.get(),
+            cell: self.cell.get(),
+            first_slot: Slot(self.first_slot.get()),
+            num_samples: self.num_samples.get(),
+            num_fields: self.num_fields.get(),
+            header_len: self.header_len.get(),
+            data_len: self.data_len.get(),
+            part_first: self.part_first.get(),
+            part_seed: self.part_seed.get(),
+            part_window: self.part_window.get(),
+            table_crc: self.table_crc.get(),
+        };
+        head.check()?;
+        Ok(head)
+    }
+}
+
+impl ChunkHead {
+    fn check(&self) -> Result<(), FormatError> {
+        let namespaces = u64::from(self.layout.num_namespaces);
+        at_most("namespace of a chunk", u64::from(self.namespace), namespaces - 1)?;
+        let header_len = u64::from(self.header_len);
+        enough("chunk header", HEAD_BYTES as u64, self.header_len as usize)?;
+        let largest = geometry::MAX_SAMPLE_BYTES * 2;
+        at_most("data of a chunk", self.data_len, largest)?;
+        let range = self.cell_range();
+        let last = range.cell.saturating_add(range.cells - 1);
+        self.layout.offset_of(last)?;
+        // A record has no slots, but whoever asks for them must not overflow.
+        at_most("first slot of a chunk", self.first_slot.0, MAX_SAMPLES)?;
+        at_most("last slot of a chunk", self.end_slot().0, MAX_SAMPLES)?;
+        if self.kind == ChunkKind::Record {
+            return Ok(());
+        }
+        at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
+        at_most("first id of a part", self.part_first, self.first_slot.0)?;
+        if self.num_samples == 0 {
+            let what = "samples of a chunk";
+            return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
+        }
+        let chunk_size = u64::from(self.layout.chunk_size_bytes);
+        if self.num_samples > 1 {
+            at_most("length of a chunk of several samples", self.len_bytes(), chunk_size)?;
+        }
+        Ok(())
+    }
+}
+
+/// One sample of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleEntry<'a> {
+    /// Its id.
+    pub id: SampleId,
+    /// Its slot.
+    pub slot: Slot,
+    /// Its name; empty for a purged one.
+    pub name: &'a [u8],
+    /// Its label, if it has one.
+    pub label: Option<i64>,
+    /// Its values in the typed columns.
+    pub values: RowValues<'a>,
+    /// Where its record begins, from the start of the chunk.
+    pub offset_bytes: u64,
+    /// Bytes of its record.
+    pub len_bytes: u32,
+    /// CRC32C of its record.
+    pub crc32c: u32,
+    /// CRC32C of each [piece](crate::format::pieces) of its record; none if they are not known.
+    pub pieces: &'a [u32],
+    /// Whether only its slot is left: the sample was deleted, and a purge dropped its bytes.
+    pub purged: bool,
+}
+
+/// A header, decoded and checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkHeader {
+    head: ChunkHead,
+    /// The table as it lies on media.
+    encoded: Vec<u8>,
+    /// Bytes of the names of the fields, with which it begins.
+    fields_len: usize,
+    table: Table,
+}
+
+impl ChunkHeader {
+    /// Reads the header of a chunk of samples; `bytes` may continue after it.
+    ///
+    /// # Errors
+    /// What is wrong with it; `Truncated` gives the length to read when `bytes` are too few.
+    pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
+        let head = ChunkHead::parse(bytes)?;
+        if head.kind != ChunkKind::Samples {
+            let (what, value) = ("kind of a chunk of samples", u64::from(KIND_RECORD));
+            return Err(FormatError::OutOfRange { what, value, limit: u64::from(KIND_SAMPLES) });
+        }
+        ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
+    }
+
+    /// A header from a head and its table; every entry is checked.
+    pub(crate) fn from_parts(
+        head: ChunkHead,
+        encoded: Vec<u8>,
+    ) -> Result<ChunkHeader, FormatError> {
+        let mut at = 0;
+        for _ in 0..head.num_fields {
+            let rest = encoded.get(at..).unwrap_or_default();
+            enough("field name", 2, rest.len())?;
+            let len = usize::from(u16::from_le_bytes([rest[0], rest[1]]));
+            enough("field name", 2 + len as u64, rest.len())?;
+            at += 2 + len;
+        }
+        let (first, seed, window) = (head.part_first, head.part_seed, head.part_window);
+        let about = TableHead {
+            layout: head.layout,
+            num_samples: head.num_samples,
+            num_fields: head.num_fields,
+            first_slot: head.first_slot,
+            data_len: head.data_len,
+            part: Part { first, count: 0, seed, window },
+        };
+        let table = Table::decode(&about, &encoded[at..])?;
+        Ok(ChunkHeader { head, encoded, fields_len: at, table })
+    }
+
+    /// The fixed part.
+    pub fn head(&self) -> &ChunkHead {
+        &self.head
+    }
+
+    /// Names of the fields of its samples; none: one field without a name.
+    pub fn fields(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.encoded[..self.fields_len];
+        std::iter::from_fn(move || {
+            let (len, behind) = rest.split_first_chunk()?;
+            let (name, behind) = behind.split_at(usize::from(u16::from_le_bytes(*len)));
+            rest = behind;
+            Some(name)
+        })
+    }
+
+    /// The types of the fields.
+    pub fn field_types(&self) -> &FieldTypes {
+        &self.table.field_types
+    }
+
+    /// The typed columns that it has values of.
+    pub fn columns(&self) -> impl Iterator<Item = &ColumnSpec> {
+        self.table.typed.specs()
+    }
+
+    /// Its samples, in the order of slots.
+    pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
+        let (pack, data_start) = (self.head.layout.pack, self.head.data_start());
+        let (mut end, mut pieces) = (0, &self.table.pieces[..]);
+        let rows = self.table.rows.iter().enumerate();
+        (self.head.first_slot.0..).zip(rows).map(move |(slot, (index, row))| {
+            let at = pack.next_start(end, row.len);
+            end = at + u64::from(row.len);
+            let mine = pieces.split_off(..num_pieces(row.len).min(pieces.len()));
+            SampleEntry {
+                id: SampleId(row.id),
+                slot: Slot(slot),
+                name: self.table.name(row),
+                label: row.label,
+                values: self.table.typed.row(index),
+                offset_bytes: data_start + at,
+                len_bytes: row.len,
+                crc32c: row.crc32c,
+                pieces: mine.unwrap_or_default(),
+                purged: row.purged,
+            }
+        })
+    }
+
+    /// The same header with these checksums of the pieces of its large samples. `None`: it has no room for them
+    /// without moving the samples, or it is one of version 1, or has columns behind them.
+    pub fn with_pieces(&self, sums: Vec<u32>) -> Option<ChunkHeader> {
+        let mut table = self.table.clone();
+        table.pieces = sums;
+        let room = self.head.data_start().min(self.head.layout.max_header_bytes().into());
+        let mut encoded = self.encoded.clone();
+        if self.head.layout.version != FormatVersion::V1 {
+            table.encode_pieces(room as usize - HEAD_BYTES, &mut encoded);
+        }
+        let header_len = (HEAD_BYTES + encoded.len()) as u32;
+        let head = ChunkHead { header_len, table_crc: crc32c(&encoded), ..self.head };
+        let header = ChunkHeader::from_parts(head, encoded).ok()?;
+        (header.table.pieces == table.pieces).then_some(header)
+    }
+
+    /// Writes the header, padded to a multiple of 4,096, over the front of `out`.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`ChunkHead::data_start`].
+    pub fn encode_into(&self, out: &mut [u8]) {
+        let out = &mut out[..self.head.data_start() as usize];
+        let (head, rest) = out.split_at_mut(HEAD_BYTES);
+        head.copy_from_slice(self.head.to_raw().as_bytes());
+        let (table, padding) = rest.split_at_mut(self.encoded.len());
+        table.copy_from_slice(&self.encoded);
+        padding.fill(0);
+    }
+}
+
+/// The table after `head`, its checksum verified.
+pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8], FormatError> {
+    enough("chunk header", u64::from(head.header_len), bytes.len())?;
+    let table = &bytes[HEAD_BYTES..head.header_len as usize];
+    let (expected, found) = (head.table_crc, crc32c(table));
+    if expected != found {
+        return Err(FormatError::Checksum { what: "chunk table", expected, found });
+    }
+    Ok(table)
+}
+
+/// The longest table of a chunk of an image with this layout.
+pub(crate) fn max_table_bytes(layout: &ImageLayout) -> usize {
+    layout.max_header_bytes() as usize - HEAD_BYTES
+}
+
+/// `bytes` rounded up to a multiple of 4,096, for numbers far below 2^63.
+pub(crate) fn padded(bytes: u64) -> u64 {
+    bytes.next_multiple_of(4096)
+}
+
+/// Length of the fixed part, which contains the length of the rest.
+pub const HEAD_BYTES: usize = 128;
+const MAGIC: [u8; 8] = *b"DLFSCHNK";
+const KIND_SAMPLES: u8 = 1;
+const KIND_RECORD: u8 = 2;

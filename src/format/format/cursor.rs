@@ -1,0 +1,141 @@
+//! Reads and writes variable-length data: LEB128 numbers and length-prefixed bytes.
+
+use crate::format::FormatError;
+use crate::format::error::enough;
+
+/// Reads from the front of untrusted bytes; never past their end.
+pub struct Cursor<'a> {
+    what: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    pub fn new(what: &'static str, bytes: &'a [u8]) -> Cursor<'a> {
+        Cursor { what, rest: bytes }
+    }
+
+    pub fn len(&self) -> usize {
+        self.rest.len()
+    }
+
+    pub fn bytes(&mut self, len: u64) -> Result<&'a [u8], FormatError> {
+        enough(self.what, len, self.rest.len())?;
+        let (bytes, rest) = self.rest.split_at(len as usize);
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    /// A LEB128 number of at most 64 bits, in its shortest form only: each value has one encoding.
+    #[inline]
+    pub fn number(&mut self) -> Result<u64, FormatError> {
+        match self.rest.split_first() {
+            Some((&byte, rest)) if byte < 0x80 => {
+                self.rest = rest;
+                Ok(u64::from(byte))
+            }
+            _ => self.long_number(),
+        }
+    }
+
+    fn long_number(&mut self) -> Result<u64, FormatError> {
+        let (mut value, mut shift) = (0u64, 0);
+        loop {
+            let Some((&byte, rest)) = self.rest.split_first() else {
+                return Err(FormatError::Truncated { what: self.what, expected: 1, found: 0 });
+            };
+            self.rest = rest;
+            let bits = u64::from(byte & 0x7f);
+            let bad = (shift == 63 && bits > 1) || (byte == 0 && shift > 0);
+            if shift > 63 || bad {
+                let (value, limit) = (bits, u64::MAX);
+                return Err(FormatError::OutOfRange { what: self.what, value, limit });
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+            shift += 7;
+        }
+    }
+
+    /// A count of items that take at least `least` bytes each, so that a count never allocates more than
+    /// the remaining input.
+    pub fn count(&mut self, least: usize) -> Result<usize, FormatError> {
+        let count = self.number()?;
+        enough(self.what, count.saturating_mul(least as u64), self.rest.len())?;
+        Ok(count as usize)
+    }
+
+    /// Length-prefixed bytes.
+    #[inline]
+    pub fn string(&mut self) -> Result<&'a [u8], FormatError> {
+        let len = self.number()?;
+        self.bytes(len)
+    }
+}
+
+/// Appends `value` as LEB128.
+pub fn put_number(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Appends `bytes` with a length prefix.
+pub fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_number(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Bytes of a LEB128 number.
+pub(crate) fn number_len(value: u64) -> usize {
+    (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
+}
+
+/// A number that stands for a number with a sign, or for none: see [`crate::format::table::kind::LABELS`].
+pub fn label_code(label: Option<i64>) -> u64 {
+    // The lowest number is no label, so that neither code overflows.
+    label.map_or(0, |label| match label {
+        0.. => 2 * label as u64 + 1,
+        _ => 2 * label.unsigned_abs(),
+    })
+}
+
+/// The inverse of [`label_code`].
+pub fn label_of(code: u64) -> Option<i64> {
+    match (code, code / 2) {
+        (0, _) => None,
+        (_, half) if code % 2 == 1 => Some(half as i64),
+        (_, half) => Some((half as i64).wrapping_neg()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_reads_back_and_longer_encodings_are_refused() {
+        for value in (0..64).map(|bit| 1u64 << bit).chain([0, 127, 128, 300, u64::MAX]) {
+            let mut bytes = Vec::new();
+            put_number(&mut bytes, value);
+            assert_eq!(Cursor::new("test", &bytes).number(), Ok(value));
+            *bytes.last_mut().unwrap() |= 0x80;
+            bytes.push(0);
+            assert!(Cursor::new("test", &bytes).number().is_err(), "{value} in a longer form");
+        }
+        assert!(Cursor::new("test", &[0xff; 10]).number().is_err(), "more than 64 bits");
+        assert!(Cursor::new("test", &[0x80]).number().is_err(), "cut short");
+    }
+
+    #[test]
+    fn a_count_larger_than_the_bytes_behind_it_is_refused_before_anything_is_allocated() {
+        let mut bytes = Vec::new();
+        put_number(&mut bytes, 1 << 40);
+        bytes.extend([0; 100]);
+        assert!(Cursor::new("test", &bytes).count(1).is_err());
+        assert!(Cursor::new("test", &[0xff; 9]).string().is_err());
+    }
+}

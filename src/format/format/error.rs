@@ -1,0 +1,167 @@
+//! What a decoder of this module can find wrong with its input.
+
+use crate::format::Uuid;
+use dlfs_base::error::{Error, ErrorKind};
+
+/// Why bytes on media were rejected. `what` names the structure and field.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Fewer bytes than the structure needs.
+    #[error("{what}: {found} of {expected} bytes are there")]
+    Truncated {
+        /// The structure.
+        what: &'static str,
+        /// Bytes it needs.
+        expected: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// The structure does not begin with its magic: something else lies here.
+    #[error("{what}: the magic is missing")]
+    Magic {
+        /// The structure.
+        what: &'static str,
+    },
+    /// Only zeroes lie where the structure should be: nothing was written there, or it was erased.
+    #[error("{what}: nothing but zeroes lies here")]
+    Blank {
+        /// The structure.
+        what: &'static str,
+    },
+    /// The medium cannot read the bytes.
+    #[error("{what}: cannot be read: {why}")]
+    Unread {
+        /// The structure.
+        what: &'static str,
+        /// The engine's error message.
+        why: String,
+    },
+    /// The checksum of a structure differs.
+    #[error("{what}: CRC32C {found:#010x}, expected {expected:#010x}")]
+    Checksum {
+        /// The structure.
+        what: &'static str,
+        /// The stored checksum.
+        expected: u32,
+        /// The computed checksum.
+        found: u32,
+    },
+    /// Written by a later release.
+    #[error("{what}: format version {found}, this build knows up to {known}; use a newer dlfs")]
+    Version {
+        /// The structure.
+        what: &'static str,
+        /// The version found.
+        found: u16,
+        /// The newest version known here.
+        known: u16,
+    },
+    /// The image needs features that this build does not know.
+    #[error("the image requires unknown features {unknown:#x}; use a newer dlfs")]
+    RequiredFeatures {
+        /// The bits that are not known.
+        unknown: u64,
+    },
+    /// Writing to the image needs features that this build does not know.
+    #[error("writing requires unknown features {unknown:#x}; use a newer dlfs, or only read")]
+    FeaturesToWrite {
+        /// The bits that are not known.
+        unknown: u64,
+    },
+    /// A number is outside of what it may be.
+    #[error("{what}: {value} is out of range (limit {limit})")]
+    OutOfRange {
+        /// The field.
+        what: &'static str,
+        /// What was found.
+        value: u64,
+        /// The limit that it breaks.
+        limit: u64,
+    },
+    /// Two copies of the same fact differ.
+    #[error("{what}: {found}, expected {expected}")]
+    Mismatch {
+        /// The field.
+        what: &'static str,
+        /// The other value.
+        expected: u64,
+        /// What was found.
+        found: u64,
+    },
+    /// No contiguous free cell range is long enough.
+    #[error("{needed_bytes} bytes are needed in one piece, and {free_bytes} are free in all")]
+    NoSpace {
+        /// Bytes needed in one piece.
+        needed_bytes: u64,
+        /// Bytes free in total, in shorter pieces.
+        free_bytes: u64,
+    },
+    /// The requested data was not loaded: names can be left on media when a directory is opened.
+    #[error("{what} are not loaded")]
+    NotLoaded {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// The structure belongs to another image.
+    #[error("{what} belongs to image {found}, not to {expected}")]
+    OtherImage {
+        /// The structure.
+        what: &'static str,
+        /// The image at hand.
+        expected: Uuid,
+        /// The image that the structure names.
+        found: Uuid,
+    },
+}
+
+impl From<FormatError> for Error {
+    fn from(error: FormatError) -> Error {
+        let (kind, message) = match &error {
+            FormatError::Version { .. }
+            | FormatError::RequiredFeatures { .. }
+            | FormatError::FeaturesToWrite { .. } => {
+                (ErrorKind::Unsupported, "the image has a format that this build does not know")
+            }
+            FormatError::OtherImage { .. } => {
+                (ErrorKind::InvalidArgument, "parts of different images were given as one")
+            }
+            FormatError::NoSpace { .. } => (ErrorKind::NoSpace, "the image is full"),
+            FormatError::Unread { .. } => (ErrorKind::Io, "a part of the image cannot be read"),
+            FormatError::NotLoaded { .. } => {
+                (ErrorKind::InvalidArgument, "the directory was opened without what this needs")
+            }
+            _ => (ErrorKind::Corrupt, "the image is damaged"),
+        };
+        let is_full = kind == ErrorKind::NoSpace;
+        let error = Error::new(kind, message).source(error);
+        match is_full {
+            true => error.hint(
+                "make the file or device longer; or delete samples and purge, which gives their bytes back \
+                 two generations later",
+            ),
+            false => error,
+        }
+    }
+}
+
+/// An error if `value` is above `limit`.
+#[doc(hidden)]
+pub fn at_most(what: &'static str, value: u64, limit: u64) -> Result<u64, FormatError> {
+    if value > limit { Err(FormatError::OutOfRange { what, value, limit }) } else { Ok(value) }
+}
+
+/// An error if two numbers that must agree differ.
+#[doc(hidden)]
+pub fn equal(what: &'static str, expected: u64, found: u64) -> Result<(), FormatError> {
+    if expected == found { Ok(()) } else { Err(FormatError::Mismatch { what, expected, found }) }
+}
+
+/// An error if `found` bytes are fewer than `expected`.
+#[doc(hidden)]
+pub fn enough(what: &'static str, expected: u64, found: usize) -> Result<(), FormatError> {
+    let found = found as u64;
+    if found < expected {
+        return Err(FormatError::Truncated { what, expected, found });
+    }
+    Ok(())
+}

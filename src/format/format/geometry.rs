@@ -1,0 +1,264 @@
+//! The geometry of an image: its version, cells, cell ranges, extents, and their limits.
+
+use crate::format::FormatError;
+use crate::format::Uuid;
+use crate::format::error::{at_most, equal};
+use crate::format::packing::Pack;
+use dlfs_base::units::Generation;
+
+/// Where a sample's bytes are, and their expected checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Extent {
+    /// First byte within the namespace.
+    pub offset_bytes: u64,
+    /// Length of the record.
+    pub len_bytes: u32,
+    /// CRC32C of the record.
+    pub crc32c: u32,
+    /// Index of the namespace in the image, from 0.
+    pub namespace: u16,
+}
+
+/// Consecutive cells that hold one chunk, generation record or snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct CellRange {
+    /// Index of the namespace.
+    pub namespace: u16,
+    /// First cell.
+    pub cell: u64,
+    /// How many cells.
+    pub cells: u64,
+}
+
+/// The version of an image's format. All structures of an image have the same one, also those that a later
+/// release adds to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FormatVersion {
+    /// A cell has the chunk size, and the entries of a chunk's table have 32 bytes each.
+    V1,
+    /// A cell has 4,096 bytes, a chunk ends where its samples end, and its table consists of columns.
+    V2,
+}
+
+impl FormatVersion {
+    /// The number on media.
+    pub fn number(self) -> u16 {
+        match self {
+            FormatVersion::V1 => 1,
+            FormatVersion::V2 => 2,
+        }
+    }
+
+    /// The version of a number on media, which `what` has.
+    ///
+    /// # Errors
+    /// `Version`: a later release wrote it.
+    #[doc(hidden)]
+    pub fn parse(what: &'static str, found: u16) -> Result<FormatVersion, FormatError> {
+        match found {
+            1 => Ok(FormatVersion::V1),
+            2 => Ok(FormatVersion::V2),
+            _ => Err(FormatError::Version { what, found, known: FormatVersion::V2.number() }),
+        }
+    }
+}
+
+/// Properties of the whole image that never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageLayout {
+    /// The image.
+    pub uuid: Uuid,
+    /// Maximum length of a chunk, unless it is of one larger sample: a power of two between
+    /// [`MIN_CHUNK_BYTES`] and [`MAX_CHUNK_BYTES`].
+    pub chunk_size_bytes: u32,
+    /// The version of its format.
+    pub version: FormatVersion,
+    /// How samples are packed.
+    pub pack: Pack,
+    /// How many namespaces.
+    pub num_namespaces: u16,
+}
+
+impl ImageLayout {
+    /// A layout of the newest version, if the numbers are valid.
+    ///
+    /// # Errors
+    /// `OutOfRange`: no namespace, or a chunk size that is no power of two or out of bounds.
+    pub fn new(
+        uuid: Uuid,
+        chunk_size_bytes: u32,
+        pack: Pack,
+        num_namespaces: u16,
+    ) -> Result<ImageLayout, FormatError> {
+        ImageLayout::of_version(FormatVersion::V2, uuid, chunk_size_bytes, pack, num_namespaces)
+    }
+
+    /// As [`ImageLayout::new`], of an image of `version`.
+    ///
+    /// # Errors
+    /// As [`ImageLayout::new`].
+    pub fn of_version(
+        version: FormatVersion,
+        uuid: Uuid,
+        chunk_size_bytes: u32,
+        pack: Pack,
+        num_namespaces: u16,
+    ) -> Result<ImageLayout, FormatError> {
+        check_chunk_size(chunk_size_bytes)?;
+        if num_namespaces == 0 {
+            let what = "number of namespaces";
+            return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
+        }
+        Ok(ImageLayout { uuid, chunk_size_bytes, version, pack, num_namespaces })
+    }
+
+    /// Length of a cell, the unit of allocation.
+    #[inline]
+    pub fn cell_bytes(&self) -> u64 {
+        match self.version {
+            FormatVersion::V1 => u64::from(self.chunk_size_bytes),
+            FormatVersion::V2 => CELL_BYTES,
+        }
+    }
+
+    /// The first cell after those of the superblocks.
+    pub fn first_cell(&self) -> u64 {
+        match self.version {
+            FormatVersion::V1 => 1,
+            FormatVersion::V2 => SUPERBLOCK_CELLS,
+        }
+    }
+
+    /// Offset of `cell` in bytes.
+    ///
+    /// # Errors
+    /// `OutOfRange` when the cell does not end below 2^63 bytes.
+    pub fn offset_of(&self, cell: u64) -> Result<u64, FormatError> {
+        let size = self.cell_bytes();
+        at_most("cell", cell, (MAX_NAMESPACE_BYTES / size).saturating_sub(1))?;
+        Ok(cell * size)
+    }
+
+    /// The number of cells that `len_bytes` occupy.
+    pub fn cells_of(&self, len_bytes: u64) -> u64 {
+        len_bytes.div_ceil(self.cell_bytes())
+    }
+
+    /// Whole cells in a namespace of `len_bytes`, those of the superblocks included.
+    pub fn capacity_cells(&self, len_bytes: u64) -> u64 {
+        len_bytes.min(MAX_NAMESPACE_BYTES) / self.cell_bytes()
+    }
+
+    /// The maximum header size of a chunk: a quarter of the chunk.
+    pub fn max_header_bytes(&self) -> u32 {
+        self.chunk_size_bytes / 4
+    }
+
+    /// The maximum length of all names of a chunk together. Front coding makes them shorter on media; the
+    /// limit bounds what a reader unpacks.
+    pub fn max_names_bytes(&self) -> u64 {
+        match self.version {
+            FormatVersion::V1 => u64::from(self.max_header_bytes()),
+            FormatVersion::V2 => u64::from(self.chunk_size_bytes) * 4,
+        }
+    }
+}
+
+/// An error unless `bytes` is a valid chunk size.
+pub fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
+    if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
+        let (what, limit) = ("chunk size", u64::from(MIN_CHUNK_BYTES));
+        return Err(FormatError::OutOfRange { what, value: u64::from(bytes), limit });
+    }
+    at_most("chunk size", u64::from(bytes), u64::from(MAX_CHUNK_BYTES))?;
+    Ok(())
+}
+
+/// An error unless `found`, which `what` names as its image's layout, equals `expected`.
+#[doc(hidden)]
+pub fn check_layout(
+    what: &'static str,
+    expected: &ImageLayout,
+    found: &ImageLayout,
+) -> Result<(), FormatError> {
+    if expected.uuid != found.uuid {
+        let (expected, found) = (expected.uuid, found.uuid);
+        return Err(FormatError::OtherImage { what, expected, found });
+    }
+    let numbers = |layout: &ImageLayout| {
+        let ImageLayout { chunk_size_bytes, version, pack, num_namespaces, .. } = layout;
+        [
+            u64::from(*chunk_size_bytes),
+            u64::from(*num_namespaces),
+            u64::from(pack.to_byte()),
+            u64::from(version.number()),
+        ]
+    };
+    let names = ["chunk size", "number of namespaces", "packing", "version of the format"];
+    let pairs = numbers(expected).into_iter().zip(numbers(found));
+    names
+        .into_iter()
+        .zip(pairs)
+        .try_for_each(|(name, (expected, found))| equal(name, expected, found))
+}
+
+/// An error unless `generation` is a valid committed one, which leaves room for a next one.
+#[doc(hidden)]
+pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
+    let (what, limit) = ("generation", MAX_GENERATION);
+    match generation {
+        1..=MAX_GENERATION => Ok(Generation(generation)),
+        value => Err(FormatError::OutOfRange { what, value, limit }),
+    }
+}
+
+/// The smallest chunk size: one name of 4,096 bytes still fits into a quarter of it.
+pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
+/// Length of a cell since version 2.
+pub const CELL_BYTES: u64 = 4096;
+/// Cells of the superblock copies, the journal and the lease since version 2: the first 36 KiB.
+pub(crate) const SUPERBLOCK_CELLS: u64 = 9;
+/// The largest chunk size.
+pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
+/// The default chunk size. Reads of 1 MiB and more already reach the bandwidth of drive and link; four of
+/// them give a chunk enough samples for a fair shuffle.
+pub const DEFAULT_CHUNK_BYTES: u32 = 4 << 20;
+/// The largest generation number of an image.
+pub const MAX_GENERATION: u64 = i64::MAX as u64;
+/// Maximum samples of an image.
+pub const MAX_SAMPLES: u64 = 1 << 40;
+/// Maximum bytes of a sample.
+pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
+/// Maximum bytes of a namespace: 2^63 - 1, so that every offset fits in an `off_t`.
+pub const MAX_NAMESPACE_BYTES: u64 = i64::MAX as u64;
+/// Maximum bytes of a name.
+pub const MAX_NAME_BYTES: usize = 4096;
+/// Maximum samples of a chunk.
+pub const MAX_CHUNK_SAMPLES: u32 = 65_535;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_of_two_to_the_63_less_one_bytes_is_addressed_to_its_last_whole_cell() {
+        for (version, shift) in [(FormatVersion::V1, 22), (FormatVersion::V2, 12)] {
+            let layout =
+                ImageLayout::of_version(version, Uuid::default(), 4 << 20, Pack::Aligned, 1);
+            let layout = layout.unwrap();
+            let cells = layout.capacity_cells(u64::MAX);
+            assert_eq!(cells, (1 << (63 - shift)) - 1);
+            assert_eq!(layout.offset_of(cells - 1), Ok((cells - 1) << shift));
+            assert!(layout.offset_of(cells).is_err());
+            assert!(layout.offset_of(u64::MAX).is_err());
+        }
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        for bytes in [0, 1, 4096, 32 << 10, (64 << 10) + 1, 512 << 20, u32::MAX] {
+            assert!(ImageLayout::new(Uuid::default(), bytes, Pack::Tight, 1).is_err(), "{bytes}");
+        }
+        assert!(ImageLayout::new(Uuid::default(), 4 << 20, Pack::Tight, 0).is_err());
+    }
+}

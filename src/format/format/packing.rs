@@ -1,0 +1,96 @@
+//! The offset of the next sample in a chunk.
+
+use crate::format::FormatError;
+use dlfs_base::units::ALIGN_BYTES;
+
+/// How samples follow each other in a chunk. Part of the format: the directory stores lengths only, and
+/// computes offsets by laying the samples out again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pack {
+    /// A sample touches no more 4,096-byte blocks than its length needs, if that costs at most 1/8 of its
+    /// length in padding. A read of one sample then transfers one block less.
+    #[default]
+    Aligned,
+    /// Each sample begins where the previous one ends.
+    Tight,
+    /// Each sample begins at a multiple of 4,096. Never on media: this is the layout of a folder that is
+    /// read without an import.
+    Paged,
+}
+
+impl Pack {
+    /// Where a sample of `len` bytes begins when the previous one ended at `at`, both relative to the start
+    /// of the chunk's data, which is a multiple of 4,096.
+    #[inline]
+    pub fn next_start(self, at: u64, len: u32) -> u64 {
+        match self {
+            Pack::Tight => at,
+            Pack::Paged => (at + BLOCK - 1) & !(BLOCK - 1),
+            Pack::Aligned => {
+                let within = at & (BLOCK - 1);
+                let touched = within + u64::from(len);
+                let needed = (u64::from(len) + BLOCK - 1) & !(BLOCK - 1);
+                let padding = BLOCK - within;
+                let better = touched > needed && padding * 8 <= u64::from(len);
+                if better { at + padding } else { at }
+            }
+        }
+    }
+
+    /// The mode as its byte on media.
+    pub(crate) fn to_byte(self) -> u8 {
+        match self {
+            Pack::Aligned => 0,
+            Pack::Tight => 1,
+            Pack::Paged => 2, // rejected by every reader
+        }
+    }
+
+    /// The mode of a byte on media.
+    pub(crate) fn from_byte(byte: u8) -> Result<Pack, FormatError> {
+        match byte {
+            0 => Ok(Pack::Aligned),
+            1 => Ok(Pack::Tight),
+            _ => {
+                let (what, value) = ("pack mode", u64::from(byte));
+                Err(FormatError::OutOfRange { what, value, limit: 1 })
+            }
+        }
+    }
+}
+
+const BLOCK: u64 = ALIGN_BYTES as u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_sample_moves_to_the_next_block_only_when_that_saves_one_for_an_eighth_of_it() {
+        let next_start = |at, len| Pack::Aligned.next_start(at, len);
+        assert_eq!(next_start(0, 5000), 0);
+        assert_eq!(next_start(3192, 5000), 3192); // ends exactly with its second block
+        assert_eq!(next_start(3193, 5000), 3193); // would touch three; 903 bytes are more than 625
+        assert_eq!(next_start(4000, 5000), 4096); // would touch three; 96 bytes are few
+        assert_eq!(next_start(4000, 100), 4096 - 96); // an eighth of 100 is not 96
+        assert_eq!(next_start(4095, 8), 4096);
+        assert_eq!(next_start(4095, 0), 4095);
+        assert_eq!(next_start(u64::from(u32::MAX) * 3, u32::MAX), u64::from(u32::MAX) * 3 + 3);
+    }
+
+    proptest! {
+        #[test]
+        fn padding_is_at_most_an_eighth_and_always_saves_a_block(at in 0u64..1 << 40, len: u32) {
+            let blocks = |start: u64| (start + u64::from(len)).div_ceil(BLOCK) - start / BLOCK;
+            let start = Pack::Aligned.next_start(at, len);
+            prop_assert!(start >= at && (start - at) * 8 <= u64::from(len));
+            if start > at {
+                prop_assert_eq!(blocks(start), u64::from(len).div_ceil(BLOCK));
+                prop_assert!(blocks(at) > blocks(start));
+            }
+            prop_assert_eq!(Pack::Tight.next_start(at, len), at);
+            prop_assert_eq!(Pack::Paged.next_start(at, len), at.next_multiple_of(BLOCK));
+        }
+    }
+}

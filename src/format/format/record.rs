@@ -1,0 +1,291 @@
+//! The generation record: the metadata of a generation that its chunks do not hold.
+//!
+//! Chunk headers name samples, but not which of them were deleted later, the class names, or the cells that
+//! the generation freed. Each generation also writes these facts outside the snapshot, as a chunk of its
+//! own kind, so that losing the snapshot loses nothing. Deletions are recorded here and not in chunk
+//! headers: overwriting a header would change what the previous generation still reads, and could tear it.
+//!
+//! The record is a chunk [head](crate::format::chunk::RawHead) of kind 2. Its table consists of LEB128
+//! numbers and length-prefixed strings:
+//!
+//! ```text
+//! chunks | parts: count, (first, count, seed, window, started)* | fields: count, string*
+//! | classes: count, string* | deleted: ranges, (gap, length)* | freed: ranges, (namespace, cell, cells)*
+//! | origins, if there are any: string
+//! ```
+
+use zerocopy::IntoBytes;
+
+use crate::format::checksum::crc32c;
+use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded, table_of};
+use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::error::{at_most, equal};
+use crate::format::geometry::MAX_SAMPLES;
+use crate::format::origins::visit_origins;
+use crate::format::{CellRange, FormatError, ImageLayout, Part};
+use dlfs_base::units::{Generation, Slot};
+
+/// The metadata of a generation that its chunks do not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GenerationRecord {
+    /// The image.
+    pub layout: ImageLayout,
+    /// The generation.
+    pub generation: Generation,
+    /// When it was written, in ns since 1970.
+    pub time_ns: u64,
+    /// Number of chunks of the generation, including those kept from earlier ones.
+    pub num_chunks: u64,
+    /// Its parts, in the order of ids, without gaps.
+    pub parts: Vec<Part>,
+    /// For each part, the time of its oldest chunk. An older chunk was left behind by a discarded import of
+    /// the same generation, and must not be used.
+    pub started_ns: Vec<u64>,
+    /// Names of the fields; empty for one field without a name.
+    pub fields: Vec<Vec<u8>>,
+    /// Names of the classes; a label is an index into it. Empty where labels are numbers.
+    pub classes: Vec<Vec<u8>>,
+    /// Deleted ids, as ascending ranges of (first, length).
+    pub deleted: Vec<(u64, u64)>,
+    /// Cells that the previous generation reads and this one does not.
+    pub freed: Vec<CellRange>,
+    /// The objects that it was imported from: groups of [`crate::format::origins`].
+    pub origins: Vec<u8>,
+}
+
+impl GenerationRecord {
+    /// The bytes to write at its location, padded to a multiple of 4,096. Their length does not depend on
+    /// the location.
+    pub fn encode(&self, namespace: u16, cell: u64) -> Vec<u8> {
+        let mut out = vec![0; HEAD_BYTES];
+        self.put_table(&mut out);
+        let table = &out[HEAD_BYTES..];
+        let head = ChunkHead {
+            layout: self.layout,
+            kind: ChunkKind::Record,
+            id: ChunkId { generation: self.generation, sequence: RECORD_SEQUENCE },
+            time_ns: self.time_ns,
+            namespace,
+            cell,
+            first_slot: Slot(0),
+            num_samples: 0,
+            num_fields: 0,
+            header_len: (HEAD_BYTES + table.len()) as u32,
+            data_len: 0,
+            part_first: 0,
+            part_seed: 0,
+            part_window: 0,
+            table_crc: crc32c(table),
+        };
+        out[..HEAD_BYTES].copy_from_slice(head.to_raw().as_bytes());
+        out.resize(padded(out.len() as u64) as usize, 0);
+        out
+    }
+
+    /// Reads a record and its head.
+    ///
+    /// # Errors
+    /// What is wrong with it; `Truncated` gives the length to read when `bytes` are too few.
+    pub fn parse(bytes: &[u8]) -> Result<(ChunkHead, GenerationRecord), FormatError> {
+        let head = ChunkHead::parse(bytes)?;
+        if head.kind != ChunkKind::Record {
+            let what = "kind of a generation record";
+            return Err(FormatError::OutOfRange { what, value: 1, limit: 2 });
+        }
+        let mut table = Cursor::new("generation record", table_of(&head, bytes)?);
+        let num_chunks = table.number()?;
+        let (parts, started_ns) = read_parts(&mut table)?;
+        let mut record = GenerationRecord {
+            layout: head.layout,
+            generation: head.id.generation,
+            time_ns: head.time_ns,
+            num_chunks,
+            parts,
+            started_ns,
+            fields: read_strings(&mut table)?,
+            classes: read_strings(&mut table)?,
+            deleted: read_deleted(&mut table)?,
+            freed: read_cell_ranges(&mut table, &head.layout)?,
+            origins: Vec::new(),
+        };
+        if table.len() > 0 {
+            record.origins = table.string()?.to_vec();
+            visit_origins(&record.origins, |_| Ok(()))?;
+        }
+        equal("bytes behind a generation record", 0, table.len() as u64)?;
+        Ok((head, record))
+    }
+
+    fn put_table(&self, out: &mut Vec<u8>) {
+        put_number(out, self.num_chunks);
+        put_parts(out, &self.parts, &self.started_ns);
+        put_strings(out, &self.fields);
+        put_strings(out, &self.classes);
+        put_number(out, self.deleted.len() as u64);
+        let mut at = 0;
+        for (first, len) in &self.deleted {
+            put_number(out, first - at);
+            put_number(out, *len);
+            at = first + len;
+        }
+        put_cell_ranges(out, &self.freed);
+        if !self.origins.is_empty() {
+            put_string(out, &self.origins);
+        }
+    }
+}
+
+pub(crate) fn put_parts(out: &mut Vec<u8>, parts: &[Part], started_ns: &[u64]) {
+    assert_eq!(parts.len(), started_ns.len(), "one time for each part");
+    put_number(out, parts.len() as u64);
+    for (part, started) in parts.iter().zip(started_ns) {
+        for number in [part.first, part.count, part.seed, part.window, *started] {
+            put_number(out, number);
+        }
+    }
+}
+
+/// Reads parts that are contiguous from id 0 on, and the start time of each.
+pub(crate) fn read_parts(cursor: &mut Cursor<'_>) -> Result<(Vec<Part>, Vec<u64>), FormatError> {
+    let (mut parts, mut started_ns, mut end) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..cursor.count(5)? {
+        let mut next = || cursor.number();
+        let part = Part { first: next()?, count: next()?, seed: next()?, window: next()? };
+        part.check()?;
+        equal("first id of a part", end, part.first)?;
+        end = part.first + part.count;
+        parts.push(part);
+        started_ns.push(next()?);
+    }
+    Ok((parts, started_ns))
+}
+
+pub(crate) fn put_strings(out: &mut Vec<u8>, strings: &[Vec<u8>]) {
+    put_number(out, strings.len() as u64);
+    for string in strings {
+        put_string(out, string);
+    }
+}
+
+pub(crate) fn read_strings(cursor: &mut Cursor<'_>) -> Result<Vec<Vec<u8>>, FormatError> {
+    let count = cursor.count(1)?;
+    (0..count).map(|_| Ok(cursor.string()?.to_vec())).collect()
+}
+
+pub(crate) fn put_cell_ranges(out: &mut Vec<u8>, ranges: &[CellRange]) {
+    put_number(out, ranges.len() as u64);
+    for range in ranges {
+        put_number(out, u64::from(range.namespace));
+        put_number(out, range.cell);
+        put_number(out, range.cells);
+    }
+}
+
+pub(crate) fn read_cell_ranges(
+    cursor: &mut Cursor<'_>,
+    layout: &ImageLayout,
+) -> Result<Vec<CellRange>, FormatError> {
+    let mut ranges = Vec::new();
+    for _ in 0..cursor.count(3)? {
+        let last = u64::from(layout.num_namespaces) - 1;
+        let namespace = at_most("namespace of a freed range", cursor.number()?, last)? as u16;
+        let (cell, cells) = (cursor.number()?, cursor.number()?);
+        layout.offset_of(cell.saturating_add(cells))?;
+        ranges.push(CellRange { namespace, cell, cells });
+    }
+    Ok(ranges)
+}
+
+fn read_deleted(cursor: &mut Cursor<'_>) -> Result<Vec<(u64, u64)>, FormatError> {
+    let (mut ranges, mut at) = (Vec::new(), 0u64);
+    for _ in 0..cursor.count(2)? {
+        let (gap, len) = (cursor.number()?, cursor.number()?);
+        let first = at_most("deleted id", at.saturating_add(gap), MAX_SAMPLES)?;
+        at = at_most("deleted id", first.saturating_add(len), MAX_SAMPLES)?;
+        ranges.push((first, len));
+    }
+    Ok(ranges)
+}
+
+/// The record is written after all chunks of its generation.
+const RECORD_SEQUENCE: u64 = u64::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{OriginsBuilder, Pack, Uuid};
+
+    fn record() -> GenerationRecord {
+        GenerationRecord {
+            layout: ImageLayout::new(Uuid([7; 16]), 64 << 10, Pack::Aligned, 2).unwrap(),
+            generation: Generation(3),
+            time_ns: 99,
+            num_chunks: 12,
+            parts: vec![
+                Part { first: 0, count: 1000, seed: u64::MAX, window: 1000 },
+                Part { first: 1000, count: 1, seed: 0, window: 0 },
+            ],
+            started_ns: vec![5, 98],
+            fields: vec![b"jpg".to_vec(), b"txt".to_vec()],
+            classes: vec![b"cat".to_vec(), b"".to_vec()],
+            deleted: vec![(0, 1), (5, 3), (1000, 1)],
+            freed: vec![CellRange { namespace: 1, cell: 4, cells: 2 }],
+            origins: origins(),
+        }
+    }
+
+    fn origins() -> Vec<u8> {
+        let (mut group, mut bytes) = (OriginsBuilder::default(), Vec::new());
+        group.push("s3://bucket/key", 5, Some("tag"));
+        group.encode(Generation(3), &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn a_record_without_origins_is_as_it_was_before_there_were_any() {
+        let record = GenerationRecord { origins: Vec::new(), ..record() };
+        let bytes = record.encode(1, 17);
+        assert_eq!(GenerationRecord::parse(&bytes).unwrap().1, record);
+        let len = |bytes: &[u8]| ChunkHead::parse(bytes).unwrap().header_len as usize;
+        let with = self::record().encode(1, 17);
+        assert_eq!(len(&with) - len(&bytes), 1 + origins().len());
+    }
+
+    #[test]
+    fn a_record_reads_back_with_its_place() {
+        let bytes = record().encode(1, 17);
+        assert_eq!(bytes.len(), 4096);
+        let (head, found) = GenerationRecord::parse(&bytes).unwrap();
+        assert_eq!(found, record());
+        assert_eq!((head.namespace, head.cell, head.cell_range().cells), (1, 17, 1));
+        head.check_location(&record().layout, 1, 17).unwrap();
+        assert!(head.check_location(&record().layout, 0, 17).is_err(), "a write that went astray");
+    }
+
+    #[test]
+    fn parts_with_a_gap_and_ids_past_the_limit_are_refused() {
+        let mut gap = record();
+        gap.parts[1].first = 1001;
+        assert!(GenerationRecord::parse(&gap.encode(0, 1)).is_err());
+        let mut far = record();
+        far.deleted = vec![(MAX_SAMPLES, 1)];
+        assert!(GenerationRecord::parse(&far.encode(0, 1)).is_err());
+        let mut elsewhere = record();
+        elsewhere.freed[0].namespace = 2;
+        assert!(GenerationRecord::parse(&elsewhere.encode(0, 1)).is_err());
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_of_a_record_is_seen() {
+        let bytes = record().encode(1, 17);
+        let used = ChunkHead::parse(&bytes).unwrap().header_len as usize;
+        for bit in 0..used * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(GenerationRecord::parse(&damaged).is_err(), "bit {bit}");
+        }
+        for len in 0..used {
+            assert!(GenerationRecord::parse(&bytes[..len]).is_err(), "{len} bytes");
+        }
+    }
+}

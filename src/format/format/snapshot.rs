@@ -1,0 +1,358 @@
+//! The head of a directory snapshot: its sections and their locations.
+//!
+//! A snapshot is this head and the columns as they lie in memory, each with its own CRC32C: loading means
+//! reading and verifying. Names come last, and the lookup tree lies in one range, so a reader without need
+//! for names reads only what [`SnapshotHead::ranges_by_id`] says.
+
+use std::ops::Range;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::format::checksum::crc32c;
+use crate::format::error::{at_most, enough, equal};
+use crate::format::geometry::{MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout};
+use crate::format::{CellRange, FormatError, FormatVersion, ImageLayout, Pack, Superblock, Uuid};
+use dlfs_base::units::Generation;
+
+/// The first 4,096 bytes of a snapshot.
+///
+/// | bytes      | field              | meaning                                                  |
+/// |------------|--------------------|----------------------------------------------------------|
+/// | 0..8       | `magic`            | "DLFSSNAP"                                               |
+/// | 8..10      | `version`          | 1 or 2: that of the whole image                          |
+/// | 10..12     | `num_sections`     | sections in the table, at most 64                        |
+/// | 12..14     | `num_namespaces`   | how many the image has                                   |
+/// | 14         | `pack`             | 0 aligned, 1 tight                                       |
+/// | 15         | `reserved_a`       | zero                                                     |
+/// | 16..32     | `uuid`             | the image                                                |
+/// | 32..40     | `generation`       | the generation it describes                              |
+/// | 40..48     | `time_ns`          | time of that generation's record                         |
+/// | 48..56     | `len`              | bytes of the whole snapshot                              |
+/// | 56..64     | `num_samples`      | ids given out, deleted samples included                  |
+/// | 64..72     | `record_cell`      | first cell of the generation record                      |
+/// | 72..80     | `record_cells`     | cells of the generation record                           |
+/// | 80..84     | `chunk_size`       | maximum bytes of a chunk of several samples              |
+/// | 84..86     | `record_namespace` | index of the namespace with the generation record        |
+/// | 86..128    | `reserved_b`       | zero                                                     |
+/// | 128..2176  | `sections`         | 64 times a section; unused ones are zero                 |
+/// | 2176..4092 | `reserved_c`       | zero                                                     |
+/// | 4092..4096 | `crc`              | CRC32C of bytes 0..4092                                  |
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawSnapshotHead {
+    magic: [u8; 8],
+    version: U16,
+    num_sections: U16,
+    num_namespaces: U16,
+    pack: u8,
+    reserved_a: u8,
+    uuid: [u8; 16],
+    generation: U64,
+    time_ns: U64,
+    len: U64,
+    num_samples: U64,
+    record_cell: U64,
+    record_cells: U64,
+    chunk_size: U32,
+    record_namespace: U16,
+    reserved_b: [u8; 42],
+    sections: [RawSection; MAX_SECTIONS],
+    reserved_c: [u8; 1916],
+    crc: U32,
+}
+const _: () = assert!(size_of::<RawSnapshotHead>() == SNAPSHOT_HEAD_BYTES);
+
+/// One section of a snapshot.
+///
+/// | bytes  | field    | meaning                                                                |
+/// |--------|----------|------------------------------------------------------------------------|
+/// | 0..2   | `kind`   | what it holds: see [`kind`]                                            |
+/// | 2..4   | `flags`  | bit 0: a reader that does not know the kind must refuse the snapshot   |
+/// | 4..8   | `crc`    | CRC32C of its bytes                                                    |
+/// | 8..16  | `offset` | where it begins, from the start of the snapshot                        |
+/// | 16..24 | `len`    | its bytes, padding not counted                                         |
+/// | 24..32 | `param`  | a number that its kind explains                                        |
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawSection {
+    kind: U16,
+    flags: U16,
+    crc: U32,
+    offset: U64,
+    len: U64,
+    param: U64,
+}
+const _: () = assert!(size_of::<RawSection>() == 32);
+
+/// Kinds of sections, in the order in which they lie. `directory` describes their contents.
+pub mod kind {
+    /// The typed columns, by id; `param` is bytes before their values. Absent when the image has none. Earlier
+    /// releases ignore it. It lies first, since kinds ascend and what is read by id comes before the names.
+    pub const TYPED: u16 = 0;
+    /// Parts, fields, class names and freed cells, in the encoding of the generation record.
+    pub const FACTS: u16 = 1;
+    /// The chunk table.
+    pub const CHUNKS: u16 = 2;
+    /// Where every 32nd slot lies.
+    pub const CHECKPOINTS: u16 = 3;
+    /// u32 length of each sample, by slot.
+    pub const LENGTHS: u16 = 4;
+    /// u32 CRC32C of each sample, by slot.
+    pub const CHECKSUMS: u16 = 5;
+    /// Keys of the lookup tree; `param` is the number of its entries.
+    pub const TREE_KEYS: u16 = 6;
+    /// Ids of the lookup tree; `param` is bytes an id.
+    pub const TREE_IDS: u16 = 7;
+    /// One bit an id: deleted. Absent when none is.
+    pub const DELETED_IDS: u16 = 8;
+    /// One bit a slot: deleted. Absent when none is.
+    pub const DELETED_SLOTS: u16 = 9;
+    /// Label of each sample, by id; `param` is bytes a label. Absent when no sample has one.
+    pub const LABELS: u16 = 10;
+    /// Where every 16th name begins in `NAMES`.
+    pub const NAME_BLOCKS: u16 = 11;
+    /// The names, front-coded, by id.
+    pub const NAMES: u16 = 12;
+    /// Ids in the order of names; absent where that is the order of ids. `param` is bytes an id.
+    pub const NAME_ORDER: u16 = 13;
+    /// The objects that the image was imported from: groups of [`crate::format::origins`]. Absent when it was imported
+    /// from none. Earlier releases ignore it. It lies behind the names, since nothing but a listing of it needs it.
+    pub const ORIGINS: u16 = 15;
+}
+
+/// The location of one section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Section {
+    /// What it holds.
+    pub kind: u16,
+    /// First byte, from the start of the snapshot.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// CRC32C of them.
+    pub crc32c: u32,
+    /// A number whose meaning depends on the kind.
+    pub param: u64,
+}
+
+/// A snapshot's head, decoded and checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// What the whole image is like.
+    pub layout: ImageLayout,
+    /// The generation it describes.
+    pub generation: Generation,
+    /// Time of that generation's record, in ns since 1970.
+    pub time_ns: u64,
+    /// Ids given out.
+    pub num_samples: u64,
+    /// Where the generation record lies.
+    pub record: CellRange,
+    /// Bytes of the whole snapshot.
+    pub len_bytes: u64,
+    /// The sections, in the order in which they lie.
+    pub sections: Vec<Section>,
+}
+
+/// The CRC32C at the end of an encoded head, which the superblock stores to identify the snapshot. (A CRC
+/// of the whole head, its own CRC included, would be the same constant for all heads.)
+pub fn head_crc32c(head: &[u8; SNAPSHOT_HEAD_BYTES]) -> u32 {
+    let (_, crc) = head.split_last_chunk().expect("4,096 bytes end with 4");
+    u32::from_le_bytes(*crc)
+}
+
+impl SnapshotHead {
+    /// The first 4,096 bytes of the snapshot.
+    ///
+    /// # Panics
+    /// With more than 64 sections, which would be a bug of the caller.
+    pub fn encode(&self) -> [u8; SNAPSHOT_HEAD_BYTES] {
+        let mut sections = [RawSection::new_zeroed(); MAX_SECTIONS];
+        for (raw, section) in sections[..self.sections.len()].iter_mut().zip(&self.sections) {
+            *raw = RawSection {
+                kind: section.kind.into(),
+                flags: match section.kind {
+                    kind::TYPED | kind::ORIGINS => 0,
+                    _ => FLAG_REQUIRED,
+                }
+                .into(),
+                crc: section.crc32c.into(),
+                offset: section.offset.into(),
+                len: section.len.into(),
+                param: section.param.into(),
+            };
+        }
+        let mut raw = RawSnapshotHead {
+            magic: MAGIC,
+            version: self.layout.version.number().into(),
+            num_sections: (self.sections.len() as u16).into(),
+            num_namespaces: self.layout.num_namespaces.into(),
+            pack: self.layout.pack.to_byte(),
+            reserved_a: 0,
+            uuid: self.layout.uuid.0,
+            generation: self.generation.0.into(),
+            time_ns: self.time_ns.into(),
+            len: self.len_bytes.into(),
+            num_samples: self.num_samples.into(),
+            record_cell: self.record.cell.into(),
+            record_cells: self.record.cells.into(),
+            chunk_size: self.layout.chunk_size_bytes.into(),
+            record_namespace: self.record.namespace.into(),
+            reserved_b: [0; 42],
+            sections,
+            reserved_c: [0; 1916],
+            crc: 0.into(),
+        };
+        raw.crc = crc32c(&raw.as_bytes()[..SNAPSHOT_HEAD_BYTES - 4]).into();
+        zerocopy::transmute!(raw)
+    }
+
+    /// Reads the head from the first 4,096 of `bytes`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<SnapshotHead, FormatError> {
+        enough("snapshot head", SNAPSHOT_HEAD_BYTES as u64, bytes.len())?;
+        let (raw, _) = RawSnapshotHead::read_from_prefix(bytes).expect("4,096 bytes are there");
+        if raw.magic != MAGIC {
+            return Err(FormatError::Magic { what: "snapshot" });
+        }
+        let (expected, found) = (raw.crc.get(), crc32c(&bytes[..SNAPSHOT_HEAD_BYTES - 4]));
+        if expected != found {
+            return Err(FormatError::Checksum { what: "snapshot head", expected, found });
+        }
+        raw.decode(FormatVersion::parse("snapshot", raw.version.get())?)
+    }
+
+    /// Checks that it is the head of the snapshot that `superblock` names.
+    ///
+    /// # Errors
+    /// `OtherImage`, or `Mismatch` of a fact that both store.
+    pub fn check_committed(&self, superblock: &Superblock) -> Result<(), FormatError> {
+        check_layout("snapshot", &superblock.layout, &self.layout)?;
+        equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
+        equal("time of the snapshot", superblock.time_ns, self.time_ns)?;
+        equal("length of the snapshot", superblock.snapshot.len_bytes, self.len_bytes)?;
+        equal("samples of the snapshot", superblock.num_samples, self.num_samples)
+    }
+
+    /// The section of `kind`, if there is one.
+    pub fn section(&self, kind: u16) -> Option<&Section> {
+        self.sections.iter().find(|section| section.kind == kind)
+    }
+
+    /// Bytes from the start of the snapshot up to the names.
+    pub fn core_len(&self) -> u64 {
+        let names = self.section(kind::NAME_BLOCKS);
+        names.map_or(self.len_bytes, |section| section.offset)
+    }
+
+    /// Where the names lie, with what belongs to them.
+    pub fn names_range(&self) -> Range<u64> {
+        let start = self.core_len();
+        start..self.origins_range().start.max(start)
+    }
+
+    /// Where the origins lie, to the end of the snapshot; empty if there are none.
+    pub fn origins_range(&self) -> Range<u64> {
+        let origins = self.section(kind::ORIGINS);
+        origins.map_or(self.len_bytes, |section| section.offset)..self.len_bytes
+    }
+
+    /// Where the lookup tree lies, from its first section to the end of its last; empty if there is none.
+    pub fn tree_range(&self) -> Range<u64> {
+        let is_tree = |section: &&Section| matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS);
+        let mut tree = self.sections.iter().filter(is_tree);
+        let Some(first) = tree.next() else { return 0..0 };
+        let last = tree.next_back().unwrap_or(first);
+        first.offset..last.offset + last.len
+    }
+
+    /// What reading by id needs: all up to the names, without the blocks of 4,096 bytes that hold only the
+    /// lookup tree. The second range is empty where the first has all.
+    pub fn ranges_by_id(&self) -> [Range<u64>; 2] {
+        let (tree, end) = (self.tree_range(), self.core_len());
+        let start = tree.start.next_multiple_of(BLOCK_BYTES);
+        let resume = (tree.end.min(end) / BLOCK_BYTES * BLOCK_BYTES).max(start.min(end));
+        [0..start.min(end), resume..end]
+    }
+}
+
+impl RawSnapshotHead {
+    fn decode(&self, version: FormatVersion) -> Result<SnapshotHead, FormatError> {
+        let pack = Pack::from_byte(self.pack)?;
+        let (uuid, namespaces) = (Uuid(self.uuid), self.num_namespaces.get());
+        let chunk_size = self.chunk_size.get();
+        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
+        let len_bytes = at_most("length of a snapshot", self.len.get(), MAX_NAMESPACE_BYTES)?;
+        at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
+        let record = CellRange {
+            namespace: self.record_namespace.get(),
+            cell: self.record_cell.get(),
+            cells: self.record_cells.get(),
+        };
+        let last = u64::from(namespaces) - 1;
+        at_most("namespace of the generation record", u64::from(record.namespace), last)?;
+        layout.offset_of(record.cell.saturating_add(record.cells))?;
+        Ok(SnapshotHead {
+            layout,
+            generation: check_generation(self.generation.get())?,
+            time_ns: self.time_ns.get(),
+            num_samples: self.num_samples.get(),
+            record,
+            len_bytes,
+            sections: self.decode_sections(version, len_bytes)?,
+        })
+    }
+
+    /// The section table: ascending kinds, no overlap, none past the end.
+    fn decode_sections(
+        &self,
+        version: FormatVersion,
+        len_bytes: u64,
+    ) -> Result<Vec<Section>, FormatError> {
+        let count = u64::from(self.num_sections.get());
+        at_most("sections of a snapshot", count, MAX_SECTIONS as u64)?;
+        let (mut sections, mut end, mut last_kind) = (Vec::new(), 0, 0);
+        for raw in &self.sections[..count as usize] {
+            let (kind, offset, len) = (raw.kind.get(), raw.offset.get(), raw.len.get());
+            let alignment = section_alignment(version, kind);
+            at_most("offset of a section within its alignment", offset % alignment, 0)?;
+            at_most("end of the section before", end, offset)?;
+            at_most("length of a section", len, len_bytes)?;
+            at_most("offset of a section", offset, len_bytes - len)?;
+            at_most("kind of the section before", last_kind, u64::from(kind))?;
+            end = offset + len;
+            last_kind = u64::from(kind) + 1;
+            if kind > kind::NAME_ORDER && kind != kind::ORIGINS {
+                equal(
+                    "flags of an unknown section",
+                    0,
+                    u64::from(raw.flags.get() & FLAG_REQUIRED),
+                )?;
+                continue;
+            }
+            let (crc32c, param) = (raw.crc.get(), raw.param.get());
+            sections.push(Section { kind, offset, len, crc32c, param });
+        }
+        Ok(sections)
+    }
+}
+
+/// Of what a section's offset is a multiple. Names begin with a block of their own, so that they can be left
+/// on the media; 128 bytes are a node of the lookup tree.
+pub(crate) fn section_alignment(version: FormatVersion, kind: u16) -> u64 {
+    match (version, kind) {
+        (FormatVersion::V2, kind) if kind != kind::NAME_BLOCKS => 128,
+        _ => 4096,
+    }
+}
+
+/// Of what the start of each range to read is a multiple.
+const BLOCK_BYTES: u64 = 4096;
+/// Bytes of the head.
+pub const SNAPSHOT_HEAD_BYTES: usize = 4096;
+const MAX_SECTIONS: usize = 64;
+const FLAG_REQUIRED: u16 = 1;
+const MAGIC: [u8; 8] = *b"DLFSSNAP";

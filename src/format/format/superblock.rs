@@ -1,0 +1,334 @@
+//! The superblock: what an image is, and where its directory lies.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::format::checksum::crc32c;
+use crate::format::error::{at_most, enough};
+use crate::format::geometry::{ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation};
+use crate::format::{FormatError, FormatVersion, Pack, Uuid};
+use dlfs_base::units::{Generation, total};
+
+/// A superblock copy as it lies on media: one block of 4,096 bytes.
+///
+/// Magic, version and checksum keep their offsets in every future version, so that a later image is
+/// distinguished from a damaged one.
+///
+/// Two superblocks differ only in the first 512 bytes, the smallest unit that a medium writes atomically:
+/// `balance` is chosen so that the checksum is 0. So a power loss during the write of a copy leaves the old
+/// copy or the new one, never half of each. (Superblocks of earlier releases have a `balance` of 0 and
+/// another checksum; they are read the same way.)
+///
+/// | bytes      | field                | meaning                                                |
+/// |------------|----------------------|--------------------------------------------------------|
+/// | 0..8       | `magic`              | "DLFSIMG" and NUL                                      |
+/// | 8..10      | `version`            | 1 or 2: that of the whole image                        |
+/// | 10..12     | `namespace`          | index of this namespace, from 0                        |
+/// | 12..14     | `num_namespaces`     | how many the image has                                 |
+/// | 14         | `pack`               | 0 aligned, 1 tight                                     |
+/// | 15         | `reserved_a`         | zero                                                   |
+/// | 16..32     | `uuid`               | the image                                              |
+/// | 32..40     | `generation`         | from 1; odd ones in copy B, even ones in copy A        |
+/// | 40..48     | `time_ns`            | when it was committed, in ns since 1970                |
+/// | 48..56     | `required`           | features without which it cannot be read               |
+/// | 56..64     | `optional`           | features that a reader may ignore; bit 0: no other copy |
+/// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
+/// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
+/// | 80..84     | `chunk_size`         | maximum bytes of a chunk of several samples            |
+/// | 84..86     | `snapshot_namespace` | index of the namespace with the directory snapshot     |
+/// | 86..88     | `reserved_b`         | zero                                                   |
+/// | 88..96     | `snapshot_offset`    | where the snapshot begins, in bytes                    |
+/// | 96..104    | `snapshot_len`       | its length in bytes                                    |
+/// | 104..108   | `snapshot_crc`       | CRC32C of its first 4,092 bytes: what its head ends in |
+/// | 108..112   | `reserved_c`         | zero                                                   |
+/// | 112..120   | `num_samples`        | ids given out, deleted samples included                |
+/// | 120..128   | `num_live`           | samples there are                                      |
+/// | 128..136   | `to_write`           | features without which it may be read, not written     |
+/// | 136..504   | `reserved_d`         | zero                                                   |
+/// | 504..508   | `balance`            | makes `crc` 0                                          |
+/// | 508..4092  | `reserved_e`         | zero                                                   |
+/// | 4092..4096 | `crc`                | CRC32C of bytes 0..4092                                |
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U16,
+    namespace: U16,
+    num_namespaces: U16,
+    pack: u8,
+    reserved_a: u8,
+    uuid: [u8; 16],
+    generation: U64,
+    time_ns: U64,
+    required: U64,
+    optional: U64,
+    placement_seed: U64,
+    used_len: U64,
+    chunk_size: U32,
+    snapshot_namespace: U16,
+    reserved_b: U16,
+    snapshot_offset: U64,
+    snapshot_len: U64,
+    snapshot_crc: U32,
+    reserved_c: U32,
+    num_samples: U64,
+    num_live: U64,
+    to_write: U64,
+    reserved_d: [u8; 368],
+    balance: U32,
+    reserved_e: [u8; 3584],
+    crc: U32,
+}
+const _: () = assert!(size_of::<RawSuperblock>() == SUPERBLOCK_BYTES);
+const _: () = assert!(std::mem::offset_of!(RawSuperblock, balance) == BALANCE_OFFSET);
+
+/// A superblock, decoded and checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Superblock {
+    /// Properties of the whole image.
+    pub layout: ImageLayout,
+    /// Index of the namespace it lies on.
+    pub namespace: u16,
+    /// The generation it commits, from 1.
+    pub generation: Generation,
+    /// When, in ns since 1970.
+    pub time_ns: u64,
+    /// Features that a reader may ignore; stored as found.
+    pub optional_features: u64,
+    /// Seed of the newest part's placement.
+    pub placement_seed: u64,
+    /// Bytes of this namespace that the generation may read: a shorter namespace was truncated.
+    pub used_len_bytes: u64,
+    /// Where the snapshot of the directory lies.
+    pub snapshot: SnapshotLocation,
+    /// Ids given out, deleted samples included.
+    pub num_samples: u64,
+    /// Live samples.
+    pub num_live: u64,
+    /// Features without which the image may be read but not written: [`TYPED_COLUMNS`], [`FIELD_TYPES`], [`ORIGINS`].
+    pub features_to_write: u64,
+}
+
+/// Where the snapshot of a directory lies, and how to identify it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SnapshotLocation {
+    /// Index of the namespace.
+    pub namespace: u16,
+    /// First byte.
+    pub offset_bytes: u64,
+    /// Length.
+    pub len_bytes: u64,
+    /// CRC32C of its first 4,092 bytes, with which its head ends. It covers the checksums of all sections,
+    /// so a snapshot with another value is not the committed one.
+    pub head_crc32c: u32,
+}
+
+/// Bytes in use on all namespaces of an image, as far as its superblocks say.
+pub fn used_bytes(superblocks: &[Superblock]) -> u64 {
+    total(superblocks.iter().map(|superblock| superblock.used_len_bytes))
+}
+
+impl Superblock {
+    /// The block to write at [`copy_offset`] of its generation.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut raw = RawSuperblock {
+            magic: MAGIC,
+            version: self.layout.version.number().into(),
+            namespace: self.namespace.into(),
+            num_namespaces: self.layout.num_namespaces.into(),
+            pack: self.layout.pack.to_byte(),
+            reserved_a: 0,
+            uuid: self.layout.uuid.0,
+            generation: self.generation.0.into(),
+            time_ns: self.time_ns.into(),
+            required: REQUIRED_FEATURES.into(),
+            optional: self.optional_features.into(),
+            placement_seed: self.placement_seed.into(),
+            used_len: self.used_len_bytes.into(),
+            chunk_size: self.layout.chunk_size_bytes.into(),
+            snapshot_namespace: self.snapshot.namespace.into(),
+            reserved_b: 0.into(),
+            snapshot_offset: self.snapshot.offset_bytes.into(),
+            snapshot_len: self.snapshot.len_bytes.into(),
+            snapshot_crc: self.snapshot.head_crc32c.into(),
+            reserved_c: 0.into(),
+            num_samples: self.num_samples.into(),
+            num_live: self.num_live.into(),
+            to_write: self.features_to_write.into(),
+            reserved_d: [0; 368],
+            balance: 0.into(),
+            reserved_e: [0; 3584],
+            crc: 0.into(),
+        };
+        raw.balance = (!crc32c(&raw.as_bytes()[..BALANCE_OFFSET]) ^ BALANCED).into();
+        zerocopy::transmute!(raw)
+    }
+
+    /// Reads one copy from the first 4,096 of `bytes`.
+    ///
+    /// # Errors
+    /// `Magic`: there is no superblock here. `Version`, `RequiredFeatures`: a later release wrote it.
+    /// Otherwise it is damaged.
+    pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        if !bytes.starts_with(&MAGIC) {
+            return Err(FormatError::Magic { what: "superblock" });
+        }
+        enough("superblock", SUPERBLOCK_BYTES as u64, bytes.len())?;
+        let (raw, _) = RawSuperblock::read_from_prefix(bytes).expect("4,096 bytes are there");
+        let (expected, found) = (raw.crc.get(), crc32c(&bytes[..SUPERBLOCK_BYTES - 4]));
+        if expected != found {
+            return Err(FormatError::Checksum { what: "superblock", expected, found });
+        }
+        let version = FormatVersion::parse("superblock", raw.version.get())?;
+        let unknown = raw.required.get() & !REQUIRED_FEATURES;
+        if unknown != 0 {
+            return Err(FormatError::RequiredFeatures { unknown });
+        }
+        raw.decode(version)
+    }
+
+    /// An error if this release must not write to the image.
+    ///
+    /// # Errors
+    /// `FeaturesToWrite`: a later release wrote it, in a way that this one would break.
+    pub fn check_writable(&self) -> Result<(), FormatError> {
+        match self.features_to_write & !(TYPED_COLUMNS | FIELD_TYPES | ORIGINS) {
+            0 => Ok(()),
+            unknown => Err(FormatError::FeaturesToWrite { unknown }),
+        }
+    }
+
+    /// The cells of the snapshot, if it begins at the start of a cell.
+    pub fn snapshot_range(&self) -> crate::format::CellRange {
+        let cell = self.snapshot.offset_bytes / self.layout.cell_bytes();
+        let cells = self.layout.cells_of(self.snapshot.len_bytes);
+        crate::format::CellRange { namespace: self.snapshot.namespace, cell, cells }
+    }
+}
+
+impl RawSuperblock {
+    fn decode(&self, version: FormatVersion) -> Result<Superblock, FormatError> {
+        let pack = Pack::from_byte(self.pack)?;
+        let uuid = Uuid(self.uuid);
+        let namespaces = self.num_namespaces.get();
+        let chunk_size = self.chunk_size.get();
+        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
+        let last = u64::from(namespaces) - 1;
+        at_most("index of a namespace", u64::from(self.namespace.get()), last)?;
+        at_most("namespace of the snapshot", u64::from(self.snapshot_namespace.get()), last)?;
+        at_most("length of a namespace", self.used_len.get(), MAX_NAMESPACE_BYTES)?;
+        let (offset, len) = (self.snapshot_offset.get(), self.snapshot_len.get());
+        at_most("offset of the snapshot within its cell", offset % layout.cell_bytes(), 0)?;
+        at_most("length of the snapshot", len, MAX_NAMESPACE_BYTES)?;
+        at_most("offset of the snapshot", offset, MAX_NAMESPACE_BYTES - len)?;
+        at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
+        at_most("number of live samples", self.num_live.get(), self.num_samples.get())?;
+        let generation = check_generation(self.generation.get())?;
+        Ok(Superblock {
+            layout,
+            namespace: self.namespace.get(),
+            generation,
+            time_ns: self.time_ns.get(),
+            optional_features: self.optional.get(),
+            placement_seed: self.placement_seed.get(),
+            used_len_bytes: self.used_len.get(),
+            snapshot: SnapshotLocation {
+                namespace: self.snapshot_namespace.get(),
+                offset_bytes: offset,
+                len_bytes: len,
+                head_crc32c: self.snapshot_crc.get(),
+            },
+            num_samples: self.num_samples.get(),
+            num_live: self.num_live.get(),
+            features_to_write: self.to_write.get(),
+        })
+    }
+}
+
+/// Offset of the copy of `generation`: A for even ones, B for odd ones.
+pub fn copy_offset(generation: Generation) -> u64 {
+    COPY_OFFSETS[copy_index(generation)]
+}
+
+/// Index of the copy of `generation`: 0 for A, 1 for B.
+#[doc(hidden)]
+pub fn copy_index(generation: Generation) -> usize {
+    (generation.0 % 2) as usize
+}
+
+/// Optional feature, set by a rebuild or an `import --force` that erases the other copy: the erased copy
+/// held no newer generation. The next commit clears it.
+pub const OTHER_COPY_VOID: u64 = 1;
+/// Feature to write: chunks have [typed columns](crate::format::columns), which a release that does not know them
+/// would lose when it rewrites a chunk or appends.
+pub const TYPED_COLUMNS: u64 = 1;
+/// Feature to write: chunks have the [types of fields](crate::format::field_type), which a release that does not
+/// know them would leave out of the chunks that it writes.
+pub const FIELD_TYPES: u64 = 2;
+
+/// Bit of `features_to_write`: the image says which objects it was imported from. Who does not know it would forget
+/// them.
+pub const ORIGINS: u64 = 4;
+
+/// Offsets of copies A and B. B is far enough from A that one bad or torn large block does not destroy
+/// both, and lies within the smallest cell.
+pub const COPY_OFFSETS: [u64; 2] = [0, 32 << 10];
+/// Bytes of one copy.
+pub const SUPERBLOCK_BYTES: usize = 4096;
+/// Offset of `balance`, in the first 512 bytes.
+const BALANCE_OFFSET: usize = 504;
+/// The CRC32C register after `balance`, from which the zeroes up to the checksum lead to a checksum of 0.
+const BALANCED: u32 = register_before(SUPERBLOCK_BYTES - 4 - BALANCE_OFFSET);
+const MAGIC: [u8; 8] = *b"DLFSIMG\0";
+/// Required features that this build knows: none so far.
+const REQUIRED_FEATURES: u64 = 0;
+
+/// The CRC32C register from which this many zero bytes lead to a checksum of 0.
+const fn register_before(zeroes: usize) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78; // reflected
+    let mut register = u32::MAX; // the checksum is its complement
+    let mut bits = zeroes * 8;
+    while bits > 0 {
+        // Run the CRC backwards: the polynomial was added if and only if its highest bit is set.
+        let was_added = register >> 31 == 1;
+        register = if was_added { (register ^ POLYNOMIAL) << 1 | 1 } else { register << 1 };
+        bits -= 1;
+    }
+    register
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_is_torn_after_any_sector_leaves_the_old_superblock_or_the_new_one() {
+        let layout = ImageLayout::new(Uuid([3; 16]), 1 << 20, Pack::Tight, 4).unwrap();
+        let of_generation = |generation| Superblock {
+            layout,
+            namespace: 1,
+            generation: Generation(generation),
+            time_ns: 99 * generation,
+            optional_features: 0,
+            placement_seed: generation << 40,
+            used_len_bytes: 7 << 20,
+            snapshot: SnapshotLocation { len_bytes: 4096 * generation, ..Default::default() },
+            num_samples: 1000,
+            num_live: 1000 - generation,
+            features_to_write: 0,
+        };
+        let (old, new) = (of_generation(2), of_generation(4));
+        let blocks = [[0; SUPERBLOCK_BYTES], old.encode(), new.encode()];
+        for (before, was) in [(blocks[0], None), (blocks[1], Some(old))] {
+            for subset in 0..1u32 << 8 {
+                let mut torn = before;
+                for sector in (0..8).filter(|sector| subset >> sector & 1 == 1) {
+                    let range = sector * 512..(sector + 1) * 512;
+                    torn[range.clone()].copy_from_slice(&blocks[2][range]);
+                }
+                let expected = if subset & 1 == 1 { Some(new) } else { was };
+                assert_eq!(Superblock::parse(&torn).ok(), expected, "sectors {subset:08b}");
+            }
+        }
+    }
+}

@@ -1,0 +1,779 @@
+//! The table of a chunk's header: what it says of each sample, encoded and decoded.
+//!
+//! It begins with the names of the fields, each a u16 length and the bytes.
+//!
+//! In version 1, an entry of 32 bytes for each sample and the names follow. In version 2, *columns* follow:
+//! each a kind and the number of its bytes, both LEB128, and the bytes. Kinds ascend. A reader refuses a
+//! kind below [`kind::MAY_BE_IGNORED`] that it does not know, and ignores others. The columns of
+//! [`kind`] hold one value for each sample, in the order of slots, unless their description says otherwise.
+//!
+//! Ids are not stored in version 2. They follow from the slots by the placement of the part.
+//!
+//! Names are front-coded: the number of bytes shared with the name before, the number of the other bytes,
+//! and these. The name before is the last one that is not empty. Names lie in their order, so that
+//! neighbours share much: often that is the order of ids, and else a column gives it.
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::format::FormatError;
+use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
+use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
+use crate::format::error::{at_most, enough, equal};
+use crate::format::field_type::FieldTypes;
+use crate::format::geometry::{FormatVersion, ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
+use crate::format::meta::{SampleMeta, check_label, check_name};
+use crate::format::names::{common, compare};
+use crate::format::pieces::{PIECE_BYTES, num_pieces};
+use crate::format::placement::{Part, Placement};
+use dlfs_base::units::Slot;
+
+/// One sample in the table of a header of version 1.
+///
+/// | bytes  | field      | meaning                                                       |
+/// |--------|------------|---------------------------------------------------------------|
+/// | 0..8   | `id`       | the sample's id                                               |
+/// | 8..16  | `label`    | its label, if flag bit 0 is set                               |
+/// | 16..20 | `len`      | bytes of its record                                           |
+/// | 20..24 | `crc32c`   | CRC32C of its record                                          |
+/// | 24..26 | `name_len` | bytes of its name                                             |
+/// | 26..28 | `flags`    | bit 0: has a label; bit 1: purged, an empty place of its slot |
+/// | 28..32 | `reserved` | zero                                                          |
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawEntry {
+    id: U64,
+    label: I64,
+    len: U32,
+    crc32c: U32,
+    name_len: U16,
+    flags: U16,
+    reserved: U32,
+}
+const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
+
+/// Kinds of columns.
+pub mod kind {
+    /// The number of samples of the part, a LEB128 number: with it, ids follow from slots. Absent where they
+    /// are equal, which they are if the part's window is 0 or 1.
+    pub const PART: u64 = 1;
+    /// Bytes of the record, LEB128.
+    pub const LENGTHS: u64 = 2;
+    /// u32 CRC32C of the record.
+    pub const CHECKSUMS: u64 = 3;
+    /// 0 for no label; otherwise twice the label plus 1, or minus twice the label if that is negative.
+    /// LEB128. Absent if no sample has one.
+    pub const LABELS: u64 = 4;
+    /// One bit: purged, an empty place of its slot. Absent if none is.
+    pub const PURGED: u64 = 5;
+    /// In the order in which the names lie, the u16 index of each sample in the chunk. Absent if that is the
+    /// order of ids.
+    pub const NAME_ORDER: u64 = 6;
+    /// The names, front-coded.
+    pub const NAMES: u64 = 7;
+    /// Columns of this kind and above may be ignored.
+    pub const MAY_BE_IGNORED: u64 = 64;
+    /// The logarithm to base 2 of the bytes of a piece, LEB128, and then, for each record of more than 1 MiB,
+    /// a u32 CRC32C of each of its pieces. Absent if no record is that long, or if an earlier release wrote
+    /// the chunk. A reader ignores it if it has pieces of other lengths.
+    pub const PIECES: u64 = MAY_BE_IGNORED;
+    /// The typed columns of the user: see [`crate::format::columns`]. Absent if the image has none.
+    pub const TYPED: u64 = 65;
+    /// The types of the fields: see [`crate::format::field_type`]. Absent if no field has one.
+    pub const FIELD_TYPES: u64 = 66;
+}
+
+/// What a table says of one sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) id: u64,
+    pub(crate) label: Option<i64>,
+    pub(crate) len: u32,
+    pub(crate) crc32c: u32,
+    /// Where its name begins in [`Table::names`].
+    name_at: u32,
+    name_len: u16,
+    pub(crate) purged: bool,
+}
+
+/// What a chunk's head says that its table depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableHead {
+    pub(crate) layout: ImageLayout,
+    pub(crate) num_samples: u16,
+    pub(crate) num_fields: u16,
+    pub(crate) first_slot: Slot,
+    /// Bytes of the records and of the padding between them.
+    pub(crate) data_len: u64,
+    /// The part, of unknown length: its count is 0.
+    pub(crate) part: Part,
+}
+
+/// A table, decoded, without the names of the fields: the rows in the order of slots.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Table {
+    pub(crate) rows: Vec<Row>,
+    names: Vec<u8>,
+    /// Checksums of the pieces of all large records, one after the other; none if they are not known.
+    pub(crate) pieces: Vec<u32>,
+    /// The typed columns, with a row for each sample if there are any.
+    pub(crate) typed: ColumnTable,
+    /// The types of the fields.
+    pub(crate) field_types: FieldTypes,
+}
+
+impl Table {
+    /// A table without samples.
+    pub(crate) fn new(typed: &[ColumnSpec], field_types: &FieldTypes) -> Table {
+        let (typed, field_types) = (ColumnTable::new(typed), field_types.clone());
+        Table { typed, field_types, ..Table::default() }
+    }
+
+    /// Appends a sample.
+    pub(crate) fn push(&mut self, meta: &SampleMeta<'_>, len: u32, crc32c: u32, purged: bool) {
+        self.rows.push(Row {
+            id: meta.id.0,
+            label: meta.label,
+            len,
+            crc32c,
+            name_at: self.names.len() as u32,
+            name_len: meta.name.len() as u16,
+            purged,
+        });
+        self.names.extend_from_slice(meta.name);
+        self.typed.push(|column| meta.values.get(column));
+    }
+
+    /// Appends the checksums of the pieces of the record that was appended last, if it is large.
+    pub(crate) fn push_pieces(&mut self, sums: impl Iterator<Item = u32>) {
+        if self.rows.last().is_some_and(|row| num_pieces(row.len) > 0) {
+            self.pieces.extend(sums);
+        }
+    }
+
+    pub(crate) fn name(&self, row: &Row) -> &[u8] {
+        &self.names[row.name_at as usize..][..usize::from(row.name_len)]
+    }
+
+    /// Removes all samples, and keeps the memory.
+    pub(crate) fn clear(&mut self) {
+        self.rows.clear();
+        self.names.clear();
+        self.pieces.clear();
+        self.typed.clear();
+    }
+
+    /// Appends the encoded table to `out`, which ends with the names of the fields.
+    ///
+    /// A record may have so many pieces that `out` would have more than `max_len` bytes with their checksums:
+    /// then these are left out.
+    pub(crate) fn encode(
+        &self,
+        version: FormatVersion,
+        part: &Part,
+        max_len: usize,
+        out: &mut Vec<u8>,
+    ) {
+        match version {
+            FormatVersion::V1 => self.encode_entries(out),
+            FormatVersion::V2 => {
+                self.encode_columns(part, out);
+                let typed = self.encode_typed();
+                self.encode_pieces(max_len.saturating_sub(typed.len()), out);
+                out.extend_from_slice(&typed);
+            }
+        }
+    }
+
+    /// Decodes the bytes behind the names of the fields. Checks every row, and that the records have the
+    /// length in `head`.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(crate) fn decode(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
+        let table = match head.layout.version {
+            FormatVersion::V1 => Table::decode_entries(head, bytes)?,
+            FormatVersion::V2 => Table::decode_columns(head, bytes)?,
+        };
+        let mut end = 0;
+        for row in &table.rows {
+            at_most("id of a sample", row.id, MAX_SAMPLES - 1)?;
+            at_most("first id of a part", head.part.first, row.id)?;
+            if row.purged {
+                equal("length of a purged sample", 0, row.len.into())?;
+            }
+            if row.len == 0 {
+                equal("checksum of an empty sample", 0, row.crc32c.into())?;
+            }
+            check_name(table.name(row))?;
+            check_label(row.label)?;
+            end = head.layout.pack.next_start(end, row.len) + u64::from(row.len);
+        }
+        equal("data of a chunk", end, head.data_len)?;
+        Ok(table)
+    }
+
+    fn encode_entries(&self, out: &mut Vec<u8>) {
+        for row in &self.rows {
+            let label = if row.label.is_some() { FLAG_LABEL } else { 0 };
+            let purged = if row.purged { FLAG_PURGED } else { 0 };
+            let raw = RawEntry {
+                id: row.id.into(),
+                label: row.label.unwrap_or(0).into(),
+                len: row.len.into(),
+                crc32c: row.crc32c.into(),
+                name_len: row.name_len.into(),
+                flags: (label | purged).into(),
+                reserved: 0.into(),
+            };
+            out.extend_from_slice(raw.as_bytes());
+        }
+        out.extend_from_slice(&self.names);
+    }
+
+    fn decode_entries(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
+        let needed = usize::from(head.num_samples) * ENTRY_BYTES;
+        enough("entries of a chunk", needed as u64, bytes.len())?;
+        let (entries, names) = bytes.split_at(needed);
+        let entries = <[RawEntry]>::ref_from_bytes(entries).expect("whole unaligned entries");
+        let (mut rows, mut name_at) = (Vec::with_capacity(entries.len()), 0);
+        for entry in entries {
+            let flags = entry.flags.get();
+            at_most("flags of a sample", u64::from(flags), 3)?;
+            rows.push(Row {
+                id: entry.id.get(),
+                label: (flags & FLAG_LABEL != 0).then(|| entry.label.get()),
+                len: entry.len.get(),
+                crc32c: entry.crc32c.get(),
+                name_at,
+                name_len: entry.name_len.get(),
+                purged: flags & FLAG_PURGED != 0,
+            });
+            name_at += u32::from(entry.name_len.get()); // 65,535 times 65,535 at most
+        }
+        equal("length of the names of a chunk", names.len() as u64, name_at.into())?;
+        Ok(Table { rows, names: names.to_vec(), ..Table::default() })
+    }
+
+    fn encode_columns(&self, part: &Part, out: &mut Vec<u8>) {
+        let mut column = Vec::new();
+        let mut put = |kind, fill: &dyn Fn(&mut Vec<u8>)| {
+            column.clear();
+            fill(&mut column);
+            put_number(out, kind);
+            put_string(out, &column);
+        };
+        if part.window > 1 {
+            put(kind::PART, &|column| put_number(column, part.count));
+        }
+        put(kind::LENGTHS, &|column| {
+            self.rows.iter().for_each(|row| put_number(column, row.len.into()));
+        });
+        put(kind::CHECKSUMS, &|column| {
+            self.rows.iter().for_each(|row| column.extend_from_slice(&row.crc32c.to_le_bytes()));
+        });
+        if self.rows.iter().any(|row| row.label.is_some()) {
+            put(kind::LABELS, &|column| {
+                self.rows.iter().for_each(|row| put_number(column, label_code(row.label)));
+            });
+        }
+        if self.rows.iter().any(|row| row.purged) {
+            put(kind::PURGED, &|column| {
+                column.resize(self.rows.len().div_ceil(8), 0);
+                for (index, _) in self.rows.iter().enumerate().filter(|(_, row)| row.purged) {
+                    column[index / 8] |= 1 << (index % 8);
+                }
+            });
+        }
+        let (order, is_of_ids) = self.name_order();
+        if !is_of_ids {
+            put(kind::NAME_ORDER, &|column| {
+                order.iter().for_each(|index| column.extend_from_slice(&index.to_le_bytes()));
+            });
+        }
+        put(kind::NAMES, &|column| self.put_names(&order, column));
+    }
+
+    /// Appends the column of the pieces, if there is one and `out` then has at most `max_len` bytes.
+    pub(crate) fn encode_pieces(&self, max_len: usize, out: &mut Vec<u8>) {
+        let expected: usize = self.rows.iter().map(|row| num_pieces(row.len)).sum();
+        if expected == 0 || self.pieces.len() != expected {
+            return;
+        }
+        let mut column = Vec::with_capacity(1 + expected * 4);
+        put_number(&mut column, PIECE_BYTES.ilog2().into());
+        self.pieces.iter().for_each(|sum| column.extend_from_slice(&sum.to_le_bytes()));
+        if out.len() + PIECES_HEAD + column.len() <= max_len {
+            put_number(out, kind::PIECES);
+            put_string(out, &column);
+        }
+    }
+
+    /// The columns of the typed columns and of the types of the fields, where there are any.
+    fn encode_typed(&self) -> Vec<u8> {
+        let (mut out, mut column) = (Vec::new(), Vec::new());
+        if !self.typed.is_empty() {
+            self.typed.encode(&mut column);
+            put_number(&mut out, kind::TYPED);
+            put_string(&mut out, &column);
+        }
+        if !self.field_types.is_empty() {
+            column.clear();
+            self.field_types.encode(&mut column);
+            put_number(&mut out, kind::FIELD_TYPES);
+            put_string(&mut out, &column);
+        }
+        out
+    }
+
+    fn read_pieces(&mut self, mut from: Cursor<'_>) -> Result<(), FormatError> {
+        if from.number()? != u64::from(PIECE_BYTES.ilog2()) {
+            return Ok(());
+        }
+        let expected: usize = self.rows.iter().map(|row| num_pieces(row.len)).sum();
+        equal("checksums of pieces of a chunk", expected as u64 * 4, from.len() as u64)?;
+        let sums = from.bytes(expected as u64 * 4)?.as_chunks().0;
+        self.pieces = sums.iter().map(|sum| u32::from_le_bytes(*sum)).collect();
+        Ok(())
+    }
+
+    /// The order of the names on media, as indexes of the rows, and whether it is that of the ids: unless
+    /// sorting them saves more than the order takes.
+    fn name_order(&self) -> (Vec<u16>, bool) {
+        let by_id = order_of_ids(self.rows.iter().map(|row| row.id));
+        let unshared_by_id = self.unshared(&by_id);
+        if unshared_by_id <= by_id.len() * 4 {
+            return (by_id, true);
+        }
+        let name = |index: u16| self.name(&self.rows[usize::from(index)]);
+        let mut sorted = by_id.clone();
+        sorted.sort_by(|&a, &b| compare(name(a), name(b)));
+        match self.unshared(&sorted) + sorted.len() * 2 < unshared_by_id {
+            true => (sorted, false),
+            false => (by_id, true),
+        }
+    }
+
+    /// Bytes of all names in this order that the name before does not share.
+    fn unshared(&self, order: &[u16]) -> usize {
+        let (mut before, mut sum): (&[u8], usize) = (b"", 0);
+        for &index in order {
+            let name = self.name(&self.rows[usize::from(index)]);
+            if !name.is_empty() {
+                sum += name.len() - common(before, name);
+                before = name;
+            }
+        }
+        sum
+    }
+
+    fn put_names(&self, order: &[u16], out: &mut Vec<u8>) {
+        let mut before: &[u8] = b"";
+        for &index in order {
+            let name = self.name(&self.rows[usize::from(index)]);
+            let shared = common(before, name);
+            put_number(out, shared as u64);
+            put_string(out, &name[shared..]);
+            if !name.is_empty() {
+                before = name;
+            }
+        }
+    }
+
+    fn decode_columns(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
+        let columns = Columns::split(bytes)?;
+        let num_samples = usize::from(head.num_samples);
+        let mut lengths = columns.need(kind::LENGTHS)?;
+        let mut checksums = columns.need(kind::CHECKSUMS)?;
+        let mut labels = columns.find(kind::LABELS);
+        let purged = columns.exactly(kind::PURGED, num_samples.div_ceil(8))?.unwrap_or_default();
+        let ids = ids_of(head, columns.find(kind::PART))?;
+        let mut table = Table::default();
+        // Each sample has 4 bytes of checksum, so no count sizes memory that the table could not fill.
+        enough("checksums of a chunk", num_samples as u64 * 4, checksums.len())?;
+        table.rows.reserve_exact(num_samples);
+        for (index, id) in ids.into_iter().enumerate() {
+            let crc32c = checksums.bytes(4)?.try_into().expect("4 bytes");
+            let label = match &mut labels {
+                Some(codes) => label_of(codes.number()?),
+                None => None,
+            };
+            table.rows.push(Row {
+                id,
+                label,
+                len: at_most("length of a sample", lengths.number()?, u32::MAX.into())? as u32,
+                crc32c: u32::from_le_bytes(crc32c),
+                name_at: 0,
+                name_len: 0,
+                purged: purged.get(index / 8).is_some_and(|bits| bits >> (index % 8) & 1 == 1),
+            });
+        }
+        let rest = lengths.len() + checksums.len() + labels.map_or(0, |labels| labels.len());
+        equal("bytes behind a column of a chunk", 0, rest as u64)?;
+        let order = match columns.exactly(kind::NAME_ORDER, num_samples * 2)? {
+            Some(order) => read_order(order)?,
+            None => order_of_ids(table.rows.iter().map(|row| row.id)),
+        };
+        let names = columns.need(kind::NAMES)?;
+        table.read_names(names, &order, head.layout.max_names_bytes())?;
+        if let Some(pieces) = columns.pieces {
+            table.read_pieces(Cursor::new("column of a chunk", pieces))?;
+        }
+        table.typed = match columns.typed {
+            Some(typed) => ColumnTable::decode(typed, num_samples)?,
+            None => ColumnTable::of_rows(num_samples),
+        };
+        if let Some(types) = columns.field_types {
+            table.field_types = FieldTypes::decode(types, head.num_fields.into())?;
+        }
+        Ok(table)
+    }
+
+    fn read_names(
+        &mut self,
+        mut from: Cursor<'_>,
+        order: &[u16],
+        limit: u64,
+    ) -> Result<(), FormatError> {
+        let mut before = 0..0;
+        for &index in order {
+            let shared = at_most("shared bytes of a name", from.number()?, before.len() as u64)?;
+            let rest = from.string()?;
+            let len =
+                at_most("length of a name", shared + rest.len() as u64, MAX_NAME_BYTES as u64)?;
+            let start = self.names.len();
+            at_most("length of all names of a chunk", start as u64 + len, limit)?;
+            self.names.extend_from_within(before.start..before.start + shared as usize);
+            self.names.extend_from_slice(rest);
+            let row = &mut self.rows[usize::from(index)];
+            (row.name_at, row.name_len) = (start as u32, len as u16);
+            if len > 0 {
+                before = start..self.names.len();
+            }
+        }
+        equal("bytes behind the names of a chunk", 0, from.len() as u64)
+    }
+}
+
+/// The columns of a table of version 2.
+struct Columns<'a> {
+    found: [Option<&'a [u8]>; KNOWN_KINDS],
+    pieces: Option<&'a [u8]>,
+    typed: Option<&'a [u8]>,
+    field_types: Option<&'a [u8]>,
+}
+
+impl<'a> Columns<'a> {
+    fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
+        let (mut cursor, mut found) = (Cursor::new("columns of a chunk", bytes), [None; _]);
+        let (mut next, mut pieces, mut typed, mut field_types) = (1, None, None, None);
+        while cursor.len() > 0 {
+            let (kind, column) = (cursor.number()?, cursor.string()?);
+            at_most("kind of the column before", next, kind)?;
+            next = kind.saturating_add(1);
+            match usize::try_from(kind).ok().and_then(|kind| found.get_mut(kind)) {
+                Some(found) => *found = Some(column),
+                None if kind == kind::PIECES => pieces = Some(column),
+                None if kind == kind::TYPED => typed = Some(column),
+                None if kind == kind::FIELD_TYPES => field_types = Some(column),
+                None if kind >= kind::MAY_BE_IGNORED => {}
+                None => {
+                    let (what, limit) = ("kind of a column", KNOWN_KINDS as u64 - 1);
+                    return Err(FormatError::OutOfRange { what, value: kind, limit });
+                }
+            }
+        }
+        Ok(Columns { found, pieces, typed, field_types })
+    }
+
+    fn find(&self, kind: u64) -> Option<Cursor<'a>> {
+        self.found[kind as usize].map(|bytes| Cursor::new("column of a chunk", bytes))
+    }
+
+    /// The bytes of a column that has `len` of them.
+    fn exactly(&self, kind: u64, len: usize) -> Result<Option<&'a [u8]>, FormatError> {
+        let Some(column) = self.found[kind as usize] else { return Ok(None) };
+        equal("length of a column of a chunk", len as u64, column.len() as u64)?;
+        Ok(Some(column))
+    }
+
+    fn need(&self, kind: u64) -> Result<Cursor<'a>, FormatError> {
+        let missing =
+            FormatError::OutOfRange { what: "missing column of a chunk", value: kind, limit: 0 };
+        self.find(kind).ok_or(missing)
+    }
+}
+
+/// The ids at a chunk's slots.
+fn ids_of(head: &TableHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, FormatError> {
+    let slots = head.first_slot.0..head.first_slot.0 + u64::from(head.num_samples);
+    if head.part.window <= 1 {
+        return Ok(slots.collect());
+    }
+    let missing = FormatError::OutOfRange { what: "missing column", value: kind::PART, limit: 0 };
+    let mut part = part.ok_or(missing)?;
+    let count = part.number()?;
+    equal("bytes behind a column of a chunk", 0, part.len() as u64)?;
+    let part = Part { count, ..head.part };
+    part.check()?;
+    at_most("last slot of a chunk", slots.end, part.first + part.count)?;
+    let placement = Placement::new(part);
+    Ok(slots.map(|slot| placement.id_at(Slot(slot)).0).collect())
+}
+
+/// The indexes of these ids in ascending order of the ids.
+fn order_of_ids(ids: impl Iterator<Item = u64>) -> Vec<u16> {
+    // An id has at most 40 bits and an index 16, so one word sorts as both.
+    let mut keys: Vec<u64> = ids.zip(0..).map(|(id, index): (u64, u64)| id << 16 | index).collect();
+    if !keys.is_sorted() {
+        keys.sort_unstable();
+    }
+    keys.into_iter().map(|key| key as u16).collect()
+}
+
+/// An order of names; an error unless it is a permutation.
+fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
+    let order: Vec<u16> = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+    let mut is_there = vec![false; order.len()];
+    for &index in &order {
+        let last = order.len() as u64 - 1;
+        at_most("index in the order of names", index.into(), last)?;
+        let twice = std::mem::replace(&mut is_there[usize::from(index)], true);
+        equal("second name of a sample", 0, twice.into())?;
+    }
+    Ok(order)
+}
+
+/// At most how many bytes the table of a chunk takes, behind the names of the fields, in version 2: from
+/// what each of its samples adds, whatever their order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Bound {
+    values: usize,
+    num_samples: usize,
+    names: usize,
+    num_names: usize,
+    any_label: bool,
+    /// What all names begin with.
+    prefix: Vec<u8>,
+    typed: ColumnBound,
+}
+
+impl Bound {
+    /// Of no samples.
+    pub(crate) fn new(typed: &[ColumnSpec]) -> Bound {
+        Bound { typed: ColumnBound::new(typed), ..Bound::default() }
+    }
+
+    /// The bound with one more sample.
+    pub(crate) fn with(&self, meta: &SampleMeta<'_>, len: u32) -> usize {
+        let prefix = self.prefix_with(meta.name);
+        let num_names = self.num_names + usize::from(!meta.name.is_empty());
+        let names = self.names + meta.name.len() - num_names.saturating_sub(1) * prefix;
+        let num_samples = self.num_samples + 1;
+        let any_label = self.any_label || meta.label.is_some();
+        // Order, shared bytes and other bytes of the name take 2 each.
+        let each = num_samples * (2 + 2 + 2) + num_samples.div_ceil(8);
+        let labels = if any_label { num_samples } else { 0 };
+        let values = self.values + values(meta, len) + self.typed.with(&meta.values);
+        COLUMN_HEADS + values + each + labels + names
+    }
+
+    /// Adds a sample.
+    pub(crate) fn take(&mut self, meta: &SampleMeta<'_>, len: u32) {
+        self.values += values(meta, len);
+        self.num_samples += 1;
+        self.any_label |= meta.label.is_some();
+        self.typed.take(&meta.values);
+        if meta.name.is_empty() {
+            return;
+        }
+        match self.num_names {
+            0 => self.prefix = meta.name.to_vec(),
+            _ => self.prefix.truncate(self.prefix_with(meta.name)),
+        }
+        self.names += meta.name.len();
+        self.num_names += 1;
+    }
+
+    /// All names together.
+    pub(crate) fn names_len(&self) -> usize {
+        self.names
+    }
+
+    fn prefix_with(&self, name: &[u8]) -> usize {
+        match self.num_names {
+            0 => name.len(),
+            _ if name.is_empty() => self.prefix.len(),
+            _ => common(&self.prefix, name),
+        }
+    }
+}
+
+/// Bytes of a sample's length and checksums, and of its label less 1.
+fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
+    let label = number_len(label_code(meta.label)) - 1;
+    let pieces = match num_pieces(len) {
+        0 => 0,
+        count => PIECES_HEAD + 1 + count * 4,
+    };
+    number_len(len.into()) + 4 + label + pieces
+}
+
+/// The minimum number of bytes that a sample takes in the table of its chunk.
+#[doc(hidden)]
+pub fn min_entry_bytes(version: FormatVersion) -> u64 {
+    match version {
+        FormatVersion::V1 => ENTRY_BYTES as u64,
+        FormatVersion::V2 => MIN_ENTRY_BYTES,
+    }
+}
+
+/// Bytes of one sample in a table of version 1, without its name.
+pub const ENTRY_BYTES: usize = 32;
+/// The least that a sample takes in a table of version 2: a length, a checksum, and two lengths of a name.
+const MIN_ENTRY_BYTES: u64 = 7;
+/// Kinds and lengths of all columns, and the number of the part's samples.
+const COLUMN_HEADS: usize = KNOWN_KINDS * 6 + 10;
+const KNOWN_KINDS: usize = kind::NAMES as usize + 1;
+/// At most the kind and length of the column of pieces.
+const PIECES_HEAD: usize = 6;
+const FLAG_LABEL: u16 = 1;
+const FLAG_PURGED: u16 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_base::units::SampleId;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_label_has_a_code_of_its_own() {
+        for label in [0, 1, -1, 63, -64, i64::MAX, i64::MIN + 1] {
+            assert_eq!(label_of(label_code(Some(label))), Some(label), "{label}");
+        }
+        assert_eq!((label_code(None), label_of(0)), (0, None));
+    }
+
+    #[test]
+    fn an_unlabelled_sample_of_a_listed_folder_takes_ten_bytes_beside_its_name() {
+        let part = Part { first: 0, count: 1 << 20, seed: 3, window: 1 << 20 };
+        let placement = Placement::new(part);
+        let mut table = Table::default();
+        for slot in 0..30_000 {
+            let id = placement.id_at(Slot(slot));
+            let name = format!("train-00003-of-01024/{:07}", id.0);
+            table.push(
+                &SampleMeta { id, name: name.as_bytes(), label: None, values: Default::default() },
+                100,
+                7,
+                false,
+            );
+        }
+        let (mut columns, mut names) = (Vec::new(), Vec::new());
+        table.encode_columns(&part, &mut columns);
+        let (order, is_of_ids) = table.name_order();
+        assert!(is_of_ids);
+        table.put_names(&order, &mut names);
+        let beside = (columns.len() - names.len()) as f64 / 30_000.0 + 2.0;
+        assert!(beside < 7.1, "{beside} bytes beside the bytes that a name adds");
+    }
+
+    proptest! {
+        #[test]
+        fn columns_read_back_and_stay_within_the_bound(
+            samples in prop::collection::vec(
+                ("(a/|ab/|)[a-c]{0,3}", prop::option::of(any::<i64>()), 0u32..300, any::<bool>()), 1..80
+            ),
+            window in 0u64..200, first in 0u64..1000,
+        ) {
+            let count = samples.len() as u64;
+            let part = Part { first, count, seed: 9, window };
+            let placement = Placement::new(part);
+            let (mut table, mut bound, mut limit, mut end) =
+                (Table::default(), Bound::default(), 0, 0);
+            for (slot, (name, label, len, purged)) in (first..).zip(&samples) {
+                let label = label.filter(|label| *label != i64::MIN && !purged);
+                let (len, crc) = if *purged { (0, 0) } else { (*len, 77 * u32::from(*len > 0)) };
+                let name = if *purged { "" } else { name };
+                let id = placement.id_at(Slot(slot));
+                let meta = SampleMeta { id: SampleId(id.0), name: name.as_bytes(), label, values: Default::default() };
+                limit = bound.with(&meta, len);
+                bound.take(&meta, len);
+                table.push(&meta, len, crc, *purged);
+                end += u64::from(len);
+            }
+            let mut bytes = Vec::new();
+            table.encode_columns(&part, &mut bytes);
+            prop_assert!(bytes.len() <= limit, "{} bytes, bound {limit}", bytes.len());
+            let head = TableHead { data_len: end, ..head(&part, samples.len() as u16) };
+            let found = Table::decode(&head, &bytes).unwrap();
+            for (found_row, row) in found.rows.iter().zip(&table.rows) {
+                prop_assert_eq!(found.name(found_row), table.name(row));
+                let same = Row { name_at: row.name_at, ..*found_row };
+                prop_assert_eq!(&same, row);
+            }
+        }
+    }
+
+    fn head(part: &Part, num_samples: u16) -> TableHead {
+        use crate::format::{Pack, Uuid};
+        let layout = ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Tight, 1).unwrap();
+        let (first_slot, part) = (Slot(part.first), Part { count: 0, ..*part });
+        TableHead { layout, num_samples, num_fields: 0, first_slot, data_len: 0, part }
+    }
+
+    #[test]
+    fn unknown_columns_are_refused_or_ignored_as_their_kind_says() {
+        let part = Part { first: 0, count: 1, seed: 0, window: 0 };
+        let mut table = Table::default();
+        table.push(
+            &SampleMeta {
+                id: SampleId(0),
+                name: b"n",
+                label: Some(-3),
+                values: Default::default(),
+            },
+            0,
+            0,
+            false,
+        );
+        let mut bytes = Vec::new();
+        table.encode_columns(&part, &mut bytes);
+        let head = head(&part, 1);
+        let with = |kind| {
+            let mut bytes = bytes.clone();
+            put_number(&mut bytes, kind);
+            put_string(&mut bytes, b"later");
+            Table::decode(&head, &bytes)
+        };
+        assert_eq!(with(64), Ok(table.clone()));
+        assert_eq!(with(u64::MAX), Ok(table));
+        for kind in [0, 3, 7, 8, 63] {
+            assert!(with(kind).is_err(), "kind {kind}");
+        }
+    }
+
+    #[test]
+    fn names_that_unpack_to_more_than_the_limit_are_refused() {
+        let part = Part { first: 0, count: 1000, seed: 0, window: 0 };
+        let mut table = Table::default();
+        for id in 0..1000 {
+            table.push(
+                &SampleMeta {
+                    id: SampleId(id),
+                    name: &[b'n'; 4096],
+                    label: None,
+                    values: Default::default(),
+                },
+                0,
+                0,
+                false,
+            );
+        }
+        let mut bytes = Vec::new();
+        table.encode_columns(&part, &mut bytes);
+        assert!(bytes.len() < 16 << 10);
+        let refused = Table::decode(&head(&part, 1000), &bytes).unwrap_err();
+        assert!(refused.to_string().contains("length of all names"), "{refused}");
+    }
+}

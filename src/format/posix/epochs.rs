@@ -1,0 +1,221 @@
+//! Epochs of a program that knows only files, told apart by what it opens.
+//!
+//! An epoch ends where files are opened again that were opened in it. A program may open each file twice, from
+//! several threads, so it takes [`IN_A_ROW`] such files one after the other, or all of an epoch with fewer; the next
+//! epoch has then begun with the first of them. Where the program follows an order that is known, the order tells.
+
+use std::collections::VecDeque;
+
+use dlfs_base::units::Epoch;
+
+use super::File;
+
+/// The epochs of one program, each with what `M` was when it began. The last 100 are kept.
+#[derive(Debug)]
+pub struct Epochs<M> {
+    begins: VecDeque<M>,
+    /// Epochs before those.
+    forgotten: u64,
+    num_files: u64,
+    /// A bit for each file: whether this epoch has it.
+    seen: Vec<u64>,
+    num_seen: u64,
+    /// Files of this epoch that were opened again, one after the other.
+    again: Vec<u64>,
+    /// What `M` was before the first of those.
+    at_again: Option<M>,
+    /// The epoch of the order, as the last file along it had it.
+    along: Option<Epoch>,
+    /// Whether the next file begins an epoch.
+    is_over: bool,
+    /// Whether an epoch has begun since the last file along the order.
+    has_begun: bool,
+}
+
+impl<M> Epochs<M> {
+    /// Those of a program that has opened none of `num_files` files yet.
+    pub fn new(num_files: u64) -> Epochs<M> {
+        Epochs {
+            begins: VecDeque::new(),
+            forgotten: 0,
+            num_files,
+            seen: Vec::new(),
+            num_seen: 0,
+            again: Vec::new(),
+            at_again: None,
+            along: None,
+            is_over: false,
+            has_begun: false,
+        }
+    }
+
+    /// The program opens `file`, which has this number; `along` is its epoch in the order that the program follows.
+    /// `now` says what `M` is before that, where an epoch may begin.
+    pub fn opened(&mut self, file: u64, along: Option<Epoch>, now: impl FnOnce() -> M) {
+        let is_next = along.is_some_and(|epoch| self.goes_along(epoch));
+        if is_next || self.begins.is_empty() || std::mem::take(&mut self.is_over) {
+            return self.begin(now(), &[file]);
+        }
+        if self.see(file) || along.is_some() {
+            (self.again, self.at_again) = (Vec::new(), None);
+        } else if !self.again.contains(&file) {
+            self.at_again.get_or_insert_with(now);
+            self.again.push(file);
+            let enough = self.num_seen.max(2).min(self.num_files).min(IN_A_ROW);
+            if self.again.len() as u64 >= enough
+                && let Some(then) = self.at_again.take()
+            {
+                let again = std::mem::take(&mut self.again);
+                self.begin(then, &again);
+                self.has_begun = true;
+            }
+        }
+    }
+
+    /// The program begins another order, or the same one again.
+    pub fn order_begins(&mut self) {
+        (self.along, self.is_over) = (None, !self.begins.is_empty());
+    }
+
+    /// The epochs so far: the number of each and what `M` was when it began.
+    pub fn begins(&self) -> impl Iterator<Item = (u64, &M)> {
+        (self.forgotten..).zip(&self.begins)
+    }
+
+    /// Whether a file of `epoch` is the first of a later one than those before, which is not known yet.
+    fn goes_along(&mut self, epoch: Epoch) -> bool {
+        let has_begun = std::mem::take(&mut self.has_begun);
+        let before = self.along.replace(self.along.map_or(epoch, |before| before.max(epoch)));
+        before.is_some_and(|before| epoch > before) && !has_begun
+    }
+
+    fn begin(&mut self, then: M, files: &[u64]) {
+        if self.begins.len() == MOST_KEPT {
+            self.begins.pop_front();
+            self.forgotten += 1;
+        }
+        self.begins.push_back(then);
+        self.seen.fill(0);
+        self.num_seen = 0;
+        (self.again, self.at_again) = (Vec::new(), None);
+        files.iter().for_each(|file| _ = self.see(*file));
+    }
+
+    /// Adds a file to the epoch; whether it is new there.
+    fn see(&mut self, file: u64) -> bool {
+        let (word, bit) = ((file / 64) as usize, 1 << (file % 64));
+        if word >= self.seen.len() {
+            self.seen.resize(word + 1, 0);
+        }
+        let is_new = self.seen[word] & bit == 0;
+        self.seen[word] |= bit;
+        self.num_seen += u64::from(is_new);
+        is_new
+    }
+}
+
+impl super::FileTree {
+    /// The number of a file among all files of live and deleted samples.
+    pub fn number(&self, File { id, field }: File) -> u64 {
+        id.0 * self.num_fields() + u64::from(field)
+    }
+
+    /// How many files there are.
+    pub fn num_files(&self) -> u64 {
+        self.directory.num_live() * self.num_fields()
+    }
+}
+
+/// Files that are opened again, one after the other, by which an epoch is told.
+const IN_A_ROW: u64 = 8;
+/// The most epochs that are kept.
+const MOST_KEPT: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After how many opens each epoch began, of a program that opens `opens` of `num_files` files.
+    fn begins(num_files: u64, opens: impl IntoIterator<Item = (u64, Option<u64>)>) -> Vec<usize> {
+        let mut epochs = Epochs::new(num_files);
+        for (nth, (file, along)) in opens.into_iter().enumerate() {
+            epochs.opened(file, along.map(Epoch), || nth);
+        }
+        epochs.begins().map(|(_, begin)| *begin).collect()
+    }
+
+    fn plain(opens: impl IntoIterator<Item = u64>) -> Vec<(u64, Option<u64>)> {
+        opens.into_iter().map(|file| (file, None)).collect()
+    }
+
+    /// Epoch `nth` of `len` files in an order of its own.
+    fn shuffled(nth: u64, len: u64) -> impl Iterator<Item = u64> {
+        let step = [7, 11, 13][nth as usize % 3]; // none of them divides the lengths below
+        (0..len).map(move |at| (at * step + nth) % len)
+    }
+
+    #[test]
+    fn an_epoch_begins_with_the_first_file_that_is_opened_again() {
+        for len in [1, 2, 5, 16, 17, 1000] {
+            let opens: Vec<u64> = (0..3).flat_map(|nth| shuffled(nth, len)).collect();
+            let expected = [0, len as usize, 2 * len as usize];
+            assert_eq!(begins(len, plain(opens.clone())), expected, "all {len}");
+            if len > 1 {
+                assert_eq!(begins(2000, plain(opens)), expected, "{len} of more");
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_that_opens_each_file_twice_begins_no_epoch_with_that() {
+        let twice = |nth| shuffled(nth, 100).flat_map(|file| [file, file]);
+        // The file before was opened again, too.
+        assert_eq!(begins(100, plain(twice(0).chain(twice(1)))), [0, 199]);
+        // Four threads, each of which opens its file twice.
+        let files: Vec<u64> = (0..2).flat_map(|nth| shuffled(nth, 100)).collect();
+        let by_threads = files.chunks(4).flat_map(|files| [files, files]).flatten().copied();
+        assert_eq!(begins(2000, plain((100..108).chain(by_threads))), [0, 204]);
+        assert_eq!(begins(2000, plain((0..50).chain([3, 4, 5]).chain(50..99))), [0], "some again");
+    }
+
+    #[test]
+    fn a_file_that_is_left_out_or_added_changes_nothing() {
+        let first = shuffled(0, 100).filter(|file| file % 37 > 0);
+        let second = shuffled(1, 100).filter(|file| file % 17 > 0);
+        let opens: Vec<u64> = first.chain(second).collect();
+        let found = begins(100, plain(opens));
+        assert_eq!((found.len(), found[0]), (2, 0), "{found:?}");
+        assert!((90..130).contains(&found[1]), "{found:?}");
+    }
+
+    #[test]
+    fn along_an_order_its_epochs_count_also_where_some_files_were_not_read_ahead() {
+        let epoch = |nth: u64| shuffled(nth, 100).map(move |file| (file, Some(nth)));
+        let misses = |nth: u64| epoch(nth).enumerate();
+        // Of an order that takes files more than once.
+        let weighted = (0..300).map(|at| (at % 10, Some(5 + at / 100)));
+        assert_eq!(begins(100, weighted), [0, 100, 200]);
+        let some =
+            (0..3).flat_map(misses).map(|(at, (file, nth))| (file, nth.filter(|_| at % 3 > 0)));
+        let found = begins(100, some);
+        assert_eq!(found.len(), 3, "{found:?}");
+        // Long rows of misses, which files tell of before the order does.
+        let late = (0..3).flat_map(misses).map(|(at, (file, nth))| (file, nth.filter(|_| at > 60)));
+        assert_eq!(begins(100, late), [0, 100, 200]);
+        // Two threads at the end of an epoch.
+        let mixed = [(0, 0), (1, 0), (2, 1), (3, 0), (0, 1), (1, 1)];
+        assert_eq!(begins(100, mixed.map(|(file, nth)| (file, Some(nth)))), [0, 2]);
+    }
+
+    #[test]
+    fn an_order_that_begins_again_begins_an_epoch_and_old_ones_are_forgotten() {
+        let mut epochs = Epochs::new(10);
+        epochs.order_begins();
+        for nth in 0..=MOST_KEPT {
+            epochs.opened(3, Some(Epoch(0)), || nth);
+            epochs.order_begins();
+        }
+        let kept: Vec<_> = epochs.begins().map(|(number, begin)| (number, *begin)).collect();
+        assert_eq!((kept.len(), kept[0], kept[99]), (MOST_KEPT, (1, 1), (100, 100)));
+    }
+}

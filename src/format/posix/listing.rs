@@ -1,0 +1,140 @@
+//! Lists a folder from any position.
+
+use crate::directory::Directory;
+use dlfs_base::units::SampleId;
+
+use super::{File, FileTree, Folder, Node, PathError, in_file_name, is_component};
+
+/// One entry of a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found<'a> {
+    /// Its name in the folder.
+    pub name: &'a [u8],
+    /// What it is.
+    pub node: Node,
+    /// The position behind it: from there the listing continues.
+    pub next: u64,
+}
+
+/// The position before the first entry.
+pub const FIRST: u64 = 0;
+
+/// Where a listing is: a rank in the order of names, and which field of that sample.
+struct Position {
+    rank: u64,
+    field: u64,
+}
+
+impl FileTree {
+    /// Calls `visit` with the entries of `folder` from the position `cookie` on, `.` and `..` first, until it
+    /// returns false. [`FIRST`] begins; [`Found::next`] continues. Costs a lookup an entry, and a search for
+    /// each subfolder, however many samples are in it.
+    ///
+    /// # Errors
+    /// The names are damaged.
+    pub fn list(
+        &self,
+        folder: Folder,
+        cookie: u64,
+        visit: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Result<(), PathError> {
+        for (at, name) in [(0, &b"."[..]), (1, b"..")] {
+            let node = if at == 0 { folder } else { self.parent(folder)? };
+            let found = Found { name, node: Node::Folder(node), next: at + 1 };
+            if cookie <= at && !visit(found) {
+                return Ok(());
+            }
+        }
+        let prefix = self.prefix(folder)?;
+        // The first rank of a folder is known but for the top folder, whose is 0.
+        let position = match cookie.saturating_sub(BEFORE) {
+            0 => Position { rank: folder.rank, field: 0 },
+            at => Position { rank: at / self.num_fields(), field: at % self.num_fields() },
+        };
+        self.list_below(&prefix, position, visit)
+    }
+
+    fn list_below(
+        &self,
+        prefix: &[u8],
+        mut position: Position,
+        visit: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Result<(), PathError> {
+        let directory: &Directory = self.directory();
+        let depth = prefix.iter().filter(|byte| **byte == b'/').count() as u32 + 1;
+        let mut name = Vec::new();
+        let mut is_first = true;
+        while let Some(id) = directory.at_rank_by_name(position.rank, &mut name)? {
+            let Some(within) = name.strip_prefix(prefix) else { break };
+            let Some(slash) = within.iter().position(|byte| *byte == b'/') else {
+                if !self.list_sample(id, prefix.len(), &mut name, &mut position, visit)? {
+                    break;
+                }
+                is_first = false;
+                continue;
+            };
+            let component = &within[..slash];
+            let path = &name[..prefix.len() + slash];
+            // A position of someone else's making may lie within a subfolder.
+            let rank = match std::mem::take(&mut is_first) {
+                true => directory.rank_by_name(0, &name[..prefix.len() + slash + 1])?,
+                false => position.rank,
+            };
+            let past = self.past(position.rank, path)?;
+            let is_there = is_component(component)
+                && directory.any_live_by_name(rank..past)?
+                && self.file(path)?.is_none();
+            position = Position { rank: past, field: 0 };
+            let node = Node::Folder(Folder { rank, depth });
+            if is_there && !visit(Found { name: component, node, next: self.cookie(&position) }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries of one sample; false if `visit` has enough. Moves `position` past them.
+    fn list_sample(
+        &self,
+        id: SampleId,
+        folder_len: usize,
+        name: &mut Vec<u8>,
+        position: &mut Position,
+        visit: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Result<bool, PathError> {
+        let fields = self.directory().fields();
+        let name_len = name.len();
+        let is_live = self.directory().is_live(id);
+        for number in position.field..self.num_fields() {
+            name.truncate(name_len);
+            if let Some(field) = fields.get(number as usize) {
+                name.push(b'.');
+                name.extend_from_slice(&in_file_name(field));
+            }
+            *position = match number + 1 < self.num_fields() {
+                true => Position { rank: position.rank, field: number + 1 },
+                false => Position { rank: position.rank + 1, field: 0 },
+            };
+            let file = File { id, field: number as u16 };
+            // Not if a newer sample has this name.
+            let is_there =
+                is_live && is_component(&name[folder_len..]) && self.file(name)? == Some(file);
+            let found = Found {
+                name: &name[folder_len..],
+                node: Node::File(file),
+                next: self.cookie(position),
+            };
+            if is_there && !visit(found) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn cookie(&self, position: &Position) -> u64 {
+        BEFORE + position.rank * self.num_fields() + position.field
+    }
+}
+
+/// Positions of `.` and `..`, so that no other entry's position is 0.
+const BEFORE: u64 = 2;

@@ -1,0 +1,368 @@
+//! A data set as a tree of files: paths, inode numbers, listings and attributes, computed from the directory.
+//! Pure.
+//!
+//! # What it is
+//! Every door for programs that know only files is thin over it. It keeps no table: a node's inode number
+//! says by arithmetic which node it is, so nothing needs to be forgotten.
+//!
+//! | node           | inode number                                            |
+//! |----------------|---------------------------------------------------------|
+//! | the top folder | 1                                                       |
+//! | a file         | 2^32 + id x fields + field                              |
+//! | another folder | 2^62 + (rank of the first name below it) x 2^12 + depth |
+//!
+//! Ranks are those of all names, of deleted samples too, in the order of names. So a number stays the same
+//! as long as the generation does.
+//!
+//! A sample is one file with its name. If samples have fields, each field is a file `NAME.FIELD`, as
+//! `dlfs export` writes them; a slash in FIELD is `%2F` there ([`in_file_name`]). The length of such a file is
+//! stored in the sample's record, so it is known only to who has read the sample; a field that a sample does not
+//! have is an empty file.
+//!
+//! # What it is not
+//! It reads no samples and knows no system call. It does not repair names: a sample whose name no path can
+//! spell (an empty component, `.`, `..`, a component of more than 255 bytes) is not there, and can be read
+//! by its id. Where a file and a folder have the same path, the file is listed; of several samples with one
+//! name the newest is.
+//!
+//! # Invariants
+//! What a listing shows can be looked up and has the same inode number. A position in a listing (a *cookie*)
+//! stays valid as long as the generation does, and after it come exactly the entries that have not come yet.
+//!
+//! Read this file first, then `listing.rs` and `attributes.rs`. `epochs.rs` tells epochs apart by the files that are
+//! opened.
+
+mod attributes;
+mod epochs;
+mod listing;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+pub use attributes::{Attributes, XATTRS};
+pub use epochs::Epochs;
+pub use listing::{FIRST, Found};
+
+use crate::directory::Directory;
+use crate::format::FormatError;
+use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::units::SampleId;
+
+/// A generation of a data set as a tree of files.
+#[derive(Debug, Clone)]
+pub struct FileTree {
+    directory: Arc<Directory>,
+    /// The first id of each part and the time at which its import began, in ns since 1970.
+    times: Vec<(u64, u64)>,
+}
+
+/// A file or a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Node {
+    /// A folder with at least one live sample below it, or the top folder.
+    Folder(Folder),
+    /// A sample, or one field of it.
+    File(File),
+}
+
+/// A folder: the first name below it, and how many components of that name are the folder's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Folder {
+    /// In the order of names.
+    pub(crate) rank: u64,
+    pub(crate) depth: u32,
+}
+
+/// A file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct File {
+    /// The sample.
+    pub id: SampleId,
+    /// The number of the field; 0 if samples have no fields.
+    pub field: u16,
+}
+
+/// Why a path leads nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// Nothing has this name.
+    #[error("no such file or folder")]
+    NotFound,
+    /// A component before the last one, or before a slash, is a file.
+    #[error("not a folder")]
+    NotFolder,
+    /// A component has more than 255 bytes, or the path more than 4,096.
+    #[error("the name is too long")]
+    NameTooLong,
+    /// The names are damaged, or not loaded.
+    #[error(transparent)]
+    Names(#[from] FormatError),
+}
+
+impl From<PathError> for Error {
+    fn from(error: PathError) -> Error {
+        match error {
+            PathError::Names(error) => error.into(),
+            PathError::NameTooLong => Error::new(ErrorKind::InvalidArgument, error.to_string()),
+            PathError::NotFound | PathError::NotFolder => {
+                Error::new(ErrorKind::NotFound, error.to_string())
+            }
+        }
+    }
+}
+
+impl FileTree {
+    /// The tree of `directory`.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn new(directory: Arc<Directory>) -> Result<FileTree, FormatError> {
+        directory.rank_by_name(0, b"")?;
+        let record = directory.record();
+        let times = record.parts.iter().map(|part| part.first).zip(record.started_ns);
+        Ok(FileTree { times: times.collect(), directory })
+    }
+
+    /// The directory that it shows.
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    /// The inode number of a node: never 0.
+    pub fn inode(&self, node: Node) -> u64 {
+        match node {
+            Node::Folder(Folder { depth: 0, .. }) => ROOT,
+            Node::Folder(Folder { rank, depth }) => {
+                FOLDERS + (rank << DEPTH_BITS) + u64::from(depth)
+            }
+            Node::File(file) => FILES + self.number(file),
+        }
+    }
+
+    /// The node with this inode number; `None` if there is none.
+    pub fn node(&self, inode: u64) -> Option<Node> {
+        if inode == ROOT {
+            return Some(Node::Folder(Folder::TOP));
+        }
+        if inode >= FOLDERS {
+            let number = inode - FOLDERS;
+            let depth = (number & ((1 << DEPTH_BITS) - 1)) as u32;
+            let folder = Folder { rank: number >> DEPTH_BITS, depth };
+            return (depth > 0 && self.prefix(folder).is_ok()).then_some(Node::Folder(folder));
+        }
+        let number = inode.checked_sub(FILES)?;
+        let (id, field) = (number / self.num_fields(), number % self.num_fields());
+        let file = File { id: SampleId(id), field: field as u16 };
+        self.directory.is_live(file.id).then_some(Node::File(file))
+    }
+
+    /// What is called `name` in `folder`.
+    ///
+    /// # Errors
+    /// See [`PathError`].
+    pub fn child(&self, folder: Folder, name: &[u8]) -> Result<Node, PathError> {
+        match name {
+            b"." => return Ok(Node::Folder(folder)),
+            b".." => return Ok(Node::Folder(self.parent(folder)?)),
+            _ if name.len() > MAX_COMPONENT_BYTES => return Err(PathError::NameTooLong),
+            _ if !is_component(name) => return Err(PathError::NotFound),
+            _ => {}
+        }
+        let mut path = self.prefix(folder)?;
+        path.extend_from_slice(name);
+        self.find(&path)?.ok_or(PathError::NotFound)
+    }
+
+    /// What `path` leads to, from the top folder: as the kernel resolves it, a slash at the front aside.
+    ///
+    /// # Errors
+    /// See [`PathError`].
+    pub fn resolve(&self, path: &[u8]) -> Result<Node, PathError> {
+        if path.len() > MAX_PATH_BYTES {
+            return Err(PathError::NameTooLong);
+        }
+        let mut clean = Vec::with_capacity(path.len());
+        for component in path.split(|byte| *byte == b'/') {
+            match component {
+                b"" | b"." => {}
+                b".." => {
+                    self.folder_at(&clean)?;
+                    clean.truncate(clean.iter().rposition(|byte| *byte == b'/').unwrap_or(0));
+                }
+                _ if component.len() > MAX_COMPONENT_BYTES => return Err(PathError::NameTooLong),
+                _ => {
+                    if !clean.is_empty() {
+                        clean.push(b'/');
+                    }
+                    clean.extend_from_slice(component);
+                }
+            }
+        }
+        let wants_folder = path.ends_with(b"/") || path.ends_with(b"/.");
+        match self.find(&clean)? {
+            Some(Node::File(_)) if wants_folder => Err(PathError::NotFolder),
+            Some(node) => Ok(node),
+            None => Err(self.missing(&clean)),
+        }
+    }
+
+    /// The folder that `folder` is in; the top folder is in itself.
+    ///
+    /// # Errors
+    /// The names are damaged.
+    pub fn parent(&self, folder: Folder) -> Result<Folder, PathError> {
+        if folder.depth <= 1 {
+            return Ok(Folder::TOP);
+        }
+        let prefix = self.prefix(folder)?;
+        let slash = prefix[..prefix.len() - 1].iter().rposition(|byte| *byte == b'/');
+        let parent = &prefix[..slash.map_or(0, |at| at + 1)];
+        let rank = self.directory.rank_by_name(0, parent)?;
+        Ok(Folder { rank, depth: folder.depth - 1 })
+    }
+
+    /// The path of a node, without a slash at its ends; empty for the top folder.
+    ///
+    /// # Errors
+    /// The names are damaged; `NotFound`: the sample is not there.
+    pub fn path(&self, node: Node) -> Result<Vec<u8>, PathError> {
+        match node {
+            Node::Folder(folder) => {
+                let mut path = self.prefix(folder)?;
+                path.pop();
+                Ok(path)
+            }
+            Node::File(File { id, field }) => {
+                let mut path = self.directory.name(id)?.ok_or(PathError::NotFound)?;
+                if let Some(field) = self.directory.fields().get(usize::from(field)) {
+                    path.push(b'.');
+                    path.extend_from_slice(&in_file_name(field));
+                }
+                Ok(path)
+            }
+        }
+    }
+
+    /// The path of the folder with a slash behind it; empty for the top folder.
+    fn prefix(&self, folder: Folder) -> Result<Vec<u8>, PathError> {
+        let mut name = Vec::new();
+        if folder.depth == 0 {
+            return Ok(name);
+        }
+        self.directory.at_rank_by_name(folder.rank, &mut name)?.ok_or(PathError::NotFound)?;
+        let slashes = name.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        let end = slashes.into_iter().nth(folder.depth as usize - 1).ok_or(PathError::NotFound)?;
+        name.truncate(end + 1);
+        Ok(name)
+    }
+
+    /// What the path without superfluous slashes or dots is called by.
+    fn find(&self, path: &[u8]) -> Result<Option<Node>, PathError> {
+        if path.is_empty() {
+            return Ok(Some(Node::Folder(Folder::TOP)));
+        }
+        if let Some(file) = self.file(path)? {
+            return Ok(Some(Node::File(file)));
+        }
+        Ok(self.folder(path)?.map(Node::Folder))
+    }
+
+    /// The file with exactly this path.
+    fn file(&self, path: &[u8]) -> Result<Option<File>, PathError> {
+        let fields = self.directory.fields();
+        if fields.is_empty() {
+            let found = self.directory.lookup(path)?;
+            return Ok(found.map(|id| File { id, field: 0 }));
+        }
+        for (number, field) in (0..).zip(fields) {
+            let name = path.strip_suffix(&in_file_name(field)[..]);
+            let name = name.and_then(|name| name.strip_suffix(b"."));
+            if let Some(name) = name
+                && let Some(id) = self.directory.lookup(name)?
+            {
+                return Ok(Some(File { id, field: number }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The folder with exactly this path, if a live sample is below it.
+    fn folder(&self, path: &[u8]) -> Result<Option<Folder>, PathError> {
+        let inside = [path, b"/"].concat();
+        let rank = self.directory.rank_by_name(0, &inside)?;
+        let mut name = Vec::new();
+        let first = self.directory.at_rank_by_name(rank, &mut name)?;
+        if first.is_none() || !name.starts_with(&inside) {
+            return Ok(None);
+        }
+        let end = self.past(rank, path)?;
+        let depth = inside.iter().filter(|byte| **byte == b'/').count() as u32;
+        let is_live = self.directory.any_live_by_name(rank..end)?;
+        Ok((is_live && depth < 1 << DEPTH_BITS).then_some(Folder { rank, depth }))
+    }
+
+    /// The first rank after all names below the folder `path`, of which `rank` is one.
+    fn past(&self, rank: u64, path: &[u8]) -> Result<u64, PathError> {
+        // No name has a zero byte, and a slash sorts before all others.
+        Ok(self.directory.rank_by_name(rank + 1, &[path, b"\x01"].concat())?)
+    }
+
+    fn folder_at(&self, path: &[u8]) -> Result<Folder, PathError> {
+        match self.find(path)? {
+            Some(Node::Folder(folder)) => Ok(folder),
+            Some(Node::File(_)) => Err(PathError::NotFolder),
+            None => Err(self.missing(path)),
+        }
+    }
+
+    /// Why there is nothing at `path`.
+    fn missing(&self, path: &[u8]) -> PathError {
+        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        for (at, _) in slashes {
+            match self.file(&path[..at]) {
+                Ok(None) => {}
+                Ok(Some(_)) => return PathError::NotFolder,
+                Err(error) => return error,
+            }
+        }
+        PathError::NotFound
+    }
+
+    fn num_fields(&self) -> u64 {
+        self.directory.fields().len().max(1) as u64
+    }
+}
+
+impl Folder {
+    /// The folder that holds everything.
+    pub const TOP: Folder = Folder { rank: 0, depth: 0 };
+}
+
+/// Whether a path can name it: not empty, `.` or `..`, and of at most 255 bytes.
+fn is_component(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..")
+        && name.len() <= MAX_COMPONENT_BYTES
+        && !name.contains(&b'/')
+}
+
+/// The inode number of the top folder, as FUSE wants it.
+pub const ROOT: u64 = 1;
+/// The first inode number of a file.
+const FILES: u64 = 1 << 32;
+/// A field as the end of a file's name: a slash in it, as in `image/encoded`, would make a folder.
+pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
+    if !field.contains(&b'/') {
+        return field.into();
+    }
+    let parts: Vec<&[u8]> = field.split(|byte| *byte == b'/').collect();
+    parts.join(&b"%2F"[..]).into()
+}
+
+/// Added to the inode numbers of folders. Files stay below: there are at most 2^40 samples of 2^16 fields.
+const FOLDERS: u64 = 1 << 62;
+/// A name has at most 4,096 bytes, so a folder is less deep than this many bits can count.
+const DEPTH_BITS: u32 = 12;
+/// The longest name in a folder, as everywhere in Linux.
+pub const MAX_COMPONENT_BYTES: usize = 255;
+/// The longest path, as everywhere in Linux.
+const MAX_PATH_BYTES: usize = 4096;

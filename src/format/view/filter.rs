@@ -1,0 +1,481 @@
+//! An expression over the columns of a directory, and its evaluation, 4,096 samples at a time.
+//!
+//! | column  | is                                                                                      |
+//! |---------|-----------------------------------------------------------------------------------------|
+//! | `id`    | the id                                                                                  |
+//! | `label` | the label, a number or the name of a class                                              |
+//! | `len`   | the length in bytes, of all fields together                                             |
+//! | `name`  | the name, any bytes, compared bytewise                                                  |
+//! | others  | the value in the typed column of this name                                              |
+//!
+//! A sample without a label has the label `none`, which equals no number: `!=` and `not in` hold for it, and
+//! no other comparison does. So it is with one that has no value in a typed column. A text is compared with a string,
+//! bytewise; a bool with `true` and `false`; a number of type f32 with what f32 makes of a decimal.
+
+use crate::directory::{self, Directory};
+use crate::format::FormatError;
+use crate::format::columns::ColumnType;
+use dlfs_base::units::SampleId;
+
+use super::glob::Glob;
+use super::ids::Ones;
+use super::text::{Compare, Expr, Problem, Test, Text, Value, number_at, order_of};
+use super::{IdSet, ViewError};
+
+/// An expression, made for one directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    text: String,
+    root: Node,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Node {
+    All(Vec<Node>),
+    Any(Vec<Node>),
+    Not(Box<Node>),
+    Number { column: Column, ranges: Ranges },
+    Name(NameTest),
+}
+
+/// A column of numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Column {
+    Id,
+    Label,
+    Len,
+    /// A typed column, by its place among them. Texts count as their numbers, and floats as their [`order_of`].
+    Typed(usize),
+}
+
+/// Ascending numbers, as ranges that include their ends, and whether the absence of one fits, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Ranges {
+    ranges: Vec<(i64, i64)>,
+    is_none: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum NameTest {
+    /// Sorted.
+    In(Vec<Vec<u8>>),
+    Glob(Glob),
+    Less(Vec<u8>),
+    Greater(Vec<u8>),
+}
+
+impl Filter {
+    /// The expression for the columns of `directory`, which may be a view.
+    ///
+    /// # Errors
+    /// A column or class that it does not have, or a value that does not fit its column.
+    pub fn new(text: &Text, directory: &Directory) -> Result<Filter, Problem> {
+        let bound = Binding { text: &text.text, directory }.node(&text.root)?;
+        Ok(Filter { text: text.text.clone(), root: bound })
+    }
+
+    /// Parses `text`, and makes it for `directory`.
+    ///
+    /// # Errors
+    /// As [`Text::parse`] and [`Filter::new`].
+    pub fn parse(text: &str, directory: &Directory) -> Result<Filter, Problem> {
+        Filter::new(&Text::parse(text)?, directory)
+    }
+
+    /// Its text.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it compares names, which then have to be loaded.
+    pub fn needs_names(&self) -> bool {
+        self.root.cost() >= NAME_COST
+    }
+
+    /// Removes from `set`, ids of `directory`, all for which it does not hold.
+    pub(super) fn restrict(&self, directory: &Directory, set: &mut IdSet) -> Result<(), ViewError> {
+        let mut rows = Rows { directory, name: Vec::new() };
+        for (index, words) in set.words_mut().chunks_mut(BLOCK_WORDS).enumerate() {
+            let mut block = [0; BLOCK_WORDS];
+            block[..words.len()].copy_from_slice(words);
+            let first = (index * BLOCK_WORDS * 64) as u64;
+            rows.restrict(&self.root, first, &mut block).map_err(|_| ViewError::Names)?;
+            words.copy_from_slice(&block[..words.len()]);
+        }
+        Ok(())
+    }
+}
+
+/// One bit for each of some consecutive ids.
+type Block = [u64; BLOCK_WORDS];
+
+struct Rows<'a> {
+    directory: &'a Directory,
+    name: Vec<u8>,
+}
+
+impl Rows<'_> {
+    fn restrict(&mut self, node: &Node, first: u64, block: &mut Block) -> Result<(), FormatError> {
+        let directory = self.directory;
+        match node {
+            Node::All(nodes) => {
+                for node in nodes {
+                    if *block == [0; BLOCK_WORDS] {
+                        break;
+                    }
+                    self.restrict(node, first, block)?;
+                }
+            }
+            Node::Any(nodes) => {
+                let mut open = *block;
+                for node in nodes {
+                    let mut held = open;
+                    self.restrict(node, first, &mut held)?;
+                    open.iter_mut().zip(held).for_each(|(open, held)| *open &= !held);
+                }
+                block.iter_mut().zip(open).for_each(|(word, open)| *word &= !open);
+            }
+            Node::Not(node) => {
+                let mut held = *block;
+                self.restrict(node, first, &mut held)?;
+                block.iter_mut().zip(held).for_each(|(word, held)| *word &= !held);
+            }
+            Node::Number { column, ranges } => match column {
+                Column::Id => keep(first, block, |id| ranges.has(Some(id as i64))),
+                Column::Label => match directory.labels() {
+                    Some(labels) => keep(first, block, |id| ranges.has(labels.get(id))),
+                    None => keep(first, block, |_| ranges.has(None)),
+                },
+                Column::Typed(at) => {
+                    let column = &directory.columns()[*at];
+                    match column.kind().is_float() {
+                        true => keep(first, block, |id| ranges.has(column.float(id).map(order_of))),
+                        false => keep(first, block, |id| ranges.has(column.int(id))),
+                    }
+                }
+                Column::Len => keep(first, block, |id| {
+                    ranges.has(directory.len_bytes(SampleId(id)).map(i64::from))
+                }),
+            },
+            Node::Name(test) => {
+                let mut failed = None;
+                keep(first, block, |id| match directory.name_into(SampleId(id), &mut self.name) {
+                    Ok(is_there) => is_there && test.fits(&self.name),
+                    Err(error) => {
+                        failed = Some(error);
+                        false
+                    }
+                });
+                failed.map_or(Ok(()), Err)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps the bits of those ids that `fits`.
+#[inline]
+fn keep(first: u64, block: &mut Block, mut fits: impl FnMut(u64) -> bool) {
+    for (index, word) in block.iter_mut().enumerate() {
+        let base = first + index as u64 * 64;
+        let mut kept = 0;
+        for bit in Ones(*word) {
+            kept |= u64::from(fits(base + u64::from(bit))) << bit;
+        }
+        *word = kept;
+    }
+}
+
+impl Ranges {
+    #[inline]
+    fn has(&self, number: Option<i64>) -> bool {
+        let Some(number) = number else { return self.is_none };
+        match &self.ranges[..] {
+            [(first, last)] => (*first..=*last).contains(&number),
+            ranges => {
+                let behind = ranges.partition_point(|(first, _)| *first <= number);
+                behind > 0 && number <= ranges[behind - 1].1
+            }
+        }
+    }
+
+    /// What compares so with `bound`.
+    fn compared(compare: Compare, bound: i64) -> Ranges {
+        let range = match compare {
+            Compare::Less => bound.checked_sub(1).map(|last| (i64::MIN, last)),
+            Compare::LessOrEqual => Some((i64::MIN, bound)),
+            Compare::Greater => bound.checked_add(1).map(|first| (first, i64::MAX)),
+            _ => Some((bound, i64::MAX)),
+        };
+        Ranges { ranges: range.into_iter().collect(), is_none: false }
+    }
+
+    fn of(numbers: impl IntoIterator<Item = i64>, is_none: bool) -> Ranges {
+        let mut ranges: Vec<(i64, i64)> = numbers.into_iter().map(|one| (one, one)).collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        Ranges { ranges, is_none }
+    }
+}
+
+impl NameTest {
+    fn fits(&self, name: &[u8]) -> bool {
+        match self {
+            NameTest::In(names) => names.binary_search_by(|one| one.as_slice().cmp(name)).is_ok(),
+            NameTest::Glob(glob) => glob.fits(name),
+            NameTest::Less(bound) => name < bound.as_slice(),
+            NameTest::Greater(bound) => name > bound.as_slice(),
+        }
+    }
+}
+
+impl Node {
+    /// What it takes for one sample, relatively. Cheap tests come first, and leave fewer to the others.
+    fn cost(&self) -> u32 {
+        match self {
+            Node::All(nodes) | Node::Any(nodes) => nodes.iter().map(Node::cost).max().unwrap_or(0),
+            Node::Not(node) => node.cost(),
+            Node::Number { column: Column::Id | Column::Label | Column::Typed(_), .. } => 0,
+            Node::Number { column: Column::Len, .. } => 1,
+            Node::Name(_) => NAME_COST,
+        }
+    }
+}
+
+/// Looks up columns and classes.
+struct Binding<'a> {
+    text: &'a str,
+    directory: &'a Directory,
+}
+
+impl Binding<'_> {
+    fn node(&self, expr: &Expr) -> Result<Node, Problem> {
+        let list = |list: &[Expr]| {
+            let mut nodes =
+                list.iter().map(|expr| self.node(expr)).collect::<Result<Vec<_>, _>>()?;
+            nodes.sort_by_key(Node::cost);
+            Ok::<_, Problem>(nodes)
+        };
+        Ok(match expr {
+            Expr::All(nodes) => Node::All(list(nodes)?),
+            Expr::Any(nodes) => Node::Any(list(nodes)?),
+            Expr::Not(inner) => Node::Not(Box::new(self.node(inner)?)),
+            Expr::Test(test) => self.test(test)?,
+        })
+    }
+
+    fn test(&self, test: &Test) -> Result<Node, Problem> {
+        let column = match &*test.column {
+            "id" => Column::Id,
+            "label" => Column::Label,
+            "len" => Column::Len,
+            "name" => return self.name_test(test),
+            other => match self.directory.columns().iter().position(|own| own.name() == other) {
+                Some(at) => Column::Typed(at),
+                None => return Err(self.problem(test.at, self.no_column(other))),
+            },
+        };
+        if column == Column::Label && self.directory.labels().is_none() {
+            return Err(self.problem(test.at, "no sample of this data set has a label"));
+        }
+        if test.compare == Compare::NotEqual {
+            let equal = Test { compare: Compare::Equal, ..test.clone() };
+            return Ok(Node::Not(Box::new(self.test(&equal)?)));
+        }
+        Ok(Node::Number { column, ranges: self.ranges(test, column)? })
+    }
+
+    fn no_column(&self, name: &str) -> String {
+        let mut known = vec!["id", "label", "len", "name"];
+        known.extend(self.directory.columns().iter().map(directory::Column::name));
+        let last = known.pop().unwrap_or_default();
+        format!("there is no column `{name}`: there are {} and {last}", known.join(", "))
+    }
+
+    fn ranges(&self, test: &Test, column: Column) -> Result<Ranges, Problem> {
+        if let Column::Typed(at) = column {
+            return self.typed_ranges(test, &self.directory.columns()[at]);
+        }
+        if test.compare == Compare::Glob {
+            return self.classes_like(test, column);
+        }
+        let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
+        let (mut numbers, mut is_none) = (Vec::new(), false);
+        for (value, at) in &test.values {
+            match value {
+                Value::Number(number) => numbers.push(*number),
+                Value::Decimal(_) | Value::Bool(_) => {
+                    let what = format!("`{}` is a whole number", test.column);
+                    return Err(self.problem(*at, what));
+                }
+                Value::None if is_equal && column == Column::Label => is_none = true,
+                Value::None => {
+                    return Err(self.problem(*at, "only `label ==`, `!=` and `in` take `none`"));
+                }
+                Value::Bytes(name) => {
+                    numbers.push(self.class(test, column, is_equal, (name, *at))?)
+                }
+            }
+        }
+        if is_equal {
+            return Ok(Ranges::of(numbers, is_none));
+        }
+        Ok(Ranges::compared(test.compare, numbers[0]))
+    }
+
+    /// What a typed column is compared with.
+    fn typed_ranges(&self, test: &Test, column: &directory::Column) -> Result<Ranges, Problem> {
+        let (kind, texts) = (column.kind(), column.texts());
+        if test.compare == Compare::Glob {
+            let (glob, at) = self.glob(test)?;
+            if kind != ColumnType::Text {
+                let what = format!("`glob` compares texts, and `{}` is {kind}", test.column);
+                return Err(self.problem(at, what));
+            }
+            let fits = (0..).zip(texts).filter(|(_, text)| glob.fits(text.as_bytes()));
+            return Ok(Ranges::of(fits.map(|(number, _)| number), false));
+        }
+        let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
+        let (mut numbers, mut is_none) = (Vec::new(), false);
+        for (value, at) in &test.values {
+            let number = match (kind, value) {
+                (_, Value::None) if is_equal => {
+                    is_none = true;
+                    continue;
+                }
+                (_, Value::None) => {
+                    return Err(self.problem(*at, "only `==`, `!=` and `in` take `none`"));
+                }
+                (ColumnType::Int, Value::Number(number)) => *number,
+                (ColumnType::Float, Value::Number(number)) => order_of(*number as f64),
+                (ColumnType::Float, Value::Decimal(order)) => *order,
+                (ColumnType::Float32, Value::Number(number)) => order_of(f64::from(*number as f32)),
+                (ColumnType::Float32, Value::Decimal(order)) => {
+                    order_of(f64::from(number_at(*order) as f32))
+                }
+                (ColumnType::Bool, Value::Bool(is_true)) if is_equal => (*is_true).into(),
+                (ColumnType::Bool, Value::Number(bit @ 0..=1)) if is_equal => *bit,
+                (ColumnType::Text, Value::Bytes(bytes)) if is_equal => {
+                    match texts.binary_search_by(|text| text.as_bytes().cmp(bytes)) {
+                        Ok(number) => number as i64,
+                        Err(_) => continue, // no sample has it
+                    }
+                }
+                (ColumnType::Text, Value::Bytes(bytes)) => {
+                    let less = texts.partition_point(|text| text.as_bytes() < &bytes[..]) as i64;
+                    let same = texts.partition_point(|text| text.as_bytes() <= &bytes[..]) as i64;
+                    let (first, end) = match test.compare {
+                        Compare::Less => (0, less),
+                        Compare::LessOrEqual => (0, same),
+                        Compare::Greater => (same, i64::MAX),
+                        _ => (less, i64::MAX),
+                    };
+                    let range = (first < end).then_some((first, end - 1));
+                    return Ok(Ranges { ranges: range.into_iter().collect(), is_none: false });
+                }
+                _ => {
+                    let takes = match kind {
+                        ColumnType::Int => "a whole number",
+                        ColumnType::Float | ColumnType::Float32 => "a number",
+                        ColumnType::Bool => "`true` or `false`, by `==`, `!=` or `in`",
+                        ColumnType::Text => "a string in quotes",
+                    };
+                    let what = format!("`{}` is {kind}: compare it with {takes}", test.column);
+                    return Err(self.problem(*at, what));
+                }
+            };
+            numbers.push(number);
+        }
+        match is_equal {
+            true => Ok(Ranges::of(numbers, is_none)),
+            false => Ok(Ranges::compared(test.compare, numbers[0])),
+        }
+    }
+
+    /// The label of the class `name`.
+    fn class(
+        &self,
+        test: &Test,
+        column: Column,
+        is_equal: bool,
+        (name, at): (&[u8], usize),
+    ) -> Result<i64, Problem> {
+        let classes = self.directory.classes();
+        if column != Column::Label {
+            let what = format!("{} is a number, and this is a string", test.column);
+            return Err(self.problem(at, what));
+        }
+        if !is_equal {
+            return Err(self.problem(at, "classes have no order: compare the label with a number"));
+        }
+        if classes.is_empty() {
+            let what = "labels of this data set are numbers: its classes have no names";
+            return Err(self.problem(at, what));
+        }
+        classes.iter().position(|class| class == name).map(|label| label as i64).ok_or_else(|| {
+            let known =
+                classes.iter().take(MOST_NAMED).map(|class| class.escape_ascii().to_string());
+            let more = if classes.len() > MOST_NAMED { ", ..." } else { "" };
+            let known = known.collect::<Vec<_>>().join(", ");
+            let what = format!(
+                "there is no class `{}` among {}: {known}{more}",
+                name.escape_ascii(),
+                classes.len()
+            );
+            self.problem(at, what)
+        })
+    }
+
+    /// The labels of the classes whose names fit.
+    fn classes_like(&self, test: &Test, column: Column) -> Result<Ranges, Problem> {
+        let (glob, at) = self.glob(test)?;
+        let classes = self.directory.classes();
+        if column != Column::Label || classes.is_empty() {
+            return Err(self.problem(at, "`glob` compares names, and the labels of named classes"));
+        }
+        let fits = classes.iter().enumerate().filter(|(_, class)| glob.fits(class));
+        Ok(Ranges::of(fits.map(|(label, _)| label as i64), false))
+    }
+
+    fn glob(&self, test: &Test) -> Result<(Glob, usize), Problem> {
+        let (value, at) = &test.values[0];
+        let Value::Bytes(pattern) = value else {
+            return Err(self.problem(*at, "a pattern is a string in quotes"));
+        };
+        Ok((Glob::parse(pattern).map_err(|what| self.problem(*at, what))?, *at))
+    }
+
+    fn name_test(&self, test: &Test) -> Result<Node, Problem> {
+        if test.compare == Compare::Glob {
+            return Ok(Node::Name(NameTest::Glob(self.glob(test)?.0)));
+        }
+        let name = |(value, at): &(Value, usize)| match value {
+            Value::Bytes(name) => Ok(name.clone()),
+            _ => Err(self.problem(*at, "a name is a string in quotes")),
+        };
+        let mut names = test.values.iter().map(name).collect::<Result<Vec<_>, _>>()?;
+        names.sort_unstable();
+        let first = names[0].clone();
+        let not = |test| Node::Not(Box::new(Node::Name(test)));
+        Ok(match test.compare {
+            Compare::Equal | Compare::In => Node::Name(NameTest::In(names)),
+            Compare::NotEqual => not(NameTest::In(names)),
+            Compare::Less => Node::Name(NameTest::Less(first)),
+            Compare::GreaterOrEqual => not(NameTest::Less(first)),
+            Compare::Greater => Node::Name(NameTest::Greater(first)),
+            _ => not(NameTest::Greater(first)),
+        })
+    }
+
+    fn problem(&self, at: usize, what: impl Into<String>) -> Problem {
+        Problem::new(self.text, at, what)
+    }
+}
+
+/// Samples of a block: 4,096.
+const BLOCK_WORDS: usize = 64;
+
+const NAME_COST: u32 = 2;
+
+/// The most classes that a message names.
+const MOST_NAMED: usize = 10;

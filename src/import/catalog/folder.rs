@@ -1,0 +1,277 @@
+//! A catalogue in a folder, which any file system will do for: no server, no lock.
+//!
+//! ```text
+//! dlfs-catalog.json              that this is a catalogue
+//! NAME/versions/1.json           an entry of the log of versions
+//! NAME/aliases/ALIAS/1.json      an entry of an alias's log
+//! NAME/index.json                the index of chunks
+//! ```
+//!
+//! Whoever may write there is not trusted: everything is opened beneath the folder, no link is followed, and only
+//! regular files are read. What is made gets its mode from the umask, since a catalogue may be shared.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::Index;
+use super::json::{decode, encode};
+use super::store::{Log, MAX_ENTRY_BYTES, MAX_INDEX_BYTES, MAX_LISTED, Store, number_of};
+use dlfs_base::beneath::{Refusal, components, open_beneath};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::random;
+use dlfs_nvme::nvme::catalog_name::is_catalog_word;
+
+/// A catalogue in a folder.
+#[derive(Debug, Clone)]
+pub struct FolderStore {
+    root: PathBuf,
+    /// When the call ends that asks.
+    until: Option<Instant>,
+}
+
+impl FolderStore {
+    /// The catalogue in the folder `root`, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> FolderStore {
+        FolderStore { root: root.into(), until: None }
+    }
+
+    /// Opens the folder itself; links that lead to it are the user's own.
+    fn open_root(&self) -> Result<OwnedFd> {
+        if self.until.is_some_and(|until| Instant::now() > until) {
+            return Err(Error::new(ErrorKind::TimedOut, "the call has ended").path(&self.root));
+        }
+        let opened = fs::open(&self.root, FOLDER, Mode::empty());
+        opened.map_err(|errno| match errno {
+            Errno::NOENT => self.no_catalog(),
+            errno => Error::from(io::Error::from(errno)).path(&self.root),
+        })
+    }
+
+    /// Opens what lies at `path`; `None`: nothing does.
+    fn open(&self, path: &str, flags: OFlags) -> Result<Option<OwnedFd>> {
+        match open_beneath(self.open_root()?.as_fd(), path.as_bytes(), flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Refusal::Os(Errno::NOENT)) => Ok(None),
+            Err(refusal) => Err(self.failed(path, refusal)),
+        }
+    }
+
+    /// Opens the folder at `path`, which is made if it is not there.
+    fn make_folder(&self, path: &str) -> Result<OwnedFd> {
+        let failed = |refusal| self.failed(path, refusal);
+        let mut at = self.open_root()?;
+        for name in components(path.as_bytes()) {
+            match fs::mkdirat(&at, name, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(failed(Refusal::Os(errno))),
+            }
+            at = open_beneath(at.as_fd(), name, FOLDER, Mode::empty()).map_err(failed)?;
+        }
+        Ok(at)
+    }
+
+    /// Those entries of the folder at `path` that `wanted` makes something of; none if there is no such folder.
+    fn list<T>(&self, path: &str, wanted: impl Fn(&str, FileType) -> Option<T>) -> Result<Vec<T>> {
+        let Some(folder) = self.open(path, FOLDER)? else {
+            return if self.is_there()? { Ok(Vec::new()) } else { Err(self.no_catalog()) };
+        };
+        let failed = |errno| self.failed(path, Refusal::Os(errno));
+        let mut found = Vec::new();
+        for entry in fs::Dir::new(folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().to_string_lossy();
+            found.extend(wanted(&name, entry.file_type()));
+            if found.len() > MAX_LISTED {
+                let message = format!("a folder of the catalogue has more than {MAX_LISTED} files");
+                return Err(Error::new(ErrorKind::Corrupt, message).path(self.root.join(path)));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The content of the file at `path`; `None`: there is none.
+    fn read_at_most(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>> {
+        let corrupt =
+            |message: String| Error::new(ErrorKind::Corrupt, message).path(self.root.join(path));
+        let failed = |error: io::Error| Error::from(error).path(self.root.join(path));
+        let Some(file) = self.open(path, FILE)?.map(File::from) else { return Ok(None) };
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(corrupt(NO_FILE.to_owned()));
+        }
+        let mut bytes = Vec::new();
+        file.take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > most {
+            return Err(corrupt(format!("this is longer than {most} bytes and no record of dlfs")));
+        }
+        Ok(Some(bytes))
+    }
+
+    fn is_there(&self) -> Result<bool> {
+        Ok(self.open(MARK, OFlags::PATH)?.is_some())
+    }
+
+    fn no_catalog(&self) -> Error {
+        Error::new(ErrorKind::NotFound, "there is no catalogue in this folder")
+            .path(&self.root)
+            .hint("dlfs catalog add makes one in a new or empty folder")
+    }
+
+    fn failed(&self, path: &str, refusal: Refusal) -> Error {
+        let corrupt = |message| Error::new(ErrorKind::Corrupt, message);
+        let error = match refusal {
+            Refusal::Link => corrupt("this is a link, and none is followed in a catalogue")
+                .hint("put what it leads to in its place"),
+            Refusal::Os(Errno::NOTDIR | Errno::ISDIR | Errno::NXIO) => corrupt(NO_FILE),
+            Refusal::Os(errno) => Error::from(io::Error::from(errno)),
+        };
+        error.path(self.root.join(path))
+    }
+}
+
+impl Store for FolderStore {
+    fn create(&self) -> Result<()> {
+        std::fs::create_dir_all(&self.root).map_err(|error| Error::from(error).path(&self.root))?;
+        if self.is_there()? {
+            return Ok(());
+        }
+        // Drafts begin with a dot: another process may be making the catalogue.
+        let others = self.list("", |name, _| (!name.starts_with('.')).then_some(()))?;
+        if !others.is_empty() && !self.is_there()? {
+            let message = "this folder has other files and is no catalogue";
+            return Err(Error::new(ErrorKind::Refused, message)
+                .path(&self.root)
+                .hint("name a new or empty folder"));
+        }
+        // Another process may make it at the same time: either is right.
+        create_new(&self.open_root()?, MARK, b"{\"catalogue of dlfs\": 1}\n")
+            .map(drop)
+            .map_err(|error| error.path(self.root.join(MARK)))
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        if !self.is_there()? {
+            return Err(self.no_catalog());
+        }
+        let is_name = |name: &str, kind| is_catalog_word(name) && kind != FileType::RegularFile;
+        self.list("", |name, kind| is_name(name, kind).then(|| name.to_owned()))
+    }
+
+    fn aliases(&self, name: &str) -> Result<Vec<String>> {
+        let path = format!("{name}/aliases");
+        self.list(&path, |name, _| is_catalog_word(name).then(|| name.to_owned()))
+    }
+
+    fn numbers(&self, log: &Log) -> Result<Vec<u64>> {
+        self.list(&folder_of(log), |name, _| number_of(name.strip_suffix(".json")?))
+    }
+
+    fn read(&self, log: &Log, number: u64) -> Result<Option<Vec<u8>>> {
+        let path = format!("{}/{}", folder_of(log), file_name(number));
+        self.read_at_most(&path, MAX_ENTRY_BYTES)
+    }
+
+    fn append(&self, log: &Log, number: u64, bytes: &[u8]) -> Result<bool> {
+        let folder = folder_of(log);
+        create_new(&self.make_folder(&folder)?, &file_name(number), bytes)
+            .map_err(|error| error.path(self.root.join(folder).join(file_name(number))))
+    }
+
+    fn read_index(&self, name: &str) -> Result<Option<Index>> {
+        let bytes = self.read_at_most(&format!("{name}/{INDEX}"), MAX_INDEX_BYTES)?;
+        bytes.map(|bytes| decode(&bytes, "the index of chunks")).transpose()
+    }
+
+    fn write_index(&self, name: &str, index: Option<&Index>) -> Result<()> {
+        let folder = self.make_folder(name)?;
+        let written = match index {
+            Some(index) => replace(&folder, INDEX, &encode(index)?),
+            None => match fs::unlinkat(&folder, INDEX, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => Ok(()),
+                Err(errno) => Err(io::Error::from(errno).into()),
+            },
+        };
+        written.map_err(|error| error.path(self.root.join(name).join(INDEX)))
+    }
+
+    fn until(&self, until: Instant) -> Option<Box<dyn Store>> {
+        Some(Box::new(FolderStore { until: Some(until), ..self.clone() }))
+    }
+}
+
+/// Creates the file `name` with all of `bytes`, durably; false if there is one already.
+///
+/// The bytes are written to another file first, which then gets this name too: linking never replaces a file, also
+/// on NFS, and nobody sees a part of it.
+fn create_new(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<bool> {
+    write_draft(folder, bytes, |draft, file| {
+        match fs::linkat(folder, draft, folder, name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            // An answer that was lost on its way looks like a failure; the number of links knows.
+            Err(_) if has_two_links(file) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        }
+    })
+}
+
+/// Makes `bytes` the content of the file `name`, durably. A link of that name is replaced, not followed.
+fn replace(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<()> {
+    write_draft(folder, bytes, |draft, _| Ok(fs::renameat(folder, draft, folder, name)?))
+}
+
+/// Writes `bytes` to a new file, which `place` gives its name to.
+fn write_draft<T>(
+    folder: &OwnedFd,
+    bytes: &[u8],
+    place: impl FnOnce(&str, &File) -> io::Result<T>,
+) -> Result<T> {
+    let mut number = [0; 8];
+    random::draw(&mut number)?;
+    let draft = format!(".{:016x}", u64::from_le_bytes(number));
+    let write = || -> io::Result<T> {
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
+        let mut file = File::from(fs::openat(folder, &draft, DRAFT, mode)?);
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        let placed = place(&draft, &file)?;
+        fs::fsync(folder)?;
+        Ok(placed)
+    };
+    let written = write();
+    let _ = fs::unlinkat(folder, &draft, AtFlags::empty()); // a draft that stays is ignored
+    Ok(written?)
+}
+
+fn has_two_links(file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    file.metadata().is_ok_and(|found| found.nlink() == 2)
+}
+
+fn folder_of(log: &Log) -> String {
+    match log {
+        Log::Versions(name) => format!("{name}/versions"),
+        Log::Alias(name, alias) => format!("{name}/aliases/{alias}"),
+    }
+}
+
+fn file_name(number: u64) -> String {
+    format!("{number}.json")
+}
+
+const MARK: &str = "dlfs-catalog.json";
+const INDEX: &str = "index.json";
+const NO_FILE: &str = "this is no file of a catalogue";
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Opening a FIFO waits for nobody.
+const FILE: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+const DRAFT: OFlags = OFlags::WRONLY
+    .union(OFlags::CREATE)
+    .union(OFlags::EXCL)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);

@@ -1,0 +1,138 @@
+//! The index of a data set's chunks: DIESEL's entries (data set -> time, chunks, size; chunk -> time, size, samples,
+//! deletions), for programs that look at a data set without opening it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use dlfs_base::units::total;
+use dlfs_format::directory::Directory;
+use dlfs_format::format::chunk::ChunkId;
+
+/// What a data set consists of.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Index {
+    /// The UUID of the image.
+    pub image: String,
+    /// The generation that it describes.
+    pub generation: u64,
+    /// When that was committed, in ns since 1970.
+    pub updated_ns: u64,
+    /// Bytes of all chunks, headers included.
+    pub bytes: u64,
+    /// Samples of all chunks, deleted ones included.
+    pub samples: u64,
+    /// Deleted samples among them.
+    pub deleted: u64,
+    /// The chunks, by their ids, which sort by the time of writing.
+    pub chunks: BTreeMap<String, ChunkEntry>,
+}
+
+/// The id of a chunk as text that sorts as the id does: generation and number, ten digits each.
+fn key(id: ChunkId) -> String {
+    format!("{:010}-{:010}", id.generation.0, id.sequence)
+}
+
+/// A chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkEntry {
+    /// When it was written, in ns since 1970.
+    pub time_ns: u64,
+    /// Bytes of header and samples on the media.
+    pub bytes: u64,
+    /// Its samples, deleted ones included.
+    pub samples: u32,
+    /// Deleted samples among them.
+    pub deleted: u32,
+}
+
+impl Index {
+    /// The index of the chunks of `directory`; `time_ns` says when a chunk was written, given its number, and is not
+    /// asked about lost chunks.
+    ///
+    /// # Errors
+    /// Those of `time_ns`.
+    pub fn of<E>(
+        directory: &Directory,
+        mut time_ns: impl FnMut(u32) -> Result<u64, E>,
+    ) -> Result<Index, E> {
+        let mut index = Index {
+            image: directory.uuid().to_string(),
+            generation: directory.generation().0,
+            updated_ns: directory.time_ns(),
+            ..Index::default()
+        };
+        for c in 0..directory.num_chunks() {
+            let chunk = directory.chunk(c);
+            if chunk.len_bytes == 0 {
+                continue; // lost
+            }
+            let entry = ChunkEntry {
+                time_ns: time_ns(c)?,
+                bytes: chunk.len_bytes,
+                samples: chunk.num_slots,
+                deleted: chunk.num_slots - directory.live_in_chunk(c),
+            };
+            index.bytes += entry.bytes;
+            index.samples += u64::from(entry.samples);
+            index.deleted += u64::from(entry.deleted);
+            index.chunks.insert(key(directory.chunk_id(c)), entry);
+        }
+        Ok(index)
+    }
+
+    /// The entry of a chunk.
+    pub fn chunk(&self, id: ChunkId) -> Option<&ChunkEntry> {
+        self.chunks.get(&key(id))
+    }
+
+    /// This index, with the entries of `older` for chunks that were written before `since_ns` and still exist.
+    pub fn with_older_of(mut self, older: Option<&Index>, since_ns: u64) -> Index {
+        for (id, entry) in &mut self.chunks {
+            if let Some(known) = older.and_then(|older| older.chunks.get(id))
+                && known.time_ns < since_ns
+            {
+                *entry = *known;
+            }
+        }
+        self.deleted = self.chunks.values().map(|entry| u64::from(entry.deleted)).sum();
+        self.samples = self.chunks.values().map(|entry| u64::from(entry.samples)).sum();
+        self.bytes = total(self.chunks.values().map(|entry| entry.bytes));
+        self
+    }
+
+    /// How `other` differs from this one: lines for people, at most `most` of them about chunks. With `since_ns`,
+    /// chunks that are older are not compared.
+    pub fn differences(&self, other: &Index, since_ns: u64, most: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.image != other.image {
+            lines.push(format!("image {} and {}", self.image, other.image));
+        }
+        if self.generation != other.generation {
+            lines.push(format!("generation {} and {}", self.generation, other.generation));
+        }
+        let ids: std::collections::BTreeSet<&String> =
+            self.chunks.keys().chain(other.chunks.keys()).collect();
+        let mut more = 0;
+        for id in ids {
+            let (one, two) = (self.chunks.get(id), other.chunks.get(id));
+            let is_recent = [one, two].iter().flatten().any(|entry| entry.time_ns >= since_ns);
+            if one == two || !is_recent {
+                continue;
+            }
+            if lines.len() > most {
+                more += 1;
+                continue;
+            }
+            lines.push(match (one, two) {
+                (Some(one), Some(two)) => format!("chunk {id}: {one:?} and {two:?}"),
+                (Some(_), None) => format!("chunk {id} is in the first only"),
+                _ => format!("chunk {id} is in the second only"),
+            });
+        }
+        if more > 0 {
+            lines.push(format!("and {more} more chunks"));
+        }
+        lines
+    }
+}

@@ -1,0 +1,572 @@
+//! Catalogues: data sets found by their names.
+//!
+//! A catalogue maps a name to *versions*: each is a [`Record`] of one generation of an image, with the addresses
+//! where it lies. An *alias* (`stable`, `v3`) points to a version and can be moved; a name without a version
+//! means the newest record. Opening a data set resolves its name once. From then on there are addresses only, and
+//! a run's state names image and generation, so an alias that moves does not change a run.
+//!
+//! All that changes is a log of numbered entries that are created and never written again: versions are one
+//! log, and each alias is another, whose last entry counts. Whoever creates the next number has moved the alias,
+//! and everybody else sees that it exists ([`Store::append`]). So a history is linear without locks, with a
+//! folder as with a server. Nothing is deleted: removing appends an entry that says so, and an entry that is missing
+//! is damage.
+//!
+//! This is not a cache of the directory: where samples lie is in the image's own snapshot. What DIESEL keeps in
+//! its key-value store beside that, the list of chunks with time, size, samples and deletions, is the
+//! [`Index`]; it can be lost and is rebuilt from the chunks' heads.
+//!
+//! Read [`Catalog`] first, then `store.rs`; `resolve.rs` is what opening an image calls.
+
+mod folder;
+mod index;
+mod json;
+mod last_known;
+mod places;
+mod record;
+#[cfg(feature = "catalog")]
+mod redis;
+mod resolve;
+#[cfg(feature = "catalog")]
+mod resp;
+mod store;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use folder::FolderStore;
+pub use index::{ChunkEntry, Index};
+pub use record::{Parent, Record};
+pub use resolve::{Named, Resolved, resolve};
+pub use store::{Log, Store};
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Generation;
+use dlfs_nvme::nvme::catalog_name::is_catalog_word;
+use dlfs_nvme::nvme::{CatalogName, CatalogPlace, CatalogVersion};
+use json::{decode, encode};
+use record::{AliasEntry, VersionEntry};
+use store::MAX_LOG_BYTES;
+
+/// An open catalogue. Each call ends within a deadline, [`DEADLINE`] unless said otherwise, also if the store hangs.
+#[derive(Clone)]
+pub struct Catalog {
+    place: CatalogPlace,
+    store: Arc<dyn Store>,
+    deadline: Duration,
+}
+
+/// An alias, and what it points to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alias {
+    /// Its name.
+    pub name: String,
+    /// The number of its version in the catalogue.
+    pub version: u64,
+    /// The generation of that version.
+    pub generation: Generation,
+    /// How often it was moved, its creation included.
+    pub moves: u64,
+}
+
+/// Where an alias must point for a move to happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// Anywhere, or nowhere.
+    Anything,
+    /// Nowhere: it does not exist.
+    Nothing,
+    /// At this generation.
+    Generation(Generation),
+}
+
+impl Catalog {
+    /// Opens the catalogue at `place`. Nothing is read yet.
+    ///
+    /// # Errors
+    /// `NotFound`: no such catalogue is configured. `Unsupported`: this build does not have its kind of store.
+    /// `InvalidArgument`: the configuration is malformed.
+    pub fn open(place: &CatalogPlace) -> Result<Catalog> {
+        let store = match place {
+            CatalogPlace::Folder(path) => Arc::new(FolderStore::new(path)) as Arc<dyn Store>,
+            CatalogPlace::Configured(word) => places::store_of(word)?,
+        };
+        Ok(Catalog { place: place.clone(), store, deadline: DEADLINE })
+    }
+
+    /// A catalogue in `store`, which messages call `place`.
+    pub fn of_store(place: CatalogPlace, store: Arc<dyn Store>) -> Catalog {
+        Catalog { place, store, deadline: DEADLINE }
+    }
+
+    /// The same catalogue, with another limit on each call.
+    pub fn with_deadline(self, deadline: Duration) -> Catalog {
+        Catalog { deadline, ..self }
+    }
+
+    /// The names of all data sets that have a version, sorted.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no catalogue. `TimedOut`, `Disconnected`, those of the store.
+    pub fn names(&self) -> Result<Vec<String>> {
+        self.within("listing names", |store| {
+            let mut names = Vec::new();
+            for name in words(store.names()?)? {
+                let newest = newest_entry::<VersionEntry>(store, &Log::Versions(name.clone()))?;
+                let has_version = match newest {
+                    Some((_, VersionEntry::Added(_))) => true,
+                    Some(_) => !live_versions(store, &name)?.is_empty(),
+                    None => false,
+                };
+                names.extend(has_version.then_some(name));
+            }
+            names.sort_unstable();
+            Ok(names)
+        })
+    }
+
+    /// The versions of a data set with their numbers, oldest first, without those that were removed.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no catalogue, or no such data set. As [`Catalog::names`].
+    pub fn versions(&self, name: &str) -> Result<Vec<(u64, Record)>> {
+        let owned = name.to_owned();
+        let versions =
+            self.within("reading versions", move |store| live_versions(store, &owned))?;
+        if versions.is_empty() { Err(self.no_such(name)) } else { Ok(versions) }
+    }
+
+    /// The aliases of a data set, sorted by name.
+    ///
+    /// # Errors
+    /// As [`Catalog::names`].
+    pub fn aliases(&self, name: &str) -> Result<Vec<Alias>> {
+        let name = name.to_owned();
+        self.within("reading aliases", move |store| {
+            let mut aliases = Vec::new();
+            for alias in words(store.aliases(&name)?)? {
+                let log = Log::Alias(name.clone(), alias.clone());
+                if let Some((moves, AliasEntry { to: Some(to), .. })) = newest_entry(store, &log)? {
+                    let (version, generation) = (to.version, Generation(to.generation));
+                    aliases.push(Alias { name: alias, version, generation, moves });
+                }
+            }
+            aliases.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+            Ok(aliases)
+        })
+    }
+
+    /// Where an alias has pointed, oldest first; `None`: it was removed.
+    ///
+    /// # Errors
+    /// As [`Catalog::names`].
+    pub fn history(&self, name: &str, alias: &str) -> Result<Vec<Option<Generation>>> {
+        let log = Log::Alias(name.to_owned(), alias.to_owned());
+        self.within("reading an alias", move |store| {
+            let entries = entries_of::<AliasEntry>(store, &log)?;
+            Ok(entries
+                .into_iter()
+                .map(|(_, entry)| entry.to.map(|to| Generation(to.generation)))
+                .collect())
+        })
+    }
+
+    /// The version that a name stands for, with its number.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such catalogue, data set, generation or alias. `InvalidArgument`: several images
+    /// of the name have the generation. As [`Catalog::names`].
+    pub fn find(&self, name: &str, version: Option<&CatalogVersion>) -> Result<(u64, Record)> {
+        let asked = CatalogName {
+            catalog: self.place.clone(),
+            name: name.to_owned(),
+            version: version.cloned(),
+        };
+        self.within("finding a data set", move |store| find(store, &asked))
+    }
+
+    /// Adds a version, and returns its number. A version of the same generation of the same image that is there
+    /// already stays, unless something about it has changed.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the name is none, or the record has no address. `Refused`: the newest version is a later
+    /// generation of the same image. As [`Catalog::names`].
+    pub fn add(&self, name: &str, record: &Record) -> Result<u64> {
+        check_word("the name of a data set", name)?;
+        record.check()?;
+        let (name, record) = (name.to_owned(), record.clone());
+        self.within("adding a version", move |store| {
+            store.create()?;
+            loop {
+                let versions = entries_of::<VersionEntry>(store, &Log::Versions(name.clone()))?;
+                let last = versions.last().map_or(0, |(number, _)| *number);
+                if let Some((number, newest)) = living(versions).pop() {
+                    if newest.is_same_as(&record) {
+                        return Ok(number);
+                    }
+                    if newest.image == record.image && newest.generation > record.generation {
+                        let message = format!(
+                            "{name} has generation {} of image {} already, and this is generation {}",
+                            newest.generation, record.image, record.generation
+                        );
+                        return Err(Error::new(ErrorKind::Refused, message)
+                            .hint("give an alias to an older generation: dlfs catalog tag"));
+                    }
+                }
+                let entry = VersionEntry::Added(Box::new(record.clone()));
+                if append(store, &Log::Versions(name.clone()), last + 1, &entry)? {
+                    return Ok(last + 1);
+                }
+            }
+        })
+    }
+
+    /// Moves an alias to a version of the data set, and returns how often it was moved. Of several that move it at
+    /// once, each succeeds in turn, or finds that it is not where it expects it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the alias is none. `NotFound`: there is no such version. `Busy`: it points elsewhere than
+    /// `expect` says. As [`Catalog::names`].
+    pub fn tag(
+        &self,
+        name: &str,
+        alias: &str,
+        version: &CatalogVersion,
+        expect: Expect,
+    ) -> Result<u64> {
+        check_word("an alias", alias)?;
+        if alias.bytes().all(|byte| byte.is_ascii_digit()) {
+            let message = format!("the alias {alias} would be taken for a generation");
+            return Err(Error::new(ErrorKind::InvalidArgument, message).hint("use a letter, too"));
+        }
+        let asked = CatalogName {
+            catalog: self.place.clone(),
+            name: name.to_owned(),
+            version: Some(version.clone()),
+        };
+        let log = Log::Alias(name.to_owned(), alias.to_owned());
+        self.within("moving an alias", move |store| {
+            let (number, record) = find(store, &asked)?;
+            move_alias(store, &log, Some((number, &record)), expect)
+        })
+    }
+
+    /// Removes an alias. Its history stays.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such alias. As [`Catalog::names`].
+    pub fn remove_alias(&self, name: &str, alias: &str) -> Result<()> {
+        let log = Log::Alias(name.to_owned(), alias.to_owned());
+        let no_alias = self.no_alias(name, alias);
+        self.within("removing an alias", move |store| {
+            match newest_entry::<AliasEntry>(store, &log)? {
+                Some((_, AliasEntry { to: Some(_), .. })) => {
+                    move_alias(store, &log, None, Expect::Anything).map(drop)
+                }
+                _ => Err(no_alias),
+            }
+        })
+    }
+
+    /// Removes a version, or all versions and the index of a data set. The image stays, and so does the history.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such data set or generation. `Busy`: an alias points to it. As [`Catalog::names`].
+    pub fn remove(&self, name: &str, generation: Option<Generation>) -> Result<u64> {
+        let pointing: Vec<Alias> = self.aliases(name)?;
+        let versions = self.versions(name)?;
+        let is_meant = |record: &Record| generation.is_none_or(|one| one.0 == record.generation);
+        let numbers: Vec<u64> = versions
+            .iter()
+            .filter(|(_, record)| is_meant(record))
+            .map(|(number, _)| *number)
+            .collect();
+        if numbers.is_empty() {
+            return Err(
+                self.no_version(name, &format!("generation {}", generation.unwrap_or_default()))
+            );
+        }
+        if let Some(alias) = pointing.iter().find(|alias| numbers.contains(&alias.version)) {
+            let message = format!(
+                "the alias {} points to generation {} of {name}",
+                alias.name, alias.generation
+            );
+            return Err(Error::new(ErrorKind::Busy, message).hint("move or remove the alias first"));
+        }
+        let (name, count) = (name.to_owned(), numbers.len() as u64);
+        self.within("removing a version", move |store| {
+            let log = Log::Versions(name.clone());
+            loop {
+                let versions = entries_of::<VersionEntry>(store, &log)?;
+                let last = versions.last().map_or(0, |(number, _)| *number);
+                let entry = VersionEntry::Removed { versions: numbers.clone() };
+                if append(store, &log, last + 1, &entry)? {
+                    break;
+                }
+            }
+            if generation.is_none() {
+                store.write_index(&name, None)?;
+            }
+            Ok(count)
+        })
+    }
+
+    /// The index of a data set's chunks, if there is one.
+    ///
+    /// # Errors
+    /// `Corrupt`: it cannot be read; rebuild it. As [`Catalog::names`].
+    pub fn index(&self, name: &str) -> Result<Option<Index>> {
+        let name = name.to_owned();
+        self.within("reading an index", move |store| store.read_index(&name))
+    }
+
+    /// Replaces the index of a data set's chunks.
+    ///
+    /// # Errors
+    /// As [`Catalog::names`].
+    pub fn set_index(&self, name: &str, index: &Index) -> Result<()> {
+        check_word("the name of a data set", name)?;
+        let (name, index) = (name.to_owned(), index.clone());
+        self.within("writing an index", move |store| {
+            store.create()?;
+            store.write_index(&name, Some(&index))
+        })
+    }
+
+    /// Runs `work` in a thread of its own, and waits for it until the deadline: a network file system that hangs
+    /// cannot be interrupted. After the deadline the thread ends with its current step.
+    fn within<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let place = self.place.to_string();
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let fate = dlfs_base::threads::Fate::default();
+        let store = Arc::clone(&self.store);
+        let until = Instant::now() + self.deadline;
+        let thread = dlfs_base::threads::start("dlfs-catalog", &fate, (), move |()| {
+            let limited = store.until(until);
+            let _ = tell.send(work(limited.as_deref().unwrap_or(&*store))); // nobody waits any more
+        })?;
+        let found = match told.recv_timeout(self.deadline) {
+            Ok(found) => found,
+            Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
+                let message =
+                    format!("{what} has taken more than {} s", self.deadline.as_secs_f32());
+                return Err(Error::new(ErrorKind::TimedOut, message)
+                    .target(place)
+                    .hint("see whether the catalogue's file system or server hangs"));
+            }
+            Err(_) => Err(fate.of_closed_channel("the thread dlfs-catalog")),
+        };
+        thread.join_within(self.deadline);
+        found.map_err(|error| error.target(place))
+    }
+
+    fn no_such(&self, name: &str) -> Error {
+        no_such(&self.place, name)
+    }
+
+    fn no_version(&self, name: &str, version: &str) -> Error {
+        let message = format!("the catalogue has no {version} of {name}");
+        Error::new(ErrorKind::NotFound, message).target(self.place.to_string()).hint(LIST)
+    }
+
+    fn no_alias(&self, name: &str, alias: &str) -> Error {
+        self.no_version(name, &format!("alias {alias}"))
+    }
+}
+
+fn no_such(place: &CatalogPlace, name: &str) -> Error {
+    let message = format!("the catalogue has no data set {name}");
+    Error::new(ErrorKind::NotFound, message).hint(format!("dlfs catalog ls dlfs://{place}"))
+}
+
+/// The version that `asked` stands for.
+fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
+    let name = &asked.name;
+    let gone = |what: String| {
+        let message = format!("the catalogue has no {what} of {name}");
+        Error::new(ErrorKind::NotFound, message).hint(LIST)
+    };
+    let newest_first = |mut versions: Vec<(u64, Record)>| {
+        versions.reverse();
+        versions
+    };
+    match &asked.version {
+        None => {
+            // Most often the last entry is the newest version, and nothing else needs to be read.
+            if let Some((number, VersionEntry::Added(record))) =
+                newest_entry(store, &Log::Versions(name.clone()))?
+            {
+                return Ok((number, *record));
+            }
+            live_versions(store, name)?.pop().ok_or_else(|| no_such(&asked.catalog, name))
+        }
+        Some(CatalogVersion::Generation(generation)) => {
+            let versions = newest_first(live_versions(store, name)?);
+            if versions.is_empty() {
+                return Err(no_such(&asked.catalog, name));
+            }
+            let mut found =
+                versions.into_iter().filter(|(_, record)| record.generation == generation.0);
+            let first = found.next().ok_or_else(|| gone(format!("generation {generation}")))?;
+            if let Some((_, other)) = found.find(|(_, record)| record.image != first.1.image) {
+                let message = format!(
+                    "{name} has generation {generation} of two images, {} and {}",
+                    other.image, first.1.image
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message)
+                    .hint("name an alias, or remove the older one: dlfs catalog rm"));
+            }
+            Ok(first)
+        }
+        Some(CatalogVersion::Alias(alias)) => {
+            let log = Log::Alias(name.clone(), alias.clone());
+            let to = newest_entry::<AliasEntry>(store, &log)?.and_then(|(_, entry)| entry.to);
+            let to = to.ok_or_else(|| gone(format!("alias {alias}")))?;
+            match read_entry(store, &Log::Versions(name.clone()), to.version)? {
+                VersionEntry::Added(record) => Ok((to.version, *record)),
+                VersionEntry::Removed { .. } => {
+                    Err(gone(format!("version {} (alias {alias})", to.version)))
+                }
+            }
+        }
+    }
+}
+
+fn move_alias(
+    store: &dyn Store,
+    log: &Log,
+    to: Option<(u64, &Record)>,
+    expect: Expect,
+) -> Result<u64> {
+    loop {
+        let newest = newest_entry::<AliasEntry>(store, log)?;
+        let (last, now) = newest.map_or((0, None), |(number, entry)| (number, entry.to));
+        let is_expected = match expect {
+            Expect::Anything => true,
+            Expect::Nothing => now.is_none(),
+            Expect::Generation(generation) => {
+                now.as_ref().is_some_and(|now| now.generation == generation.0)
+            }
+        };
+        if !is_expected {
+            let at = match now {
+                Some(now) => format!("points to generation {}", now.generation),
+                None => "does not exist".to_owned(),
+            };
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("the alias {at}, so it was not moved"),
+            ));
+        }
+        if append(store, log, last + 1, &AliasEntry::new(to))? {
+            return Ok(last + 1);
+        }
+    }
+}
+
+/// All versions of a data set that were not removed.
+fn live_versions(store: &dyn Store, name: &str) -> Result<Vec<(u64, Record)>> {
+    Ok(living(entries_of(store, &Log::Versions(name.to_owned()))?))
+}
+
+fn living(entries: Vec<(u64, VersionEntry)>) -> Vec<(u64, Record)> {
+    let mut versions: Vec<(u64, Record)> = Vec::with_capacity(entries.len());
+    for (number, entry) in entries {
+        match entry {
+            VersionEntry::Added(record) => versions.push((number, *record)),
+            VersionEntry::Removed { versions: removed } => {
+                versions.retain(|(number, _)| !removed.contains(number));
+            }
+        }
+    }
+    versions
+}
+
+fn entries_of<T: DeserializeOwned>(store: &dyn Store, log: &Log) -> Result<Vec<(u64, T)>> {
+    let mut left = MAX_LOG_BYTES;
+    let entry = |number| {
+        let bytes = bytes_of(store, log, number)?;
+        left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+            corrupt(format!("the entries of {log} have more than {MAX_LOG_BYTES} bytes"))
+        })?;
+        Ok((number, decode(&bytes, &format!("{log} {number}"))?))
+    };
+    (1..=last_of(store, log)?).map(entry).collect()
+}
+
+fn newest_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log) -> Result<Option<(u64, T)>> {
+    let last = last_of(store, log)?;
+    (last > 0).then(|| Ok((last, read_entry(store, log, last)?))).transpose()
+}
+
+/// The number of a log's last entry, 0 if it has none; those from 1 on are there.
+fn last_of(store: &dyn Store, log: &Log) -> Result<u64> {
+    let mut numbers = store.numbers(log)?;
+    numbers.sort_unstable();
+    let last = numbers.last().copied().unwrap_or(0);
+    // While a folder is listed, entries may appear of which only the last is found.
+    let missed = last.abs_diff(numbers.len() as u64);
+    if missed > MAX_MISSED {
+        return Err(corrupt(format!("the last of {} is {log} {last}", numbers.len())));
+    }
+    if missed > 0 {
+        let unlisted = |number: &u64| numbers.binary_search(number).is_err();
+        (1..last).filter(unlisted).try_for_each(|n| bytes_of(store, log, n).map(drop))?;
+    }
+    Ok(last)
+}
+
+fn read_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log, number: u64) -> Result<T> {
+    decode(&bytes_of(store, log, number)?, &format!("{log} {number}"))
+}
+
+/// An entry that must be there.
+fn bytes_of(store: &dyn Store, log: &Log, number: u64) -> Result<Vec<u8>> {
+    store.read(log, number)?.ok_or_else(|| corrupt(format!("{log} {number} is missing")))
+}
+
+fn corrupt(what: String) -> Error {
+    let message = format!("the catalogue is damaged: {what}");
+    Error::new(ErrorKind::Corrupt, message)
+        .hint("dlfs never removes entries: restore them, or remove one that it did not write")
+}
+
+fn append<T: Serialize>(store: &dyn Store, log: &Log, number: u64, entry: &T) -> Result<bool> {
+    store.append(log, number, &encode(entry)?)
+}
+
+/// `names`, which the store has and which lead nowhere else.
+fn words(names: Vec<String>) -> Result<Vec<String>> {
+    match names.iter().find(|name| !is_catalog_word(name)) {
+        Some(name) => {
+            let begins: String = name.chars().take(100).collect();
+            Err(corrupt(format!("{begins:?} is no name of a data set or alias")))
+        }
+        None => Ok(names),
+    }
+}
+
+fn check_word(what: &str, word: &str) -> Result<()> {
+    if is_catalog_word(word) {
+        return Ok(());
+    }
+    let message = format!(
+        "{:?} is not {what}: 1 to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        word
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, message))
+}
+
+/// How long a call waits for its store.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Entries that may appear while a log is listed.
+const MAX_MISSED: u64 = 1000;
+
+const LIST: &str = "dlfs catalog show lists what there is";

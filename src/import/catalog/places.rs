@@ -1,0 +1,129 @@
+//! Which catalogues this machine and user have configured.
+//!
+//! `dlfs://site/NAME` names the catalogue `site`. It is looked up in the variable `DLFS_CATALOGS`
+//! (`site=/srv/catalog other=redis://host/0`, with spaces between), then in the user's file
+//! `~/.config/dlfs/catalogs.toml`, then in `/etc/dlfs/catalogs.toml`:
+//!
+//! ```toml
+//! site = "/srv/catalog"
+//! other = "redis://host:6379/0"
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::folder::FolderStore;
+use super::store::Store;
+use dlfs_base::error::{Error, ErrorKind, Result};
+
+/// The store of the catalogue that is configured as `word`.
+pub(super) fn store_of(word: &str) -> Result<Arc<dyn Store>> {
+    let (place, told_by) = configured(word)?;
+    if place.contains("://") {
+        return server(word, &place, &told_by);
+    }
+    let path = PathBuf::from(&place);
+    if path.is_absolute() {
+        return Ok(Arc::new(FolderStore::new(path)));
+    }
+    let message =
+        format!("{told_by} says {place:?} for the catalogue {word}, which is no absolute path");
+    Err(Error::new(ErrorKind::InvalidArgument, message))
+}
+
+fn server(word: &str, place: &str, told_by: &str) -> Result<Arc<dyn Store>> {
+    let scheme = place.split("://").next().unwrap_or_default();
+    if ["redis", "valkey"].contains(&scheme) {
+        return redis(word, place);
+    }
+    let message =
+        format!("{told_by} says {scheme}:// for the catalogue {word}, which is not known");
+    Err(Error::new(ErrorKind::Unsupported, message).hint("name a folder, or redis://HOST:6379/0"))
+}
+
+#[cfg(feature = "catalog")]
+fn redis(word: &str, place: &str) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(super::redis::RedisStore::new(word, place)?))
+}
+
+#[cfg(not(feature = "catalog"))]
+fn redis(word: &str, _: &str) -> Result<Arc<dyn Store>> {
+    let message = format!("the catalogue {word} is in Redis, which this build cannot use");
+    Err(Error::new(ErrorKind::Unsupported, message)
+        .hint("build with --features catalog; released packages have it"))
+}
+
+/// What is configured for `word`, and who says so.
+fn configured(word: &str) -> Result<(String, String)> {
+    let variable = std::env::var(VARIABLE).unwrap_or_default();
+    if let Some(place) = in_variable(&variable, word)? {
+        return Ok((place, VARIABLE.to_owned()));
+    }
+    for path in files() {
+        if let Some(place) = in_file(&path, word)? {
+            return Ok((place, path.display().to_string()));
+        }
+    }
+    let message = format!("no catalogue is configured as {word}");
+    Err(Error::new(ErrorKind::NotFound, message).hint(format!(
+        "set {VARIABLE}=\"{word}=/path\" or ~/.config/dlfs/catalogs.toml, or name its folder: dlfs:///path/NAME"
+    )))
+}
+
+fn in_variable(variable: &str, word: &str) -> Result<Option<String>> {
+    for entry in variable.split_whitespace() {
+        let Some((name, place)) = entry.split_once('=') else {
+            let message = format!("{VARIABLE} has {entry:?}, which is not NAME=PLACE");
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        };
+        if name == word {
+            return Ok(Some(place.to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+fn in_file(path: &Path, word: &str) -> Result<Option<String>> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::from(error).path(path)),
+    };
+    let mut places: BTreeMap<String, String> = toml::from_str(&text).map_err(|error| {
+        let message = "this file is not a table of catalogues: NAME = \"PLACE\"";
+        Error::new(ErrorKind::InvalidArgument, message).path(path).source(error)
+    })?;
+    Ok(places.remove(word))
+}
+
+fn files() -> impl Iterator<Item = PathBuf> {
+    let variable =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+    user.into_iter().chain([PathBuf::from("/etc")]).map(|folder| folder.join("dlfs/catalogs.toml"))
+}
+
+const VARIABLE: &str = "DLFS_CATALOGS";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_looked_up_in_the_variable_and_in_files() {
+        let both = "site=/srv/catalog other=redis://h/0";
+        assert_eq!(in_variable(both, "site").unwrap().unwrap(), "/srv/catalog");
+        assert_eq!(in_variable(both, "other").unwrap().unwrap(), "redis://h/0");
+        assert_eq!(in_variable(both, "third").unwrap(), None);
+        assert!(in_variable("site", "site").unwrap_err().to_string().contains("NAME=PLACE"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("catalogs.toml");
+        assert_eq!(in_file(&path, "site").unwrap(), None);
+        std::fs::write(&path, "site = \"/srv/catalog\"\n").unwrap();
+        assert_eq!(in_file(&path, "site").unwrap().unwrap(), "/srv/catalog");
+        assert_eq!(in_file(&path, "other").unwrap(), None);
+        std::fs::write(&path, "site = 7\n").unwrap();
+        assert_eq!(in_file(&path, "site").unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+}

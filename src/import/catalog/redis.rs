@@ -1,0 +1,308 @@
+//! A catalogue in a Redis or Valkey server, for sites that have one.
+//!
+//! | key                         | type | holds                                                             |
+//! |-----------------------------|------|-------------------------------------------------------------------|
+//! | `dlfs:catalog`              | hash | `format` -> 1                                                     |
+//! | `dlfs:names`                | set  | names of data sets                                                |
+//! | `dlfs:versions:NAME`        | hash | number -> record of a version                                     |
+//! | `dlfs:aliases:NAME`         | set  | aliases                                                           |
+//! | `dlfs:alias:NAME:ALIAS`     | hash | number -> where the alias points                                  |
+//! | `dlfs:dataset:NAME`         | hash | the fields of an [`Index`], with the number of chunks |
+//! | `dlfs:chunks:NAME`          | hash | chunk id -> `time_ns bytes samples deleted`                       |
+//!
+//! Entries are created by HSETNX, which one of several callers succeeds with. The last two are DIESEL's entries; they
+//! are replaced within a transaction, so that readers see the old ones or the new ones. `resp.rs` has the connection.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::resp::{Command, Connection, Failure, Limit, Server, Value, command};
+use super::store::{
+    Log, MAX_ENTRY_BYTES, MAX_INDEX_BYTES, MAX_LISTED, MAX_LOG_BYTES, Store, number_of,
+};
+use super::{ChunkEntry, Index};
+use dlfs_base::error::{Error, ErrorKind, Result};
+
+/// A catalogue in a server.
+#[derive(Clone)]
+pub(super) struct RedisStore {
+    word: String,
+    server: Arc<Server>,
+    connection: Arc<Mutex<Option<Connection>>>,
+    /// When the call ends that asks.
+    until: Option<Instant>,
+}
+
+impl RedisStore {
+    /// The catalogue `word` in the server at `url`, which may have a password and is never shown.
+    pub(super) fn new(word: &str, url: &str) -> Result<RedisStore> {
+        let server = Server::parse(url).ok_or_else(|| {
+            let message =
+                format!("the address of the catalogue {word} is not redis://HOST:PORT/NUMBER");
+            Error::new(ErrorKind::InvalidArgument, message)
+        })?;
+        let (server, connection) = (Arc::new(server), Arc::default());
+        Ok(RedisStore { word: word.to_owned(), server, connection, until: None })
+    }
+
+    /// Asks on the connection, which is opened if there is none, and closed after a failure. Returns the answer to the
+    /// last command.
+    fn ask(&self, commands: &[Command], limit: Limit) -> Result<Value> {
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        let until = self.until.map_or(until, |call| until.min(call));
+        let ask = || -> Result<Value, Failure> {
+            let held = self.connection.try_lock_until(until);
+            let mut held = held.ok_or(std::io::Error::from(std::io::ErrorKind::TimedOut))?;
+            let mut connection = match held.take() {
+                Some(connection) => connection,
+                None => self.server.connect(until)?,
+            };
+            let answer = connection.ask(commands, limit, until)?;
+            *held = Some(connection);
+            Ok(answer)
+        };
+        ask().map_err(|failure| self.failed(failure))
+    }
+
+    fn ask_one(&self, words: &[&[u8]], limit: Limit) -> Result<Value> {
+        self.ask(&[command(words.iter().copied())], limit)
+    }
+
+    fn failed(&self, failure: Failure) -> Error {
+        use std::io::ErrorKind::{InvalidData, TimedOut, WouldBlock};
+        let message =
+            format!("the server of the catalogue {} did not answer as it should", self.word);
+        let (kind, why) = match failure {
+            Failure::Io(error) => match error.kind() {
+                TimedOut | WouldBlock => (ErrorKind::TimedOut, "it takes too long".to_owned()),
+                InvalidData => (ErrorKind::Corrupt, error.to_string()),
+                _ => (ErrorKind::Disconnected, error.to_string()),
+            },
+            Failure::Refused(code) => match &*code {
+                "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" => {
+                    (ErrorKind::Disconnected, code)
+                }
+                "WRONGTYPE" => (ErrorKind::Corrupt, code),
+                _ => (ErrorKind::Refused, code),
+            },
+        };
+        Error::new(kind, message).source(why)
+    }
+
+    fn malformed(&self) -> Error {
+        let why = "the answer is of another type";
+        self.failed(std::io::Error::new(std::io::ErrorKind::InvalidData, why).into())
+    }
+
+    fn texts(&self, words: &[&[u8]]) -> Result<Vec<String>> {
+        self.ask_one(words, LIST)?.into_texts().ok_or_else(|| self.malformed())
+    }
+
+    /// Whether the answer to a command is 1.
+    fn is_one(&self, words: &[&[u8]]) -> Result<bool> {
+        match self.ask_one(words, SHORT)? {
+            Value::Int(number) => Ok(number == 1),
+            _ => Err(self.malformed()),
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn create(&self) -> Result<()> {
+        self.is_one(&[b"HSETNX", b"dlfs:catalog", b"format", b"1"]).map(drop)
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        self.texts(&[b"SMEMBERS", b"dlfs:names"])
+    }
+
+    fn aliases(&self, name: &str) -> Result<Vec<String>> {
+        self.texts(&[b"SMEMBERS", format!("dlfs:aliases:{name}").as_bytes()])
+    }
+
+    fn numbers(&self, log: &Log) -> Result<Vec<u64>> {
+        let fields = self.texts(&[b"HKEYS", key_of(log).as_bytes()])?;
+        let number = |field: &String| number_of(field).ok_or_else(|| self.malformed());
+        fields.iter().map(number).collect()
+    }
+
+    fn read(&self, log: &Log, number: u64) -> Result<Option<Vec<u8>>> {
+        let number = number.to_string();
+        match self.ask_one(&[b"HGET", key_of(log).as_bytes(), number.as_bytes()], ENTRY)? {
+            Value::Nil => Ok(None),
+            Value::Bytes(bytes) => Ok(Some(bytes)),
+            _ => Err(self.malformed()),
+        }
+    }
+
+    fn append(&self, log: &Log, number: u64, bytes: &[u8]) -> Result<bool> {
+        // The set first: a name without entries is nothing, an entry without its name would not be found.
+        match log {
+            Log::Versions(name) => self.is_one(&[b"SADD", b"dlfs:names", name.as_bytes()])?,
+            Log::Alias(name, alias) => {
+                let aliases = format!("dlfs:aliases:{name}");
+                self.is_one(&[b"SADD", aliases.as_bytes(), alias.as_bytes()])?
+            }
+        };
+        let number = number.to_string();
+        self.is_one(&[b"HSETNX", key_of(log).as_bytes(), number.as_bytes(), bytes])
+    }
+
+    fn read_index(&self, name: &str) -> Result<Option<Index>> {
+        let all = |key: String| command([&b"HGETALL"[..], key.as_bytes()]);
+        let both = [
+            command([&b"MULTI"[..]]),
+            all(format!("dlfs:dataset:{name}")),
+            all(format!("dlfs:chunks:{name}")),
+            command([&b"EXEC"[..]]),
+        ];
+        let Value::Array(both) = self.ask(&both, INDEX)? else { return Err(self.malformed()) };
+        let maps = both.into_iter().map(Value::into_map).collect::<Option<Vec<_>>>();
+        let Some([about, chunks]) = maps.and_then(|maps| <[_; 2]>::try_from(maps).ok()) else {
+            return Err(self.malformed());
+        };
+        if about.is_empty() && chunks.is_empty() {
+            return Ok(None);
+        }
+        let corrupt = || {
+            Error::new(ErrorKind::Corrupt, "the index of chunks in the catalogue is none of dlfs")
+        };
+        let number =
+            |field: &str| about.get(field).and_then(|text| text.parse().ok()).ok_or_else(corrupt);
+        let entries = chunks.into_iter().map(|(id, text)| Some((id, entry_of(&text)?)));
+        Ok(Some(Index {
+            image: about.get("image").ok_or_else(corrupt)?.clone(),
+            generation: number("generation")?,
+            updated_ns: number("updated_ns")?,
+            bytes: number("bytes")?,
+            samples: number("samples")?,
+            deleted: number("deleted")?,
+            chunks: entries.collect::<Option<_>>().ok_or_else(corrupt)?,
+        }))
+    }
+
+    fn write_index(&self, name: &str, index: Option<&Index>) -> Result<()> {
+        let (about, chunks) = (format!("dlfs:dataset:{name}"), format!("dlfs:chunks:{name}"));
+        let mut all = vec![command([&b"MULTI"[..]])];
+        all.push(command([&b"DEL"[..], about.as_bytes(), chunks.as_bytes()]));
+        if let Some(index) = index {
+            let fields = [
+                ("image", index.image.clone()),
+                ("generation", index.generation.to_string()),
+                ("updated_ns", index.updated_ns.to_string()),
+                ("chunks", index.chunks.len().to_string()),
+                ("bytes", index.bytes.to_string()),
+                ("samples", index.samples.to_string()),
+                ("deleted", index.deleted.to_string()),
+            ];
+            all.push(set(&about, fields));
+            let mut entries =
+                index.chunks.iter().map(|(id, entry)| (id, text_of(entry))).peekable();
+            while entries.peek().is_some() {
+                all.push(set(&chunks, entries.by_ref().take(CHUNKS_A_COMMAND)));
+            }
+        }
+        all.push(command([&b"EXEC"[..]]));
+        self.ask(&all, INDEX).map(drop)
+    }
+
+    fn until(&self, until: Instant) -> Option<Box<dyn Store>> {
+        Some(Box::new(RedisStore { until: Some(until), ..self.clone() }))
+    }
+}
+
+impl Value {
+    fn into_texts(self) -> Option<Vec<String>> {
+        let text = |value| match value {
+            Value::Bytes(bytes) => String::from_utf8(bytes).ok(),
+            _ => None,
+        };
+        match self {
+            Value::Array(values) => values.into_iter().map(text).collect(),
+            _ => None,
+        }
+    }
+
+    /// Keys and values, which alternate.
+    fn into_map(self) -> Option<BTreeMap<String, String>> {
+        let mut texts = self.into_texts()?.into_iter();
+        let pairs = std::iter::from_fn(|| Some((texts.next()?, texts.next()?)));
+        Some(pairs.collect())
+    }
+}
+
+/// Sets fields of the hash `key`.
+fn set(key: &str, fields: impl IntoIterator<Item = (impl AsRef<str>, String)>) -> Command {
+    let mut words = command([&b"HSET"[..], key.as_bytes()]);
+    for (field, value) in fields {
+        words.extend([field.as_ref().as_bytes().to_vec(), value.into_bytes()]);
+    }
+    words
+}
+
+fn key_of(log: &Log) -> String {
+    match log {
+        Log::Versions(name) => format!("dlfs:versions:{name}"),
+        Log::Alias(name, alias) => format!("dlfs:alias:{name}:{alias}"),
+    }
+}
+
+fn text_of(entry: &ChunkEntry) -> String {
+    let ChunkEntry { time_ns, bytes, samples, deleted } = entry;
+    format!("{time_ns} {bytes} {samples} {deleted}")
+}
+
+fn entry_of(text: &str) -> Option<ChunkEntry> {
+    let mut words = text.split(' ');
+    let entry = ChunkEntry {
+        time_ns: words.next()?.parse().ok()?,
+        bytes: words.next()?.parse().ok()?,
+        samples: words.next()?.parse().ok()?,
+        deleted: words.next()?.parse().ok()?,
+    };
+    words.next().is_none().then_some(entry)
+}
+
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const CHUNKS_A_COMMAND: usize = 1000;
+
+const SHORT: Limit = Limit { bytes: 4096, values: 1 };
+const ENTRY: Limit = Limit { bytes: MAX_ENTRY_BYTES + 4096, values: 1 };
+const LIST: Limit = Limit { bytes: MAX_LOG_BYTES, values: MAX_LISTED as u32 };
+/// Two values for each chunk.
+const INDEX: Limit = Limit { bytes: MAX_INDEX_BYTES, values: 1 << 24 };
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use super::super::Catalog;
+    use super::*;
+    use dlfs_nvme::nvme::CatalogPlace;
+
+    #[test]
+    fn a_call_that_has_ended_reads_nothing_more() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}/0", listener.local_addr().unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut sent =
+                client.read(&mut [0; 1000]).and_then(|_| client.write_all(b"*100000\r\n"));
+            while sent.is_ok() {
+                std::thread::sleep(Duration::from_millis(10));
+                sent = client.write_all(b"$1\r\nx\r\n");
+            }
+            tell.send(()).unwrap();
+        });
+        let store = Arc::new(RedisStore::new("site", &url).unwrap());
+        let catalog = Catalog::of_store(CatalogPlace::Configured("site".to_owned()), store);
+        let catalog = catalog.with_deadline(Duration::from_millis(200));
+        assert_eq!(catalog.names().unwrap_err().kind(), ErrorKind::TimedOut);
+        told.recv_timeout(Duration::from_secs(60)).expect("the connection is closed");
+    }
+}

@@ -1,0 +1,120 @@
+//! From a name in a catalogue to the addresses of an image.
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Generation;
+use dlfs_format::format::Uuid;
+use dlfs_nvme::nvme::{Address, CatalogName};
+
+use super::last_known::LastKnown;
+use super::{Catalog, Record};
+
+/// The addresses that an IMAGE stands for.
+#[derive(Debug, Clone)]
+pub struct Resolved {
+    /// The addresses of each site that has the image, in the order in which to try them; never empty.
+    pub sites: Vec<Vec<Address>>,
+    /// What the catalogue says, if the IMAGE was a name in one.
+    pub named: Option<Named>,
+}
+
+/// What a catalogue says about a name.
+#[derive(Debug, Clone)]
+pub struct Named {
+    /// The name.
+    pub name: CatalogName,
+    /// The version that it stands for.
+    pub record: Record,
+}
+
+/// The addresses of `image`, with a name in a catalogue looked up there: one look-up, and no message later.
+///
+/// If the catalogue cannot be reached, what it said when this user last opened the name counts, with a warning.
+///
+/// # Errors
+/// `InvalidArgument`: a name stands beside other addresses. `NotFound`: the catalogue has no such name. If the
+/// catalogue cannot be reached and this user never opened the name: `TimedOut`, `Disconnected`, others of the store.
+pub fn resolve(image: &[Address]) -> Result<Resolved> {
+    let is_named = |address: &Address| matches!(address, Address::Named(_));
+    match image {
+        [Address::Named(name)] => {
+            let record = look_up(name)?;
+            let sites = record.addresses().map_err(|error| error.target(name.to_string()))?;
+            Ok(Resolved { sites, named: Some(Named { name: name.clone(), record }) })
+        }
+        _ if image.iter().any(is_named) => {
+            let message =
+                "a name in a catalogue stands for a whole image, with no other address beside it";
+            Err(Error::new(ErrorKind::InvalidArgument, message)
+                .target(Address::list_to_string(image)))
+        }
+        _ => Ok(Resolved { sites: vec![image.to_vec()], named: None }),
+    }
+}
+
+fn look_up(name: &CatalogName) -> Result<Record> {
+    let catalog = Catalog::open(&name.catalog)?;
+    let last_known = LastKnown::of(name);
+    match catalog.find(&name.name, name.version.as_ref()) {
+        Ok((_, record)) => {
+            last_known.keep(&record);
+            Ok(record)
+        }
+        Err(error) if is_unreachable(&error) => match last_known.read() {
+            Some(record) => {
+                tracing::warn!(
+                    "the catalogue cannot be reached ({error}): {name} is taken for generation {} of image {}, as it \
+                     was when it was last opened here",
+                    record.generation,
+                    record.image
+                );
+                Ok(record)
+            }
+            None => Err(error),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the store gave no answer. An answer that is damaged, or that refuses, is one.
+fn is_unreachable(error: &Error) -> bool {
+    use ErrorKind::{Disconnected, Io, TimedOut};
+    // The folder of the whole catalogue may be missing because its file system is not mounted.
+    matches!(error.kind(), TimedOut | Disconnected | Io)
+        || error.kind() == ErrorKind::NotFound && error.file().is_some()
+}
+
+impl Named {
+    /// Checks that the image which lies at the addresses is the one that the name stands for.
+    ///
+    /// # Errors
+    /// `Stale`: it is another image, or another generation than the name says. A name without a version goes on
+    /// with a later generation, with a warning.
+    pub fn check(&self, image: Uuid, generation: Generation) -> Result<()> {
+        let Named { name, record } = self;
+        let stale = |message: String, hint: &'static str| {
+            Err(Error::new(ErrorKind::Stale, message).target(name.to_string()).hint(hint))
+        };
+        if image.to_string() != record.image {
+            let message = format!(
+                "there is image {image} at the addresses, and the name stands for {}",
+                record.image
+            );
+            return stale(message, "add what is there now to the catalogue: dlfs catalog add");
+        }
+        if generation.0 == record.generation {
+            return Ok(());
+        }
+        let message = format!(
+            "the name stands for generation {}, and the image has {generation}",
+            record.generation
+        );
+        if name.version.is_some() || generation.0 < record.generation {
+            return stale(
+                message,
+                "an image holds its newest generation: dlfs catalog add adds that; an older one needs a copy",
+            );
+        }
+        tracing::warn!("{name}: {message}; dlfs catalog add adds it");
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Checks the samples of a stream as they come: what fields hold, the values of columns, lengths, names.
+//!
+//! It stands before the shuffle: what it rejects takes no name in any placement.
+
+use std::cell::OnceCell;
+
+use crate::import::columns::{ColumnFile, FieldColumns};
+use crate::import::field_types::{FieldSpec, Typing, is_named};
+use crate::import::options::ImportOptions;
+use crate::import::sources::file_counts::FileCount;
+use crate::import::sources::index::MAX_SAMPLE_BYTES;
+use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
+use crate::import::sources::{BadEntry, BadReason};
+use dlfs_base::Result;
+use dlfs_format::directory::Directory;
+use dlfs_format::format::{FieldTypes, fields};
+
+/// What samples are checked against.
+#[derive(Clone, Copy)]
+pub(super) struct Checks<'a> {
+    /// What they are appended to.
+    pub(super) image: Option<&'a Directory>,
+    /// The file of values.
+    pub(super) file: Option<&'a ColumnFile>,
+    pub(super) options: &'a ImportOptions,
+    /// The columns from fields, known with the first sample whose fields have their types.
+    pub(super) field_columns: &'a OnceCell<FieldColumns>,
+}
+
+/// The samples of a stream that pass, with their elements and values.
+pub(super) struct Checked<'a> {
+    from: Box<dyn SampleStream + 'a>,
+    checks: Checks<'a>,
+    /// The types of the samples that are taken over from an interrupted import.
+    known_types: FieldTypes,
+    /// The types of the fields, known with the first sample.
+    typing: Option<Typing>,
+}
+
+impl<'a> Checked<'a> {
+    /// The samples of `from` that pass `checks`.
+    pub(super) fn new(from: Box<dyn SampleStream + 'a>, checks: Checks<'a>) -> Checked<'a> {
+        let known_types = FieldTypes::default();
+        Checked { from, checks, known_types, typing: None }
+    }
+
+    /// Goes on behind samples of these types.
+    pub(super) fn after(self, known_types: FieldTypes) -> Checked<'a> {
+        Checked { known_types, ..self }
+    }
+
+    /// The inner error says why the sample is rejected.
+    fn check(&mut self, sample: &mut StreamSample) -> Result<std::result::Result<(), BadReason>> {
+        if let Err(reason) = self.typing()?.of_sample(sample) {
+            return Ok(Err(reason));
+        }
+        match self.values(sample)? {
+            Ok(()) => {}
+            Err(reason) => return Ok(Err(reason)),
+        }
+        if let Some(image) = self.checks.image
+            && image.lookup(&sample.name)?.is_some()
+        {
+            return Ok(Err(BadReason::NameTaken));
+        }
+        let len = sample.len_bytes() as u64 + fields::table_len(sample.fields.len());
+        Ok(match len > MAX_SAMPLE_BYTES {
+            true => Err(BadReason::TooLarge(len)),
+            false => Ok(()),
+        })
+    }
+
+    /// The types that the options give, or else the source.
+    fn typing(&mut self) -> Result<&mut Typing> {
+        let typing = match self.typing.take() {
+            Some(typing) => typing,
+            None => {
+                let given = &self.checks.options.field_types;
+                let is_given =
+                    |own: &FieldSpec| given.iter().any(|spec| is_named(&own.field, &spec.field));
+                let (fields, types) = (self.from.fields(), self.from.field_types());
+                let own = types.iter().map(|(field, kind)| FieldSpec {
+                    field: fields[field].clone(),
+                    kind: Some(kind.clone()),
+                });
+                let own: Vec<FieldSpec> = own.filter(|own| !is_given(own)).collect();
+                let specs: Vec<FieldSpec> = given.iter().cloned().chain(own).collect();
+                Typing::new(&specs, fields, self.checks.image)?.with_known(&self.known_types)
+            }
+        };
+        Ok(self.typing.insert(typing))
+    }
+
+    /// Gives the sample the values that its fields have in columns.
+    fn values(&mut self, sample: &mut StreamSample) -> Result<std::result::Result<(), BadReason>> {
+        let Checks { image, file, options, field_columns } = self.checks;
+        if options.field_columns.is_empty() {
+            return Ok(Ok(()));
+        }
+        let columns = match field_columns.get() {
+            Some(columns) => columns,
+            None => {
+                let (given, types) = (&options.field_columns, self.field_types());
+                let columns = FieldColumns::new(given, self.from.fields(), &types, file, image)?;
+                field_columns.get_or_init(|| columns)
+            }
+        };
+        let values = columns.values(&sample.name, file, |field| {
+            let bytes = sample.fields.get(usize::from(field)).and_then(Option::as_deref);
+            let len = bytes.map_or(0, <[u8]>::len) as u64;
+            columns.check_len(field, len).map(|()| bytes)
+        });
+        Ok(values.map(|values| sample.values = values))
+    }
+}
+
+impl SampleStream for Checked<'_> {
+    fn fields(&self) -> &[Vec<u8>] {
+        self.from.fields()
+    }
+
+    fn field_types(&self) -> FieldTypes {
+        self.typing.as_ref().map(Typing::types).unwrap_or_default()
+    }
+
+    fn classes(&self) -> &[Vec<u8>] {
+        self.from.classes()
+    }
+
+    fn found_classes(&self) -> &[Vec<u8>] {
+        self.from.found_classes()
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        while let Some(mut sample) = self.from.next_sample()? {
+            match self.check(&mut sample)? {
+                Ok(()) => {
+                    self.from.accept(&mut sample);
+                    return Ok(Some(sample));
+                }
+                Err(reason) => {
+                    self.from.reject(&sample.name, reason);
+                    self.from.give_back(sample);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
+        self.from.read_on(into)
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        self.from.reject(name, reason);
+    }
+
+    fn place(&self) -> Option<StreamPlace> {
+        self.from.place()
+    }
+
+    fn give_back(&mut self, sample: StreamSample) {
+        self.from.give_back(sample);
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        self.from.bad()
+    }
+
+    fn appended(&self) -> Vec<FileCount> {
+        self.from.appended()
+    }
+
+    fn piped_bytes(&self) -> u64 {
+        self.from.piped_bytes()
+    }
+}

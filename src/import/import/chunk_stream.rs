@@ -1,0 +1,486 @@
+//! Writes chunks while their samples arrive, in the order of slots: for streams, and for programs that write
+//! samples themselves.
+//!
+//! An indexed import lays out every chunk before it begins; here a chunk is placed when it is full. A resumed
+//! import finds chunks that are on the media with the expected bytes, and does not write them again.
+
+use crate::import::commit;
+use crate::import::lease::Lease;
+use crate::import::media::Media;
+use crate::import::media_use::MediaUse;
+use crate::import::part_sum::PartSum;
+use crate::import::prepare::{self, ImportState};
+use crate::import::read_back::check_chunks;
+use crate::import::write_behind::{FLUSH_EVERY_BYTES, PIECE_BYTES, ReturnTo, WriteBehind};
+use dlfs_base::units::{ALIGN_BYTES, Slot};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::DirectoryBuilder;
+use dlfs_format::directory::commit::{Commit, freed_by_next};
+use dlfs_format::format::builder::{ChunkLocation, FinishedChunk};
+use dlfs_format::format::columns::ColumnSpec;
+use dlfs_format::format::{
+    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit,
+    OriginsBuilder, Part, RecordSums, SampleMeta, Space,
+};
+
+/// Chunks that are written as they fill.
+pub(super) struct ChunkStream<'a> {
+    pub(super) state: &'a ImportState,
+    lease: &'a Lease,
+    pub(super) part: Part,
+    fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
+    columns: Vec<ColumnSpec>,
+    /// Of each chunk, its first slot.
+    pub(super) writes: WriteBehind<Slot>,
+    pub(super) space: Space,
+    collected: Collected,
+    open: Option<ChunkBuilder>,
+    pub(super) sequence: u64,
+    pub(super) found: u64,
+    pub(super) media: MediaUse,
+    unflushed_bytes: u64,
+    /// Whether a file was made longer than it has to be.
+    is_longer: bool,
+}
+
+/// What becomes of the headers of the chunks.
+enum Collected {
+    /// The directory of the generation that is committed at the end.
+    Directory(Box<DirectoryBuilder>),
+    /// A part that others commit.
+    Part(Box<PartSum>),
+}
+
+/// The bytes of a sample: how many, and where they are.
+pub(super) struct NewRecord<'r> {
+    /// Their number.
+    pub(super) len: u32,
+    /// Gives all of them, in pieces and in order; called once. Its errors are those of what it gives them to, and its
+    /// own, after which what was written of the sample is useless.
+    pub(super) give: &'r mut Give<'r>,
+}
+
+/// Gives bytes to what takes them.
+type Give<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
+
+/// What a stream of chunks wrote.
+pub(super) struct Streamed {
+    /// The generation.
+    pub(super) commit: Commit,
+    /// Chunks, and those of them that a resumed import found.
+    pub(super) chunks: u64,
+    /// Chunks that a resumed import found on the media.
+    pub(super) found: u64,
+    /// What was written, by purpose.
+    pub(super) media: MediaUse,
+}
+
+impl<'a> ChunkStream<'a> {
+    /// Begins behind the samples of the current generation, with the part of the journal. `columns`: the typed
+    /// columns of all chunks.
+    ///
+    /// # Errors
+    /// The names of the current generation are not loaded.
+    pub(super) fn new(
+        state: &'a ImportState,
+        lease: &'a Lease,
+        columns: Vec<ColumnSpec>,
+    ) -> Result<ChunkStream<'a>> {
+        let layout = state.journal.layout;
+        let builder = match &state.current {
+            Some(current) => DirectoryBuilder::after(&current.directory)?,
+            None => DirectoryBuilder::new(layout),
+        };
+        let space = prepare::free_space(&state.media, &layout, state.current.as_ref());
+        Ok(ChunkStream::onto(state, lease, columns, space, Collected::Directory(builder.into())))
+    }
+
+    /// Begins a part in `space`, with slot 0.
+    pub(super) fn of_part(
+        state: &'a ImportState,
+        lease: &'a Lease,
+        columns: Vec<ColumnSpec>,
+        space: Space,
+    ) -> ChunkStream<'a> {
+        ChunkStream::onto(state, lease, columns, space, Collected::Part(Box::default()))
+    }
+
+    fn onto(
+        state: &'a ImportState,
+        lease: &'a Lease,
+        columns: Vec<ColumnSpec>,
+        space: Space,
+        collected: Collected,
+    ) -> ChunkStream<'a> {
+        let buf_len = ChunkBuilder::buf_len_bytes(&state.journal.layout);
+        ChunkStream {
+            state,
+            lease,
+            part: state.journal.part,
+            fields: Vec::new(),
+            field_types: FieldTypes::default(),
+            columns,
+            writes: WriteBehind::new(state.media.channel(), buf_len),
+            space,
+            collected,
+            open: None,
+            sequence: 0,
+            found: 0,
+            media: MediaUse::default(),
+            unflushed_bytes: 0,
+            is_longer: false,
+        }
+    }
+
+    /// Names and types of the fields of all samples.
+    pub(super) fn set_fields(&mut self, fields: &[Vec<u8>], types: FieldTypes) {
+        (self.fields, self.field_types) = (fields.to_vec(), types);
+    }
+
+    /// The typed columns of all chunks, in place of those that were given, before the first sample.
+    pub(super) fn set_columns(&mut self, columns: Vec<ColumnSpec>) {
+        self.columns = columns;
+    }
+
+    /// The names of the classes: labels are indexes into them.
+    pub(super) fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
+        if let Collected::Directory(builder) = &mut self.collected {
+            builder.set_classes(classes);
+        }
+    }
+
+    /// The objects that are imported.
+    pub(super) fn add_origins(&mut self, origins: &OriginsBuilder) {
+        if let Collected::Directory(builder) = &mut self.collected {
+            let mut group = Vec::new();
+            origins.encode(self.state.journal.generation, &mut group);
+            builder.add_origins(&group);
+        }
+    }
+
+    /// Begins a part, which must begin at the next slot.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub(super) fn begin_part(&mut self, part: Part) -> Result<()> {
+        self.finish_chunk()?;
+        self.part = part;
+        Ok(())
+    }
+
+    /// The slot of the next sample.
+    pub(super) fn next_slot(&self) -> Slot {
+        self.open.as_ref().map_or(self.closed_slot(), ChunkBuilder::next_slot)
+    }
+
+    /// The slot behind the last chunk that is complete.
+    pub(super) fn closed_slot(&self) -> Slot {
+        match &self.collected {
+            Collected::Directory(builder) => builder.next_slot(),
+            Collected::Part(sum) => Slot(sum.samples),
+        }
+    }
+
+    /// The slot behind the last chunk that is written, and all before it.
+    ///
+    /// # Errors
+    /// A write has failed.
+    pub(super) fn written_slot(&mut self) -> Result<Slot> {
+        self.take_ended()?;
+        Ok(self.writes.oldest().copied().unwrap_or(self.closed_slot()))
+    }
+
+    /// Adds the sample of the next slot.
+    ///
+    /// # Errors
+    /// Those of writing: what is written is useless then. A name or value that no image can have.
+    pub(super) fn push(&mut self, meta: &SampleMeta<'_>, record: NewRecord<'_>) -> Result<()> {
+        loop {
+            let slot = self.next_slot();
+            if self.open.is_none() {
+                let buf = self.writes.chunk_buf();
+                self.open = Some(ChunkBuilder::new(self.spec(), slot, buf)?);
+            }
+            let chunk = self.open.as_mut().expect("opened just above");
+            match chunk.fit(meta, record.len) {
+                Fit::Here => {
+                    let (space, mut at) = (chunk.space(record.len), 0);
+                    (record.give)(&mut |bytes| {
+                        space[at..at + bytes.len()].copy_from_slice(bytes);
+                        at += bytes.len();
+                        Ok(())
+                    })?;
+                    chunk.add(meta, record.len)?;
+                    self.writes.has_read(record.len as usize);
+                    return Ok(());
+                }
+                Fit::NextChunk => self.finish_chunk()?,
+                Fit::Oversize if chunk.num_samples() > 0 => self.finish_chunk()?,
+                Fit::Oversize => return self.push_oversize(slot, meta, record),
+            }
+        }
+    }
+
+    fn finish_chunk(&mut self) -> Result<()> {
+        let Some(mut chunk) = self.open.take().filter(|chunk| chunk.num_samples() > 0) else {
+            return Ok(());
+        };
+        let location = self.next_location(chunk.cells())?;
+        let finished =
+            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
+        self.collect(&finished.header)?;
+        self.media.add(&DraftLen::of(&finished.header), &self.state.journal.layout);
+        let offset = self.begin_put(location, 0)?;
+        if self.is_there(location, 0, finished.bytes())? {
+            self.writes.give_back(finished.buf);
+            return Ok(());
+        }
+        let FinishedChunk { header, mut buf, range } = finished;
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        self.writes.write(location.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
+        self.close(header.head())
+    }
+
+    /// Writes a sample that has a chunk of its own as its bytes come, and its header last.
+    fn push_oversize(
+        &mut self,
+        slot: Slot,
+        meta: &SampleMeta<'_>,
+        record: NewRecord<'_>,
+    ) -> Result<()> {
+        self.open = None;
+        let NewRecord { len, give } = record;
+        let (spec, unknown) = (self.spec(), RecordSums::unknown(len));
+        let header = |sums: &RecordSums, location| {
+            ChunkBuilder::oversize(&spec, slot, meta, len, sums, location)
+        };
+        let nowhere = ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 };
+        let draft = header(&unknown, nowhere)?;
+        let location = self.next_location(spec.layout.cells_of(draft.head().len_bytes()))?;
+        let data_at = draft.head().data_start();
+        // If the sample turns out to be bad, the next chunk has its number; its cells are free again with the next
+        // generation, since writes to them may be in flight.
+        let written = self.put_pieces(location, data_at, give).inspect_err(|_| self.sequence -= 1);
+        let header: ChunkHeader = header(&written?, location)?;
+        let mut front = vec![0; data_at as usize];
+        header.encode_into(&mut front);
+        self.collect(&header)?;
+        self.media.add(&DraftLen::of(&header), &self.state.journal.layout);
+        self.put(location, 0, &front)?;
+        self.close(header.head())
+    }
+
+    /// Puts a record `at` bytes into the chunk at `location`; returns its checksums.
+    fn put_pieces(
+        &mut self,
+        location: ChunkLocation,
+        mut at: u64,
+        give: &mut Give<'_>,
+    ) -> Result<RecordSums> {
+        let (mut sums, mut piece) = (RecordSums::default(), Vec::with_capacity(PIECE_BYTES));
+        give(&mut |mut bytes| {
+            sums.push(bytes);
+            while !bytes.is_empty() {
+                let (first, rest) = bytes.split_at(bytes.len().min(PIECE_BYTES - piece.len()));
+                piece.extend_from_slice(first);
+                if piece.len() == PIECE_BYTES {
+                    self.put(location, at, &piece)?;
+                    at += PIECE_BYTES as u64;
+                    piece.clear();
+                }
+                bytes = rest;
+            }
+            Ok(())
+        })?;
+        if !piece.is_empty() {
+            self.put(location, at, &piece)?;
+        }
+        Ok(sums)
+    }
+
+    pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
+        match &mut self.collected {
+            Collected::Directory(builder) => builder.add_chunk(header)?,
+            Collected::Part(sum) => sum.add(header.head()),
+        }
+        Ok(())
+    }
+
+    /// Allocates cells for the next chunk, on a namespace that is long enough.
+    pub(super) fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
+        let layout = &self.state.journal.layout;
+        let range = self.space.allocate(self.sequence, cells);
+        let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
+        self.grow(range.namespace, layout.offset_of(range.cell + range.cells)?)?;
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let time_ns = self.state.journal.time_ns;
+        Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
+    }
+
+    /// Makes a namespace at least `len_bytes` long. A file becomes longer than that, since growing it waits for the
+    /// writes in flight; the commit cuts it.
+    fn grow(&mut self, namespace: u16, len_bytes: u64) -> Result<()> {
+        let media = &self.state.media;
+        let device = &media.devices()[usize::from(namespace)];
+        // Others commit a part, and would not cut it.
+        let is_cut = matches!(self.collected, Collected::Directory(_));
+        if is_cut && device.namespace().len_bytes() < len_bytes && device.capabilities().can_grow {
+            // It may not become that long, and that long it need not be.
+            self.is_longer |= media.grow(namespace, len_bytes + GROW_BYTES).is_ok();
+        }
+        media.grow(namespace, len_bytes)
+    }
+
+    /// Ensures that `bytes`, at most a piece, lie `at` bytes into the chunk at `location`, zero-padded to the
+    /// end of a block.
+    fn put(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<()> {
+        let offset = self.begin_put(location, at)?;
+        let mut piece = self.writes.piece();
+        let whole = bytes.len().next_multiple_of(ALIGN_BYTES);
+        piece[..bytes.len()].copy_from_slice(bytes);
+        piece[bytes.len()..whole].fill(0);
+        if self.is_there(location, at, &piece[..whole])? {
+            return Ok(());
+        }
+        piece.truncate(whole);
+        self.writes.write(location.namespace, offset, piece, ReturnTo::Piece)
+    }
+
+    /// The offset to write to, if the lease is still held.
+    fn begin_put(&self, location: ChunkLocation, at: u64) -> Result<u64> {
+        self.lease.check()?;
+        Ok(self.state.journal.layout.offset_of(location.cell)? + at)
+    }
+
+    /// Whether a resumed import finds `bytes` already in place.
+    fn is_there(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
+        if !self.state.resumed {
+            return Ok(false);
+        }
+        let offset = self.state.journal.layout.offset_of(location.cell)? + at;
+        let found = self.writes.channel().read(location.namespace, offset, bytes.len())?;
+        let same = found[..] == *bytes;
+        self.found += u64::from(same && at == 0);
+        Ok(same)
+    }
+
+    /// Completes a chunk. A lost connection ends the import: what may be lost with it cannot be read from
+    /// the stream again. Resuming reads the stream again and compares.
+    fn close(&mut self, head: &ChunkHead) -> Result<()> {
+        self.writes.close(head.first_slot);
+        self.unflushed_bytes += head.len_bytes();
+        if self.unflushed_bytes >= FLUSH_EVERY_BYTES {
+            self.unflushed_bytes = 0;
+            self.writes.flush()?;
+        }
+        self.take_ended()?;
+        while self.writes.is_full() {
+            self.writes.wait();
+            self.take_ended()?;
+        }
+        Ok(())
+    }
+
+    fn take_ended(&mut self) -> Result<()> {
+        // First: writes that were in flight beside a flush that failed only say that they were given up.
+        self.writes.check_flushes()?;
+        while let Some((_, ended)) = self.writes.ended() {
+            ended?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all writes in flight.
+    fn drain(&mut self) -> Result<()> {
+        self.take_ended()?;
+        while !self.writes.is_idle() {
+            self.writes.wait();
+            self.take_ended()?;
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> ChunkSpec {
+        let journal = &self.state.journal;
+        ChunkSpec {
+            layout: journal.layout,
+            generation: journal.generation,
+            part_first: self.part.first,
+            part_seed: self.part.seed,
+            part_window: self.part.window,
+            part_count: self.part.count,
+            fields: self.fields.clone(),
+            field_types: self.field_types.clone(),
+            columns: self.columns.clone(),
+        }
+    }
+
+    /// Writes what is open, and commits the generation.
+    ///
+    /// # Errors
+    /// Those of writing: a reader then opens the previous generation.
+    pub(super) fn commit(mut self) -> Result<Streamed> {
+        self.finish_chunk()?;
+        self.drain()?;
+        let Collected::Directory(mut builder) = self.collected else {
+            return Err(Error::new(ErrorKind::Internal, "a part is committed with the others"));
+        };
+        if let Some(current) = &self.state.current {
+            let kept: Vec<CellRange> = builder.cell_ranges().collect();
+            let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
+            builder.set_freed(freed);
+        }
+        let journal = &self.state.journal;
+        let directory = builder.finish(journal.generation, journal.time_ns)?;
+        if !self.state.media.checks_writes() {
+            // The samples do not come again, so damage is reported and not repaired.
+            let kept = self.state.current.as_ref().map_or(0, |it| it.directory.num_chunks());
+            check_chunks(self.writes.channel(), &directory, kept)?;
+        }
+        let commit = commit::prepare(&self.state.media, directory, &mut self.space)?;
+        commit::write(&self.state.media, self.lease, &commit)?;
+        if self.is_longer || self.state.resumed {
+            cut(&self.state.media, &self.space, &commit)?;
+        }
+        let media = self.media.with_commit(&commit);
+        Ok(Streamed { commit, chunks: self.sequence, found: self.found, media })
+    }
+
+    /// Writes what is open of a part; returns what its chunks add up to, and the space that is left. Nothing is
+    /// flushed.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub(super) fn end_part(mut self) -> Result<(PartSum, Space)> {
+        self.finish_chunk()?;
+        self.drain()?;
+        match self.collected {
+            Collected::Part(sum) => Ok((*sum, self.space)),
+            Collected::Directory(_) => {
+                Err(Error::new(ErrorKind::Internal, "an image is committed, not ended"))
+            }
+        }
+    }
+}
+
+/// Cuts files that were made longer than they have to be, by this import or by the one that it resumes.
+fn cut(media: &Media, space: &Space, commit: &Commit) -> Result<()> {
+    let layout = commit.directory.layout();
+    for superblock in &commit.superblocks {
+        let device = &media.devices()[usize::from(superblock.namespace)];
+        // The previous generation may lie behind what this one uses.
+        let end = layout.offset_of(space.end_cell(superblock.namespace))?;
+        let end = end.max(superblock.used_len_bytes);
+        if device.namespace().len_bytes() <= end + GROW_BYTES {
+            // An image is no worse for being too long.
+            let _ = device.trim(&[], end);
+        }
+    }
+    Ok(())
+}
+
+/// By how much files grow at a time: it takes no space.
+const GROW_BYTES: u64 = 512 << 20;

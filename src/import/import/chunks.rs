@@ -1,0 +1,432 @@
+//! Builds one chunk from the source and writes it, or finds it already written.
+
+use crate::import::media::Channel;
+use crate::import::plan::{ChunkLayout, RowOrder, Rows, RowsAhead};
+use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
+use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::{ALIGN_BYTES, SampleId, Slot};
+use dlfs_base::{Error, Result};
+use dlfs_format::format::builder::{ChunkLocation, FinishedChunk};
+use dlfs_format::format::checksum::crc32c;
+use dlfs_format::format::{
+    ChunkBuilder, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleEntry, SampleMeta, fields,
+};
+
+/// What all chunks of an import share.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job<'a> {
+    /// The source.
+    pub(super) rows: &'a Rows<'a>,
+    /// Layout, generation and part.
+    pub(super) spec: &'a ChunkSpec,
+    /// The map from slots to rows.
+    pub(super) placement: &'a Placement,
+    /// The time stamp of every chunk.
+    pub(super) time_ns: u64,
+}
+
+/// Builds and writes chunks for one thread. `T` is the thread's data about a chunk in flight.
+pub(super) struct ChunkWriter<'a, T> {
+    job: Job<'a>,
+    reader: SourceReader<'a>,
+    writes: WriteBehind<T>,
+    lens: Vec<Option<u64>>,
+    ahead: RowsAhead,
+}
+
+/// The result of starting a chunk.
+#[derive(Debug)]
+pub(super) enum Started {
+    /// It is on the media already.
+    Found(ChunkHeader),
+    /// All its writes are submitted: [`WriteBehind::close`] it.
+    Writing(ChunkHeader),
+    /// A store could not be read, and not because of its objects. It was tried for long enough.
+    SourceFailed(Error),
+    /// These rows cannot be imported; what was written of the chunk is useless.
+    Bad(Vec<(u64, BadEntry)>),
+}
+
+impl<'a, T> ChunkWriter<'a, T> {
+    /// For one thread.
+    pub(super) fn new(
+        job: Job<'a>,
+        reader: SourceReader<'a>,
+        channel: Channel,
+    ) -> ChunkWriter<'a, T> {
+        let writes = WriteBehind::new(channel, ChunkBuilder::buf_len_bytes(&job.spec.layout));
+        ChunkWriter { job, reader, writes, lens: Vec::new(), ahead: RowsAhead::default() }
+    }
+
+    /// Its writes in flight.
+    pub(super) fn writes(&mut self) -> &mut WriteBehind<T> {
+        &mut self.writes
+    }
+
+    /// Reads the chunk's rows and submits its writes, unless `look` is set and the chunk is on the media
+    /// already.
+    ///
+    /// # Errors
+    /// It could not be written, or read back: call [`WriteBehind::give_up`].
+    pub(super) fn start(&mut self, chunk: &ChunkLayout, look: bool) -> Result<Started> {
+        if look && let Some(header) = self.find(chunk)? {
+            return Ok(Started::Found(header));
+        }
+        match chunk.oversize {
+            true => self.start_oversize(chunk),
+            false => self.start_ordinary(chunk),
+        }
+    }
+
+    /// Reads the rows of a chunk that will not be written, to report their errors.
+    pub(super) fn check(&mut self, chunk: &ChunkLayout) -> Vec<(u64, BadEntry)> {
+        let (mut bad, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
+        for slot in slots(chunk) {
+            let row = self.row_at(slot);
+            let mut nowhere = Discard(&mut piece);
+            let read = read_in_pieces(self.job.rows, &mut self.reader, row, &mut nowhere);
+            if let Err(PieceError::Bad(reason)) = read {
+                bad.push((row, self.bad_entry(row, reason)));
+            }
+        }
+        bad
+    }
+
+    fn start_ordinary(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+        let buf = self.writes.chunk_buf();
+        let mut builder = ChunkBuilder::new(self.job.spec.clone(), chunk.first_slot, buf)?;
+        let mut bad = Vec::new();
+        let (rows, placement) = (self.job.rows, self.job.placement);
+        self.reader.ask_ahead(slots(chunk).map(|slot| rows.row_at(slot, placement)));
+        for slot in slots(chunk) {
+            let row = self.ahead.row(slot, rows, placement);
+            let len = self.job.rows.record_len(row, &mut self.lens)?;
+            if let Err(reason) = self.read_record(row, builder.space(len)) {
+                bad.push((row, self.bad_entry(row, reason)));
+                // Keeps its space, so that the other rows are read at their usual offsets.
+                builder.space(len).fill(0);
+            }
+            builder.add(&self.meta(slot, row), len)?;
+            self.writes.has_read(len as usize);
+        }
+        let location = self.location(chunk);
+        let finished =
+            builder.finish(location.sequence, location.time_ns, location.namespace, location.cell);
+        let FinishedChunk { header, mut buf, range } = finished;
+        if let Some(failure) = self.reader.take_failure() {
+            self.writes.give_back(buf);
+            return Ok(Started::SourceFailed(failure));
+        }
+        if !bad.is_empty() {
+            self.writes.give_back(buf);
+            return Ok(Started::Bad(bad));
+        }
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        let offset = self.job.spec.layout.offset_of(chunk.cells.cell)?;
+        self.writes.write(chunk.cells.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
+        Ok(Started::Writing(header))
+    }
+
+    /// Builds a chunk of one oversize sample: its data is written as it is read, its header last.
+    fn start_oversize(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+        let (job, slot) = (self.job, chunk.first_slot);
+        let row = self.row_at(slot);
+        let len = job.rows.record_len(row, &mut self.lens)?;
+        let (meta, location) = (self.meta(slot, row), self.location(chunk));
+        let unknown = RecordSums::unknown(len);
+        let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, &unknown, location)?;
+        let start = job.spec.layout.offset_of(chunk.cells.cell)?;
+        let data_at = start + draft.head().data_start();
+        let mut stream = BlockStream::new(&mut self.writes, chunk.cells.namespace, data_at);
+        if self.lens.len() > 1 {
+            stream.push(&fields::table(&self.lens))?;
+        }
+        match read_in_pieces(job.rows, &mut self.reader, row, &mut stream) {
+            Ok(()) => {}
+            Err(PieceError::Sink(error)) => return Err(error),
+            Err(PieceError::Bad(reason)) => {
+                return match self.reader.take_failure() {
+                    Some(failure) => Ok(Started::SourceFailed(failure)),
+                    None => Ok(Started::Bad(vec![(row, self.bad_entry(row, reason))])),
+                };
+            }
+        }
+        let sums = stream.finish()?;
+        let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, &sums, location)?;
+        let mut block = IoBuf::zeroed(header.head().data_start() as usize);
+        header.encode_into(&mut block);
+        self.writes.write(chunk.cells.namespace, start, block, ReturnTo::None)?;
+        Ok(Started::Writing(header))
+    }
+
+    /// The header of the chunk, if the whole chunk is on the media as expected.
+    fn find(&mut self, chunk: &ChunkLayout) -> Result<Option<ChunkHeader>> {
+        let layout = &self.job.spec.layout;
+        let (namespace, start) = (chunk.cells.namespace, layout.offset_of(chunk.cells.cell)?);
+        let cells_len = chunk.cells.cells * layout.cell_bytes();
+        let whole = cells_len.min(layout.chunk_size_bytes.into()) as usize;
+        let len =
+            self.writes.channel().media().devices()[usize::from(namespace)].namespace().len_bytes();
+        if start + whole as u64 > len {
+            return Ok(None);
+        }
+        let bytes = self.writes.channel().read(namespace, start, whole)?;
+        let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
+        if !self.is_expected(&header, chunk) {
+            return Ok(None);
+        }
+        let sound = match chunk.oversize {
+            true => {
+                let (channel, namespace) = (self.writes.channel(), chunk.cells.namespace);
+                oversize_is_sound(channel, &header, namespace, start)?
+            }
+            false => ordinary_is_sound(&header, &bytes),
+        };
+        Ok(sound.then_some(header))
+    }
+
+    /// Whether a header matches the source and the layout.
+    fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
+        let (head, job, location) = (header.head(), self.job, self.location(chunk));
+        let same_location =
+            head.check_location(&job.spec.layout, location.namespace, location.cell).is_ok();
+        let same_chunk = head.layout == job.spec.layout
+            && head.id.generation == job.spec.generation
+            && head.id.sequence == location.sequence
+            && head.time_ns == location.time_ns
+            && head.first_slot == chunk.first_slot
+            && u32::from(head.num_samples) == chunk.num_slots
+            && head.part_first == job.spec.part_first
+            && head.part_seed == job.spec.part_seed
+            && head.part_window == job.spec.part_window
+            && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]))
+            && *header.field_types() == job.spec.field_types
+            && header.columns().eq(&job.spec.columns);
+        same_location
+            && same_chunk
+            && header.samples().all(|sample| {
+                let row = self.row_at(sample.slot);
+                let meta = self.meta(sample.slot, row);
+                sample.id == meta.id
+                    && sample.name == meta.name
+                    && sample.label == meta.label
+                    && job
+                        .spec
+                        .columns
+                        .iter()
+                        .all(|column| sample.values.get(column) == meta.values.get(column))
+                    && !sample.purged
+                    && self.job.rows.record_len(row, &mut self.lens) == Ok(sample.len_bytes)
+            })
+    }
+
+    /// Reads a row's record: the length table if there are several fields, then their payloads.
+    fn read_record(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
+        let ranges = match self.lens.len() {
+            0 | 1 => return self.read_payloads(row, into),
+            _ => fields::put_table(&self.lens, into),
+        };
+        for (field, range) in self.job.rows.source_fields.iter().zip(ranges) {
+            let Some(field) = field else { continue };
+            let payload = self.job.rows.index.payloads(row).find(|payload| payload.field == *field);
+            if let Some(payload) = payload {
+                self.reader.read(row, &payload, &mut into[range])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_payloads(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
+        for payload in self.job.rows.index.payloads(row) {
+            self.reader.read(row, &payload, into)?;
+        }
+        Ok(())
+    }
+
+    fn meta(&self, slot: Slot, row: u64) -> SampleMeta<'a> {
+        SampleMeta {
+            id: match self.job.rows.order {
+                RowOrder::Ids => SampleId(self.job.placement.part().first + row),
+                RowOrder::Slots(_) => self.job.placement.id_at(slot),
+            },
+            name: self.job.rows.index.name(row),
+            label: self.job.rows.label(row),
+            values: self.job.rows.values(row),
+        }
+    }
+
+    fn location(&self, chunk: &ChunkLayout) -> ChunkLocation {
+        ChunkLocation {
+            sequence: chunk.sequence,
+            time_ns: self.job.time_ns,
+            namespace: chunk.cells.namespace,
+            cell: chunk.cells.cell,
+        }
+    }
+
+    fn row_at(&self, slot: Slot) -> u64 {
+        self.job.rows.row_at(slot, self.job.placement)
+    }
+
+    fn bad_entry(&self, row: u64, reason: BadReason) -> BadEntry {
+        self.job.rows.index.bad_row(row, reason)
+    }
+}
+
+/// Reads the payloads of a row, in field order, in pieces.
+fn read_in_pieces(
+    rows: &Rows<'_>,
+    reader: &mut SourceReader<'_>,
+    row: u64,
+    sink: &mut dyn PieceSink,
+) -> Result<(), PieceError> {
+    for field in rows.source_fields.iter().flatten() {
+        if let Some(payload) = rows.index.payloads(row).find(|payload| payload.field == *field) {
+            reader.read_in_pieces(row, &payload, sink)?;
+        }
+    }
+    Ok(())
+}
+
+/// A sink for bytes that are only read to detect errors.
+pub(super) struct Discard<'a>(pub(super) &'a mut [u8]);
+
+impl PieceSink for Discard<'_> {
+    fn space(&mut self) -> Result<&mut [u8]> {
+        Ok(self.0)
+    }
+
+    fn filled(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes consecutive blocks from bytes that arrive in any quantity.
+struct BlockStream<'a, T> {
+    writes: &'a mut WriteBehind<T>,
+    namespace: u16,
+    offset: u64,
+    piece: Option<IoBuf>,
+    filled: usize,
+    sums: RecordSums,
+}
+
+impl<T> PieceSink for BlockStream<'_, T> {
+    fn space(&mut self) -> Result<&mut [u8]> {
+        let piece = match &mut self.piece {
+            Some(piece) => piece,
+            none => none.insert(self.writes.piece()),
+        };
+        Ok(&mut piece[self.filled..])
+    }
+
+    fn filled(&mut self, len: usize) -> Result<()> {
+        let piece = self.piece.as_ref().expect("space was asked for");
+        self.sums.push(&piece[self.filled..self.filled + len]);
+        self.filled += len;
+        if self.filled == PIECE_BYTES { self.write() } else { Ok(()) }
+    }
+}
+
+impl<'a, T> BlockStream<'a, T> {
+    fn new(writes: &'a mut WriteBehind<T>, namespace: u16, offset: u64) -> BlockStream<'a, T> {
+        BlockStream {
+            writes,
+            namespace,
+            offset,
+            piece: None,
+            filled: 0,
+            sums: RecordSums::default(),
+        }
+    }
+
+    fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let space = self.space()?;
+            let len = bytes.len().min(space.len());
+            space[..len].copy_from_slice(&bytes[..len]);
+            self.filled(len)?;
+            bytes = &bytes[len..];
+        }
+        Ok(())
+    }
+
+    /// Writes the rest, padded with zeroes; returns the checksums of all bytes.
+    fn finish(mut self) -> Result<RecordSums> {
+        let whole = self.filled.next_multiple_of(ALIGN_BYTES);
+        if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
+            piece[self.filled..whole].fill(0);
+            piece.truncate(whole);
+            self.write()?;
+        }
+        Ok(self.sums)
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let piece = self.piece.take().expect("filled before it is written");
+        let len = piece.len() as u64;
+        self.writes.write(self.namespace, self.offset, piece, ReturnTo::Piece)?;
+        self.offset += len;
+        self.filled = 0;
+        Ok(())
+    }
+}
+
+/// Whether the sample of a chunk that begins at `start` matches its checksums, and all padding is zero.
+pub(super) fn oversize_is_sound(
+    channel: &mut Channel,
+    header: &ChunkHeader,
+    namespace: u16,
+    start: u64,
+) -> Result<bool> {
+    let Some(sample) = header.samples().next() else { return Ok(false) };
+    let (mut sums, mut at) = (RecordSums::default(), 0);
+    let len = u64::from(sample.len_bytes);
+    let end = header.head().len_bytes() - sample.offset_bytes;
+    while at < end {
+        let piece = (end - at).min(PIECE_BYTES as u64) as usize;
+        let bytes = channel.read(namespace, start + sample.offset_bytes + at, piece)?;
+        let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
+        sums.push(&bytes[..payload]);
+        if bytes[payload..].iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += piece as u64;
+    }
+    Ok(is_right(&sample, &sums))
+}
+
+/// Whether every sample of a chunk matches its checksum and all padding is zero.
+pub(super) fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
+    let mut at = header.head().header_len as usize;
+    let is_zero = |range: std::ops::Range<usize>| {
+        bytes.get(range).is_some_and(|gap| gap.iter().all(|&byte| byte == 0))
+    };
+    for sample in header.samples() {
+        let start = sample.offset_bytes as usize;
+        let end = start + sample.len_bytes as usize;
+        let sound = bytes.get(start..end).is_some_and(|record| match sample.pieces {
+            [] => crc32c(record) == sample.crc32c,
+            _ => is_right(&sample, &RecordSums::of(record)),
+        });
+        if !sound || !is_zero(at..start) {
+            return false;
+        }
+        at = end;
+    }
+    is_zero(at..header.head().len_bytes() as usize)
+}
+
+/// Whether a header has these checksums for the sample. An earlier release wrote none for pieces.
+fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
+    let pieces = sample.pieces;
+    sums.crc32c() == sample.crc32c
+        && (pieces.is_empty() || sums.pieces().eq(pieces.iter().copied()))
+}
+
+fn slots(chunk: &ChunkLayout) -> impl Iterator<Item = Slot> + use<> {
+    let first = chunk.first_slot.0;
+    (first..first + u64::from(chunk.num_slots)).map(Slot)
+}

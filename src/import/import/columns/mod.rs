@@ -1,0 +1,484 @@
+//! A table of values for samples, from a file of the user: CSV, tab-separated values, or JSON Lines.
+//!
+//! Or from fields of the samples: see `of_fields.rs`.
+//!
+//! The file is read into memory and gone over twice: first to find out the types, then for the values. A row belongs
+//! to the sample whose name it has. Read `records.rs` for the syntax of the files.
+
+mod of_fields;
+mod records;
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+pub(super) use self::of_fields::{FieldColumns, Number, number, put_number};
+use self::records::{Cell, Record, Records};
+use crate::import::options::{ColumnCounts, ColumnsFrom};
+use crate::import::sources::Index;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::FormatVersion;
+use dlfs_format::format::columns::{
+    ColumnSpec, ColumnTable, ColumnType, MAX_COLUMNS, MAX_NAMES_BYTES, MAX_TEXTS_BYTES, RowValues,
+    Value, check_column_name,
+};
+
+/// A table of values, and whose they are.
+#[derive(Debug)]
+pub(super) struct ColumnFile {
+    from: ColumnsFrom,
+    /// Of the bytes of the file.
+    content: u64,
+    columns: Vec<ColumnSpec>,
+    /// Whether the user gave the type of the column.
+    is_typed: Vec<bool>,
+    table: ColumnTable,
+    /// The row of the sample of a name.
+    row_of: HashMap<Vec<u8>, u32>,
+}
+
+/// The values of samples, in the order of rows of a source or of a stream.
+#[derive(Debug)]
+pub(super) struct RowColumns<'a> {
+    file: &'a ColumnFile,
+    /// The row of each sample in the file, or [`NO_ROW`].
+    rows: Vec<u32>,
+}
+
+impl ColumnFile {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// It cannot be read. `BadSource`: what is wrong with it, and in which line.
+    pub(super) fn read(from: &ColumnsFrom) -> Result<ColumnFile> {
+        let bytes =
+            std::fs::read(&from.path).map_err(|error| Error::from(error).path(&from.path))?;
+        ColumnFile::parse(from, &bytes)
+    }
+
+    fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile> {
+        parse(from, bytes)
+            .map_err(|what| Error::new(ErrorKind::BadSource, what).path(from.path.clone()))
+    }
+
+    /// The file for an image, whose columns keep their types.
+    ///
+    /// # Errors
+    /// `Unsupported`: the image is of version 1. `BadSource`: a column has another type there, or there are too many.
+    pub(super) fn for_image(self, image: Option<&Directory>) -> Result<ColumnFile> {
+        let Some(image) = image else { return Ok(self) };
+        let path = self.from.path.clone();
+        if image.layout().version == FormatVersion::V1 {
+            let text = "an image of version 1 of the format has no typed columns";
+            return Err(Error::new(ErrorKind::Unsupported, text).hint("import the data set again"));
+        }
+        let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path.clone());
+        let mut from = self.from.clone();
+        let mut differs = false;
+        from.only.clear();
+        for (own, is_typed) in self.columns.iter().zip(&self.is_typed) {
+            let other = image.column(&own.name).map(|column| column.kind());
+            let other = other.filter(|other| *other != own.kind);
+            if let Some(other) = other.filter(|_| *is_typed) {
+                let (name, kind) = (&own.name, own.kind);
+                return Err(bad(format!(
+                    "column `{name}` is {kind}, and in the image it is {other}"
+                )));
+            }
+            differs |= other.is_some();
+            from.only.push((own.name.clone(), Some(other.unwrap_or(own.kind))));
+        }
+        let file = match differs {
+            false => self,
+            true => {
+                let bytes = std::fs::read(&from.path)
+                    .map_err(|error| Error::from(error).path(&from.path))?;
+                if xxh3_64(&bytes) != self.content {
+                    return Err(bad("changed while it was imported".to_owned()));
+                }
+                ColumnFile::parse(&from, &bytes)?
+            }
+        };
+        check_room(file.join(Some(image)).iter().map(|column| &column.name)).map_err(bad)?;
+        Ok(file)
+    }
+
+    /// Changes when the file does, or what is taken of it.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let taken = format!("{:?} {:?}", self.from.key, self.from.only);
+        self.content.rotate_left(1) ^ xxh3_64(taken.as_bytes())
+    }
+
+    /// The columns of the image and those of the file.
+    pub(super) fn join(&self, image: Option<&Directory>) -> Vec<ColumnSpec> {
+        let mut columns = columns_of(image);
+        for own in &self.columns {
+            if !columns.iter().any(|column| column.name == own.name) {
+                columns.push(own.clone());
+            }
+        }
+        columns
+    }
+
+    /// The values of the rows of a source.
+    ///
+    /// # Errors
+    /// `BadSource`: no row of the file fits.
+    pub(super) fn of_rows(&self, index: &Index) -> Result<RowColumns<'_>> {
+        let rows = (0..index.len()).map(|row| self.row(index.name(row))).collect();
+        let rows = RowColumns { file: self, rows };
+        rows.check(if index.is_empty() { None } else { Some(index.name(0)) })?;
+        Ok(rows)
+    }
+
+    /// The values of the samples of a stream: [`RowColumns::next`] takes them in their order.
+    pub(super) fn of_stream(&self) -> RowColumns<'_> {
+        RowColumns { file: self, rows: Vec::new() }
+    }
+
+    fn row(&self, name: &[u8]) -> u32 {
+        self.row_of.get(name).copied().unwrap_or(NO_ROW)
+    }
+}
+
+/// The typed columns of an image.
+pub(super) fn columns_of(image: Option<&Directory>) -> Vec<ColumnSpec> {
+    let columns = image.map_or(&[][..], Directory::columns);
+    columns.iter().map(|column| column.spec().clone()).collect()
+}
+
+impl<'a> RowColumns<'a> {
+    /// The values of a sample.
+    pub(super) fn of(&self, sample: u64) -> RowValues<'a> {
+        let row = self.rows.get(sample as usize).copied().unwrap_or(NO_ROW);
+        self.file.table.row(row as usize)
+    }
+
+    /// The values of the next sample of a stream.
+    pub(super) fn next(&mut self, name: &[u8]) -> RowValues<'a> {
+        self.rows.push(self.file.row(name));
+        self.of(self.rows.len() as u64 - 1)
+    }
+
+    /// The next sample of the stream was none.
+    pub(super) fn forget_last(&mut self) {
+        self.rows.pop();
+    }
+
+    pub(super) fn counts(&self) -> ColumnCounts {
+        let samples = self.rows.iter().filter(|row| **row != NO_ROW).count() as u64;
+        let rows = self.file.table.len() as u64;
+        ColumnCounts {
+            samples,
+            samples_without: self.rows.len() as u64 - samples,
+            rows_without: rows.saturating_sub(samples),
+        }
+    }
+
+    /// An error if no row fits; `example` is the name of a sample.
+    pub(super) fn check(&self, example: Option<&[u8]>) -> Result<()> {
+        let (Some(example), 0) = (example, self.counts().samples) else { return Ok(()) };
+        let row = self.file.row_of.iter().min_by_key(|(_, row)| **row);
+        let named = row.map_or_else(String::new, |(name, _)| name.escape_ascii().to_string());
+        let text = format!(
+            "none of {} rows names a sample: the first row is of `{named}`, and the first sample is `{}`",
+            self.file.table.len(),
+            example.escape_ascii()
+        );
+        let hint = "--columns-key chooses the column of names";
+        Err(Error::new(ErrorKind::BadSource, text).path(self.file.from.path.clone()).hint(hint))
+    }
+}
+
+fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
+    let records = Records::new(&from.path, bytes)?;
+    let names = names_of(&records)?;
+    let key = key_of(from, &names, records.is_json())?;
+    let (mut columns, mut is_typed) = (Vec::new(), Vec::new());
+    let chosen = chosen(from, &names, key)?;
+    check_room(chosen.iter().map(|(_, name, _)| name))?; // before each row is compared with all columns
+    let found = types_of(&records, &chosen)?;
+    for ((_, name, given), found) in chosen.iter().zip(found) {
+        let Some(kind) = given.or(found) else {
+            return Err(format!("column `{name}` has no values: give its type as {name}:TYPE"));
+        };
+        check_column_name(name).map_err(|what| {
+            format!("column `{name}`: {what}; rename it, or choose others with --column")
+        })?;
+        columns.push(ColumnSpec { name: name.clone(), kind });
+        is_typed.push(given.is_some());
+    }
+    if columns.is_empty() {
+        return Err("there is no column beside that of names".to_owned());
+    }
+    let (mut table, mut row_of) = (ColumnTable::new(&columns), HashMap::new());
+    records.each(&mut |record: &Record<'_>| {
+        let name = record.key(key, &names)?;
+        let row = u32::try_from(table.len()).ok().filter(|row| *row != NO_ROW);
+        let row = row.ok_or_else(|| "more than 4,294,967,294 rows".to_owned())?;
+        if let Some(before) = row_of.insert(name.as_bytes().to_vec(), row) {
+            let before = u64::from(before) + 1;
+            return Err(format!("line {}: `{name}` is in row {before} already", record.line));
+        }
+        let mut values = Vec::with_capacity(columns.len());
+        for ((at, ..), column) in chosen.iter().zip(&columns) {
+            values.push(record.cell(*at, &names).to_value(column.kind).ok_or_else(|| {
+                let (line, name, kind) = (record.line, &column.name, column.kind);
+                let cell = record.cell(*at, &names);
+                format!("line {line}: column `{name}` is {kind}, and this is {cell}")
+            })?);
+        }
+        let texts = values.iter().map(|value| value.text_len()).sum::<usize>();
+        if texts > MAX_TEXTS_BYTES {
+            let line = record.line;
+            return Err(format!("line {line}: {texts} bytes of text, more than {MAX_TEXTS_BYTES}"));
+        }
+        let mut values = values.iter();
+        table.push(|_| values.next().map_or(Value::None, |value| value.as_value()));
+        Ok(())
+    })?;
+    if row_of.is_empty() {
+        return Err("there are no rows".to_owned());
+    }
+    let content = xxh3_64(bytes);
+    Ok(ColumnFile { from: from.clone(), content, columns, is_typed, table, row_of })
+}
+
+/// The names of the columns, with the type that the file gives.
+fn names_of(records: &Records<'_>) -> Result<Vec<(String, Option<ColumnType>)>, String> {
+    let typed = |name: String| match name.rsplit_once(':') {
+        Some((front, kind)) if !front.is_empty() => match kind.parse() {
+            Ok(kind) => (front.to_owned(), Some(kind)),
+            Err(_) => (name, None),
+        },
+        _ => (name, None),
+    };
+    let names: Vec<_> = records.names()?.into_iter().map(typed).collect();
+    let mut seen = HashSet::new();
+    match names.iter().find(|(name, _)| !seen.insert(name)) {
+        Some((name, _)) => Err(format!("column `{name}` is there twice")),
+        None => Ok(names),
+    }
+}
+
+/// The column of the samples' names.
+fn key_of(
+    from: &ColumnsFrom,
+    names: &[(String, Option<ColumnType>)],
+    is_json: bool,
+) -> Result<usize, String> {
+    let find = |name: &str| names.iter().position(|(own, _)| own == name);
+    let all = || names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ");
+    match &from.key {
+        Some(key) => find(key).ok_or_else(|| format!("there is no column `{key}` among {}", all())),
+        None => match KEYS.into_iter().find_map(find) {
+            Some(key) => Ok(key),
+            None if !is_json && !names.is_empty() => Ok(0),
+            None => Err(format!(
+                "none of the columns {} is called as names are: {}",
+                all(),
+                KEYS.join(", ")
+            )),
+        },
+    }
+}
+
+/// The columns to take: where they are, their names and the types that are given.
+fn chosen(
+    from: &ColumnsFrom,
+    names: &[(String, Option<ColumnType>)],
+    key: usize,
+) -> Result<Vec<(usize, String, Option<ColumnType>)>, String> {
+    if from.only.is_empty() {
+        let others = names.iter().enumerate().filter(|(at, _)| *at != key);
+        return Ok(others.map(|(at, (name, kind))| (at, name.clone(), *kind)).collect());
+    }
+    let mut chosen: Vec<(usize, String, Option<ColumnType>)> = Vec::new();
+    for (name, kind) in &from.only {
+        let Some(at) = names.iter().position(|(own, _)| own == name) else {
+            let all: Vec<&str> = names.iter().map(|(name, _)| &**name).collect();
+            return Err(format!("there is no column `{name}` among {}", all.join(", ")));
+        };
+        if chosen.iter().any(|(other, ..)| *other == at) {
+            return Err(format!("column `{name}` is chosen twice"));
+        }
+        chosen.push((at, name.clone(), kind.or(names[at].1)));
+    }
+    Ok(chosen)
+}
+
+/// The types that the values have; `None` where there are none.
+fn types_of(
+    records: &Records<'_>,
+    chosen: &[(usize, String, Option<ColumnType>)],
+) -> Result<Vec<Option<ColumnType>>, String> {
+    let mut found: Vec<Option<ColumnType>> = vec![None; chosen.len()];
+    let names = names_of(records)?;
+    records.each(&mut |record: &Record<'_>| {
+        for ((at, name, given), found) in chosen.iter().zip(&mut found) {
+            let cell = record.cell(*at, &names);
+            if let Cell::Nested(what) = cell {
+                let line = record.line;
+                return Err(format!(
+                    "line {line}: column `{name}` is {what}: choose others with --column"
+                ));
+            }
+            if given.is_none() && *found != Some(ColumnType::Text) {
+                *found = wider(*found, cell.kind());
+            }
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// The type that has the values of both.
+fn wider(a: Option<ColumnType>, b: Option<ColumnType>) -> Option<ColumnType> {
+    match (a, b) {
+        (None, one) | (one, None) => one,
+        (Some(a), Some(b)) if a == b => Some(a),
+        (Some(ColumnType::Int), Some(ColumnType::Float))
+        | (Some(ColumnType::Float), Some(ColumnType::Int)) => Some(ColumnType::Float),
+        _ => Some(ColumnType::Text),
+    }
+}
+
+/// An error if these are more columns than an image has room for.
+fn check_room<'n>(names: impl Iterator<Item = &'n String>) -> Result<(), String> {
+    let (count, bytes) = names.fold((0, 0), |(count, bytes), name| (count + 1, bytes + name.len()));
+    match count <= MAX_COLUMNS && bytes <= MAX_NAMES_BYTES {
+        true => Ok(()),
+        false => Err(format!(
+            "an image has at most {MAX_COLUMNS} columns and {MAX_NAMES_BYTES} bytes of their names, \
+             and these are {count} and {bytes}: choose some with --column"
+        )),
+    }
+}
+
+/// What a column of names is called, the likeliest first.
+const KEYS: [&str; 7] = ["name", "file", "filename", "file_name", "path", "key", "__key__"];
+
+/// The row of a sample that the file does not name.
+const NO_ROW: u32 = u32::MAX;
+
+/// The syntax of a file, by its name.
+fn suffix(path: &Path) -> String {
+    let suffix = path.extension().unwrap_or_default();
+    suffix.to_string_lossy().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn from(path: &str) -> ColumnsFrom {
+        ColumnsFrom { path: PathBuf::from(path), key: None, only: Vec::new() }
+    }
+
+    fn types(path: &str, text: &str) -> Vec<(String, ColumnType)> {
+        let file = parse(&from(path), text.as_bytes()).unwrap();
+        file.columns.into_iter().map(|column| (column.name, column.kind)).collect()
+    }
+
+    fn value<'f>(file: &'f ColumnFile, sample: &str, column: &str) -> Value<'f> {
+        let spec = file.columns.iter().find(|spec| spec.name == column).unwrap();
+        file.table.row(file.row(sample.as_bytes()) as usize).get(spec)
+    }
+
+    #[test]
+    fn types_follow_from_the_values_unless_they_are_given() {
+        let text = "file,i,f,b,s,z,big,g:f32\na,1,1,true,x,007,9223372036854775808,1\nb,,2.5,False,1,2,3,\n";
+        let kinds = types("x.csv", text);
+        let kinds: Vec<(&str, ColumnType)> =
+            kinds.iter().map(|(name, kind)| (&**name, *kind)).collect();
+        use ColumnType::{Bool, Float, Float32, Int, Text};
+        let expected = [
+            ("i", Int),
+            ("f", Float),
+            ("b", Bool),
+            ("s", Text),
+            ("z", Text),
+            ("big", Text),
+            ("g", Float32),
+        ];
+        assert_eq!(kinds, expected);
+        let file = parse(&from("x.csv"), text.as_bytes()).unwrap();
+        assert_eq!(value(&file, "b", "i"), Value::None);
+        assert_eq!(value(&file, "a", "f"), Value::Float(1.0));
+        assert_eq!(value(&file, "b", "b"), Value::Bool(false));
+        assert_eq!(value(&file, "a", "z"), Value::Text("007"));
+        assert_eq!(value(&file, "c", "z"), Value::None);
+    }
+
+    #[test]
+    fn a_few_of_any_number_of_columns_can_be_chosen() {
+        let names: Vec<String> = (0..40_000).map(|at| format!("k{at}")).collect();
+        let csv = format!("name,{}\na{}\n", names.join(","), ",1".repeat(names.len()));
+        let pairs: Vec<String> = names.iter().map(|name| format!("\"{name}\": 1")).collect();
+        let json = format!("{{\"name\": \"a\", {}}}\n", pairs.join(", "));
+        for (path, text) in [("x.csv", csv), ("x.jsonl", json)] {
+            let refused = parse(&from(path), text.as_bytes()).unwrap_err();
+            assert!(refused.contains("40000"), "{refused}");
+            let only = vec![("k7".to_owned(), None)];
+            let file = parse(&ColumnsFrom { only, ..from(path) }, text.as_bytes()).unwrap();
+            assert_eq!(value(&file, "a", "k7"), Value::Int(1));
+        }
+    }
+
+    #[test]
+    fn quotes_hold_separators_lines_and_quotes() {
+        let text = "\u{feff}name,s\r\n\"a,b\",\"one\ntwo \"\"three\"\"\"\r\n\r\nc,plain\n";
+        let file = parse(&from("x.CSV"), text.as_bytes()).unwrap();
+        assert_eq!(value(&file, "a,b", "s"), Value::Text("one\ntwo \"three\""));
+        assert_eq!(value(&file, "c", "s"), Value::Text("plain"));
+        let file = parse(&from("x.tsv"), b"s\tname\n\"x\ta\n").unwrap();
+        assert_eq!(value(&file, "a", "s"), Value::Text("\"x"));
+    }
+
+    #[test]
+    fn json_lines_have_types_and_columns_of_their_own() {
+        let text = concat!(
+            "{\"key\": \"a\", \"n\": 1, \"t\": \"1\"}\n\n",
+            "{\"t\": null, \"key\": \"b\", \"n\": 2.5, \"m\": true}\n"
+        );
+        let file = parse(&from("x.jsonl"), text.as_bytes()).unwrap();
+        assert_eq!(value(&file, "a", "n"), Value::Float(1.0));
+        assert_eq!(value(&file, "a", "t"), Value::Text("1"));
+        assert_eq!((value(&file, "b", "t"), value(&file, "a", "m")), (Value::None, Value::None));
+        assert_eq!(value(&file, "b", "m"), Value::Bool(true));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        let cases: [(&str, &str, &str); 14] = [
+            ("x.csv", "", "no line"),
+            ("x.csv", "name,a\n", "no values"),
+            ("x.csv", "name\na\n", "no column beside"),
+            ("x.csv", "name,a,a\nx,1,2\n", "`a` is there twice"),
+            ("x.csv", "name,a\nx,1\ny\n", "line 3: 1 value in place of 2"),
+            ("x.csv", "name,a\nx,\"1\n", "line 2: a quote is not closed"),
+            ("x.csv", "name,a\nx,1\nx,2\n", "line 3: `x` is in row 1 already"),
+            ("x.csv", "name,label\nx,1\n", "every data set has a column of this name"),
+            ("x.csv", "name,a:int\nx,b\n", "line 2: column `a` is int, and this is `b`"),
+            ("x.csv", "name,a:f32\nx,1e300\n", "column `a` is f32, and this is `1e300`"),
+            ("x.jsonl", "{\"n\": 1}\n", "is called as names are"),
+            ("x.jsonl", "{\"name\": \"a\", \"n\": [1]}\n", "line 1: column `n` is a list"),
+            ("x.jsonl", "{\"name\": \"a\"\n", "line 1: "),
+            ("x.parquet", "PAR1", "csv, .tsv, .jsonl"),
+        ];
+        for (path, text, expected) in cases {
+            let what = parse(&from(path), text.as_bytes()).unwrap_err();
+            assert!(what.contains(expected), "{text:?}: {what}");
+        }
+        let only = vec![("b".to_owned(), None)];
+        let chosen = ColumnsFrom { only, ..from("x.csv") };
+        assert!(
+            parse(&chosen, b"name,a\nx,1\n").unwrap_err().contains("no column `b` among name, a")
+        );
+        let long = format!("name,a\nx,{}\n", "y".repeat(3000));
+        assert!(parse(&from("x.csv"), long.as_bytes()).unwrap_err().contains("line 2: 3000 bytes"));
+    }
+}

@@ -1,0 +1,407 @@
+//! Typed columns that an import takes from a field of the samples: a number of a type, or a text.
+
+use std::fmt;
+
+use crate::import::field_types::{FieldColumn, is_named, no_field};
+use crate::import::sources::{BadEntry, BadReason, Index, Source};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::columns::{
+    ColumnSpec, ColumnTable, ColumnType, MAX_TEXTS_BYTES, OwnedValue, Value,
+};
+use dlfs_format::format::field_type::{Element, FieldType};
+use dlfs_format::format::{FieldTypes, FormatVersion};
+
+use super::records::Cell;
+use super::{ColumnFile, check_room, columns_of};
+
+/// The columns from fields of an import.
+#[derive(Debug)]
+pub(in crate::import) struct FieldColumns {
+    columns: Vec<OfField>,
+    /// With those of the file of values.
+    specs: Vec<ColumnSpec>,
+}
+
+/// A column and where its values come from.
+#[derive(Debug)]
+struct OfField {
+    spec: ColumnSpec,
+    field: u16,
+    name: String,
+    /// The type of the field; `None`: it is text.
+    from: Option<FieldType>,
+}
+
+impl FieldColumns {
+    /// The columns `given` of a source whose fields have these names and types, beside those of `file`.
+    ///
+    /// # Errors
+    /// `Unsupported`: the image is of version 1. `InvalidArgument`: what does not fit.
+    pub(in crate::import) fn new(
+        given: &[FieldColumn],
+        fields: &[Vec<u8>],
+        types: &FieldTypes,
+        file: Option<&ColumnFile>,
+        image: Option<&Directory>,
+    ) -> Result<FieldColumns> {
+        if !given.is_empty()
+            && image.is_some_and(|image| image.layout().version == FormatVersion::V1)
+        {
+            let text = "an image of version 1 of the format has no typed columns";
+            return Err(Error::new(ErrorKind::Unsupported, text).hint("import the data set again"));
+        }
+        let refused = |what: String| Error::new(ErrorKind::InvalidArgument, what);
+        let mut specs = file.map_or_else(Vec::new, |file| file.columns.clone());
+        let mut columns = Vec::new();
+        for column in given {
+            let name = column.field.escape_ascii().to_string();
+            let known =
+                fields.iter().position(|field| is_named(field, &column.field) && !field.is_empty());
+            let Some(field) = known else { return Err(no_field(&column.field, fields)) };
+            if specs.iter().any(|spec| spec.name == column.column) {
+                return Err(refused(format!("column `{}` is given twice", column.column)));
+            }
+            let from = types.of(field).cloned();
+            let own = image.and_then(|image| image.column(&column.column)).map(|own| own.kind());
+            let kind = kind_of(column, own, from.as_ref()).map_err(refused)?;
+            let spec = ColumnSpec { name: column.column.clone(), kind };
+            specs.push(spec.clone());
+            columns.push(OfField { spec, field: field as u16, name, from });
+        }
+        let mut all = columns_of(image);
+        all.extend(specs.iter().filter(|spec| !all.contains(spec)).cloned().collect::<Vec<_>>());
+        check_room(all.iter().map(|column| &column.name)).map_err(refused)?;
+        Ok(FieldColumns { columns, specs })
+    }
+
+    /// Whether there are none.
+    pub(in crate::import) fn is_empty(&self) -> bool {
+        self.columns.is_empty()
+    }
+
+    /// The columns, behind those that there are.
+    pub(in crate::import) fn join(&self, mut columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
+        for own in &self.columns {
+            if !columns.iter().any(|column| column.name == own.spec.name) {
+                columns.push(own.spec.clone());
+            }
+        }
+        columns
+    }
+
+    /// A table of these columns and those of the file, without rows.
+    pub(in crate::import) fn table(&self) -> ColumnTable {
+        ColumnTable::new(&self.specs)
+    }
+
+    /// The values that `bytes` of the fields of a sample give, beside those of `file`.
+    ///
+    /// # Errors
+    /// Which field has no value of its column.
+    pub(in crate::import) fn values<'b>(
+        &self,
+        name: &[u8],
+        file: Option<&ColumnFile>,
+        bytes: impl Fn(u16) -> std::result::Result<Option<&'b [u8]>, BadReason>,
+    ) -> std::result::Result<Vec<OwnedValue>, BadReason> {
+        let value = |column: &OfField| {
+            let value =
+                bytes(column.field)?.map_or(Ok(OwnedValue::None), |bytes| column.value(bytes));
+            value.map_err(|what| BadReason::Field { field: column.name.clone(), what })
+        };
+        let values: Vec<OwnedValue> =
+            self.columns.iter().map(value).collect::<std::result::Result<_, _>>()?;
+        self.check_texts(name, file, &values)?;
+        Ok(values)
+    }
+
+    /// An error if the texts of a sample are too long together.
+    fn check_texts(
+        &self,
+        name: &[u8],
+        file: Option<&ColumnFile>,
+        own: &[OwnedValue],
+    ) -> std::result::Result<(), BadReason> {
+        let longest = own.iter().zip(&self.columns).max_by_key(|(value, _)| value.text_len());
+        let Some((_, column)) = longest.filter(|(value, _)| value.text_len() > 0) else {
+            return Ok(());
+        };
+        let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
+        let beside = self.specs.iter().map(|spec| match row.get(spec) {
+            Value::Text(text) => text.len(),
+            _ => 0,
+        });
+        let len = own.iter().map(OwnedValue::text_len).chain(beside).sum::<usize>();
+        if len <= MAX_TEXTS_BYTES {
+            return Ok(());
+        }
+        let what =
+            format!("and other columns have {len} bytes of text, more than {MAX_TEXTS_BYTES}");
+        Err(BadReason::Field { field: column.name.clone(), what })
+    }
+
+    /// Appends the row of a sample: the values of `file`, and its `own`.
+    pub(in crate::import) fn push(
+        &self,
+        table: &mut ColumnTable,
+        name: &[u8],
+        file: Option<&ColumnFile>,
+        own: &[OwnedValue],
+    ) {
+        let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
+        table.push(|spec| {
+            let at = self.columns.iter().position(|column| column.spec.name == spec.name);
+            at.map_or_else(|| row.get(spec), |at| own[at].as_value())
+        });
+    }
+
+    /// Gives the rows of a source their values; returns the rows that have none.
+    ///
+    /// # Errors
+    /// `Interrupted`: `goes_on` said so.
+    pub(in crate::import) fn of_source(
+        &self,
+        source: &mut Source,
+        file: Option<&ColumnFile>,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<(u64, BadEntry)>> {
+        let (mut table, mut bad) = (self.table(), Vec::new());
+        let index: &Index = source.index();
+        let mut reader = source.reader();
+        for row in 0..index.len() {
+            if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
+                return Err(Error::new(ErrorKind::Interrupted, "the import was stopped"));
+            }
+            let mut read = Vec::new();
+            let mut failed = None;
+            for payload in index.payloads(row) {
+                let column = self.columns.iter().find(|column| column.field == payload.field);
+                let Some(column) = column else { continue };
+                let bytes = match u64::from(payload.len_bytes) <= MAX_TEXTS_BYTES as u64 {
+                    true => {
+                        let mut bytes = vec![0; payload.len_bytes as usize];
+                        reader.read(row, &payload, &mut bytes).map(|()| bytes)
+                    }
+                    false => Err(column.too_long(payload.len_bytes.into())),
+                };
+                match bytes {
+                    Ok(bytes) => read.push((payload.field, bytes)),
+                    Err(reason) => failed = Some(reason),
+                }
+            }
+            let bytes = |field: u16| {
+                Ok(read.iter().find(|(own, _)| *own == field).map(|(_, bytes)| &bytes[..]))
+            };
+            let values = match failed {
+                Some(reason) => Err(reason),
+                None => self.values(index.name(row), file, bytes),
+            };
+            match values {
+                Ok(own) => self.push(&mut table, index.name(row), file, &own),
+                Err(reason) => {
+                    bad.push((row, index.bad_row(row, reason)));
+                    table.push(|_| Value::None); // rows stay rows
+                }
+            }
+        }
+        source.set_values(table);
+        Ok(bad)
+    }
+
+    /// What is wrong with a field of `len` bytes.
+    pub(in crate::import) fn check_len(
+        &self,
+        field: u16,
+        len: u64,
+    ) -> std::result::Result<(), BadReason> {
+        let column = self.columns.iter().find(|column| column.field == field);
+        match column.filter(|_| len > MAX_TEXTS_BYTES as u64) {
+            Some(column) => Err(column.too_long(len)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OfField {
+    /// The value that the bytes of the field give.
+    fn value(&self, bytes: &[u8]) -> std::result::Result<OwnedValue, String> {
+        let (column, kind) = (&self.spec.name, self.spec.kind);
+        let Some(from) = &self.from else {
+            let text = std::str::from_utf8(bytes)
+                .map_err(|_| format!("is no text, which column `{column}` takes"))?
+                .trim();
+            if text.is_empty() {
+                return Ok(OwnedValue::None);
+            }
+            let value = Cell::Word(text).to_value(kind);
+            return value.ok_or_else(|| format!("is `{text}`, and column `{column}` is {kind}"));
+        };
+        let number = number(from.element(), bytes);
+        let value = match number {
+            Number::Int(bit @ 0..=1) if kind == ColumnType::Bool => {
+                Some(OwnedValue::Bool(bit == 1))
+            }
+            Number::Int(number) => i64::try_from(number).ok().map(OwnedValue::Int),
+            Number::Float(number) if number.is_nan() => Some(OwnedValue::None),
+            Number::Float(number) => Some(OwnedValue::Float(number)),
+        };
+        let value = value.filter(|value| kind.holds(value.as_value()));
+        value.ok_or_else(|| format!("is {number}, which a column of type {kind} does not hold"))
+    }
+
+    fn too_long(&self, len: u64) -> BadReason {
+        let what = format!("has {len} bytes, and a column takes {MAX_TEXTS_BYTES} at most");
+        BadReason::Field { field: self.name.clone(), what }
+    }
+}
+
+/// The type of a column.
+fn kind_of(
+    column: &FieldColumn,
+    own: Option<ColumnType>,
+    from: Option<&FieldType>,
+) -> std::result::Result<ColumnType, String> {
+    let (name, field) = (&column.column, column.field.escape_ascii());
+    if let (Some(given), Some(own)) = (column.kind, own)
+        && given != own
+    {
+        return Err(format!("column `{name}` is {given}, and in the image it is {own}"));
+    }
+    let given = column.kind.or(own);
+    let Some(from) = from else {
+        let without =
+            || format!("column `{name}`: give its type as {field}:TYPE, since the field has none");
+        return given.ok_or_else(without);
+    };
+    if from.dims().len() > 0 {
+        return Err(format!(
+            "column `{name}` has a number of each sample, and field {field} is {from}"
+        ));
+    }
+    let fits: &[ColumnType] = match from.element() {
+        Element::F16 | Element::Bf16 | Element::F32 => &[ColumnType::Float32, ColumnType::Float],
+        Element::F64 => &[ColumnType::Float, ColumnType::Float32],
+        Element::Bool => &[ColumnType::Bool, ColumnType::Int],
+        _ => &[ColumnType::Int, ColumnType::Float, ColumnType::Float32],
+    };
+    let kind = given.unwrap_or(fits[0]);
+    match fits.contains(&kind) {
+        true => Ok(kind),
+        false => Err(format!("column `{name}` is {kind}, and field {field} is {from}")),
+    }
+}
+
+/// A number of a field.
+#[derive(Clone, Copy)]
+pub(in crate::import) enum Number {
+    /// Without a fraction.
+    Int(i128),
+    /// With one.
+    Float(f64),
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Number::Int(number) => number.fmt(f),
+            Number::Float(number) => number.fmt(f),
+        }
+    }
+}
+
+/// The number that these bytes are, which have the length of the element.
+pub(in crate::import) fn number(element: Element, bytes: &[u8]) -> Number {
+    let mut wide = [0; 8];
+    wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
+    let bits = u64::from_le_bytes(wide);
+    match element {
+        Element::U8 | Element::U16 | Element::U32 | Element::U64 | Element::Bool => {
+            Number::Int(bits.into())
+        }
+        Element::I8 => Number::Int((bits as i8).into()),
+        Element::I16 => Number::Int((bits as i16).into()),
+        Element::I32 => Number::Int((bits as i32).into()),
+        Element::I64 => Number::Int((bits as i64).into()),
+        Element::F16 => Number::Float(of_half(bits as u16)),
+        Element::Bf16 => Number::Float(f32::from_bits((bits as u32) << 16).into()),
+        Element::F32 => Number::Float(f32::from_bits(bits as u32).into()),
+        Element::F64 => Number::Float(f64::from_bits(bits)),
+    }
+}
+
+/// Appends the bytes of an element that is `number`; a float may be rounded within its range. `false`: there is none.
+pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -> bool {
+    let whole = match number {
+        Number::Int(number) => Some(number),
+        // Not one as large as the largest i128, which its conversion is if it is larger.
+        Number::Float(number) => {
+            Some(number as i128).filter(|whole| *whole as f64 == number && whole.abs() < 1 << 64)
+        }
+    };
+    let float = match number {
+        Number::Int(whole) => Some(whole as f64).filter(|float| *float as i128 == whole),
+        Number::Float(number) => Some(number),
+    };
+    use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    let len = element.len_bytes() as usize;
+    let (least, end) = match element {
+        Bool => (0, 2),
+        U8 | U16 | U32 | U64 => (0, 1 << (8 * len)),
+        _ => (-1 << (8 * len - 1), 1 << (8 * len - 1)),
+    };
+    match element {
+        U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64 | Bool => {
+            let whole = whole.filter(|whole| (least..end).contains(whole));
+            whole.map(|whole| into.extend_from_slice(&whole.to_le_bytes()[..len]))
+        }
+        F32 => {
+            let is_held = |narrow: &f32| match number {
+                Number::Int(_) => float == Some(f64::from(*narrow)),
+                Number::Float(float) => narrow.is_finite() || !float.is_finite(),
+            };
+            let narrow = float.map(|float| float as f32).filter(is_held);
+            narrow.map(|narrow| into.extend_from_slice(&narrow.to_le_bytes()))
+        }
+        F64 => float.map(|float| into.extend_from_slice(&float.to_le_bytes())),
+        // Nothing makes halves of other numbers here.
+        F16 | Bf16 => None,
+    }
+    .is_some()
+}
+
+/// The number that an IEEE 754 number of 16 bits is.
+fn of_half(bits: u16) -> f64 {
+    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+    let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
+    sign * match exponent {
+        0 => fraction * 2f64.powi(-24),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+    }
+}
+
+/// Rows between two questions whether to go on.
+const ROWS_PER_STEP: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_the_numbers_that_they_are() {
+        for (bits, number) in [
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x3555, 0.333251953125),
+            (0x0001, 2f64.powi(-24)),
+            (0x7bff, 65504.0),
+            (0x7c00, f64::INFINITY),
+            (0x8000, -0.0),
+        ] {
+            assert_eq!(of_half(bits), number, "{bits:#06x}");
+        }
+        assert!(of_half(0x7e00).is_nan());
+    }
+}

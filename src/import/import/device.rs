@@ -1,0 +1,214 @@
+//! Opens the namespaces of an image for writing: only the user selects among several.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::catalog::{self, Named, Resolved};
+use crate::import::media::Media;
+use crate::import::options::Onto;
+use dlfs_base::units::ALIGN_BYTES;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::choose::{Candidate, choose};
+use dlfs_io::qpair::file::{FileCalls, FileNamespace, FileOptions};
+use dlfs_io::qpair::{self, ConnectOptions, Device};
+use dlfs_nvme::nvme::Address;
+
+/// What an address without `?ns=` may stand for where a subsystem has several namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// Those of the only image there.
+    OfImage,
+    /// All of them, where one image has them all: whatever is written is written to that.
+    AllOfImage,
+    /// None: what lies on them may be written over.
+    Nothing,
+}
+
+/// Opens the namespaces of an image that is there already.
+///
+/// # Errors
+/// Those of opening; `InvalidArgument`: an address does not say which of several namespaces is meant.
+pub(super) fn open_image(
+    image: &[Address],
+    connect: &ConnectOptions,
+    meaning: Meaning,
+) -> Result<Vec<Arc<dyn Device>>> {
+    // What is written over a network is known to be right when it was covered by digests.
+    let prefer_digests = connect.prefer_digests || connect.writable;
+    let connect = ConnectOptions { prefer_digests, ..connect.clone() };
+    let Resolved { sites, named } = catalog::resolve(image)?;
+    // Only one copy is written; the others are older from then on.
+    let image = &sites[0];
+    let devices = one_each(image, qpair::open_all(image, &connect)?, meaning)?;
+    if let Some(named) = named {
+        check_named(&named, &devices)?;
+    }
+    Ok(devices)
+}
+
+/// Refuses to change another image, or another generation, than the one that a name stands for. Damaged superblocks
+/// say nothing, and are not an error here.
+fn check_named(named: &Named, devices: &[Arc<dyn Device>]) -> Result<()> {
+    let media = Media::for_reading(devices.to_vec())?;
+    let mut channel = media.channel();
+    for namespace in 0..media.len() {
+        if let Some(newest) = channel.superblocks(namespace)?.newest() {
+            return named.check(newest.layout.uuid, newest.generation);
+        }
+    }
+    Ok(())
+}
+
+/// Opens the namespaces of an image to import onto it. Files are created where there are none, and named
+/// in `created`.
+///
+/// # Errors
+/// As [`open_image`]; those of making files.
+pub(super) fn open_for_import(
+    image: &[Address],
+    onto: Onto,
+    connect: &ConnectOptions,
+    created: &mut Vec<PathBuf>,
+) -> Result<Vec<Arc<dyn Device>>> {
+    // Each thread waits for its own writes, and what goes into the page cache is copied there
+    // and then: a ring would only hand it to yet another thread.
+    open_to_write(image, onto, connect, created, FileCalls::Pread)
+}
+
+/// As [`open_for_import`], for samples that come as a stream.
+///
+/// # Errors
+/// As [`open_for_import`].
+pub(super) fn open_for_stream(
+    image: &[Address],
+    onto: Onto,
+    connect: &ConnectOptions,
+    created: &mut Vec<PathBuf>,
+) -> Result<Vec<Arc<dyn Device>>> {
+    // One thread reads the stream: others copy into the page cache, and flush it, while it goes on.
+    open_to_write(image, onto, connect, created, FileCalls::Auto)
+}
+
+fn open_to_write(
+    image: &[Address],
+    onto: Onto,
+    connect: &ConnectOptions,
+    created: &mut Vec<PathBuf>,
+    calls: FileCalls,
+) -> Result<Vec<Arc<dyn Device>>> {
+    let Resolved { sites, named } = catalog::resolve(image)?;
+    let image = &sites[0][..];
+    if let Some(named) = named.as_ref().filter(|_| onto != Onto::Append) {
+        let message = "a name in a catalogue stands for an image that exists";
+        return Err(Error::new(ErrorKind::InvalidArgument, message)
+            .target(named.name.to_string())
+            .hint(
+                "append to it with --append, or give the new image's addresses and --catalog NAME",
+            ));
+    }
+    let remote: Vec<Address> =
+        image.iter().filter(|address| !matches!(address, Address::Path(_))).cloned().collect();
+    let mut connect = ConnectOptions { writable: true, ..connect.clone() };
+    if let [only] = &remote[..]
+        && image.len() > 1
+    {
+        connect.paths.retain(|path| path.is_same_namespace(only));
+    }
+    let meaning = match onto {
+        Onto::Append => Meaning::AllOfImage,
+        Onto::Empty | Onto::Force | Onto::Resume => Meaning::Nothing,
+    };
+    if onto == Onto::Empty {
+        image.iter().try_for_each(refuse_half_block)?;
+    }
+    let connect = ConnectOptions { prefer_digests: true, ..connect };
+    let mut opened = qpair::open_all(&remote, &connect)?.into_iter();
+    let mut devices = Vec::with_capacity(image.len());
+    for address in image {
+        devices.push(match address {
+            Address::Path(path) => {
+                let (device, is_new) = open_file(path, &connect, onto != Onto::Append, calls)?;
+                created.extend(is_new.then(|| path.clone()));
+                vec![device]
+            }
+            _ => opened.next().expect("opened above"),
+        });
+    }
+    let devices = one_each(image, devices, meaning)?;
+    if let Some(named) = named {
+        check_named(&named, &devices)?;
+    }
+    Ok(devices)
+}
+
+fn open_file(
+    path: &Path,
+    connect: &ConnectOptions,
+    may_create: bool,
+    calls: FileCalls,
+) -> Result<(Arc<dyn Device>, bool)> {
+    let calls = if is_block_device(path) { FileCalls::Auto } else { calls };
+    let options = FileOptions {
+        direct: connect.direct,
+        writable: true,
+        or_lease: true,
+        create_len: may_create.then_some(0),
+        private: false, // an image is for others, too
+        calls,
+    };
+    let is_new = !path.exists();
+    Ok((Arc::new(FileNamespace::open(path, options)?), is_new))
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// A namespace is whole blocks; a file's last bytes behind them would be overwritten unseen. No image
+/// has any, so a file that ends in the middle of a block holds something else.
+fn refuse_half_block(address: &Address) -> Result<()> {
+    let Address::Path(path) = address else { return Ok(()) };
+    let half = |found: &std::fs::Metadata| {
+        found.is_file() && !found.len().is_multiple_of(ALIGN_BYTES as u64)
+    };
+    if std::fs::metadata(path).is_ok_and(|found| half(&found)) {
+        return Err(Error::new(ErrorKind::Refused, "there is other data here already")
+            .path(path)
+            .hint("overwrite it with --force"));
+    }
+    Ok(())
+}
+
+/// The namespaces that the addresses stand for.
+fn one_each(
+    image: &[Address],
+    devices: Vec<Vec<Arc<dyn Device>>>,
+    meaning: Meaning,
+) -> Result<Vec<Arc<dyn Device>>> {
+    let is_open = |devices: &Vec<Arc<dyn Device>>| devices.len() > 1;
+    let Some(at) = devices.iter().position(is_open) else {
+        return Ok(devices.into_iter().flatten().collect());
+    };
+    let names = || devices[at].iter().map(|device| device.namespace().address);
+    let several = || qpair::ambiguous(&image[at], names());
+    if meaning == Meaning::Nothing {
+        return Err(several());
+    }
+    let is_named = devices.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
+    let all: Vec<Arc<dyn Device>> = devices.iter().flatten().cloned().collect();
+    let media = Media::for_reading(all.clone())?;
+    let mut channel = media.channel();
+    let mut candidates = Vec::with_capacity(all.len());
+    for (namespace, is_named) in (0..media.len()).zip(is_named) {
+        candidates.push(Candidate { copies: channel.superblocks(namespace)?, is_named });
+    }
+    let chosen = choose(&candidates).map_err(|_| several())?;
+    let has_image = chosen.iter().all(|&at| candidates[at].copies.newest().is_some());
+    if chosen.is_empty()
+        || meaning == Meaning::AllOfImage && (chosen.len() < all.len() || !has_image)
+    {
+        return Err(several());
+    }
+    Ok(chosen.into_iter().map(|at| Arc::clone(&all[at])).collect())
+}

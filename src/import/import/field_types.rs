@@ -1,0 +1,409 @@
+//! Types of fields: what an import is told of them, and the elements that the files of a source hold.
+
+use std::str::FromStr;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::import::sources::sample_stream::StreamSample;
+use crate::import::sources::{BadEntry, BadReason, Elements, Front, Source};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::FieldTypes;
+use dlfs_format::format::columns::{ColumnType, check_column_name};
+use dlfs_format::format::field_type::{FieldType, FileForm};
+use dlfs_format::format::npy::{NpyError, NpyHeader};
+
+/// The type that an import gives a field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldSpec {
+    /// The name of the field.
+    pub field: Vec<u8>,
+    /// Its type; `None`: that of the first `.npy` file.
+    pub kind: Option<FieldType>,
+}
+
+impl FromStr for FieldSpec {
+    type Err = String;
+
+    /// `FIELD:TYPE`, where TYPE may end in `=raw`, `=text` or `=npy`, which is what files of the field hold: without
+    /// it, [`FileForm::of_name`] of the field. `FIELD:npy` takes the type from the first file.
+    fn from_str(text: &str) -> std::result::Result<FieldSpec, String> {
+        let Some((field, kind)) = text.rsplit_once(':').filter(|(field, _)| !field.is_empty())
+        else {
+            return Err(format!("{text:?} is not FIELD:TYPE"));
+        };
+        let field = field.to_ascii_lowercase().into_bytes(); // as sources take the names of fields
+        if kind == "npy" {
+            return Ok(FieldSpec { field, kind: None });
+        }
+        let kind: FieldType = kind.parse()?;
+        if text.contains('=') {
+            return Ok(FieldSpec { field, kind: Some(kind) });
+        }
+        let own = kind.clone().in_form(FileForm::of_name(&field));
+        Ok(FieldSpec { field, kind: Some(own.unwrap_or(kind)) })
+    }
+}
+
+/// A typed column, and the field that has its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldColumn {
+    /// The name of the column.
+    pub column: String,
+    /// The name of the field.
+    pub field: Vec<u8>,
+    /// The type of the column; `None`: that of the image's column, or of the field.
+    pub kind: Option<ColumnType>,
+}
+
+impl FromStr for FieldColumn {
+    type Err = String;
+
+    /// `FIELD`, `FIELD:TYPE`, or one of them behind `COLUMN=`.
+    fn from_str(text: &str) -> std::result::Result<FieldColumn, String> {
+        let (column, rest) = match text.split_once('=') {
+            Some((column, rest)) => (Some(column), rest),
+            None => (None, text),
+        };
+        let (field, kind) = match rest.rsplit_once(':') {
+            Some((field, kind)) => (field, Some(kind.parse()?)),
+            None => (rest, None),
+        };
+        if field.is_empty() {
+            return Err(format!("{text:?} is not [COLUMN=]FIELD[:TYPE]"));
+        }
+        let field = field.to_ascii_lowercase(); // as sources take the names of fields
+        let column = column.unwrap_or(&field).to_owned();
+        check_column_name(&column).map_err(|what| format!("column `{column}`: {what}"))?;
+        Ok(FieldColumn { column, field: field.into_bytes(), kind })
+    }
+}
+
+/// The types of the fields of a source.
+#[derive(Debug)]
+pub(super) struct Typing {
+    names: Vec<String>,
+    kinds: Vec<Kind>,
+}
+
+/// What is known of a field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    /// It has no type.
+    Bytes,
+    /// Its first file says what it is.
+    OfFirst,
+    Is(FieldType),
+}
+
+impl Typing {
+    /// The types that `specs` give to the fields of a source, and those that fields of `image` have.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the source has no field of that name, it is given twice, or the image has another type.
+    pub(super) fn new(
+        specs: &[FieldSpec],
+        fields: &[Vec<u8>],
+        image: Option<&Directory>,
+    ) -> Result<Typing> {
+        let fields = if matches!(fields, [only] if only.is_empty()) { &[] } else { fields };
+        let names: Vec<String> =
+            fields.iter().map(|name| name.escape_ascii().to_string()).collect();
+        let mut kinds: Vec<Kind> =
+            fields.iter().map(|name| of_image(image, name).map_or(Kind::Bytes, Kind::Is)).collect();
+        for (at, spec) in specs.iter().enumerate() {
+            let shown = spec.field.escape_ascii();
+            let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
+            let Some(field) = fields.iter().position(|name| is_named(name, &spec.field)) else {
+                return Err(no_field(&spec.field, fields));
+            };
+            if specs[..at].iter().any(|other| other.field == spec.field) {
+                return refuse(format!("field {shown} is given two types"));
+            }
+            let given = spec.kind.clone().map_or(Kind::OfFirst, Kind::Is);
+            match (image.map(|_| &kinds[field]), &given) {
+                (None, _) => kinds[field] = given,
+                (Some(Kind::Is(own)), Kind::OfFirst) if own.form() == FileForm::Npy => {}
+                (Some(own), given) if own == given => {}
+                (Some(own), given) => {
+                    let (own, given) = (own.shown(), given.shown());
+                    return refuse(format!(
+                        "field {shown} is {given}, and in the image it is {own}"
+                    ));
+                }
+            }
+        }
+        Ok(Typing { names, kinds })
+    }
+
+    /// The same, where the first file of a field is among samples of these types, which came before.
+    pub(super) fn with_known(mut self, types: &FieldTypes) -> Typing {
+        for (field, kind) in self.kinds.iter_mut().enumerate() {
+            if let (Kind::OfFirst, Some(known)) = (&kind, types.of(field)) {
+                *kind = Kind::Is(known.clone());
+            }
+        }
+        self
+    }
+
+    /// The types, in the order of the source's fields.
+    pub(super) fn types(&self) -> FieldTypes {
+        let known = |kind: &Kind| match kind {
+            Kind::Is(kind) => Some(kind.clone()),
+            Kind::Bytes | Kind::OfFirst => None,
+        };
+        FieldTypes::new(self.kinds.iter().map(known).collect())
+    }
+
+    /// Puts the elements of the fields in the place of their files; returns the rows whose files do not hold them.
+    ///
+    /// # Errors
+    /// `Interrupted`: `goes_on` said so.
+    pub(super) fn of_source(
+        &mut self,
+        source: &mut Source,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<(u64, BadEntry)>> {
+        if self.kinds.iter().all(|kind| *kind == Kind::Bytes) {
+            return Ok(Vec::new());
+        }
+        let mut take = |field: u16, front: &mut Front<'_>| self.elements(field.into(), front);
+        let bad = source.replace_payloads(&mut take, goes_on);
+        bad.ok_or_else(|| Error::new(ErrorKind::Interrupted, "the import was stopped"))
+    }
+
+    /// Puts the elements of the fields in the place of their files, of a sample of a stream.
+    ///
+    /// # Errors
+    /// What a file holds instead. The first sample determines the types that are not given.
+    pub(super) fn of_sample(
+        &mut self,
+        sample: &mut StreamSample,
+    ) -> std::result::Result<(), BadReason> {
+        let mut buffer = Vec::new();
+        for (field, bytes) in sample.fields.iter_mut().enumerate() {
+            let Some(bytes) = bytes else { continue };
+            let len = bytes.len() as u64;
+            let mut read = |into: &mut [u8]| {
+                into.copy_from_slice(&bytes[..into.len()]);
+                Ok(())
+            };
+            match self.elements(field, &mut Front::new(len, &mut read, &mut buffer))? {
+                Elements::All => {}
+                Elements::Behind(len) => bytes.skip(len as usize),
+                Elements::Are(elements) => *bytes = elements.into(),
+            }
+        }
+        match self.kinds.iter().position(|kind| *kind == Kind::OfFirst) {
+            Some(field) => {
+                let what = "is not in the first sample: give its type as FIELD:TYPE";
+                Err(self.wrong(field, what.to_owned()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The elements in the file of a field.
+    fn elements(
+        &mut self,
+        field: usize,
+        front: &mut Front<'_>,
+    ) -> std::result::Result<Elements, BadReason> {
+        let found = match self.kinds.get(field) {
+            None | Some(Kind::Bytes) => return Ok(Elements::All),
+            Some(Kind::OfFirst) => of_npy(None, front),
+            Some(Kind::Is(kind)) => match kind.form() {
+                FileForm::Raw => Ok(kind.check_len(front.len()).map(|()| (Elements::All, None))),
+                FileForm::Text => of_text(kind, front),
+                FileForm::Npy => of_npy(Some(kind), front),
+            },
+        };
+        match found? {
+            Ok((elements, None)) => Ok(elements),
+            Ok((elements, Some(kind))) => {
+                self.kinds[field] = Kind::Is(kind);
+                Ok(elements)
+            }
+            Err(what) => Err(self.wrong(field, what)),
+        }
+    }
+
+    fn wrong(&self, field: usize, what: String) -> BadReason {
+        BadReason::Field { field: self.names[field].clone(), what }
+    }
+}
+
+impl Kind {
+    fn shown(&self) -> String {
+        match self {
+            Kind::Bytes => "bytes, without a type".to_owned(),
+            Kind::OfFirst => "npy".to_owned(),
+            Kind::Is(kind) => kind.to_string(),
+        }
+    }
+}
+
+/// Whether a user means this field of a source: given names are in lower case, and those of columns as they are.
+pub(super) fn is_named(field: &[u8], given: &[u8]) -> bool {
+    field.eq_ignore_ascii_case(given)
+}
+
+/// The error for a field that samples of a source do not have.
+pub(super) fn no_field(field: &[u8], fields: &[Vec<u8>]) -> Error {
+    let names: Vec<String> = fields.iter().map(|name| name.escape_ascii().to_string()).collect();
+    let known = match fields {
+        [] => "they are not divided into fields".to_owned(),
+        [only] if only.is_empty() => "they are not divided into fields".to_owned(),
+        _ => format!("they have {}", names.join(", ")),
+    };
+    let text = format!("samples of the source have no field {}: {known}", field.escape_ascii());
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// Changes with what an import is told of types, and of columns from fields.
+pub(super) fn fingerprint(specs: &[FieldSpec], columns: &[FieldColumn]) -> u64 {
+    match specs.is_empty() && columns.is_empty() {
+        true => 0,
+        false => xxh3_64(format!("{specs:?} {columns:?}").as_bytes()),
+    }
+}
+
+/// Names and types of the fields that have a type.
+pub(super) fn typed_fields(directory: &Directory) -> Vec<(Vec<u8>, FieldType)> {
+    let named =
+        |(field, kind): (usize, &FieldType)| (directory.fields()[field].clone(), kind.clone());
+    directory.field_types().iter().map(named).collect()
+}
+
+fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
+    let image = image?;
+    let field = image.fields().iter().position(|own| own == name)?;
+    image.field_types().of(field).cloned()
+}
+
+/// Elements, and the type where it was not known; the inner error says what the file holds instead.
+type Found =
+    std::result::Result<std::result::Result<(Elements, Option<FieldType>), String>, BadReason>;
+
+fn of_text(kind: &FieldType, front: &mut Front<'_>) -> Found {
+    let len = front.len();
+    if len > MAX_NUMBER_BYTES {
+        return Ok(Err(format!("is {kind}, and this is a text of {len} bytes")));
+    }
+    let text = front.first(len)?;
+    Ok(kind.read_text(text).map(|number| (Elements::Are(number), None)))
+}
+
+fn of_npy(kind: Option<&FieldType>, front: &mut Front<'_>) -> Found {
+    let (len, mut read) = (front.len(), USUAL_HEADER_BYTES);
+    let header = loop {
+        match NpyHeader::parse(front.first(read)?) {
+            Ok(header) => break header,
+            Err(NpyError::Wrong(what)) => return Ok(Err(what)),
+            Err(NpyError::Needs(bytes)) if bytes > len => {
+                return Ok(Err("ends within its .npy header".to_owned()));
+            }
+            Err(NpyError::Needs(bytes)) => read = bytes,
+        }
+    };
+    Ok(fits_npy(kind, &header, len).map(|found| (Elements::Behind(header.len_bytes as u32), found)))
+}
+
+/// The type of an `.npy` file of `len` bytes, if it was not known.
+fn fits_npy(
+    kind: Option<&FieldType>,
+    header: &NpyHeader,
+    len: u64,
+) -> std::result::Result<Option<FieldType>, String> {
+    let shown = header.shown();
+    let (element, found) =
+        match kind {
+            Some(kind) if header.has(kind.element()) && kind.fits(&header.shape) => {
+                (kind.element(), None)
+            }
+            Some(kind) => {
+                // Where no type has these elements, that is what to say.
+                let other = header.element().err().filter(|_| !header.has(kind.element()));
+                return Err(other.unwrap_or_else(|| format!("is {kind}, and this is {shown}")));
+            }
+            None => {
+                let dims = header.shape.iter().map(|dim| u32::try_from(*dim).unwrap_or(u32::MAX));
+                let (element, dims) = (header.element()?, dims.collect());
+                let found = FieldType::new(element, false, dims)
+                    .and_then(|kind| kind.in_form(FileForm::Npy));
+                (
+                    element,
+                    Some(found.map_err(|what| {
+                        format!("is {shown}: {what}; give its type as FIELD:TYPE")
+                    })?),
+                )
+            }
+        };
+    let each = u64::from(element.len_bytes());
+    let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
+    let there = len - header.len_bytes; // the header was read from these bytes
+    match needed == Some(there) {
+        true => Ok(found),
+        false => Err(format!("is {shown}, and has {there} bytes behind its header")),
+    }
+}
+
+/// The most bytes of a number in decimal, with space around it.
+const MAX_NUMBER_BYTES: u64 = 64;
+/// What numpy writes before an array of a few dimensions.
+const USUAL_HEADER_BYTES: u64 = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> String {
+        let spec: FieldSpec = text.parse().unwrap();
+        let kind = spec.kind.map_or("npy".to_owned(), |kind| kind.to_string());
+        format!("{}:{kind}", spec.field.escape_ascii())
+    }
+
+    #[test]
+    fn a_column_is_named_as_its_field_unless_a_name_is_given() {
+        let parse = |text: &str| text.parse::<FieldColumn>();
+        let column = |column: &str, field: &str, kind| {
+            Ok(FieldColumn { column: column.into(), field: field.into(), kind })
+        };
+        assert_eq!(parse("cls"), column("cls", "cls", None));
+        assert_eq!(parse("Score:f32"), column("score", "score", Some(ColumnType::Float32)));
+        assert_eq!(parse("Q=meta.score:float"), column("Q", "meta.score", Some(ColumnType::Float)));
+        for (text, what) in [
+            ("", "is not [COLUMN=]FIELD[:TYPE]"),
+            ("a=", "is not"),
+            ("label=cls", "of this name"),
+            ("cls:u8", "none of int, float"),
+            ("=cls", "a column has a name"),
+        ] {
+            assert!(parse(text).unwrap_err().contains(what), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_files_of_a_field_hold_follows_from_its_name_or_is_given() {
+        for (text, read) in [
+            ("emb:f32[768]", "emb:f32[768]"),
+            ("emb.npy:f32[768]", "emb.npy:f32[768]=npy"),
+            ("npy:npy", "npy:npy"),
+            ("cls:i64", "cls:i64=text"),
+            ("CLS:int64", "cls:i64=text"),
+            ("cls:i64=raw", "cls:i64"),
+            ("cls:f32[3]", "cls:f32[3]"),
+            ("score:f32=text", "score:f32=text"),
+            ("a:b:u8[*]", "a:b:u8[*]"),
+        ] {
+            assert_eq!(spec(text), read, "{text}");
+        }
+        for (text, what) in [
+            ("emb", "is not FIELD:TYPE"),
+            (":f32", "is not FIELD:TYPE"),
+            ("emb:f31", "no element type"),
+        ] {
+            assert!(text.parse::<FieldSpec>().unwrap_err().contains(what), "{text}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The columns of files of rows, and what of a row becomes a sample's name, label and fields.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::import::options::RowOptions;
+use crate::import::sources::sample_stream::FieldBytes;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::FieldTypes;
+use dlfs_format::format::builder::has_room_for_fields;
+use dlfs_format::format::field_type::{Element, FieldType};
+
+/// A column of a file of rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Column {
+    /// Its name.
+    pub(super) name: String,
+    /// What its values are.
+    pub(super) kind: CellKind,
+    /// Names of the classes, if its values are their numbers.
+    pub(super) classes: Vec<String>,
+    /// The key of JSON Lines whose values name files, if its values are these.
+    pub(super) files_of: Option<String>,
+}
+
+/// What the values of a column are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum CellKind {
+    /// There are none.
+    Nothing,
+    /// Bytes or text.
+    Bytes,
+    /// A number or an array of numbers.
+    Elements(FieldType),
+    /// What a field does not hold, in the words of the format.
+    Other(String),
+}
+
+/// The values of a row, one a column; `None`: there is none.
+pub(super) type Cells = Vec<Option<FieldBytes>>;
+
+impl Column {
+    /// A column of bytes.
+    pub(super) fn bytes(name: impl Into<String>) -> Column {
+        Column::new(name, CellKind::Bytes)
+    }
+
+    /// A column of `kind`.
+    pub(super) fn new(name: impl Into<String>, kind: CellKind) -> Column {
+        Column { name: name.into(), kind, classes: Vec::new(), files_of: None }
+    }
+}
+
+impl CellKind {
+    /// What holds the values of both exactly, if they are ones that it holds at all.
+    pub(super) fn with(&self, other: &CellKind) -> Option<CellKind> {
+        match (self, other) {
+            (CellKind::Nothing, kind) | (kind, CellKind::Nothing) => Some(kind.clone()),
+            (a, b) if a == b => Some(a.clone()),
+            (CellKind::Elements(a), CellKind::Elements(b)) => wider(a, b).map(CellKind::Elements),
+            _ => None,
+        }
+    }
+}
+
+/// A type whose arrays have the elements and shapes of both.
+fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
+    let element = wider_element(a.element(), b.element())?;
+    let (own, other): (Vec<_>, Vec<_>) = (a.dims().collect(), b.dims().collect());
+    let is_free = own.first() != other.first() || own.first() == Some(&None);
+    if own.len() != other.len() || own.get(1..) != other.get(1..) {
+        return None;
+    }
+    let dims = own.iter().skip(is_free.into()).copied().collect::<Option<_>>()?;
+    FieldType::new(element, is_free, dims).ok()
+}
+
+/// The type of numbers that holds those of both; of integers and floats, those which are exact as floats.
+fn wider_element(a: Element, b: Element) -> Option<Element> {
+    use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    if a == b {
+        return Some(a);
+    }
+    let is_float = |element| matches!(element, F16 | Bf16 | F32 | F64);
+    if a == Bool || b == Bool {
+        return None;
+    }
+    if is_float(a) || is_float(b) {
+        let halves = |element| matches!(element, F16 | Bf16 | F32 | U8 | I8 | U16 | I16);
+        return Some(if halves(a) && halves(b) { F32 } else { F64 });
+    }
+    let is_signed = |element| matches!(element, I8 | I16 | I32 | I64);
+    let unsigned = [a, b].into_iter().filter(|element| !is_signed(*element));
+    let unsigned = unsigned.map(Element::len_bytes).max().unwrap_or(0);
+    let signed = [a, b].into_iter().filter(|element| is_signed(*element));
+    let signed = signed.map(Element::len_bytes).max();
+    Some(match (signed, unsigned) {
+        (None, 1) => U8,
+        (None, 2) => U16,
+        (None, 4) => U32,
+        (None, _) => U64,
+        (Some(signed), unsigned) => match signed.max(2 * unsigned) {
+            1 => I8,
+            2 => I16,
+            4 => I32,
+            8 => I64,
+            _ => return None,
+        },
+    })
+}
+
+/// Where each name is among `columns`, for the first time.
+pub(super) fn places(columns: &[Column]) -> HashMap<String, usize> {
+    columns.iter().enumerate().rev().map(|(at, column)| (column.name.clone(), at)).collect()
+}
+
+/// Whether `options` take this column, so that others need not be read.
+pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
+    let name = Some(&column.name);
+    options.fields.is_empty()
+        || options.fields.contains(&column.name)
+        || name == options.name.as_ref()
+        || name == options.label.as_ref()
+        || options.label.is_none() && !column.classes.is_empty()
+}
+
+/// Which column is what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Chosen {
+    /// The column of the names; `None`: files and numbers of rows are.
+    pub(super) name: Option<usize>,
+    /// The column of the labels.
+    pub(super) label: Option<usize>,
+    /// The columns of the fields.
+    pub(super) fields: Vec<usize>,
+}
+
+impl Chosen {
+    /// What `options` choose among `columns`; fields come in the order of those of the image that is appended to.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such column, or its values cannot be what is asked for.
+    pub(super) fn new(
+        columns: &[Column],
+        options: &RowOptions,
+        image: Option<&[Vec<u8>]>,
+    ) -> Result<Chosen> {
+        let find = |name: &String| {
+            let found = columns.iter().position(|column| column.name == *name);
+            found.ok_or_else(|| no_column(name, columns))
+        };
+        let name = options.name.as_ref().map(find).transpose()?;
+        let label = match &options.label {
+            Some(label) => Some(find(label)?),
+            None => only_class_label(columns, options),
+        };
+        let mut fields: Vec<usize> = match options.fields.is_empty() {
+            true => (0..columns.len()).filter(|at| ![name, label].contains(&Some(*at))).collect(),
+            false => options.fields.iter().map(find).collect::<Result<_>>()?,
+        };
+        if fields.is_empty() {
+            return Err(invalid("no column is left to be a field".to_owned()));
+        }
+        if let Some(image) = image {
+            let place =
+                |at: &usize| image.iter().position(|own| *own == columns[*at].name.as_bytes());
+            fields.sort_by_key(|at| place(at).unwrap_or(usize::MAX));
+        }
+        let chosen = Chosen { name, label, fields };
+        chosen.check(columns)?;
+        Ok(chosen)
+    }
+
+    fn check(&self, columns: &[Column]) -> Result<()> {
+        let (mut all, mut fields) = (HashSet::new(), HashSet::new());
+        let twice = columns.iter().map(|column| &column.name).filter(|name| !all.insert(*name));
+        let twice: HashSet<&String> = twice.collect();
+        for at in self.fields.iter().chain(&self.name).chain(&self.label) {
+            let name = &columns[*at].name;
+            if twice.contains(name) {
+                let text = format!("the rows have more than one column {name}");
+                return Err(invalid(text).hint("rename them, or choose others with --fields"));
+            }
+            if name.contains('\0') {
+                let text = format!("column {} has a NUL in its name", name.escape_debug());
+                return Err(invalid(text).hint("choose others with --fields"));
+            }
+        }
+        if let Some(at) = self.fields.iter().find(|at| !fields.insert(**at)) {
+            let name = &columns[*at].name;
+            return Err(invalid(format!("column {name} is given twice as a field")));
+        }
+        let is_neither = |at: &&usize| matches!(columns[**at].kind, CellKind::Other(_));
+        let wrong: Vec<String> = self
+            .fields
+            .iter()
+            .filter(is_neither)
+            .map(|at| format!("{} is {}", columns[*at].name, columns[*at].shown()))
+            .collect();
+        if !wrong.is_empty() {
+            let text = format!("columns are neither bytes nor numbers: {}", wrong.join(", "));
+            return Err(invalid(text).hint("choose others with --fields"));
+        }
+        let names = self.fields.iter().map(|at| columns[*at].name.as_bytes());
+        if !has_room_for_fields(names, &self.types(columns)) {
+            let num = self.fields.len();
+            let text = format!(
+                "{num} columns are too many fields: their names and types have more than 8 KiB"
+            );
+            return Err(invalid(text).hint("choose some with --fields"));
+        }
+        if let Some(column) = self.name.map(|at| &columns[at])
+            && !matches!(column.kind, CellKind::Bytes | CellKind::Nothing)
+        {
+            let text = format!("column {} has {}, not names", column.name, column.shown());
+            return Err(invalid(text));
+        }
+        if let Some(column) = self.label.map(|at| &columns[at])
+            && !column.holds_labels()
+        {
+            let text = format!("column {} has {}, not labels", column.name, column.shown());
+            return Err(invalid(text).hint("a label is an integer, or the name of a class"));
+        }
+        Ok(())
+    }
+
+    /// The types of the fields.
+    pub(super) fn types(&self, columns: &[Column]) -> FieldTypes {
+        let kind = |at: &usize| match &columns[*at].kind {
+            CellKind::Elements(kind) => Some(kind.clone()),
+            _ => None,
+        };
+        FieldTypes::new(self.fields.iter().map(kind).collect())
+    }
+}
+
+impl Column {
+    /// What its values are, for messages.
+    pub(super) fn shown(&self) -> String {
+        match &self.kind {
+            CellKind::Nothing => "nothing".to_owned(),
+            CellKind::Bytes => "bytes".to_owned(),
+            CellKind::Elements(kind) => kind.to_string(),
+            CellKind::Other(what) => what.clone(),
+        }
+    }
+
+    fn holds_labels(&self) -> bool {
+        match &self.kind {
+            CellKind::Nothing | CellKind::Bytes => true,
+            CellKind::Elements(kind) => {
+                use Element::{Bf16, F16, F32, F64};
+                kind.dims().len() == 0 && !matches!(kind.element(), F16 | Bf16 | F32 | F64)
+            }
+            CellKind::Other(_) => false,
+        }
+    }
+}
+
+/// The column that the file says to hold classes, if there is one such and it is not wanted as a field.
+fn only_class_label(columns: &[Column], options: &RowOptions) -> Option<usize> {
+    let mut with_classes = (0..columns.len()).filter(|at| !columns[*at].classes.is_empty());
+    let only = with_classes.next().filter(|_| with_classes.next().is_none())?;
+    (!options.fields.contains(&columns[only].name)).then_some(only)
+}
+
+fn no_column(name: &str, columns: &[Column]) -> Error {
+    let names: Vec<&str> = columns.iter().map(|column| &*column.name).collect();
+    invalid(format!("the rows have no column {name}: they have {}", names.join(", ")))
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_unified_to_what_holds_both() {
+        let kind = |text: &str| match text {
+            "nothing" => CellKind::Nothing,
+            "bytes" => CellKind::Bytes,
+            text => CellKind::Elements(text.parse().unwrap()),
+        };
+        for (a, b, both) in [
+            ("i32", "i64", Some("i64")),
+            ("u8", "u32", Some("u32")),
+            ("u8", "i8", Some("i16")),
+            ("u32", "i8", Some("i64")),
+            ("u64", "i8", None),
+            ("i16", "f32", Some("f32")),
+            ("i32", "f32", Some("f64")),
+            ("i64", "f64", Some("f64")),
+            ("f16", "bf16", Some("f32")),
+            ("bool", "i8", None),
+            ("nothing", "f32[3]", Some("f32[3]")),
+            ("nothing", "nothing", Some("nothing")),
+            ("bytes", "i64", None),
+            ("f32[3]", "f32[4]", Some("f32[*]")),
+            ("i64[*]", "f64[2]", Some("f64[*]")),
+            ("f32[*,3]", "f32[2,3]", Some("f32[*,3]")),
+            ("f32[2,3]", "f32[2,4]", None),
+            ("f32[2,3]", "f32[6]", None),
+            ("f32", "f32[1]", None),
+        ] {
+            assert_eq!(kind(a).with(&kind(b)), both.map(kind), "{a} {b}");
+            assert_eq!(kind(b).with(&kind(a)), both.map(kind), "{b} {a}");
+        }
+    }
+}

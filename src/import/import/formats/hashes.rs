@@ -1,0 +1,175 @@
+//! Hashes, lengths and counts that an index states of its shards.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use serde::Deserialize;
+use sha2::Digest;
+use xxhash_rust::{xxh3::Xxh3, xxh32::Xxh32, xxh64::Xxh64};
+
+use super::input::Input;
+use dlfs_base::{Error, ErrorKind, Result};
+
+/// What an index states of a file, under the names that Python's `hashlib` and `xxhash` have for them.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct Stated {
+    #[serde(default)]
+    bytes: Option<u64>,
+    #[serde(default)]
+    hashes: BTreeMap<String, String>,
+    #[serde(skip)]
+    items: Option<u64>,
+}
+
+impl Stated {
+    /// The same, of a file with so many items.
+    pub(super) fn with_items(self, items: Option<u64>) -> Stated {
+        Stated { items, ..self }
+    }
+
+    /// Compares the number of items that the file has.
+    ///
+    /// # Errors
+    /// `BadSource`: it is another.
+    pub(super) fn check_items(&self, found: u64, input: &Input) -> Result<()> {
+        match self.items.filter(|items| *items != found) {
+            Some(items) => {
+                differs(input, &format!("table has {found} items, and the index states {items}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the file, if a hash or length of it is stated, and compares.
+    ///
+    /// # Errors
+    /// `BadSource`: it is another. Those of reading.
+    pub(super) fn check(&self, input: &Input) -> Result<()> {
+        let known = self.hashes.iter().filter_map(|(name, hash)| Some((name, hash, sum(name)?)));
+        let mut sums: Vec<_> = known.collect();
+        if sums.is_empty() && !self.hashes.is_empty() {
+            let names: Vec<&str> = self.hashes.keys().map(String::as_str).collect();
+            let path = input.path.display();
+            tracing::warn!(
+                "{path}: hashes are not checked: dlfs knows none of {}",
+                names.join(", ")
+            );
+        }
+        if sums.is_empty() {
+            return Ok(());
+        }
+        let (mut from, mut len) = (input.read()?, 0);
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let read = from.read(&mut buffer);
+            input.check()?;
+            let read = read.map_err(|error| input.named(error))?;
+            if read == 0 {
+                break;
+            }
+            len += read as u64;
+            sums.iter_mut().for_each(|(.., sum)| sum.add(&buffer[..read]));
+        }
+        if let Some(bytes) = self.bytes.filter(|bytes| *bytes != len) {
+            let what = format!("length is {len}, and the index states {bytes}");
+            return differs(input, &what);
+        }
+        for (name, hash, sum) in sums {
+            let found = sum.hex();
+            if found != hash.to_ascii_lowercase() {
+                let what = format!("{name} is {found}, and the index states {hash}");
+                return differs(input, &what);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn differs(input: &Input, what: &str) -> Result<()> {
+    let text = format!("its {what}: it was damaged, or written again without its index");
+    Err(Error::new(ErrorKind::BadSource, text)
+        .path(&input.path)
+        .hint("copy the shard and its index again from where they come"))
+}
+
+/// A hash of bytes that come in pieces.
+trait Sum {
+    fn add(&mut self, bytes: &[u8]);
+    fn hex(self: Box<Self>) -> String;
+}
+
+struct OfDigest<D>(D);
+
+impl<D: Digest> Sum for OfDigest<D> {
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn hex(self: Box<Self>) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// One of xxhash: what adds bytes, and what its number is.
+struct OfXx<H>(H, fn(&mut H, &[u8]), fn(&H) -> String);
+
+impl<H> Sum for OfXx<H> {
+    fn add(&mut self, bytes: &[u8]) {
+        self.1(&mut self.0, bytes);
+    }
+
+    fn hex(self: Box<Self>) -> String {
+        self.2(&self.0)
+    }
+}
+
+fn sum(name: &str) -> Option<Box<dyn Sum>> {
+    Some(match name {
+        "md5" => Box::new(OfDigest(md5::Md5::new())),
+        "sha1" => Box::new(OfDigest(sha1::Sha1::new())),
+        "sha224" => Box::new(OfDigest(sha2::Sha224::new())),
+        "sha256" => Box::new(OfDigest(sha2::Sha256::new())),
+        "sha384" => Box::new(OfDigest(sha2::Sha384::new())),
+        "sha512" => Box::new(OfDigest(sha2::Sha512::new())),
+        "xxh32" => {
+            Box::new(OfXx(Xxh32::new(0), Xxh32::update, |hash| format!("{:08x}", hash.digest())))
+        }
+        "xxh64" => {
+            Box::new(OfXx(Xxh64::new(0), Xxh64::update, |hash| format!("{:016x}", hash.digest())))
+        }
+        "xxh3_64" => {
+            Box::new(OfXx(Xxh3::new(), Xxh3::update, |hash| format!("{:016x}", hash.digest())))
+        }
+        "xxh128" | "xxh3_128" => {
+            Box::new(OfXx(Xxh3::new(), Xxh3::update, |hash| format!("{:032x}", hash.digest128())))
+        }
+        _ => return None,
+    })
+}
+
+const BUFFER_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_pythons_libraries() {
+        for (name, hash) in [
+            ("md5", "900150983cd24fb0d6963f7d28e17f72"),
+            ("sha1", "a9993e364706816aba3e25717850c26c9cd0d89d"),
+            ("sha224", "23097d223405d8228642a477bda255b32aadbce4bda0b3f7e36c9da7"),
+            ("sha256", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+            ("xxh32", "32d153ff"),
+            ("xxh64", "44bc2cf5ad770999"),
+            ("xxh3_64", "78af5f94892f3950"),
+            ("xxh128", "06b05ab6733a618578af5f94892f3950"),
+        ] {
+            let mut sum = sum(name).unwrap();
+            sum.add(b"a");
+            sum.add(b"bc");
+            assert_eq!(sum.hex(), hash, "{name}");
+        }
+        assert!(sum("blake2b").is_none());
+    }
+}

@@ -1,0 +1,85 @@
+//! Files that an index names: MDS and LitData keep their shards beside it.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::input::{InStore, Input, LOOKING_UP};
+use crate::import::sources::row_indexes::{self, MAX_INDEX_BYTES};
+use dlfs_base::threads::map_at_once;
+use dlfs_base::{Error, ErrorKind, Result};
+
+impl Input {
+    /// All bytes of an index.
+    ///
+    /// # Errors
+    /// It cannot be read, or is too long for one.
+    pub(super) fn read_index(&self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let read = self.read()?.take(MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
+        self.check()?;
+        let read = read.map_err(|error| self.named(error))?;
+        if read as u64 > MAX_INDEX_BYTES {
+            let text = "an index of more than 1 GiB is not read";
+            return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
+        }
+        Ok(bytes)
+    }
+
+    /// The files that an index at this place names, each by its first name that is there, or else by its first one;
+    /// and that name. A store is asked for many of them at once.
+    ///
+    /// # Errors
+    /// `BadSource`: a name leads out of the index's folder. Those of the store: `NotFound` if it has none of a file's
+    /// names.
+    pub(super) fn beside(&self, files: Vec<Vec<String>>) -> Result<Vec<(String, Input)>> {
+        let is_outside = |name: &&String| row_indexes::beside(&self.path, name).is_none();
+        if let Some(name) = files.iter().flatten().find(is_outside) {
+            let text = format!("it names a file outside of its folder: {name}");
+            return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
+        }
+        map_at_once(LOOKING_UP, &files, |names| {
+            let mut first = None;
+            for name in names {
+                match self.find(name) {
+                    Ok(Some(input)) => return Ok((name.clone(), input)),
+                    Ok(None) => {}
+                    // Who may not list is told of no absence.
+                    Err(error)
+                        if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
+                    {
+                        first.get_or_insert(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let name = names.first().cloned().unwrap_or_default();
+            // A local file is missed when it is opened.
+            let path = row_indexes::beside(&self.path, &name).unwrap_or_default();
+            first.map_or(Ok((name, Input { path, object: None, ..self.clone() })), Err)
+        })
+    }
+
+    /// The file beside this one that is called `name`; `None`: there is no such local file.
+    fn find(&self, name: &str) -> Result<Option<Input>> {
+        let Some(InStore { client, object, failure, origins }) = &self.object else {
+            let Some(path) = row_indexes::beside(&self.path, name) else { return Ok(None) };
+            // To open a pipe would wait for whoever writes to it.
+            return match std::fs::metadata(&path) {
+                Ok(found) if found.is_file() => {
+                    Ok(Some(Input { path, object: None, ..self.clone() }))
+                }
+                Ok(_) => {
+                    let text = format!("it names what is no file: {name}");
+                    Err(Error::new(ErrorKind::BadSource, text).path(&self.path))
+                }
+                Err(_) => Ok(None),
+            };
+        };
+        let Some(key) = row_indexes::beside(Path::new(&object.key), name) else { return Ok(None) };
+        let object = client.head(&key.to_string_lossy())?;
+        let path = client.place().with_key(&*object.key).to_string().into();
+        let (client, failure, origins) = (client.clone(), failure.clone(), origins.clone());
+        let object = InStore { client, object, failure, origins };
+        Ok(Some(Input { path, object: Some(object), ..self.clone() }))
+    }
+}

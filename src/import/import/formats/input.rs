@@ -1,0 +1,168 @@
+//! Where a file of rows is, and its bytes: a file, or an object of a store.
+
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::SharedOrigins;
+use crate::import::sources::BadReason;
+use crate::import::sources::compression::{Compression, read_some};
+use crate::import::sources::expansion::{Compressed, Expansion};
+use dlfs_base::folders::Links;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_places::{Client, Object, Reader};
+
+/// The first failure of a store, which ends the import: what follows was not read, and is not bad.
+pub(super) type Failure = Arc<Mutex<Option<Error>>>;
+
+/// A file of rows.
+#[derive(Debug, Clone)]
+pub(super) struct Input {
+    /// Its path or address.
+    pub(super) path: PathBuf,
+    /// If it is one of a store.
+    pub(super) object: Option<InStore>,
+    /// Which links to the files that it names are followed.
+    pub(super) links: Links,
+    /// What may be made of the bytes that are read.
+    pub(super) expansion: Expansion,
+}
+
+/// An object, and who is told of failures.
+#[derive(Debug, Clone)]
+pub(super) struct InStore {
+    pub(super) client: Client,
+    pub(super) object: Object,
+    pub(super) failure: Failure,
+    /// Takes what else is found beside it.
+    pub(super) origins: SharedOrigins,
+}
+
+impl Input {
+    /// Its bytes, front to back.
+    ///
+    /// # Errors
+    /// It does not open.
+    pub(super) fn read(&self) -> Result<Box<dyn Read + Send>> {
+        self.read_from(0)
+    }
+
+    /// Its bytes from `begin` on, or from its end if it is shorter.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn read_from(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
+        let Some(InStore { client, object, failure, .. }) = &self.object else {
+            let mut file = File::open(&self.path).map_err(|error| self.named(error))?;
+            file.seek(SeekFrom::Start(begin)).map_err(|error| self.named(error))?;
+            return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)));
+        };
+        let begin = begin.min(object.len_bytes);
+        let mut reader = Reader::from(client.clone(), vec![object.clone()], begin);
+        reader.next_object();
+        Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
+    }
+
+    /// Its bytes, of which at most so many are asked for ahead if it is in a store; one range at least.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn read_ahead(&self, window_bytes: u64) -> Result<Box<dyn Read + Send>> {
+        let Some(InStore { client, object, failure, .. }) = &self.object else {
+            return self.read();
+        };
+        let mut reader = Reader::with_window(client.clone(), vec![object.clone()], window_bytes);
+        reader.next_object();
+        Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
+    }
+
+    /// The same, decompressed if they are compressed.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and those of reading the first bytes.
+    pub(super) fn read_plain(&self, window_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
+        let named = |error: io::Error| match self.check() {
+            Err(failure) => failure,
+            Ok(()) => self.named(error),
+        };
+        let mut from = match window_bytes {
+            None => self.read()?,
+            Some(bytes) => self.read_ahead(bytes)?,
+        };
+        let mut head = [0; 6];
+        let len = read_some(&mut from, &mut head).map_err(named)?;
+        let whole = Cursor::new(head[..len].to_vec()).chain(from);
+        Ok(match Compression::of(&head[..len]) {
+            Some(compression) => compression.undo(whole, &self.expansion).map_err(named)?,
+            None => Box::new(Compressed(whole, self.expansion.clone())),
+        })
+    }
+
+    /// The same from byte `begin` on, after decompression.
+    ///
+    /// # Errors
+    /// As [`read_plain`](Self::read_plain).
+    pub(super) fn read_plain_from(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
+        let mut head = [0; 6];
+        let read = read_some(&mut self.read_ahead(0)?, &mut head);
+        self.check()?;
+        let len = read.map_err(|error| self.named(error))?;
+        if Compression::of(&head[..len]).is_none() {
+            self.expansion.read(begin); // before the import was interrupted
+            return Ok(Box::new(Compressed(self.read_from(begin)?, self.expansion.clone())));
+        }
+        let mut from = self.read_plain(None)?;
+        let left_out = io::copy(&mut from.by_ref().take(begin), &mut io::sink());
+        self.check()?;
+        left_out.map_err(|error| self.named(error))?;
+        Ok(from)
+    }
+
+    /// The failure of the store, if there was one.
+    ///
+    /// # Errors
+    /// The failure.
+    pub(super) fn check(&self) -> Result<()> {
+        let failure = self.object.as_ref().and_then(|object| object.failure.lock().take());
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// An error of this file.
+    pub(super) fn named(&self, error: io::Error) -> Error {
+        if let Some(reason) = BadReason::within(&error) {
+            return Error::new(ErrorKind::BadSource, reason.to_string()).path(&self.path);
+        }
+        let is_decoder = matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData);
+        if is_decoder && error.raw_os_error().is_none() {
+            let text = "the file is damaged, or not what it seems to be";
+            return Error::new(ErrorKind::BadSource, text).path(&self.path).source(error);
+        }
+        Error::from(error).path(&self.path)
+    }
+}
+
+/// Reads an object, and keeps the failure of its store.
+struct Watched {
+    from: Reader,
+    failure: Failure,
+}
+
+impl Read for Watched {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.from.read(into).map_err(|error| failed(&self.failure, error))
+    }
+}
+
+/// Keeps what is wrong with a store; what is returned says only that something is.
+pub(super) fn failed(failure: &Failure, error: io::Error) -> io::Error {
+    let error = error.downcast::<Error>().unwrap_or_else(Error::from);
+    failure.lock().get_or_insert(error);
+    io::Error::other("the store failed")
+}
+
+const BUFFER_BYTES: usize = 1 << 20;
+/// The name of the threads that look up what an index names.
+pub(super) const LOOKING_UP: &str = "dlfs-open";

@@ -1,0 +1,225 @@
+//! Rows of Arrow files: those with an index at their end, and streams, as Hugging Face keeps them.
+//!
+//! The specification allows a stream to end without its end-of-stream marker, and a stream that was cut between two
+//! messages does too. All writers in use write the marker, so dlfs takes a stream without it for a cut one.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+
+use arrow_ipc::Block;
+use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_schema::{ArrowError, DataType, Field};
+
+use super::ahead::{AheadRows, Batch, Batches};
+use super::arrow_cells;
+use super::blocks::{BlockReader, Blocks};
+use super::guard::caught;
+use super::input::Input;
+use super::rows::{Entry, RowReader};
+use super::stated_buffers::StatedBuffers;
+use crate::import::options::RowOptions;
+use crate::import::sources::compression::read_some;
+use crate::import::sources::expansion::Compressed;
+use dlfs_base::{Error, ErrorKind, Result};
+
+/// Opens the Arrow file `input`.
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+    let rows = match &input.object {
+        None => {
+            let from = File::open(&input.path).map_err(|error| input.named(error))?;
+            input.expansion.read(from.metadata().map_or(0, |found| found.len()));
+            file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {})
+        }
+        Some(object) => {
+            let blocks = Blocks::new(object.clone(), input.expansion.clone());
+            file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.set_places(1))
+        }
+    };
+    Ok(Box::new(rows?.only(options)))
+}
+
+/// `begin` is called before rows are read by an index.
+fn file_or_stream(
+    mut from: impl Read + Seek + Send + 'static,
+    input: &Input,
+    begin: impl FnOnce() + 'static,
+) -> Result<AheadRows> {
+    let mut head = [0; MAGIC.len()];
+    read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
+    match head == *MAGIC {
+        true => file(from, input, begin),
+        false => {
+            from.rewind().map_err(|error| input.named(error))?;
+            stream(from, input, true)
+        }
+    }
+}
+
+fn file(
+    from: impl Read + Seek + Send + 'static,
+    input: &Input,
+    begin: impl FnOnce() + 'static,
+) -> Result<AheadRows> {
+    let mut from = from;
+    opened(|| Ok(check_footer(&mut from)?), input)?;
+    let from = StatedBuffers::new(from, &input.expansion);
+    let mut reader = opened(|| FileReader::try_new(from, None), input)?;
+    let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
+    let decode = move |from: Entry| {
+        begin();
+        if from.at > 0 {
+            opened(|| reader.set_index(usize::try_from(from.at).unwrap_or(usize::MAX)), &input)?;
+        }
+        let each = (from.at..).zip(reader).map(|(at, rows)| {
+            let batch = rows.map(|rows| Batch { rows, at: Some(at) });
+            batch.map_err(|error| error.to_string())
+        });
+        Ok(Batches { each: Box::new(each), unwanted: from.rows })
+    };
+    Ok(AheadRows::new(columns, decode))
+}
+
+/// The rows of a stream, up to its end-of-stream marker; `is_file`: `input` is it, and not only holds it.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn stream(
+    from: impl Read + Send + 'static,
+    input: &Input,
+    is_file: bool,
+) -> Result<AheadRows> {
+    let head = Some(Vec::new());
+    let from = Box::new(StatedBuffers::new(from, &input.expansion));
+    let from = Counted { from, at: 0, has_ended: false, head };
+    let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
+    let head = reader.get_mut().head.take().unwrap_or_default();
+    if !has_our_byte_order(&head) {
+        return Err(other_byte_order(input));
+    }
+    let (schema, input) = (reader.schema(), input.clone());
+    let decode = move |from: Entry| {
+        if is_file {
+            // What the schema was read from does not ask far ahead.
+            let bytes = reader.get_mut();
+            bytes.at = bytes.at.max(from.at);
+            let mut from = input.read_from(bytes.at)?;
+            if input.object.is_some() {
+                from = Box::new(Compressed(from, input.expansion.clone()));
+            }
+            bytes.from = Box::new(StatedBuffers::new(from, &input.expansion));
+        }
+        // Batches refer to dictionaries that come before them, anywhere.
+        let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
+        let has_entries = is_file && !reader.schema().flattened_fields().iter().any(is_dictionary);
+        let each = StreamBatches { reader, has_entries, is_over: false };
+        Ok(Batches { each: Box::new(each), unwanted: from.rows })
+    };
+    Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
+}
+
+/// Whether a file has room for its footer, and for the blocks that this lists: the decoder makes room for them first.
+fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
+    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    let room = from.seek(SeekFrom::End(-10))?; // its length, and the magic bytes
+    let mut len = [0; 4];
+    from.read_exact(&mut len)?;
+    let len = u64::try_from(i32::from_le_bytes(len)).ok().filter(|len| *len <= room);
+    let begin = room - len.ok_or_else(|| bad("its footer is longer than it"))?;
+    from.seek(SeekFrom::Start(begin))?;
+    let mut footer = Vec::new();
+    from.take(room - begin).read_to_end(&mut footer)?;
+    // What is no footer is told by the decoder.
+    let Ok(footer) = arrow_ipc::root_as_footer(&footer) else { return Ok(()) };
+    let mut blocks = footer.dictionaries().into_iter().chain(footer.recordBatches()).flatten();
+    let is_within = |block: &Block| {
+        let parts = [block.offset(), block.metaDataLength().into(), block.bodyLength()];
+        let sum = |sum: u64, part: i64| sum.checked_add(u64::try_from(part).ok()?);
+        parts.into_iter().try_fold(0, sum).is_some_and(|end| end <= begin)
+    };
+    match blocks.all(is_within) {
+        true => Ok(()),
+        false => Err(bad("its footer lists a block that ends behind it")),
+    }
+}
+
+fn opened<R>(
+    open: impl FnOnce() -> std::result::Result<R, ArrowError>,
+    input: &Input,
+) -> Result<R> {
+    caught(|| open().map_err(|error| error.to_string())).map_err(|what| {
+        let text = format!("the Arrow file cannot be read: {what}");
+        Error::new(ErrorKind::BadSource, text).path(&input.path)
+    })
+}
+
+/// The batches of a stream up to its end-of-stream marker.
+struct StreamBatches {
+    reader: StreamReader<Counted>,
+    /// Whether it may be entered at any batch.
+    has_entries: bool,
+    is_over: bool,
+}
+
+impl Iterator for StreamBatches {
+    type Item = std::result::Result<Batch, String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_over {
+            return None;
+        }
+        // The reader stops behind each message.
+        let at = Some(self.reader.get_ref().at).filter(|_| self.has_entries);
+        if let Some(rows) = self.reader.next() {
+            return Some(rows.map(|rows| Batch { rows, at }).map_err(|error| error.to_string()));
+        }
+        self.is_over = true;
+        // It stops behind the marker, and meets the end of the file only where there is none.
+        self.reader.get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
+    }
+}
+
+/// Whether the numbers of a stream that begins with `head` are little-endian. Its reader does not look.
+fn has_our_byte_order(head: &[u8]) -> bool {
+    let message = head.strip_prefix(&[0xff; 4]).unwrap_or(head).get(4..).unwrap_or_default();
+    let message = arrow_ipc::root_as_message(message).ok();
+    let schema = message.and_then(|message| message.header_as_schema());
+    schema.is_some_and(|schema| schema.endianness().equals_to_target_endianness())
+}
+
+fn other_byte_order(input: &Input) -> Error {
+    let text = "its numbers have the byte order of another machine, which dlfs does not read";
+    Error::new(ErrorKind::BadSource, text).path(&input.path).hint(
+        "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
+    )
+}
+
+/// Counts bytes, and notices that a reader wants some behind the last one.
+struct Counted {
+    from: Box<dyn Read + Send>,
+    /// Where the next byte is.
+    at: u64,
+    has_ended: bool,
+    /// What was read, until that is the schema.
+    head: Option<Vec<u8>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.from.read(into)?;
+        self.at += read as u64;
+        self.has_ended |= read == 0 && !into.is_empty();
+        if let Some(head) = &mut self.head {
+            head.extend_from_slice(&into[..read]);
+        }
+        Ok(read)
+    }
+}
+
+const NO_MARKER: &str = "the Arrow stream ends without its end-of-stream marker, so it was cut off, or its writer did \
+                         not close it: write it again, or import the rows up to here with --on-error skip";
+/// What an Arrow file begins with.
+const MAGIC: &[u8; 6] = b"ARROW1";
+const BUFFER_BYTES: usize = 1 << 20;

@@ -1,0 +1,419 @@
+//! Rows of shards with a table of offsets, as MosaicML's MDS and LitData write them.
+//!
+//! | bytes       | what they are                                                                        |
+//! |-------------|--------------------------------------------------------------------------------------|
+//! | 4           | n, the number of items; this and all other numbers are little-endian                 |
+//! | 4 (n + 1)   | where each item begins, and where the last one ends, from the first byte             |
+//! | some        | MDS: JSON that describes the columns again                                           |
+//! | the rest    | the items, each with 4 bytes for the length of each column that needs it, then these |
+//!
+//! LitData puts rows without arrays and pictures into an Arrow file instead, which follows where the items would begin:
+//! all of them are empty. Behind it are 4 bytes for its length, and `LDARW01` with a NUL.
+
+use std::io::{self, Read};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::array_header::{ArrayHeader, HeaderForm};
+use super::column::{CellKind, Cells, Column, is_wanted};
+use super::hashes::Stated;
+use super::input::{Input, LOOKING_UP};
+use super::rows::{Entry, RowError, RowReader};
+use crate::import::options::RowOptions;
+use crate::import::sources::BadReason;
+use crate::import::sources::compression::read_some;
+use crate::import::sources::sample_stream::FieldBytes;
+use dlfs_base::threads::map_at_once;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::field_type::FieldType;
+use dlfs_format::format::npy;
+
+/// How the items of some shards are laid out.
+#[derive(Debug, Clone)]
+pub(super) struct ItemFormat {
+    leaves: Vec<Leaf>,
+    columns: Vec<Column>,
+    /// Whether shards hold Arrow files in place of items.
+    is_arrow: bool,
+}
+
+/// How a column lies in an item.
+#[derive(Debug, Clone)]
+pub(super) struct Leaf {
+    /// Its name.
+    pub(super) name: String,
+    /// Its length, where the item does not say it.
+    pub(super) len: LeafLen,
+    /// What its bytes are.
+    pub(super) form: LeafForm,
+}
+
+/// How long a column is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeafLen {
+    /// The item says it.
+    Stated,
+    /// So many bytes.
+    Fixed(u32),
+    /// The item is nothing else.
+    Item,
+}
+
+/// What the bytes of a column are.
+#[derive(Debug, Clone)]
+pub(super) enum LeafForm {
+    /// What they are, with no more ado.
+    Is(CellKind),
+    /// An array behind a header.
+    Array(HeaderForm),
+}
+
+impl ItemFormat {
+    /// The format of the shards `inputs`. Local ones are read to find out which arrays they hold, of those in a store
+    /// the beginning of the first one, if `options` take a column of arrays.
+    ///
+    /// # Errors
+    /// One does not open.
+    pub(super) fn new(
+        leaves: Vec<Leaf>,
+        inputs: &[Input],
+        may_be_arrow: bool,
+        options: &RowOptions,
+    ) -> Result<ItemFormat> {
+        let is_arrow = match inputs.first().filter(|_| may_be_arrow) {
+            Some(input) => {
+                let is_arrow = Shard::open(input, Some(0))?.is_arrow();
+                input.check()?;
+                is_arrow
+            }
+            None => false,
+        };
+        let mut format = ItemFormat { leaves, columns: Vec::new(), is_arrow };
+        let is_unknown = |leaf: &Leaf| {
+            matches!(leaf.form, LeafForm::Array(form) if form.known().is_none())
+                && is_wanted(&Column::bytes(&leaf.name), options)
+        };
+        let looked_at: &[Input] = match inputs.first() {
+            _ if is_arrow || !format.leaves.iter().any(is_unknown) => &[],
+            Some(first) if first.object.is_some() => &inputs[..1],
+            _ => inputs,
+        };
+        let mut arrays = vec![Arrays::Nothing; format.leaves.len()];
+        for found in map_at_once(LOOKING_UP, looked_at, |input| format.arrays(input))? {
+            for (all, found) in arrays.iter_mut().zip(found) {
+                *all = std::mem::replace(all, Arrays::Nothing).with(found);
+            }
+        }
+        for (leaf, arrays) in format.leaves.iter().zip(arrays) {
+            let kind = match (&leaf.form, arrays) {
+                (LeafForm::Is(kind), _) => kind.clone(),
+                (LeafForm::Array(form), Arrays::Nothing) => {
+                    form.known().map_or(CellKind::Nothing, CellKind::Elements)
+                }
+                (_, Arrays::Alike(kind)) => CellKind::Elements(kind),
+                (_, Arrays::Differ) => CellKind::Bytes,
+            };
+            format.columns.push(Column::new(&leaf.name, kind));
+        }
+        Ok(format)
+    }
+
+    /// Which arrays a shard holds in each column. What is wrong with an item is told when it is read as a row.
+    fn arrays(&self, input: &Input) -> Result<Vec<Arrays>> {
+        let mut arrays = vec![Arrays::Nothing; self.leaves.len()];
+        let is_whole = input.object.is_none();
+        let mut shard = Shard::open(input, (!is_whole).then_some(0))?;
+        let end = shard.at + LOOKED_AT_BYTES;
+        while (is_whole || shard.at < end)
+            && let Ok(Some(item)) = shard.next_item()
+        {
+            let Ok(ranges) = self.ranges(&item) else { continue };
+            for ((leaf, range), arrays) in self.leaves.iter().zip(ranges).zip(&mut arrays) {
+                let LeafForm::Array(form) = leaf.form else { continue };
+                let Ok(header) = form.read(&item[range]) else { continue };
+                let found = type_of(&header).map_or(Arrays::Differ, Arrays::Alike);
+                *arrays = std::mem::replace(arrays, Arrays::Nothing).with(found);
+            }
+        }
+        input.check()?;
+        Ok(arrays)
+    }
+
+    /// Where the columns are in an item.
+    fn ranges(&self, item: &[u8]) -> std::result::Result<Vec<Range<usize>>, BadReason> {
+        let stated = self.leaves.iter().filter(|leaf| leaf.len == LeafLen::Stated).count();
+        let (mut lens, mut at) = (item.chunks_exact(4).take(stated), 4 * stated);
+        let mut ranges = Vec::with_capacity(self.leaves.len());
+        for leaf in &self.leaves {
+            let len = match leaf.len {
+                LeafLen::Fixed(len) => len as usize,
+                LeafLen::Stated => lens.next().map_or(usize::MAX, |len| number(len) as usize),
+                LeafLen::Item => item.len(),
+            };
+            let end = at.checked_add(len).filter(|end| *end <= item.len());
+            let end = end.ok_or(BadReason::Syntax("the item ends within its columns"))?;
+            ranges.push(at..end);
+            at = end;
+        }
+        match at == item.len() {
+            true => Ok(ranges),
+            false => Err(BadReason::Syntax("the item has more bytes than its columns")),
+        }
+    }
+
+    fn cells(&self, item: Vec<u8>, cells: &mut Cells) -> std::result::Result<(), BadReason> {
+        let ranges = self.ranges(&item)?;
+        let item = Arc::new(item);
+        cells.clear();
+        for ((leaf, column), mut range) in self.leaves.iter().zip(&self.columns).zip(ranges) {
+            if let LeafForm::Array(form) = &leaf.form {
+                let header = form.read(&item[range.clone()])?;
+                range.start += header.len;
+                check(&header, &column.kind, range.len(), &leaf.name)?;
+                if let CellKind::Bytes = column.kind {
+                    let mut file = npy::header(header.element, &header.shape);
+                    file.extend_from_slice(&item[range]);
+                    cells.push(Some(file.into()));
+                    continue;
+                }
+            }
+            cells.push(Some(FieldBytes::Shared(item.clone(), range)));
+        }
+        Ok(())
+    }
+}
+
+/// The type of arrays of which one has this header: the others may differ in the first dimension.
+fn type_of(header: &ArrayHeader) -> Option<FieldType> {
+    let dims = header.shape.iter().map(|dim| u32::try_from(*dim).ok());
+    let dims: Vec<u32> = dims.collect::<Option<_>>()?;
+    let (is_free, dims) = match &dims[..] {
+        [] => (false, Vec::new()),
+        [_, dims @ ..] => (true, dims.to_vec()),
+    };
+    FieldType::new(header.element, is_free, dims).ok()
+}
+
+/// The arrays of a column.
+#[derive(Debug, Clone)]
+enum Arrays {
+    Nothing,
+    /// All have this type.
+    Alike(FieldType),
+    /// They differ in more than the first dimension, or have no type: each keeps a header of its own.
+    Differ,
+}
+
+impl Arrays {
+    fn with(self, other: Arrays) -> Arrays {
+        match (self, other) {
+            (Arrays::Nothing, arrays) | (arrays, Arrays::Nothing) => arrays,
+            (Arrays::Alike(a), Arrays::Alike(b)) if a == b => Arrays::Alike(a),
+            _ => Arrays::Differ,
+        }
+    }
+}
+
+/// Whether an array has the bytes of its shape, and is of the type that those which were looked at have.
+fn check(
+    header: &ArrayHeader,
+    kind: &CellKind,
+    len: usize,
+    name: &str,
+) -> std::result::Result<(), BadReason> {
+    let each = u64::from(header.element.len_bytes());
+    let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
+    let what = match kind {
+        CellKind::Elements(kind)
+            if header.element != kind.element() || !kind.fits(&header.shape) =>
+        {
+            let (shape, element) = (&header.shape, header.element.name());
+            format!(
+                "is {kind} at the beginning of the first shard, and {element}{shape:?} here: import a local copy of \
+                 the shards, all of which are looked at, or take other columns with --fields"
+            )
+        }
+        _ if needed != Some(len as u64) => {
+            format!("has {len} bytes for a shape of {:?}", header.shape)
+        }
+        _ => return Ok(()),
+    };
+    Err(BadReason::Field { field: name.to_owned(), what })
+}
+
+/// The items of one shard.
+pub(super) struct ItemRows {
+    format: Arc<ItemFormat>,
+    input: Input,
+    stated: Stated,
+    /// Once it has begun.
+    shard: Option<Shard>,
+}
+
+impl ItemRows {
+    /// The items of the shard `input`, which is opened only if it is one of Arrow; `ahead_bytes`: how far ahead a store
+    /// is asked, if not as far as it needs.
+    ///
+    /// # Errors
+    /// It does not open, or its table of offsets is broken.
+    pub(super) fn open(
+        input: &Input,
+        format: Arc<ItemFormat>,
+        stated: Stated,
+        ahead_bytes: Option<u64>,
+    ) -> Result<Box<dyn RowReader>> {
+        match format.is_arrow {
+            true => {
+                let shard = Shard::open(input, ahead_bytes)?;
+                stated.check_items(shard.items(), input)?;
+                shard.into_arrow(input)
+            }
+            false => Ok(Box::new(ItemRows { format, input: input.clone(), stated, shard: None })),
+        }
+    }
+}
+
+impl RowReader for ItemRows {
+    fn columns(&self) -> &[Column] {
+        &self.format.columns
+    }
+
+    fn begin(&mut self, from: Entry) -> Result<()> {
+        self.stated.check(&self.input)?;
+        let mut shard = Shard::open(&self.input, (from.rows > 0).then_some(0))?;
+        self.stated.check_items(shard.items(), &self.input)?;
+        if from.rows > 0 {
+            shard.leave_out(from.rows, &self.input)?;
+        }
+        self.shard = Some(shard);
+        Ok(())
+    }
+
+    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
+        let Some(shard) = &mut self.shard else { return Ok(false) };
+        match shard.next_item().map_err(RowError::File)? {
+            Some(item) => Ok(self.format.cells(item, cells).map(|()| true)?),
+            None => Ok(false),
+        }
+    }
+}
+
+/// A shard that is read front to back.
+struct Shard {
+    from: Box<dyn Read + Send>,
+    at: u64,
+    /// Where the items that follow begin, from the last to the next one.
+    ends: Vec<u32>,
+}
+
+impl Shard {
+    /// Opens the shard `input`; `ahead_bytes`: how far ahead a store is asked, if not as far as it needs.
+    fn open(input: &Input, ahead_bytes: Option<u64>) -> Result<Shard> {
+        let mut shard = Shard { from: input.read_plain(ahead_bytes)?, at: 0, ends: Vec::new() };
+        let read = shard.read_table();
+        input.check()?;
+        read.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => broken("the shard ends within its table of offsets"),
+            io::ErrorKind::InvalidData => broken("the shard's table of offsets is broken"),
+            _ => Error::from(error),
+        })
+        .map_err(|error| error.path(&input.path))?;
+        Ok(shard)
+    }
+
+    /// Reads the table of offsets. Memory grows with what is there, not with the number that it begins with.
+    fn read_table(&mut self) -> io::Result<()> {
+        let mut word = [0; 4];
+        self.from.read_exact(&mut word)?;
+        let entries = u64::from(number(&word)) + 1;
+        let mut table = Vec::new();
+        self.from.by_ref().take(4 * entries).read_to_end(&mut table)?;
+        if table.len() as u64 != 4 * entries {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at = 4 + 4 * entries;
+        self.ends = table.chunks_exact(4).rev().map(number).collect();
+        let falls = self.ends.windows(2).any(|pair| pair[0] < pair[1]);
+        let first = self.ends.last().map_or(0, |first| u64::from(*first));
+        if falls || first < self.at {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        io::copy(&mut self.from.by_ref().take(first - self.at), &mut io::sink())?;
+        self.at = first;
+        Ok(())
+    }
+
+    /// How many items there are, before the first one is read.
+    fn items(&self) -> u64 {
+        self.ends.len().saturating_sub(1) as u64
+    }
+
+    /// Whether an item has bytes, or there is none.
+    fn has_bytes(&self) -> bool {
+        self.ends.len() <= 1 || self.ends.first() != self.ends.last()
+    }
+
+    /// Whether an Arrow file is behind the table, and not items.
+    fn is_arrow(&mut self) -> bool {
+        let mut head = [0; ARROW_MAGIC.len()];
+        !self.has_bytes()
+            && read_some(&mut self.from, &mut head).is_ok_and(|read| read == head.len())
+            && head == *ARROW_MAGIC
+    }
+
+    /// The rows of the Arrow file behind the table.
+    fn into_arrow(mut self, input: &Input) -> Result<Box<dyn RowReader>> {
+        let is_arrow = self.is_arrow();
+        input.check()?;
+        if !is_arrow {
+            let text = "the first shard holds rows of Arrow, and this one does not";
+            return Err(broken(text).path(&input.path));
+        }
+        // Its rows lie in it as in a stream, with an index behind them.
+        Ok(Box::new(super::ipc::stream(self.from, input, false)?))
+    }
+
+    /// Leaves out so many items, or all that there are; `input` is that of the shard.
+    fn leave_out(&mut self, items: u64, input: &Input) -> Result<()> {
+        let left = self.ends.len().saturating_sub(usize::try_from(items).unwrap_or(usize::MAX));
+        self.ends.truncate(left.max(1));
+        self.at = self.ends.last().map_or(self.at, |begin| u64::from(*begin));
+        self.from = input.read_plain_from(self.at)?;
+        Ok(())
+    }
+
+    /// The next item. `None`: there is none.
+    fn next_item(&mut self) -> std::result::Result<Option<Vec<u8>>, BadReason> {
+        self.ends.pop();
+        let Some(end) = self.ends.last() else {
+            // What compressed it keeps its checksum at the end.
+            let behind = io::copy(&mut self.from, &mut io::sink());
+            behind.map_err(|error| BadReason::Decoder(error.to_string()))?;
+            return Ok(None);
+        };
+        let len = u64::from(*end) - self.at;
+        let mut item = Vec::new();
+        let read = self.from.by_ref().take(len).read_to_end(&mut item);
+        let read = read.map_err(|error| BadReason::Decoder(error.to_string()))?;
+        if read as u64 != len {
+            return Err(BadReason::Truncated("the shard ends within an item"));
+        }
+        self.at += len;
+        Ok(Some(item))
+    }
+}
+
+/// What of a shard in a store is read to find out which arrays it holds.
+const LOOKED_AT_BYTES: u64 = 256 << 10;
+/// What an Arrow file begins with, before its messages.
+const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
+
+fn broken(what: &'static str) -> Error {
+    Error::new(ErrorKind::BadSource, what)
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(bytes);
+    u32::from_le_bytes(word)
+}

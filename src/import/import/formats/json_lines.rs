@@ -1,0 +1,556 @@
+//! Rows of JSON Lines: each line is an object, whose values are columns, or name a file.
+//!
+//! All lines are looked at before they are read, to tell which columns there are, and their types; of an object in a
+//! store, which would be read twice, only the first ones. Text is a column of bytes; numbers are `i64`, `u64` if one
+//! needs that, or `f64` where one has a fraction; lists of numbers are arrays; what is nested otherwise, or is held by
+//! none of these types, is its JSON. `NaN` and `Infinity` are numbers, as Python writes them.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde_json::Value;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::column::{CellKind, Cells, Column, is_wanted, places};
+use super::input::{InStore, Input, LOOKING_UP};
+use super::json_object::{Object, number_of, parse, spelled, unmarked};
+use super::json_survey::Survey;
+use super::json_text::{Lines, lines, read_line};
+use super::rows::{Entry, RowError, RowReader};
+use crate::import::columns::put_number;
+use crate::import::options::RowOptions;
+use crate::import::sources::BadReason;
+use crate::import::sources::beneath::Root;
+use crate::import::sources::index::MAX_SAMPLE_BYTES;
+use crate::import::sources::objects::{self, push_origin};
+use crate::import::sources::row_indexes;
+use crate::import::sources::sample_stream::FieldBytes;
+use crate::import::sources::tar_members::clean_name;
+use dlfs_base::error::zeroed_vec;
+use dlfs_base::threads::map_at_once;
+use dlfs_base::{Error, Result};
+use dlfs_format::format::field_type::Element;
+use dlfs_places::Pending;
+
+/// The lines of a file.
+pub(super) struct JsonLines {
+    input: Input,
+    /// Once it has begun.
+    from: Lines,
+    /// Where the next line is that is read.
+    at: u64,
+    /// Where the next one is that is taken.
+    next: u64,
+    /// Hash of the objects that lines so far have named, also those of other files.
+    named: u64,
+    columns: Vec<Column>,
+    /// Where a key is among them.
+    place_of: HashMap<String, usize>,
+    /// Of each column.
+    is_wanted: Vec<bool>,
+    /// Hashes of the names of the files so far: one that is named again is expanded.
+    read_files: HashSet<u64>,
+    /// The columns with a value in the line before.
+    filled: Vec<usize>,
+    /// Whether a key that is none of the columns is wanted.
+    takes_all: bool,
+    files: Option<Files>,
+    line: Vec<u8>,
+    name: Vec<u8>,
+}
+
+/// The files that lines name.
+struct Files {
+    /// The key that names them.
+    key: String,
+    /// The number of their column.
+    column: usize,
+    from: From,
+}
+
+/// Where files are.
+enum From {
+    /// In this folder.
+    Folder(Root),
+    /// Beside the lines in a store.
+    Store(Box<Ahead>),
+}
+
+/// Lines that were read ahead, since the objects that they name take a while to come.
+struct Ahead {
+    lines_are: InStore,
+    lines: VecDeque<std::result::Result<Line, BadReason>>,
+    /// What ended the lines, after those that were read ahead.
+    end: Option<std::result::Result<(), RowError>>,
+    /// Bytes of the objects that were asked for.
+    asked_bytes: u64,
+}
+
+/// A line, and the object that it names.
+struct Line {
+    object: Object,
+    file: Option<Asked>,
+    /// Where it ends.
+    end: u64,
+}
+
+/// A line, what it names, and where it ends.
+type Named = std::result::Result<(Object, Option<String>, u64), BadReason>;
+
+/// An object that a line names; not asked for while there is no room.
+struct Asked {
+    object: dlfs_places::Object,
+    pending: Option<Pending>,
+}
+
+impl JsonLines {
+    /// Opens the file `input`, whose columns are `known`, or else looked for.
+    ///
+    /// # Errors
+    /// It cannot be read, or no line is an object.
+    pub(super) fn open(
+        input: &Input,
+        options: &RowOptions,
+        known: Option<&[Column]>,
+    ) -> Result<Box<dyn RowReader>> {
+        let columns = match known {
+            Some(known) => known.to_vec(),
+            None => Survey::columns_of(input, options)?,
+        };
+        let files = match columns.iter().position(|column| column.files_of.is_some()) {
+            Some(column) => Some(Files::new(column, &columns[column], input)?),
+            None => None,
+        };
+        Ok(Box::new(JsonLines {
+            is_wanted: columns.iter().map(|column| is_wanted(column, options)).collect(),
+            read_files: HashSet::new(),
+            filled: Vec::new(),
+            place_of: places(&columns),
+            takes_all: options.fields.is_empty(),
+            input: input.clone(),
+            from: BufReader::new(Box::new(io::empty())),
+            at: 0,
+            next: 0,
+            named: 0,
+            columns,
+            files,
+            line: Vec::new(),
+            name: Vec::new(),
+        }))
+    }
+
+    /// Reads the next line that is not empty. `false`: there is none.
+    fn next_line(&mut self) -> std::result::Result<bool, RowError> {
+        loop {
+            let read = read_line(&mut self.from, &mut self.line);
+            self.at += self.line.len() as u64;
+            match read {
+                Ok(false) => return Ok(false),
+                Ok(true) if self.line.trim_ascii().is_empty() => {}
+                Ok(true) => return Ok(true),
+                Err(error) => return Err(RowError::File(BadReason::Decoder(error.to_string()))),
+            }
+        }
+    }
+
+    /// The next line as an object. `None`: there is none.
+    fn next_object(&mut self) -> std::result::Result<Option<Object>, RowError> {
+        if !self.next_line()? {
+            return Ok(None);
+        }
+        let broken = |error| BadReason::Decoder(format!("the line is no JSON object: {error}"));
+        Ok(Some(parse(&self.line).map_err(broken)?))
+    }
+
+    /// The next line, and the file that it names. `None`: there is none.
+    fn next_with_file(
+        &mut self,
+        files: Option<&mut Files>,
+    ) -> std::result::Result<Option<(Object, Option<FieldBytes>)>, RowError> {
+        let Some(files) = files else {
+            let object = self.next_object()?;
+            self.next = self.at;
+            return Ok(object.map(|object| (object, None)));
+        };
+        if let From::Folder(folder) = &files.from {
+            let Some(object) = self.next_object()? else { return Ok(None) };
+            self.next = self.at;
+            let name = files.name_in(&object)?;
+            let file = name.as_ref().map(|name| {
+                read_file(folder, name.as_bytes()).map_err(|reason| BadReason::Field {
+                    field: files.key.clone(),
+                    what: format!("names {name}: {reason}"),
+                })
+            });
+            let file = file.transpose()?;
+            if let Some((name, file)) = name.zip(file.as_ref()) {
+                self.count_file(&name, file);
+            }
+            return Ok(Some((object, file)));
+        }
+        self.read_ahead(files)?;
+        let From::Store(ahead) = &mut files.from else { return Ok(None) };
+        let Some(line) = ahead.lines.pop_front() else {
+            self.next = self.at;
+            return match ahead.end.replace(Ok(())) {
+                Some(Err(error)) => Err(error),
+                _ => Ok(None),
+            };
+        };
+        let Line { object, file, end } = line?;
+        self.next = end;
+        let Some(asked) = file else { return Ok(Some((object, None))) };
+        let (named, key) = (with(self.named, &asked.object), asked.object.key.clone());
+        let file = ahead.read(asked)?;
+        self.count_file(&key, &file);
+        self.named = named;
+        Ok(Some((object, Some(file))))
+    }
+
+    fn count_file(&mut self, name: &str, file: &[u8]) {
+        if self.read_files.insert(xxh3_64(name.as_bytes())) {
+            self.input.expansion.read(file.len() as u64);
+        }
+    }
+
+    /// Reads more lines, where files are in a store and few are left.
+    fn read_ahead(&mut self, files: &mut Files) -> std::result::Result<(), RowError> {
+        let has_enough = |files: &Files| match &files.from {
+            From::Store(ahead) => ahead.end.is_some() || ahead.lines.len() > LINES_AHEAD / 2,
+            From::Folder(_) => true,
+        };
+        if has_enough(files) {
+            return Ok(());
+        }
+        let (lines, end) = self.named_lines(files, u64::MAX);
+        let From::Store(ahead) = &mut files.from else { return Ok(()) };
+        ahead.end = end;
+        ahead.look_up(lines)
+    }
+
+    /// Some lines that begin before `to`, and what ended them.
+    fn named_lines(
+        &mut self,
+        files: &Files,
+        to: u64,
+    ) -> (Vec<Named>, Option<std::result::Result<(), RowError>>) {
+        let (mut lines, mut end) = (Vec::new(), None);
+        while lines.len() < LINES_AHEAD / 2 && self.at < to && end.is_none() {
+            match self.next_object() {
+                Ok(Some(object)) => {
+                    let name = files.name_in(&object);
+                    lines.push(name.map(|name| (object, name, self.at)));
+                }
+                Ok(None) => end = Some(Ok(())),
+                Err(RowError::Row(reason)) => lines.push(Err(reason)),
+                Err(error) => end = Some(Err(error)),
+            }
+        }
+        (lines, end)
+    }
+
+    /// Looks up again what lines before `to` name, and notes it.
+    fn recall_files(&mut self, files: &Files, to: u64, named: u64) -> Result<u64> {
+        let From::Store(ahead) = &files.from else { return Ok(named) };
+        let mut named = named;
+        self.begin(Entry::default())?;
+        loop {
+            let (lines, end) = self.named_lines(files, to);
+            self.input.check()?;
+            for found in ahead.find(&lines)?.into_iter().flatten() {
+                // One that is gone gives another hash as well.
+                let Ok(object) = found else { return Ok(0) };
+                push_origin(&mut ahead.lines_are.origins.lock(), &ahead.lines_are.client, &object);
+                named = with(named, &object);
+            }
+            if lines.is_empty() || end.is_some() {
+                return Ok(named);
+            }
+        }
+    }
+
+    fn cell(
+        &self,
+        column: &Column,
+        value: &Value,
+    ) -> std::result::Result<Option<FieldBytes>, BadReason> {
+        let CellKind::Elements(kind) = &column.kind else {
+            return Ok(match value {
+                Value::Null => None,
+                Value::String(text) => Some(spelled(text).to_owned().into_bytes().into()),
+                other => Some(unmarked(&other.to_string()).into_bytes().into()),
+            });
+        };
+        if value.is_null() {
+            return Ok(None);
+        }
+        let (mut bytes, dims) = (Vec::new(), kind.dims().collect::<Vec<_>>());
+        match put_values(kind.element(), &dims, value, &mut bytes) {
+            true => Ok(Some(bytes.into())),
+            false => Err(BadReason::Field {
+                field: column.name.clone(),
+                what: format!(
+                    "is {kind}, which does not hold {}; --field-type {}:TYPE gives it another type",
+                    shown(value),
+                    column.name
+                ),
+            }),
+        }
+    }
+}
+
+impl Files {
+    /// The files that `column` number `at` of the lines names.
+    fn new(at: usize, column: &Column, input: &Input) -> Result<Files> {
+        let key = column.files_of.clone().unwrap_or_default();
+        let from = match &input.object {
+            Some(lines) => From::Store(Box::new(Ahead::new(lines.clone()))),
+            None => {
+                let folder = input.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                From::Folder(Root::open(folder.unwrap_or(Path::new(".")), input.links)?)
+            }
+        };
+        Ok(Files { key, column: at, from })
+    }
+
+    /// The file that the line `object` names, without `.` and repeated slashes; `None`: it has not the key.
+    fn name_in(&self, object: &Object) -> std::result::Result<Option<String>, BadReason> {
+        match object.0.iter().find(|(key, _)| *key == self.key) {
+            None => Ok(None),
+            Some((_, Value::String(name))) => {
+                if name.starts_with('/') || name.split('/').any(|part| part == "..") {
+                    return Err(BadReason::LeavesSource);
+                }
+                let clean = clean_name(name.as_bytes())?;
+                Ok(Some(String::from_utf8_lossy(&clean).into_owned()))
+            }
+            Some(_) => {
+                let what = "names no file".to_owned();
+                Err(BadReason::Field { field: self.key.clone(), what })
+            }
+        }
+    }
+}
+
+fn read_file(folder: &Root, name: &[u8]) -> std::result::Result<FieldBytes, BadReason> {
+    folder.stat_file(name)?; // a pipe or a device has no length
+    let file = File::from(folder.open_file(name)?);
+    let unreadable =
+        |error: io::Error| BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO));
+    let len = file.metadata().map_err(unreadable)?.len();
+    if len > MAX_SAMPLE_BYTES {
+        return Err(BadReason::TooLarge(len));
+    }
+    let mut bytes = zeroed_vec(len).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
+    file.read_exact_at(&mut bytes, 0).map_err(unreadable)?;
+    Ok(bytes.into())
+}
+
+impl Ahead {
+    fn new(lines_are: InStore) -> Ahead {
+        Ahead { lines_are, lines: VecDeque::new(), end: None, asked_bytes: 0 }
+    }
+
+    /// Looks up what some lines name, many at once, and asks for it.
+    fn look_up(&mut self, lines: Vec<Named>) -> std::result::Result<(), RowError> {
+        let found = self.find(&lines).map_err(|error| self.failed(error))?;
+        for (line, found) in lines.into_iter().zip(found) {
+            let line = line.and_then(|(object, _, end)| {
+                let file = found.transpose()?.map(|object| Asked { object, pending: None });
+                Ok(Line { object, file, end })
+            });
+            self.lines.push_back(line);
+        }
+        self.ask();
+        Ok(())
+    }
+
+    /// The objects that lines name, looked up many at once.
+    fn find(
+        &self,
+        lines: &[Named],
+    ) -> Result<Vec<Option<std::result::Result<dlfs_places::Object, BadReason>>>> {
+        let InStore { client, object: of, .. } = &self.lines_are;
+        map_at_once(LOOKING_UP, lines, |line| {
+            let Ok((_, Some(name), _)) = line else { return Ok(None) };
+            let Some(key) = row_indexes::beside(Path::new(&of.key), name) else {
+                return Ok(Some(Err(BadReason::LeavesSource)));
+            };
+            match client.head(&key.to_string_lossy()) {
+                Ok(object) if object.len_bytes > MAX_SAMPLE_BYTES => {
+                    Ok(Some(Err(BadReason::TooLarge(object.len_bytes))))
+                }
+                Ok(object) => Ok(Some(Ok(object))),
+                Err(error) => objects::reason(error).map(|reason| Some(Err(reason))),
+            }
+        })
+    }
+
+    /// Asks for the objects of the next lines, as far as there is room.
+    fn ask(&mut self) {
+        let client = &self.lines_are.client;
+        let asked = self.lines.iter_mut().flatten().filter_map(|line| line.file.as_mut());
+        for Asked { object, pending } in asked.filter(|asked| asked.pending.is_none()) {
+            if self.asked_bytes > 0 && self.asked_bytes + object.len_bytes > client.window_bytes() {
+                break;
+            }
+            self.asked_bytes += object.len_bytes;
+            *pending = Some(client.fetch(object, 0..object.len_bytes));
+        }
+    }
+
+    /// The bytes of the next line's object.
+    fn read(&mut self, asked: Asked) -> std::result::Result<FieldBytes, RowError> {
+        let Asked { object, pending } = asked;
+        let InStore { client, origins, .. } = &self.lines_are;
+        let pending = match pending {
+            Some(pending) => {
+                self.asked_bytes -= object.len_bytes;
+                pending
+            }
+            None => client.fetch(&object, 0..object.len_bytes),
+        };
+        let mut bytes = zeroed_vec(object.len_bytes).map_err(|error| {
+            let address = client.place().with_key(&*object.key).to_string();
+            self.failed(error.target(address))
+        })?;
+        match pending.read_into(&mut bytes) {
+            Ok(()) => push_origin(&mut origins.lock(), client, &object),
+            Err(error) => {
+                let reason = objects::reason(error).map_err(|error| self.failed(error))?;
+                return Err(reason.into());
+            }
+        }
+        self.ask();
+        Ok(bytes.into())
+    }
+
+    /// Notes a failure of the store, which ends the import.
+    fn failed(&self, error: Error) -> RowError {
+        self.lines_are.failure.lock().get_or_insert(error);
+        RowError::File(BadReason::Decoder("the store failed".to_owned()))
+    }
+}
+
+impl RowReader for JsonLines {
+    fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    fn begin(&mut self, from: Entry) -> Result<()> {
+        (self.from, self.at) = match from.at {
+            0 => lines(&self.input, None)?,
+            at => {
+                let from = self.input.read_plain_from(at)?;
+                (BufReader::with_capacity(BUFFER_BYTES, from), at)
+            }
+        };
+        (self.next, self.named) = (self.at, from.named);
+        Ok(())
+    }
+
+    fn entry(&self, _: u64) -> Entry {
+        Entry { at: self.next, rows: 0, named: self.named }
+    }
+
+    fn recall(&mut self, to: Option<u64>, named: u64) -> Result<u64> {
+        let Some(files) = self.files.take() else { return Ok(named) };
+        let recalled = self.recall_files(&files, to.unwrap_or(u64::MAX), named);
+        self.files = Some(files);
+        recalled
+    }
+
+    fn row_name(&self) -> Option<&[u8]> {
+        self.files.as_ref().map(|_| &self.name[..])
+    }
+
+    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
+        self.name.clear();
+        let mut files = self.files.take();
+        let line = self.next_with_file(files.as_mut());
+        self.files = files;
+        let Some((object, file)) = line? else { return Ok(false) };
+        let name = self.files.as_ref().map(|files| files.name_in(&object)).transpose()?;
+        self.name.extend_from_slice(name.flatten().unwrap_or_default().as_bytes());
+        // A line may have few of many keys.
+        self.filled.drain(..).for_each(|at| drop(cells.get_mut(at).and_then(Option::take)));
+        cells.resize(self.columns.len(), None);
+        for (key, value) in object.0 {
+            if let Some(files) = self.files.as_ref().filter(|files| files.key == key) {
+                cells[files.column].clone_from(&file);
+                self.filled.push(files.column);
+                continue;
+            }
+            let Some(at) = self.place_of.get(&key).copied() else {
+                if !self.takes_all || value.is_null() {
+                    continue;
+                }
+                let what = "is a key that the first lines do not have: name it with the others \
+                            in --fields"
+                    .to_owned();
+                return Err(BadReason::Field { field: key, what }.into());
+            };
+            if !self.is_wanted[at] {
+                continue;
+            }
+            if cells[at].is_some() {
+                let what = "is there twice in this line".to_owned();
+                return Err(BadReason::Field { field: key, what }.into());
+            }
+            cells[at] = self.cell(&self.columns[at], &value)?;
+            self.filled.push(at);
+        }
+        Ok(true)
+    }
+}
+
+/// A value for messages.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Array(_) => "another list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        Value::String(text) if number_of(value).is_some() => spelled(text).to_owned(),
+        Value::String(_) => "text".to_owned(),
+        number => number.to_string(),
+    }
+}
+
+/// The hash of the objects that were named, and one more.
+fn with(named: u64, object: &dlfs_places::Object) -> u64 {
+    let mut hash = Xxh3::with_seed(named);
+    hash.update(&(object.key.len() as u64).to_le_bytes());
+    hash.update(object.key.as_bytes());
+    hash.update(&object.len_bytes.to_le_bytes());
+    hash.update(object.etag.as_deref().unwrap_or_default().as_bytes());
+    hash.digest().max(1) // 0 stands for none
+}
+
+/// Appends the elements of an array with these dimensions. `false`: `value` is none.
+fn put_values(element: Element, dims: &[Option<u32>], value: &Value, into: &mut Vec<u8>) -> bool {
+    match (value, dims) {
+        (Value::Array(all), [dim, dims @ ..]) => {
+            dim.is_none_or(|dim| all.len() as u64 == u64::from(dim))
+                && all.iter().all(|each| put_values(element, dims, each, into))
+        }
+        (one, []) => put_value(element, one, into),
+        _ => false,
+    }
+}
+
+fn put_value(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
+    match (value, number_of(value)) {
+        (Value::Bool(bit), _) if element == Element::Bool => {
+            into.push(u8::from(*bit));
+            true
+        }
+        (_, Some(number)) => put_number(element, number, into),
+        _ => false,
+    }
+}
+
+const BUFFER_BYTES: usize = 1 << 20;
+/// Lines whose objects are asked for at once.
+const LINES_AHEAD: usize = 128;

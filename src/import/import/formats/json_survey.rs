@@ -1,0 +1,220 @@
+//! What lines have: their columns, and the types that hold all values of each.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::column::{CellKind, Column};
+use super::input::Input;
+use super::json_object::{number_of, parse};
+use super::json_text::{Lines, lines, read_line};
+use crate::import::columns::Number;
+use crate::import::options::RowOptions;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::field_type::{Element, FieldType};
+
+/// What lines have.
+#[derive(Default)]
+pub(super) struct Survey {
+    columns: Vec<(String, Seen)>,
+    /// Where a key is among them.
+    at: HashMap<String, usize>,
+    /// Whether there are more lines.
+    is_part: bool,
+}
+
+/// What the values of a key are: bits, of which those of kinds are about the elements of lists as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Seen(u16);
+
+impl Survey {
+    /// The columns of the file `input`.
+    pub(super) fn columns_of(input: &Input, options: &RowOptions) -> Result<Vec<Column>> {
+        let mut survey = Survey::default();
+        // Of a store, most of what could be asked for ahead is not needed.
+        survey.read(lines(input, Some(0))?.0, input, input.object.is_none())?;
+        let mut columns = survey.columns();
+        let at =
+            |name: &str, columns: &[Column]| columns.iter().position(|column| column.name == name);
+        let key = match &options.files {
+            Some(key) => Some(key.clone()),
+            None => Some(FILE_NAME.to_owned()).filter(|key| {
+                let is_wanted = |field: &String| field == FILE || field == key;
+                survey.has(key)
+                    && (options.fields.is_empty() || options.fields.iter().any(is_wanted))
+            }),
+        };
+        if let Some(key) = key {
+            let column = at(&key, &columns).ok_or_else(|| {
+                let text = format!("the lines have no key {key} that could name files");
+                Error::new(ErrorKind::InvalidArgument, text).path(&input.path)
+            })?;
+            let name = if at(FILE, &columns).is_some() { key.as_str() } else { FILE };
+            columns[column] = Column { files_of: Some(key.clone()), ..Column::bytes(name) };
+        }
+        for name in options.fields.iter().filter(|_| survey.is_part) {
+            if at(name, &columns).is_none() {
+                columns.push(Column::new(name, CellKind::Nothing));
+            }
+        }
+        Ok(columns)
+    }
+
+    fn read(&mut self, mut from: Lines, input: &Input, is_whole: bool) -> Result<()> {
+        let (mut line, mut bytes, mut count) = (Vec::new(), 0, 0);
+        loop {
+            let read = read_line(&mut from, &mut line);
+            input.check()?;
+            match read {
+                Ok(true) => {}
+                // What ends the lines early is told when they are read as rows.
+                Ok(false) | Err(_) if !self.columns.is_empty() => break,
+                Ok(false) => {
+                    let text = "no line is a JSON object";
+                    return Err(Error::new(ErrorKind::BadSource, text).path(&input.path));
+                }
+                Err(error) => return Err(input.named(error)),
+            }
+            bytes += line.len();
+            let is_enough = bytes > SURVEYED_BYTES || count == SURVEYED_LINES;
+            if is_enough && !is_whole && !self.columns.is_empty() {
+                self.is_part = true;
+                break;
+            }
+            // A bad line is told when it is read as a row.
+            let Ok(object) = parse(&line) else { continue };
+            count += 1;
+            object.0.iter().for_each(|(key, value)| self.see(key, value));
+        }
+        Ok(())
+    }
+
+    fn see(&mut self, key: &str, value: &Value) {
+        let seen = Seen::of(value);
+        match self.at.get(key) {
+            Some(at) => self.columns[*at].1.0 |= seen.0,
+            None => {
+                self.at.insert(key.to_owned(), self.columns.len());
+                self.columns.push((key.to_owned(), seen));
+            }
+        }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.columns.iter().any(|(own, seen)| own == key && seen.kind() == CellKind::Bytes)
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        self.columns.iter().map(|(name, seen)| Column::new(name, seen.kind())).collect()
+    }
+}
+
+impl Seen {
+    const ONE: u16 = 1;
+    const LIST: u16 = 2;
+    const BOOL: u16 = 4;
+    const WHOLE: u16 = 8;
+    const NEGATIVE: u16 = 16;
+    /// More than an `i64` holds.
+    const LARGE: u16 = 32;
+    /// Not what an `f64` holds.
+    const LONG: u16 = 64;
+    const FRACTION: u16 = 128;
+    /// What only bytes hold.
+    const OTHER: u16 = 256;
+
+    fn of(value: &Value) -> Seen {
+        match value {
+            Value::Null => Seen::default(),
+            Value::Array(all) => {
+                let each = |value: &Value| match value {
+                    Value::Null | Value::Array(_) => Seen::OTHER,
+                    value => Seen::of(value).0 & !Seen::ONE,
+                };
+                Seen(all.iter().map(each).fold(Seen::LIST, |all, each| all | each))
+            }
+            value => Seen(Seen::ONE | Seen::kind_of(value)),
+        }
+    }
+
+    fn kind_of(value: &Value) -> u16 {
+        let flag = |is_set: bool, flag: u16| if is_set { flag } else { 0 };
+        match (value, number_of(value)) {
+            (Value::Bool(_), _) => Seen::BOOL,
+            (_, Some(Number::Float(_))) => Seen::FRACTION,
+            (_, Some(Number::Int(whole))) => match u64::try_from(whole) {
+                Err(_) if i64::try_from(whole).is_err() => Seen::OTHER,
+                of => {
+                    Seen::WHOLE
+                        | flag(of.is_err(), Seen::NEGATIVE)
+                        | flag(whole > i64::MAX.into(), Seen::LARGE)
+                        | flag(whole as f64 as i128 != whole, Seen::LONG)
+                }
+            },
+            _ => Seen::OTHER,
+        }
+    }
+
+    /// What the values of the column are.
+    fn kind(self) -> CellKind {
+        let has = |all: u16| self.0 & all == all;
+        let has_numbers = self.0 & (Seen::WHOLE | Seen::FRACTION) != 0;
+        if self.0 == 0 {
+            return CellKind::Nothing;
+        }
+        if has(Seen::OTHER) || has(Seen::ONE | Seen::LIST) || has(Seen::BOOL) && has_numbers {
+            return CellKind::Bytes;
+        }
+        let element = match () {
+            () if has(Seen::BOOL) => Element::Bool,
+            () if has(Seen::FRACTION | Seen::LONG) => return CellKind::Bytes,
+            () if has(Seen::FRACTION) => Element::F64,
+            () if has(Seen::LARGE | Seen::NEGATIVE) => return CellKind::Bytes,
+            () if has(Seen::LARGE) => Element::U64,
+            () if has(Seen::WHOLE) => Element::I64,
+            () => return CellKind::Bytes,
+        };
+        let kind = FieldType::new(element, has(Seen::LIST), Vec::new());
+        kind.map_or_else(CellKind::Other, CellKind::Elements)
+    }
+}
+
+/// The key that names files in folders of images of Hugging Face.
+const FILE_NAME: &str = "file_name";
+/// The column of the files.
+const FILE: &str = "file";
+/// What of an object is looked at before it is read.
+const SURVEYED_LINES: usize = 1024;
+const SURVEYED_BYTES: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_values_of_a_key_have_the_type_that_holds_them_exactly() {
+        for (values, kind) in [
+            ("[1, -2]", "i64"),
+            ("[1, 18446744073709551615]", "u64"),
+            ("[-1, 18446744073709551615]", "bytes"),
+            ("[1, 0.5, null]", "f64"),
+            ("[NaN, 9007199254740992]", "f64"),
+            ("[0.5, 9007199254740993]", "bytes"),
+            ("[18446744073709551616]", "bytes"),
+            ("[null]", "nothing"),
+            ("[true, 1]", "bytes"),
+            ("[true]", "bool"),
+            ("[[], [1], [0.5]]", "f64[*]"),
+            ("[[]]", "bytes"),
+            ("[[1], 1]", "bytes"),
+            ("[[null]]", "bytes"),
+            ("[\"x\", 1]", "bytes"),
+        ] {
+            let mut survey = Survey::default();
+            let object = parse(format!("{{\"a\": {values}}}").as_bytes()).unwrap();
+            let [(_, Value::Array(all))] = &object.0[..] else { panic!("{values}") };
+            all.iter().for_each(|value| survey.see("a", value));
+            assert_eq!(survey.columns()[0].shown(), kind, "{values}");
+        }
+    }
+}

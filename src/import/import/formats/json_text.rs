@@ -1,0 +1,48 @@
+//! The lines of a file of JSON Lines, one after the other.
+
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+
+use super::input::Input;
+use crate::import::sources::compression::read_some;
+use crate::import::sources::content::BYTE_ORDER_MARK;
+use dlfs_base::Result;
+
+pub(super) type Lines = BufReader<Box<dyn Read + Send>>;
+
+/// The lines of `input`, decompressed, without a byte order mark, and where they begin.
+pub(super) fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, u64)> {
+    let mut from = input.read_plain(window_bytes)?;
+    let mut head = [0; BYTE_ORDER_MARK.len()];
+    let read = read_some(&mut from, &mut head);
+    input.check()?;
+    let head = &head[..read.map_err(|error| input.named(error))?];
+    let (head, at) = match head == BYTE_ORDER_MARK {
+        true => (Vec::new(), head.len() as u64),
+        false => (head.to_vec(), 0),
+    };
+    let from: Box<dyn Read + Send> = Box::new(Cursor::new(head).chain(from));
+    Ok((BufReader::with_capacity(BUFFER_BYTES, from), at))
+}
+
+/// Reads a line. `false`: there is none.
+///
+/// # Errors
+/// Those of reading; the line is too long, or longer than the memory that there is.
+pub(super) fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    loop {
+        line.try_reserve(STEP_BYTES)?;
+        let read = from.by_ref().take(STEP_BYTES as u64).read_until(b'\n', line)?;
+        if read < STEP_BYTES || line.ends_with(b"\n") {
+            return Ok(!line.is_empty());
+        }
+        if line.len() >= MAX_LINE_BYTES {
+            return Err(io::Error::other("a line has 1 GiB or more"));
+        }
+    }
+}
+
+const MAX_LINE_BYTES: usize = 1 << 30;
+/// As much of a line as memory is asked for at once.
+const STEP_BYTES: usize = 1 << 20;
+const BUFFER_BYTES: usize = 1 << 20;

@@ -1,0 +1,146 @@
+//! Rows of Parquet files.
+//!
+//! A thread decodes ahead of the rows that are taken, one batch of rows at a time.
+
+use std::sync::Arc;
+
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+use parquet::file::reader::{ChunkReader, Length};
+
+use super::ahead::{AheadRows, Batch, Batches};
+use super::arrow_cells;
+use super::blocks::Blocks;
+use super::column::{Column, is_wanted};
+use super::guard::caught;
+use super::input::Input;
+use super::pages::PageFile;
+use super::rows::{Entry, RowReader};
+use super::stated_pages::StatedPages;
+use crate::import::options::RowOptions;
+use dlfs_base::{Error, ErrorKind, Result};
+
+/// Opens the Parquet file `input`.
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+    match &input.object {
+        Some(object) => {
+            let blocks = Blocks::new(object.clone(), input.expansion.clone());
+            let columns = |columns| blocks.set_places(columns);
+            rows_of(blocks.clone(), input, options, columns)
+        }
+        None => {
+            let file = PageFile::open(&input.path).map_err(|error| input.named(error))?;
+            input.expansion.read(file.len());
+            rows_of(file, input, options, |_| {})
+        }
+    }
+}
+
+/// `of_columns` is told how many columns are read.
+fn rows_of(
+    from: impl ChunkReader + 'static,
+    input: &Input,
+    options: &RowOptions,
+    of_columns: impl FnOnce(usize),
+) -> Result<Box<dyn RowReader>> {
+    let path = input.path.clone();
+    let bad = move |what: String| {
+        let text = format!("the Parquet file cannot be read: {what}");
+        Error::new(ErrorKind::BadSource, text).path(&path)
+    };
+    let from = StatedPages(from, input.expansion.clone());
+    let (columns, decoder) = caught(|| decoder(from, options)).map_err(&bad)?;
+    of_columns(columns.len());
+    let decode = move |from: Entry| caught(|| batches(decoder, from.rows)).map_err(bad);
+    Ok(Box::new(AheadRows::new(columns, decode)))
+}
+
+/// The batches behind the first `rows` rows. Of row groups before these, nothing is read.
+fn batches<F: ChunkReader + 'static>(
+    decoder: ParquetRecordBatchReaderBuilder<F>,
+    rows: u64,
+) -> std::result::Result<Batches, String> {
+    let mut decoder = decoder;
+    if rows > 0 {
+        let (mut before, mut first) = (rows, 0);
+        for group in decoder.metadata().row_groups() {
+            let Some(left) = before.checked_sub(group.num_rows().max(0) as u64) else { break };
+            (before, first) = (left, first + 1);
+        }
+        let groups = (first..decoder.metadata().num_row_groups()).collect();
+        let before = usize::try_from(before).map_err(|_| "it has too many rows".to_owned())?;
+        decoder = decoder.with_row_groups(groups).with_offset(before);
+    }
+    let stated = decoder.metadata().file_metadata().num_rows().max(0) as u64;
+    let reader = decoder.build().map_err(|error| error.to_string())?;
+    let mut found = rows;
+    let mut each = reader.map(|rows| rows.map_err(|error| error.to_string()));
+    let mut is_over = false;
+    let each = std::iter::from_fn(move || {
+        if let Some(rows) = each.next() {
+            found += rows.as_ref().map_or(0, |rows| rows.num_rows() as u64);
+            return Some(rows.map(|rows| Batch { rows, at: None }));
+        }
+        let differs = !std::mem::replace(&mut is_over, true) && found != stated;
+        differs.then(|| Err(format!("it states {stated} rows, and has {found}")))
+    });
+    Ok(Batches { each: Box::new(each), unwanted: 0 })
+}
+
+fn decoder<F: ChunkReader + 'static>(
+    from: F,
+    options: &RowOptions,
+) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReaderBuilder<F>), String> {
+    let text = |error: ParquetError| error.to_string();
+    let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
+    check_rows(of_file.metadata())?;
+    let columns = arrow_cells::columns(of_file.schema());
+    let views = Arc::new(arrow_cells::with_views(of_file.schema()));
+    let views = ArrowReaderOptions::new().with_schema(views);
+    // Where the decoder knows no view of a type, it copies.
+    let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);
+    let metadata = metadata.unwrap_or(of_file);
+    let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata);
+    let rows_at_once = rows_at_once(builder.metadata());
+    // What is asked for and not there is found missing by name later.
+    let read = (0..columns.len()).filter(|at| is_wanted(&columns[*at], options));
+    let read: Vec<usize> = read.collect();
+    if read.len() < columns.len() {
+        let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
+        builder = builder.with_projection(mask);
+    }
+    let columns = read.into_iter().map(|at| columns[at].clone()).collect();
+    Ok((columns, builder.with_batch_size(rows_at_once)))
+}
+
+/// The decoder reads no more rows than the footer states.
+fn check_rows(metadata: &ParquetMetaData) -> std::result::Result<(), String> {
+    let groups = metadata.row_groups().iter().map(|group| i128::from(group.num_rows()));
+    let (stated, groups) = (metadata.file_metadata().num_rows(), groups.sum::<i128>());
+    match i128::from(stated) == groups {
+        true => Ok(()),
+        false => Err(format!("it states {stated} rows, and its row groups {groups}")),
+    }
+}
+
+/// As many rows as have [`BATCH_BYTES`] on the average.
+fn rows_at_once(metadata: &ParquetMetaData) -> usize {
+    let groups = metadata.row_groups();
+    let sum = |of: fn(&RowGroupMetaData) -> i64| {
+        groups.iter().map(of).fold(0_i64, |sum, each| sum.saturating_add(each.max(0)))
+    };
+    let bytes = sum(RowGroupMetaData::total_byte_size);
+    let rows = sum(RowGroupMetaData::num_rows);
+    let each = (bytes / rows.max(1)).max(1);
+    (BATCH_BYTES / each).clamp(1, MAX_ROWS) as usize
+}
+
+const BATCH_BYTES: i64 = 8 << 20;
+const MAX_ROWS: i64 = 1 << 16;

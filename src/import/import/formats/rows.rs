@@ -1,0 +1,761 @@
+//! Samples from files of rows, one file after the other.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::RowFile;
+use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
+use super::input::{Input, LOOKING_UP};
+use crate::import::columns::{Number, number, put_number};
+use crate::import::field_types::{FieldSpec, is_named};
+use crate::import::options::{ImportOptions, RowOptions};
+use crate::import::sources::expansion::Expands;
+use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
+use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
+use crate::import::sources::{BadEntry, BadReason, SourceKind};
+use dlfs_base::threads::map_at_once;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::FieldTypes;
+use dlfs_format::format::field_type::{Element, FieldType, FileForm};
+use dlfs_format::format::meta::check_label;
+use dlfs_places::{Client, Object};
+
+/// Reads the rows of a file, front to back.
+pub(super) trait RowReader {
+    /// The columns of each row.
+    fn columns(&self) -> &[Column];
+
+    /// Begins to read the rows that follow `from`. Before, only what tells the columns is read.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is none of its format.
+    fn begin(&mut self, from: Entry) -> Result<()>;
+
+    /// Where the next row is, behind `rows` rows of the file.
+    fn entry(&self, rows: u64) -> Entry {
+        Entry { at: 0, rows, named: 0 }
+    }
+
+    /// Notes again which objects the rows up to byte `to`, or all of them, have named, behind those whose hash is
+    /// `named`; returns the hash of all.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn recall(&mut self, _to: Option<u64>, named: u64) -> Result<u64> {
+        Ok(named)
+    }
+
+    /// The name that the row which was read last brings along.
+    fn row_name(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Reads the next row into `cells`, one a column. `false`: there is none.
+    ///
+    /// # Errors
+    /// What is wrong with the row, or with the rest of the file.
+    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError>;
+}
+
+/// A place between two rows of a file, as the reader of its format finds it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Entry {
+    /// Where the file may be entered: a byte, or the number of a batch.
+    pub(super) at: u64,
+    /// Rows from there to the place.
+    pub(super) rows: u64,
+    /// Hash of the objects that rows before it named, also those of other files; 0: none.
+    pub(super) named: u64,
+}
+
+/// Why a row is not read.
+#[derive(Debug)]
+pub(super) enum RowError {
+    /// The row is bad; the next one can be read.
+    Row(BadReason),
+    /// Nothing behind it in this file can be read.
+    File(BadReason),
+}
+
+impl From<BadReason> for RowError {
+    fn from(reason: BadReason) -> RowError {
+        RowError::Row(reason)
+    }
+}
+
+/// The rows of files of one kind as samples.
+pub struct RowSource<'a> {
+    /// With their own columns.
+    /// With the columns of those that were looked at.
+    files: std::vec::IntoIter<(RowFile, Vec<Column>)>,
+    /// The objects that an index names.
+    shards: Vec<(Client, Object)>,
+    /// How many files were opened or left out, and the objects of indexes, which come before them.
+    begun: u64,
+    /// Where the import goes on, until it does.
+    go_on: Option<StreamPlace>,
+    /// Where the file that is opened next is read from, and the number of the row there.
+    from: (Entry, u64),
+    options: &'a RowOptions,
+    open: Option<OpenFile>,
+    /// The columns of all files, with what holds the values of all.
+    columns: Vec<Column>,
+    chosen: Chosen,
+    fields: Vec<Vec<u8>>,
+    types: FieldTypes,
+    classes: Classes,
+    /// The class of the row that was read last, until it is accepted.
+    class: Option<FieldBytes>,
+    /// How many classes there were before the first row.
+    known_classes: usize,
+    /// The files, if the classes that they name have no numbers yet.
+    unnumbered: Vec<RowFile>,
+    /// Fingerprints of the names so far.
+    names: HashSet<u128>,
+    /// Those that rows of this file bring along, and that of the row which was read last.
+    own_names: HashSet<u128>,
+    own_name: u128,
+    /// Whether the file stands in front of each name.
+    prefix: bool,
+    bad: Vec<BadEntry>,
+    /// What ends the import.
+    failure: Option<Error>,
+    cells: Cells,
+}
+
+struct OpenFile {
+    reader: Box<dyn RowReader>,
+    input: Input,
+    /// What its rows are named after.
+    stem: Vec<u8>,
+    /// Of each column of all files: its place in this one, if it is there.
+    places: Vec<Option<Place>>,
+    rows: u64,
+    has_begun: bool,
+}
+
+/// Where a column is in a file, and the types of its values there and in the image, if these differ.
+struct Place {
+    at: usize,
+    types: Option<(FieldType, FieldType)>,
+}
+
+impl Place {
+    /// The value there.
+    fn take(
+        &self,
+        cells: &mut Cells,
+        column: &Column,
+    ) -> std::result::Result<Option<FieldBytes>, BadReason> {
+        let Some(bytes) = cells.get_mut(self.at).and_then(Option::take) else { return Ok(None) };
+        let Some((from, to)) = &self.types else { return Ok(Some(bytes)) };
+        let mut converted = Vec::with_capacity(bytes.len());
+        for each in bytes.chunks_exact(from.element().len_bytes() as usize) {
+            let number = number(from.element(), each);
+            if !put_number(to.element(), number, &mut converted) {
+                let what = format!("is {to}, which does not hold {number}");
+                return Err(BadReason::Field { field: column.name.clone(), what });
+            }
+        }
+        let checked = to.check_len(converted.len() as u64);
+        checked.map_err(|what| BadReason::Field { field: column.name.clone(), what })?;
+        Ok(Some(converted.into()))
+    }
+}
+
+impl OpenFile {
+    fn new(reader: Box<dyn RowReader>, file: RowFile, places: Vec<Option<Place>>) -> OpenFile {
+        let RowFile { input, stem, .. } = file;
+        OpenFile { reader, input, stem, places, rows: 0, has_begun: false }
+    }
+}
+
+impl<'a> RowSource<'a> {
+    /// The rows of `files`, which so many indexes name, to become samples of `image` if it is appended to.
+    ///
+    /// # Errors
+    /// A file does not open, or the files have other columns than `options` ask for, or than each other.
+    pub(super) fn new(
+        files: Vec<RowFile>,
+        indexes: u64,
+        kind: SourceKind,
+        image: Option<&'a Directory>,
+        given: &'a ImportOptions,
+    ) -> Result<RowSource<'a>> {
+        let (options, types) = (&given.rows, &given.field_types);
+        let in_store = |file: &RowFile| {
+            let object = file.input.object.as_ref().filter(|_| indexes > 0)?;
+            Some((object.client.clone(), object.object.clone()))
+        };
+        let shards = files.iter().filter_map(in_store).collect();
+        let Some(first) = files.first() else {
+            let text = format!("there is no {kind} file");
+            return Err(Error::new(ErrorKind::BadSource, text));
+        };
+        let path = first.input.path.clone();
+        let own = map_at_once(LOOKING_UP, &files, |file| {
+            Ok(file.open(options, None)?.columns().to_vec())
+        })?;
+        let columns = unified(&files, &own, options, &Types { given: types, image, kind })?;
+        let all = files.clone();
+        let files = files.into_iter().zip(own).collect::<Vec<_>>().into_iter();
+        let of_image = image.map(Directory::fields);
+        let chosen = Chosen::new(&columns, options, of_image).map_err(|error| error.path(path))?;
+        let field = |at: &usize| columns[*at].name.clone().into_bytes();
+        let fields = chosen.fields.iter().map(field).collect();
+        let label = chosen.label.map(|at| &columns[at]);
+        let classes = Classes::new(image, &given.classes, label);
+        let by_name = label.is_some() && classes.element.is_none() && given.classes.is_empty();
+        let mut rows = RowSource {
+            files,
+            shards,
+            begun: indexes,
+            go_on: None,
+            from: (Entry::default(), 0),
+            options,
+            open: None,
+            types: chosen.types(&columns),
+            columns,
+            chosen,
+            fields,
+            known_classes: classes.names.len(),
+            unnumbered: if by_name { all } else { Vec::new() },
+            classes,
+            class: None,
+            names: HashSet::new(),
+            own_names: HashSet::new(),
+            own_name: 0,
+            prefix: given.prefix,
+            bad: Vec::new(),
+            failure: None,
+            cells: Cells::new(),
+        };
+        rows.open_next()?;
+        Ok(rows)
+    }
+
+    /// The objects of stores that are read and were not given, but named by an index: places count them behind those.
+    pub(in crate::import) fn shards(&self) -> &[(Client, Object)] {
+        &self.shards
+    }
+
+    /// Goes on at `place`, behind rows with these names, as their fingerprints, and these
+    /// [`found_classes`](SampleStream::found_classes). Nothing has been read yet.
+    pub(in crate::import) fn after(
+        mut self,
+        place: &StreamPlace,
+        names: HashSet<u128>,
+        classes: &[Vec<u8>],
+    ) -> RowSource<'a> {
+        self.go_on = Some(*place);
+        self.names = names;
+        self.unnumbered.clear();
+        for name in classes {
+            self.classes.number(name);
+        }
+        self
+    }
+
+    /// Begins to read rows, unless that has happened. `false`: there are none.
+    ///
+    /// # Errors
+    /// The file that is next does not open, or has other columns than the first one.
+    pub(in crate::import) fn begin(&mut self) -> Result<bool> {
+        self.number_classes()?;
+        if let Some(place) = self.go_on.take() {
+            self.go_to(&place)?;
+        }
+        if self.open.is_none() && !self.open_next()? {
+            return Ok(false);
+        }
+        if let Some(open) = &mut self.open
+            && !open.has_begun
+        {
+            let (from, rows) = std::mem::take(&mut self.from);
+            let begun = open.reader.begin(from);
+            open.input.check()?;
+            begun?;
+            (open.has_begun, open.rows) = (true, rows);
+        }
+        Ok(true)
+    }
+
+    /// Numbers the classes by name, if that has not happened.
+    fn number_classes(&mut self) -> Result<()> {
+        let files = std::mem::take(&mut self.unnumbered);
+        let Some(label) = self.chosen.label.filter(|_| !files.is_empty()) else { return Ok(()) };
+        for name in label_names(&files, &self.columns, &self.columns[label].name)? {
+            self.classes.number(&name);
+        }
+        Ok(())
+    }
+
+    /// Goes to `place`, and notes again which objects rows before it have named.
+    fn go_to(&mut self, place: &StreamPlace) -> Result<()> {
+        let (names_objects, mut named) = (place.named > 0, 0);
+        while place.input >= self.begun {
+            if let Some(mut open) = self.open.take()
+                && names_objects
+            {
+                named = open.reader.recall(None, named)?;
+            }
+            let is_there = place.input == self.begun;
+            if !is_there && !names_objects {
+                self.files.next();
+                self.begun += 1;
+            } else if !self.open_next()? {
+                break;
+            }
+        }
+        let StreamPlace { offset: at, left_out: rows, record, .. } = *place;
+        self.from = (Entry { at, rows, named: place.named }, record);
+        if let Some(open) = self.open.as_mut().filter(|_| names_objects) {
+            named = open.reader.recall(Some(at), named)?;
+        }
+        if named != place.named {
+            let text = "an object that a line before the interruption names has changed since the import began";
+            let error = Error::new(ErrorKind::BadSource, text).hint(
+                "begin again with --force, or with --append if the image had a generation before",
+            );
+            return Err(match &self.open {
+                Some(open) => error.path(&open.input.path),
+                None => error,
+            });
+        }
+        Ok(())
+    }
+
+    /// Opens the next file. `false`: there is none.
+    fn open_next(&mut self) -> Result<bool> {
+        let Some((file, mut own)) = self.files.next() else { return Ok(false) };
+        let all = places(&self.columns);
+        for own in &mut own {
+            if let Some(at) = all.get(&own.name) {
+                own.kind = self.columns[*at].kind.clone();
+            }
+        }
+        let reader = file.open(self.options, Some(&own))?;
+        let place_of = places(reader.columns());
+        let place = |all: &Column| {
+            let at = *place_of.get(&all.name)?;
+            let types = match (&reader.columns()[at].kind, &all.kind) {
+                (CellKind::Elements(own), CellKind::Elements(all)) if own != all => {
+                    Some((own.clone(), all.clone()))
+                }
+                _ => None,
+            };
+            Some(Place { at, types })
+        };
+        let places: Vec<Option<Place>> = self.columns.iter().map(place).collect();
+        if let Some(place) = self.chosen.label.and_then(|at| places[at].as_ref()) {
+            self.classes.begin_file(&reader.columns()[place.at]);
+        }
+        self.own_names.clear();
+        self.cells.clear();
+        self.open = Some(OpenFile::new(reader, file, places));
+        self.begun += 1;
+        Ok(true)
+    }
+
+    fn take_row(&mut self) -> Option<StreamSample> {
+        let open = self.open.as_mut()?;
+        let number = open.rows;
+        let row_name = |open: &OpenFile| [&open.stem[..], format!("/{number}").as_bytes()].concat();
+        match open.reader.next_row(&mut self.cells) {
+            Ok(true) => open.rows += 1,
+            Ok(false) => {
+                self.from.0.named = open.reader.entry(number).named;
+                self.open = None;
+                return None;
+            }
+            Err(RowError::Row(reason)) => {
+                open.rows += 1;
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
+                return None;
+            }
+            Err(RowError::File(reason)) => {
+                // What a store does not give is not bad: the import fails.
+                if let Err(error) = open.input.check() {
+                    self.failure = Some(error);
+                    return None;
+                }
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
+                self.open = None;
+                return None;
+            }
+        }
+        let mut take = |at: usize| match &open.places[at] {
+            Some(place) => place.take(&mut self.cells, &self.columns[at]),
+            None => Ok(None),
+        };
+        let mut taken = || -> std::result::Result<_, BadReason> {
+            let name = self.chosen.name.map(&mut take).transpose()?.flatten();
+            let label = self.chosen.label.map(&mut take).transpose()?.flatten();
+            let fields = self.chosen.fields.iter().map(|at| take(*at));
+            Ok((name, label, fields.collect::<std::result::Result<Vec<_>, _>>()?))
+        };
+        let (name, label, fields) = match taken() {
+            Ok(taken) => taken,
+            Err(reason) => {
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
+                return None;
+            }
+        };
+        let name = match self.chosen.name {
+            Some(_) => name.map(|bytes| bytes.to_vec()).unwrap_or_default(),
+            None => open.reader.row_name().map_or_else(|| row_name(open), <[u8]>::to_vec),
+        };
+        let mut sample = StreamSample::new(name, fields);
+        match self.check(&mut sample, label) {
+            Ok(()) => Some(sample),
+            Err(reason) => {
+                let name = if sample.name.is_empty() {
+                    row_name(self.open.as_ref()?)
+                } else {
+                    sample.name
+                };
+                self.reject(&name, reason);
+                None
+            }
+        }
+    }
+
+    /// Gives the sample its label, unless that is a class: one that is new has no number before the sample is accepted.
+    fn check(
+        &mut self,
+        sample: &mut StreamSample,
+        label: Option<FieldBytes>,
+    ) -> std::result::Result<(), BadReason> {
+        if sample.name.is_empty() {
+            return Err(BadReason::Name("the row has none"));
+        }
+        if sample.name.len() > MAX_NAME_BYTES {
+            return Err(BadReason::Name("is longer than 4,096 bytes"));
+        }
+        if sample.name.contains(&0) {
+            return Err(BadReason::Name("holds a NUL"));
+        }
+        self.put_in_front(sample)?;
+        // A sample of one field has no place to say that it has none.
+        if let [only @ None] = &mut sample.fields[..] {
+            if self.types.of(0).is_some_and(|kind| kind.len_bytes().is_some()) {
+                let is_alone = self.columns.len() == 1;
+                return Err(BadReason::Syntax(if is_alone { ALONE } else { NO_VALUE }));
+            }
+            *only = Some(Vec::new().into());
+        }
+        if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(sample.len_bytes() as u64));
+        }
+        if let Some(open) = &self.open {
+            open.input.expansion.make(Expands::Rows, sample.len_bytes() as u64)?;
+        }
+        self.class = None;
+        match (self.classes.element, label) {
+            (Some(element), Some(label)) => sample.label = self.classes.label(element, &label)?,
+            (_, label) => {
+                let is_known = |name: &FieldBytes| self.classes.number_of.contains_key(&name[..]);
+                if self.classes.are_all && label.as_ref().is_some_and(|name| !is_known(name)) {
+                    return Err(BadReason::Syntax(NO_CLASS));
+                }
+                self.class = label;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RowSource<'_> {
+    /// Puts the file in front of a name that a row of an earlier file has, or of all that rows bring along.
+    fn put_in_front(&mut self, sample: &mut StreamSample) -> std::result::Result<(), BadReason> {
+        self.own_name = xxh3_128(&sample.name);
+        if self.own_names.contains(&self.own_name) {
+            return Err(BadReason::Twice);
+        }
+        let Some(open) = &self.open else { return Ok(()) };
+        let brings = self.chosen.name.is_some() || open.reader.row_name().is_some();
+        if self.prefix && brings || self.names.contains(&self.own_name) {
+            sample.name = [&open.stem[..], b"/", &sample.name].concat();
+        }
+        if sample.name.len() > MAX_NAME_BYTES {
+            return Err(BadReason::Name("is longer than 4,096 bytes"));
+        }
+        let is_taken = self.names.contains(&xxh3_128(&sample.name));
+        if is_taken { Err(BadReason::Twice) } else { Ok(()) }
+    }
+}
+
+const NO_CLASS: &str = "its class is none of those that --classes gives";
+
+const ALONE: &str = "the row has no value in the only column, whose type has a length";
+const NO_VALUE: &str = "the row has no value in the only field, whose type has a length: take another column as well, \
+                        with --fields";
+
+/// What says which types columns have in the image.
+struct Types<'a> {
+    given: &'a [FieldSpec],
+    image: Option<&'a Directory>,
+    kind: SourceKind,
+}
+
+impl Types<'_> {
+    /// What the values of a column become that hold `kind` in the files.
+    fn of(&self, name: &str, kind: &CellKind) -> Option<CellKind> {
+        let given = self.given.iter().find(|spec| is_named(name.as_bytes(), &spec.field));
+        let kept = match given {
+            Some(spec) => spec.kind.clone(),
+            None => {
+                let image = self.image?;
+                let field = image.fields().iter().position(|own| own == name.as_bytes())?;
+                image.field_types().of(field).cloned()
+            }
+        };
+        let kept = kept.filter(|kept| kept.form() == FileForm::Raw)?;
+        // Bytes of files are the elements themselves, texts of lines are not.
+        let is_raw = *kind == CellKind::Bytes && self.kind != SourceKind::JsonLines;
+        (!is_raw).then_some(CellKind::Elements(kept))
+    }
+}
+
+const HOW_TO_UNITE: &str = "--columns union imports the rows of such files without a value there, \
+                            --fields takes other columns";
+
+/// The columns of all files that were looked at, each with what holds its values in all of them.
+fn unified(
+    files: &[RowFile],
+    own: &[Vec<Column>],
+    options: &RowOptions,
+    types: &Types<'_>,
+) -> Result<Vec<Column>> {
+    let shown = |file: &RowFile| file.input.path.display().to_string();
+    // With the first file that has it, and has values there.
+    let mut all: Vec<(Column, usize)> = Vec::new();
+    let mut known_at: HashMap<&str, usize> = HashMap::new();
+    for (file, own) in own.iter().enumerate() {
+        for column in own.iter().filter(|column| is_wanted(column, options)) {
+            let known = known_at.get(&*column.name).copied();
+            let Some(known) = known.filter(|_| file > 0) else {
+                known_at.entry(&column.name).or_insert(all.len());
+                all.push((column.clone(), file));
+                continue;
+            };
+            let (known, first) = &mut all[known];
+            if known.kind == CellKind::Nothing {
+                *first = file;
+            }
+            let both = known.kind.with(&column.kind);
+            let is_given = types.of(&known.name, &known.kind).is_some()
+                && types.of(&known.name, &column.kind).is_some();
+            known.kind = both.or(is_given.then(|| known.kind.clone())).ok_or_else(|| {
+                let (name, one, other) = (&known.name, known.shown(), column.shown());
+                let (first, file) = (shown(&files[*first]), shown(&files[file]));
+                let text = format!("column {name} holds {one} in {first}, and {other} in {file}");
+                Error::new(ErrorKind::BadSource, text).hint(match (&known.kind, &column.kind) {
+                    (CellKind::Elements(_), CellKind::Elements(_)) => format!(
+                        "--field-type {name}:TYPE gives it a type that holds both, --fields takes other columns"
+                    ),
+                    _ => "choose other columns with --fields".to_owned(),
+                })
+            })?;
+        }
+    }
+    let places: Vec<_> = own.iter().map(|own| places(own)).collect();
+    for (column, first) in &mut all {
+        let is_without = |own: &HashMap<String, usize>| !own.contains_key(&column.name);
+        if let Some(without) = places.iter().position(is_without).filter(|_| !options.union) {
+            let (with, without) = (shown(&files[*first]), shown(&files[without]));
+            let text = format!("column {} is in {with}, and not in {without}", column.name);
+            return Err(Error::new(ErrorKind::BadSource, text).hint(HOW_TO_UNITE));
+        }
+        if let Some(kind) = types.of(&column.name, &column.kind) {
+            column.kind = kind;
+        }
+    }
+    // Those which nobody asked for are only named in messages.
+    let others = own.iter().take(1).flatten().filter(|column| !is_wanted(column, options));
+    Ok(all.into_iter().map(|(column, _)| column).chain(others.cloned()).collect())
+}
+
+impl SampleStream for RowSource<'_> {
+    fn fields(&self) -> &[Vec<u8>] {
+        &self.fields
+    }
+
+    fn field_types(&self) -> FieldTypes {
+        self.types.clone()
+    }
+
+    fn classes(&self) -> &[Vec<u8>] {
+        &self.classes.names
+    }
+
+    fn found_classes(&self) -> &[Vec<u8>] {
+        &self.classes.names[self.known_classes..]
+    }
+
+    fn place(&self) -> Option<StreamPlace> {
+        if !self.bad.is_empty() || self.failure.is_some() {
+            return None;
+        }
+        let (input, entry, record) = match &self.open {
+            None => (self.begun, self.from.0, 0),
+            Some(open) => (self.begun - 1, open.reader.entry(open.rows), open.rows),
+        };
+        let Entry { at: offset, rows: left_out, named } = entry;
+        Some(StreamPlace { input, offset, left_out, record, named, windows: 0 })
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        while self.begin()? {
+            if let Some(sample) = self.take_row() {
+                return Ok(Some(sample));
+            }
+            if let Some(error) = self.failure.take() {
+                return Err(error);
+            }
+        }
+        Ok(None)
+    }
+
+    fn accept(&mut self, sample: &mut StreamSample) {
+        if let Some(class) = self.class.take() {
+            sample.label = Some(self.classes.number(&class));
+        }
+        self.own_names.insert(self.own_name);
+        self.names.insert(xxh3_128(&sample.name));
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        let bad = BadEntry::new(name, reason);
+        self.bad.push(match &self.open {
+            Some(open) => bad.within(&open.input.path),
+            None => bad,
+        });
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        &self.bad
+    }
+}
+
+/// The texts in the column `label` of `files`, whose columns are known: all are looked at before the rows are read, so
+/// that classes are numbered by name, as folders are. What is broken is told when it is read.
+///
+/// # Errors
+/// A file does not open. Those of the store.
+fn label_names(files: &[RowFile], columns: &[Column], label: &str) -> Result<BTreeSet<Vec<u8>>> {
+    let only = RowOptions {
+        label: Some(label.to_owned()),
+        fields: vec![label.to_owned()],
+        union: true,
+        ..RowOptions::default()
+    };
+    let mut columns = columns.to_vec();
+    columns.iter_mut().for_each(|column| column.files_of = None); // what rows name is not read
+    let found = map_at_once(LOOKING_UP, files, |file| names_in(file, &columns, &only))?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+fn names_in(file: &RowFile, columns: &[Column], only: &RowOptions) -> Result<BTreeSet<Vec<u8>>> {
+    let mut names = BTreeSet::new();
+    let mut reader = file.open(only, Some(columns))?;
+    let at = reader.columns().iter().position(|column| Some(&column.name) == only.label.as_ref());
+    let Some(at) = at else { return Ok(names) };
+    reader.begin(Entry::default())?;
+    let mut cells = Cells::new();
+    loop {
+        match reader.next_row(&mut cells) {
+            Ok(true) => {
+                if let Some(Some(name)) = cells.get(at)
+                    && !names.contains(&name[..])
+                {
+                    names.insert(name.to_vec());
+                }
+            }
+            Err(RowError::Row(_)) => {}
+            Ok(false) | Err(RowError::File(_)) => break,
+        }
+    }
+    file.input.check()?;
+    Ok(names)
+}
+
+/// Labels as numbers, and the names of those that are classes.
+struct Classes {
+    names: Vec<Vec<u8>>,
+    number_of: HashMap<Vec<u8>, i64>,
+    /// The type of labels that are numbers.
+    element: Option<Element>,
+    /// Of each class that the open file numbers: its number in the image.
+    of_file: Vec<i64>,
+    /// Whether there are no others.
+    are_all: bool,
+}
+
+impl Classes {
+    /// Those of `image`, and then those which are `given`, beside which there are no others.
+    fn new(image: Option<&Directory>, given: &[Vec<u8>], column: Option<&Column>) -> Classes {
+        let element = column.and_then(|column| match &column.kind {
+            CellKind::Elements(kind) => Some(kind.element()),
+            _ => None,
+        });
+        let mut classes = Classes {
+            names: Vec::new(),
+            number_of: HashMap::new(),
+            element,
+            of_file: Vec::new(),
+            are_all: false,
+        };
+        for name in image.map(Directory::classes).unwrap_or_default().iter().chain(given) {
+            classes.number(name);
+        }
+        classes.are_all = !given.is_empty();
+        let of_file = column.map(|column| &column.classes[..]).unwrap_or_default();
+        classes.of_file = classes.numbers(of_file);
+        classes
+    }
+
+    /// The labels that follow are those of another file, in this column. Each file may number the classes in its own
+    /// way; one that does not name them has the numbers of the one before.
+    fn begin_file(&mut self, column: &Column) {
+        if !self.of_file.is_empty() && !column.classes.is_empty() {
+            self.of_file = self.numbers(&column.classes);
+        }
+    }
+
+    fn numbers(&mut self, names: &[String]) -> Vec<i64> {
+        names.iter().map(|name| self.number(name.as_bytes())).collect()
+    }
+
+    /// The number of a class; one that is new gets the next.
+    fn number(&mut self, name: &[u8]) -> i64 {
+        if let Some(number) = self.number_of.get(name) {
+            return *number;
+        }
+        let number = self.names.len() as i64;
+        self.names.push(name.to_vec());
+        self.number_of.insert(name.to_vec(), number);
+        number
+    }
+
+    /// The label that a number gives; one below 0 stands for none where numbers are those of classes.
+    fn label(&self, element: Element, cell: &[u8]) -> std::result::Result<Option<i64>, BadReason> {
+        let Number::Int(number) = number(element, cell) else {
+            return Err(BadReason::Syntax("its label is no integer"));
+        };
+        if !self.of_file.is_empty() && number < 0 {
+            return Ok(None);
+        }
+        let number = i64::try_from(number)
+            .map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
+        if !self.of_file.is_empty() {
+            let class = usize::try_from(number).ok().and_then(|at| self.of_file.get(at));
+            let class = class.copied().ok_or(BadReason::Syntax("its label is none of the classes"));
+            return class.map(Some);
+        }
+        check_label(Some(number)).map_err(|_| BadReason::Syntax("its label cannot be stored"))?;
+        Ok(Some(number))
+    }
+}

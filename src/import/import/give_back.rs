@@ -1,0 +1,116 @@
+//! Gives what only earlier generations read back to the file systems of image files: the last step of a
+//! purge.
+//!
+//! The other superblock copies are declared void, then they are erased, and only then is space freed: whoever
+//! still found the previous generation there would read wrong bytes. A kill may come between any two of these
+//! steps; [`is_left`] tells the next purge, which goes on where that one stopped.
+
+use crate::import::edit::Edit;
+use crate::import::prepare;
+use crate::import::retry::with_retry;
+use dlfs_base::Result;
+use dlfs_base::units::Generation;
+use dlfs_format::directory::Directory;
+use dlfs_format::format::superblock::{OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index, copy_offset};
+use dlfs_format::format::{FormatError, Space};
+
+/// Gives everything back that the current generation does not read. The generation before goes with it:
+/// otherwise the old chunks would have to stay.
+pub(super) fn give_back(edit: &Edit) -> Result<()> {
+    if !can_grow(edit) {
+        return Ok(());
+    }
+    with_retry(edit.media.retry_budget(), || void_other_copy(edit))?;
+    let space = read_by_current(edit);
+    for (namespace, device) in (0..).zip(edit.media.devices()) {
+        let (unused, len_bytes) = unused(edit, &space, namespace);
+        edit.lease.check()?;
+        device.trim(&unused, len_bytes)?;
+    }
+    Ok(())
+}
+
+/// Whether a file has space that should have been given back: a purge was killed before it came to that.
+///
+/// After an append or a delete, what the previous generation alone reads is no reason: these few cells are
+/// not worth that generation. Nor is anything while an import can be resumed, since its chunks lie in free
+/// cells.
+pub(super) fn is_left(edit: &Edit) -> Result<bool> {
+    if !can_grow(edit) || prepare::has_unfinished_import(&edit.media, &edit.current)? {
+        return Ok(false);
+    }
+    let space = match is_of_purge(&edit.current.directory) {
+        true => read_by_current(edit),
+        false => edit.free_space(),
+    };
+    for (namespace, device) in (0..).zip(edit.media.devices()) {
+        let (unused, len_bytes) = unused(edit, &space, namespace);
+        if device.can_trim(&unused, len_bytes)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a purge made this generation: no other command writes a chunk of which some samples are deleted.
+fn is_of_purge(directory: &Directory) -> bool {
+    (0..directory.num_chunks()).any(|chunk| {
+        directory.chunk_id(chunk).generation == directory.generation()
+            && directory.live_in_chunk(chunk) < directory.chunk(chunk).num_slots
+    })
+}
+
+fn can_grow(edit: &Edit) -> bool {
+    edit.media.devices().iter().any(|device| device.capabilities().can_grow)
+}
+
+/// All cells that the current generation does not read are free.
+fn read_by_current(edit: &Edit) -> Space {
+    let directory = &edit.current.directory;
+    let mut space = Space::new(directory.layout(), &edit.media.capacities());
+    let snapshot = edit.current.superblocks[0].snapshot_range();
+    directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
+    space
+}
+
+/// The free bytes of a namespace, and how long it has to be.
+fn unused(edit: &Edit, space: &Space, namespace: u16) -> (Vec<std::ops::Range<u64>>, u64) {
+    let bytes = |cell: u64| cell * edit.current.directory.layout().cell_bytes();
+    let free = space.free_below_end(namespace);
+    let free = free.map(|cells| bytes(cells.start)..bytes(cells.end)).collect();
+    (free, bytes(space.end_cell(namespace)))
+}
+
+/// Says that the other superblock copies are void, and then erases them. What a killed purge did already is
+/// not written again, but flushed: that purge may not have come to it.
+fn void_other_copy(edit: &Edit) -> Result<()> {
+    let Edit { media, lease, current } = edit;
+    let mut channel = media.channel();
+    let generation = current.directory.generation();
+    let (own, other) = (copy_index(generation), 1 - copy_index(generation));
+    let found = (0..media.len()).map(|namespace| channel.superblocks(namespace));
+    let found = found.collect::<Result<Vec<_>>>()?;
+    let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));
+    // Without any other copy there is nothing to declare: the first generation never had one.
+    let none_is_there = (0..found.len()).all(is_erased);
+    for (superblock, found) in current.superblocks.iter().zip(&found).rev() {
+        let mut superblock = *superblock;
+        superblock.optional_features |= OTHER_COPY_VOID;
+        lease.check()?;
+        // A bad copy is written too: soon it is the only one of its namespace.
+        if !none_is_there && found.copies[own] != Ok(superblock) {
+            let block = superblock.encode();
+            channel.write_bytes(superblock.namespace, copy_offset(generation), &block)?;
+        }
+        channel.flush(superblock.namespace)?;
+    }
+    let offset = copy_offset(Generation(generation.0 - 1));
+    for namespace in 0..media.len() {
+        lease.check()?;
+        if !is_erased(usize::from(namespace)) {
+            channel.zero(namespace, offset, SUPERBLOCK_BYTES as u64)?;
+        }
+        channel.flush(namespace)?;
+    }
+    Ok(())
+}

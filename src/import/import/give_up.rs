@@ -1,0 +1,42 @@
+//! Gives a planned append up, since something else is about to change the image.
+
+use std::time::Duration;
+
+use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
+use crate::import::lease::Lease;
+use crate::import::mark::{MARK_BYTES, MARK_OFFSET, Mark};
+use crate::import::media::Media;
+use dlfs_base::Result;
+use dlfs_format::directory::Directory;
+
+/// Removes the marks of a plan to append to the generation `current`, so that none of its parts writes any more. The
+/// caller holds the lease of the image.
+///
+/// # Errors
+/// `Busy`: a part is being imported, on a namespace that has no lock. Those of reading and writing.
+pub(super) fn give_up_plan(media: &Media, current: &Directory, limit: Duration) -> Result<()> {
+    let (mut channel, mut marked) = (media.channel(), Vec::new());
+    for (namespace, device) in (0..).zip(media.devices()) {
+        if device.namespace().len_bytes() < MARK_OFFSET + MARK_BYTES as u64
+            || Mark::read(&mut channel, namespace)?.is_none()
+        {
+            continue;
+        }
+        let journal = Journal::parse(&channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?);
+        let is_next = journal.is_ok_and(|journal| {
+            journal.layout.uuid == current.uuid() && journal.generation > current.generation()
+        });
+        // Otherwise it is committed, and its commit was killed before it removed the mark.
+        if is_next {
+            // The caller has that of namespace 0.
+            let alone = Media::new(vec![device.clone()])?;
+            let lease = (namespace > 0).then(|| Lease::take(&alone, limit)).transpose()?;
+            marked.push((namespace, lease));
+        }
+    }
+    if !marked.is_empty() {
+        tracing::warn!("an append that was planned for several processes is given up");
+    }
+    // A part that begins after this finds no mark, and is refused.
+    marked.iter().try_for_each(|(namespace, _)| Mark::remove(&mut channel, *namespace))
+}

@@ -1,0 +1,688 @@
+//! An import, from opening the source to the commit.
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::import::chunks::{Discard, Job};
+use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
+use crate::import::commit;
+use crate::import::device::{open_for_import, open_for_stream};
+use crate::import::field_types::{self, Typing, typed_fields};
+use crate::import::lease::Lease;
+use crate::import::media::Media;
+use crate::import::media_use::MediaUse;
+use crate::import::metered::Metered;
+use crate::import::options::{
+    BadEntries, ColumnCounts, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
+    RowOptions, Stage, no_samples,
+};
+use crate::import::pass::{Outcome, Pass};
+use crate::import::plan::{Plan, RowOrder, Rows};
+use crate::import::prepare::{self, ImportState, write_journals};
+use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
+use crate::import::sources::expansion::Expansion;
+use crate::import::sources::objects::{self, FoundObjects};
+use crate::import::sources::{
+    BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, SourceOptions,
+    Step, detect,
+};
+use crate::import::streamed;
+use crate::import::write_behind::PIECE_BYTES;
+use dlfs_base::units::SampleId;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::commit::{Commit, freed_by_next};
+use dlfs_format::directory::{Directory, DirectoryBuilder};
+use dlfs_format::format::space::without;
+use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, used_bytes};
+use dlfs_format::format::{CellRange, ChunkSpec, Placement};
+use dlfs_io::qpair::{ConnectOptions, Device};
+use dlfs_nvme::nvme::Address;
+
+/// Imports `sources` onto the image at `image`.
+///
+/// A path that does not exist is created, and files grow as needed. If the import fails because of its
+/// source, or before there is anything to resume, files that it created are removed again; after any other failure,
+/// [`Onto::Resume`](crate::import::Onto::Resume) continues.
+///
+/// # Errors
+/// `BadSource`: entries that cannot be imported, all listed in the cause; nothing is committed. `Refused`:
+/// the image holds data that the options do not allow to overwrite. `Busy`: another import is running.
+/// `NoSpace`, `Disconnected`, `Interrupted`: resume with `Onto::Resume`.
+pub fn import(
+    sources: &[PathBuf],
+    image: &[Address],
+    options: &ImportOptions,
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    let progress = &mut Metered::new(progress);
+    let source = open_source(sources, image, options, progress)?;
+    let mut created = Vec::new();
+    let open = match &source {
+        OpenSource::Indexed(_) => open_for_import,
+        OpenSource::Streams(_) => open_for_stream,
+    };
+    let result = open(image, options.onto, connect, &mut created)
+        .and_then(|devices| run(source, devices, options, progress));
+    let goes = |error: &Error| {
+        error.kind() == ErrorKind::BadSource || created.iter().all(|path| is_blank(path))
+    };
+    if result.as_ref().is_err_and(goes) {
+        for path in created {
+            // If this fails, the user sees the file and can delete it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    result
+}
+
+/// Whether a new file has no superblock, no journal, from which an import is resumed, and no lease of somebody who has
+/// begun to write it meanwhile.
+fn is_blank(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
+    read.is_ok() && head.iter().all(|byte| *byte == 0)
+}
+
+/// Imports onto open namespaces: see [`import`].
+///
+/// # Errors
+/// As [`import`].
+pub fn import_onto(
+    sources: &[PathBuf],
+    devices: &[Arc<dyn Device>],
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    let progress = &mut Metered::new(progress);
+    let source = open_source(sources, &[], options, progress)?;
+    run(source, devices.to_vec(), options, progress)
+}
+
+/// An indexed source, or streams that are imported as they are read.
+pub(super) enum OpenSource {
+    Indexed(Box<Source>),
+    Streams(Box<Found>),
+}
+
+pub(super) fn open_source(
+    sources: &[PathBuf],
+    image: &[Address],
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<OpenSource> {
+    let identity =
+        |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let files = image.iter().filter_map(|address| match address {
+        Address::Path(path) => identity(path),
+        _ => None,
+    });
+    let source_options = SourceOptions {
+        kind: options.from,
+        spool: options.spool.clone(),
+        exclude: files.collect(),
+        folders: options.folders,
+        prefix: options.prefix,
+        nested: options.nested,
+        expansion: Expansion::new(options.max_expansion),
+    };
+    let mut tell = |step| {
+        match step {
+            Step::Begin => progress.stage(Stage::Indexing, 0, 0),
+            Step::Found { samples, bytes } => progress.advance(samples, bytes),
+        }
+        !progress.stop()
+    };
+    let indexing = &mut Indexing::new(&mut tell);
+    if objects::are_objects(sources, options.from)? {
+        return open_objects(sources, &source_options, options, indexing);
+    }
+    if !options.splits.is_empty() {
+        let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let found = detect::look(sources, &source_options, indexing)?;
+    if !found.kind.is_rows() && options.rows != RowOptions::default() {
+        let text = format!("columns are chosen of rows, and the source is a {}", found.kind);
+        let hint = "leave out --name, --label, --fields and --files";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    }
+    let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
+    if found.kind.is_rows() || in_order && found.is_streams()? {
+        return Ok(OpenSource::Streams(Box::new(found)));
+    }
+    unless_bad(Source::index_found(found, &source_options, indexing)?, options)
+}
+
+fn open_objects(
+    sources: &[PathBuf],
+    source_options: &SourceOptions,
+    options: &ImportOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<OpenSource> {
+    let ImportOptions { splits, places, .. } = options;
+    match objects::look(sources, source_options, splits, places, indexing)? {
+        FoundObjects::Shards(found) => Ok(OpenSource::Streams(found)),
+        FoundObjects::Samples(found) => unless_bad(Source::of_objects(*found)?, options),
+    }
+}
+
+fn unless_bad(source: Source, options: &ImportOptions) -> Result<OpenSource> {
+    if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
+        return Err(BadEntries(all_bad(&source)).into_error());
+    }
+    Ok(OpenSource::Indexed(Box::new(source)))
+}
+
+/// All bad entries of a source that is refused, including those that only reading the payloads reveals.
+fn all_bad(source: &Source) -> Vec<BadEntry> {
+    let mut bad = source.index().bad.clone();
+    if source.kind() == SourceKind::TfRecord {
+        let (mut reader, mut piece) = (source.reader(), vec![0; PIECE_BYTES]);
+        for row in 0..source.index().len() {
+            for payload in source.index().payloads(row) {
+                if let Err(PieceError::Bad(reason)) =
+                    reader.read_in_pieces(row, &payload, &mut Discard(&mut piece))
+                {
+                    bad.push(source.index().bad_row(row, reason));
+                }
+            }
+        }
+    }
+    bad
+}
+
+fn run(
+    source: OpenSource,
+    devices: Vec<Arc<dyn Device>>,
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
+    let media = prepare::in_image_order(&Media::new(devices)?)?;
+    let lease = Lease::take(&media, options.lease)?;
+    let source = match source {
+        OpenSource::Indexed(source) => *source,
+        OpenSource::Streams(found) => {
+            let result = streamed::run(*found, columns, media, &lease, options, progress);
+            return lease.explain(result);
+        }
+    };
+    match ready(source, columns, media, lease, options, progress)? {
+        Ready::Done(report) => Ok(*report),
+        Ready::Import(mut import) => {
+            let result = import.run(progress);
+            import.lease.explain(result)
+        }
+    }
+}
+
+/// An import that may begin to write, or that is complete.
+pub(super) enum Ready<'a> {
+    Import(Box<Import<'a>>),
+    Done(Box<ImportReport>),
+}
+
+/// Looks at source and image, and decides what is written.
+pub(super) fn ready<'a>(
+    mut source: Source,
+    columns: Option<ColumnFile>,
+    media: Media,
+    lease: Lease,
+    options: &'a ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<Ready<'a>> {
+    let index = source.index();
+    options.check_classes(&index.classes)?;
+    if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
+        columns.of_rows(index)?; // while the image is still there
+    }
+    let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
+    let told = field_types::fingerprint(&options.field_types, &options.field_columns);
+    let fingerprint = index.fingerprint() ^ of_columns ^ told;
+    // A new image has only the types that are given, and what it replaces is still there.
+    let is_new = matches!(options.onto, Onto::Empty | Onto::Force);
+    let given = match is_new {
+        true => Some(give_types(&mut source, options, columns.as_ref(), None, progress)?),
+        false => None,
+    };
+    let state = prepare::prepare(media, options, fingerprint, source.index().len())?;
+    if state.done {
+        return Ok(Ready::Done(Box::new(report_of_done(&state, &source))));
+    }
+    let image = state.current.as_ref().map(|current| &*current.directory);
+    let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
+    let (typing, field_columns, bad) = match given {
+        Some(given) => given,
+        None => give_types(&mut source, options, columns.as_ref(), image, progress)?,
+    };
+    let mut import = Import { source, state, options, lease, columns, typing, field_columns, bad };
+    import.leave_out_duplicate_names()?;
+    Ok(Ready::Import(Box::new(import)))
+}
+
+/// Puts the elements of fields with types in the place of their files, and takes the values of columns from fields;
+/// also returns the samples that this leaves out.
+///
+/// # Errors
+/// `BadSource`: some files do not hold what they should, and the options do not allow to leave them out.
+fn give_types(
+    source: &mut Source,
+    options: &ImportOptions,
+    file: Option<&ColumnFile>,
+    image: Option<&Directory>,
+    progress: &mut dyn Progress,
+) -> Result<(Typing, FieldColumns, Vec<BadEntry>)> {
+    let mut typing = Typing::new(&options.field_types, &source.index().fields, image)?;
+    let mut left_out = Vec::new();
+    let bad = typing.of_source(source, &mut || !progress.stop())?;
+    drop_bad(source, bad, options, &mut left_out)?;
+    // By now all types are known, also those that the first file determines.
+    let (fields, types) = (&source.index().fields, typing.types());
+    let columns = FieldColumns::new(&options.field_columns, fields, &types, file, image)?;
+    if !columns.is_empty() {
+        let bad = columns.of_source(source, file, &mut || !progress.stop())?;
+        drop_bad(source, bad, options, &mut left_out)?;
+    }
+    Ok((typing, columns, left_out))
+}
+
+/// Leaves out rows of a source, or refuses it because of them.
+fn drop_bad(
+    source: &mut Source,
+    bad: Vec<(u64, BadEntry)>,
+    options: &ImportOptions,
+    left_out: &mut Vec<BadEntry>,
+) -> Result<()> {
+    let (rows, bad): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
+    if options.on_error == OnError::Stop && !bad.is_empty() {
+        let all = source.index().bad.iter().cloned().chain(bad).collect();
+        return Err(BadEntries(all).into_error());
+    }
+    if !rows.is_empty() {
+        source.drop_rows(&rows);
+    }
+    left_out.extend(bad);
+    Ok(())
+}
+
+/// An import in progress.
+pub(super) struct Import<'a> {
+    pub(super) source: Source,
+    pub(super) state: ImportState,
+    options: &'a ImportOptions,
+    pub(super) lease: Lease,
+    /// The values of typed columns.
+    pub(super) columns: Option<ColumnFile>,
+    /// The types of the source's fields.
+    typing: Typing,
+    /// The typed columns whose values are those of fields.
+    field_columns: FieldColumns,
+    /// Rows that turned out to be bad after indexing.
+    bad: Vec<BadEntry>,
+}
+
+/// What one round over the source wrote, ready to commit.
+struct Written {
+    commit: Commit,
+    chunks: u64,
+    found: u64,
+    samples: u64,
+    sample_bytes: u64,
+    media: MediaUse,
+    columns: Option<ColumnCounts>,
+}
+
+impl Import<'_> {
+    fn run(&mut self, progress: &mut dyn Progress) -> Result<ImportReport> {
+        let mut used: Vec<CellRange> = Vec::new();
+        loop {
+            self.size_part()?;
+            match self.round(&mut used, progress)? {
+                Ok(written) => return Ok(self.report(written)),
+                Err(bad) => self.leave_out(bad)?,
+            }
+        }
+    }
+
+    /// Makes the part as large as the source is now.
+    pub(super) fn size_part(&mut self) -> Result<()> {
+        let (samples, part) = (self.source.index().len(), &mut self.state.journal.part);
+        part.count = samples;
+        if part.window > 0 {
+            part.window = samples.max(1);
+        }
+        if samples == 0 {
+            let counts = self.source.file_counts();
+            return Err(no_samples(self.all_bad(), self.source.kind(), counts));
+        }
+        Ok(())
+    }
+
+    /// Writes everything and commits it; or returns the rows that cannot be read.
+    fn round(
+        &self,
+        used: &mut Vec<CellRange>,
+        progress: &mut dyn Progress,
+    ) -> Result<Result<Written, Vec<(u64, BadEntry)>>> {
+        let (journal, current) = (&self.state.journal, self.state.current.as_ref());
+        let (rows, spec, classes) = self.shape()?;
+        let placement = Placement::new(journal.part);
+        let free = prepare::free_space(&self.state.media, &journal.layout, current);
+        let plan = Plan::new(&rows, &spec, &placement, free)?;
+        let index = self.source.index();
+        let sample_bytes = (0..index.len()).map(|row| index.payload_bytes(row)).sum();
+        for namespace in 0..self.state.media.len() {
+            let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
+            self.state.media.grow(namespace, end)?;
+        }
+        with_retry(self.state.media.retry_budget(), || write_journals(&self.state.media, journal))?;
+        let ranges: Vec<CellRange> = plan.chunks.iter().map(|chunk| chunk.cells).collect();
+        self.clear_unused(used, &ranges)?;
+        *used = ranges;
+        let mut builder = match current {
+            Some(current) => DirectoryBuilder::after(&current.directory)?,
+            None => DirectoryBuilder::new(journal.layout),
+        }
+        .without_names();
+        progress.stage(Stage::Writing, index.len(), sample_bytes);
+        let mut pass = Pass {
+            job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns: journal.time_ns },
+            chunks: &plan.chunks,
+            source: &self.source,
+            media: &self.state.media,
+            lease: &self.lease,
+            threads: self.threads(),
+            look: self.state.resumed,
+            skip_chunks: 0,
+            only_check: false,
+        };
+        let outcome = pass.run(Some(&mut builder), progress)?;
+        if !outcome.bad.is_empty() {
+            return Ok(Err(outcome.bad));
+        }
+        builder.set_classes(classes);
+        let mut origins = Vec::new();
+        self.source.origins().encode(journal.generation, &mut origins);
+        builder.add_origins(&origins);
+        if let Some(current) = current {
+            let kept: Vec<CellRange> = builder.cell_ranges().collect();
+            builder.set_freed(freed_by_next(&current.directory, &current.superblocks[0], kept));
+        }
+        progress.stage(Stage::Committing, 0, 0);
+        let (progress, named) = (RefCell::new(progress), Cell::new(0));
+        let name = |id: SampleId| {
+            named.set(named.get() + 1);
+            if named.get() == NAMES_PER_STEP {
+                progress.borrow_mut().advance(named.replace(0), 0);
+            }
+            index.name(id.0 - journal.part.first)
+        };
+        let directory = builder.finish_named(journal.generation, journal.time_ns, name)?;
+        let commit = commit::prepare(&self.state.media, directory, &mut plan.space.clone())?;
+        let Outcome { chunks, found, connection_lost, durable_chunks, .. } = outcome;
+        if let Some(bad) = self.commit(&commit, &mut pass, connection_lost, durable_chunks)? {
+            return Ok(Err(bad));
+        }
+        let media = plan.media.with_commit(&commit);
+        let (samples, columns) = (index.len(), rows.values.as_ref().map(RowColumns::counts));
+        Ok(Ok(Written { commit, chunks, found, samples, sample_bytes, media, columns }))
+    }
+
+    /// Commits. After a lost connection it first verifies every chunk that may have been lost.
+    fn commit(
+        &self,
+        commit: &Commit,
+        pass: &mut Pass<'_>,
+        mut connection_lost: bool,
+        durable_chunks: u64,
+    ) -> Result<Option<Vec<(u64, BadEntry)>>> {
+        let media = &self.state.media;
+        let mut failing_since = None;
+        // Without digests, everything written is read back.
+        let mut unread = !media.checks_writes();
+        let mut looks = 0;
+        loop {
+            if connection_lost || unread {
+                let skip_chunks = if unread { 0 } else { durable_chunks };
+                (pass.look, pass.skip_chunks) = (true, skip_chunks);
+                let again = pass.run(None, &mut ())?;
+                if !again.bad.is_empty() {
+                    return Ok(Some(again.bad));
+                }
+                looks += 1;
+                let is_whole = !again.connection_lost && (again.found == again.chunks || !unread);
+                if !is_whole && looks < MAX_VERIFY_PASSES {
+                    continue;
+                }
+                if !is_whole {
+                    return Err(never_whole());
+                }
+            }
+            let begun = Instant::now();
+            let result = commit::write(media, &self.lease, commit);
+            let since = *failing_since.get_or_insert(begun);
+            match result {
+                Ok(()) => return Ok(None),
+                Err(error) if is_transient(&error) && since.elapsed() < RETRY_FOR => {
+                    std::thread::sleep(COMMIT_RETRY_DELAY);
+                    (connection_lost, unread) = (true, !media.checks_writes());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Maps fields and classes of the source to those of the image.
+    pub(super) fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
+        let (index, journal) = (self.source.index(), &self.state.journal);
+        let own_fields = || match &index.fields[..] {
+            [only] if only.is_empty() => Vec::new(),
+            fields => fields.to_vec(),
+        };
+        let directory = self.state.current.as_ref().map(|current| &current.directory);
+        let mut classes = self.options.numbered(directory.map(|directory| &**directory))?;
+        let fields = match directory {
+            None => own_fields(),
+            Some(directory) => directory.fields().to_vec(),
+        };
+        let class_numbers = index.classes.iter().map(|class| {
+            let known = classes.iter().position(|known| known == class);
+            known.unwrap_or_else(|| {
+                classes.push(class.clone());
+                classes.len() - 1
+            }) as i64
+        });
+        let class_numbers = class_numbers.collect();
+        let source_fields = match_fields(&fields, &own_fields(), index)?;
+        let columns = match &self.columns {
+            Some(given) => given.join(directory.map(|directory| &**directory)),
+            None => columns_of(directory.map(|directory| &**directory)),
+        };
+        let columns = self.field_columns.join(columns);
+        let values = self.columns.as_ref().map(|given| given.of_rows(index)).transpose()?;
+        let field_types = match directory {
+            Some(directory) => directory.field_types().clone(),
+            None => self.typing.types(),
+        };
+        let spec = ChunkSpec {
+            layout: journal.layout,
+            generation: journal.generation,
+            part_first: journal.part.first,
+            part_seed: journal.part.seed,
+            part_window: journal.part.window,
+            part_count: journal.part.count,
+            fields,
+            field_types,
+            columns,
+        };
+        let order = RowOrder::Ids;
+        Ok((Rows { index, source_fields, class_numbers, values, order }, spec, classes))
+    }
+
+    /// Clears cells that an earlier round with more rows used: its last chunks must not look like chunks of
+    /// the image.
+    fn clear_unused(&self, before: &[CellRange], now: &[CellRange]) -> Result<()> {
+        let mut channel = self.state.media.channel();
+        let layout = &self.state.journal.layout;
+        for range in without(before.iter().copied(), now.iter().copied()) {
+            let len = range.cells * layout.cell_bytes();
+            channel.zero(range.namespace, layout.offset_of(range.cell)?, len)?;
+        }
+        Ok(())
+    }
+
+    /// Leaves out or refuses rows of an append whose names the image already has.
+    fn leave_out_duplicate_names(&mut self) -> Result<()> {
+        let Some(current) = &self.state.current else { return Ok(()) };
+        let mut taken = Vec::new();
+        for row in 0..self.source.index().len() {
+            let name = self.source.index().name(row);
+            if current.directory.lookup(name)?.is_some() {
+                taken.push((row, self.source.index().bad_row(row, BadReason::NameTaken)));
+            }
+        }
+        if taken.is_empty() { Ok(()) } else { self.leave_out(taken) }
+    }
+
+    /// Continues without some rows, if the options allow it.
+    fn leave_out(&mut self, bad: Vec<(u64, BadEntry)>) -> Result<()> {
+        let (rows, entries): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
+        self.bad.extend(entries);
+        if self.options.on_error == OnError::Stop {
+            return Err(BadEntries(self.all_bad()).into_error());
+        }
+        self.source.drop_rows(&rows);
+        Ok(())
+    }
+
+    pub(super) fn all_bad(&self) -> Vec<BadEntry> {
+        self.source.index().bad.iter().chain(&self.bad).cloned().collect()
+    }
+
+    fn threads(&self) -> usize {
+        threads(self.options.reader_threads, &self.state.media)
+    }
+
+    fn report(&self, written: Written) -> ImportReport {
+        let directory = &written.commit.directory;
+        ImportReport {
+            uuid: directory.uuid(),
+            generation: directory.generation(),
+            kind: self.source.kind(),
+            decided: self.source.decided().cloned(),
+            samples: written.samples,
+            sample_bytes: written.sample_bytes,
+            live_samples: directory.num_live(),
+            chunks: written.chunks,
+            chunks_found: written.found,
+            image_bytes: used_bytes(&written.commit.superblocks),
+            media: written.media,
+            pack: directory.layout().pack,
+            bad: self.all_bad(),
+            file_counts: self.source.file_counts().to_vec(),
+            columns: written.columns,
+            field_types: typed_fields(directory),
+        }
+    }
+}
+
+/// The number of threads that read the source, where the caller `asked` for so many; 0: chosen here.
+pub(super) fn threads(asked: usize, media: &Media) -> usize {
+    // More than the number of processors, since some threads wait for the source's disk.
+    let processors = || std::thread::available_parallelism().map_or(2, usize::from);
+    let wanted = match asked {
+        0 => (processors() * 2).clamp(2, 8),
+        asked => asked,
+    };
+    wanted.min(media.max_threads())
+}
+
+/// The error when writes are repeatedly read back damaged.
+pub(super) fn never_whole() -> Error {
+    let message = "what was read back differs from what was written";
+    Error::new(ErrorKind::Disconnected, message)
+        .hint("repair the network or its target, then resume with dlfs import --resume")
+}
+
+/// Names between two reports while the directory is built.
+const NAMES_PER_STEP: u64 = 1 << 16;
+
+/// How often chunks are verified before a commit.
+pub(super) const MAX_VERIFY_PASSES: u32 = 8;
+
+/// Delay before a failed commit is retried.
+const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// For each field of the image, the source's field of that name.
+fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
+    let foreign = own.iter().find(|field| !image.contains(field));
+    if foreign.is_some() || image.is_empty() != own.is_empty() {
+        let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
+        let message = format!(
+            "samples of the source have the fields [{}], those of the image [{}]",
+            list(own),
+            list(image)
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    if image.is_empty() {
+        return Ok(vec![Some(0)]);
+    }
+    let number = |field: &Vec<u8>| {
+        index.fields.iter().position(|own| own == field).and_then(|at| u16::try_from(at).ok())
+    };
+    Ok(image.iter().map(number).collect())
+}
+
+fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
+    let current = state.current.as_ref().expect("what is done is committed");
+    let index = source.index();
+    ImportReport {
+        uuid: current.directory.uuid(),
+        generation: current.directory.generation(),
+        kind: source.kind(),
+        decided: source.decided().cloned(),
+        samples: current.directory.num_samples() - state.journal.part.first,
+        sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
+        live_samples: current.directory.num_live(),
+        chunks: 0,
+        chunks_found: u64::from(current.directory.num_chunks()),
+        image_bytes: used_bytes(&current.superblocks),
+        media: MediaUse::default(),
+        pack: current.directory.layout().pack,
+        bad: index.bad.clone(),
+        file_counts: index.file_counts.clone(),
+        columns: None,
+        field_types: typed_fields(&current.directory),
+    }
+}
+
+/// Both copies of the superblock, and between them the journal and the lease.
+const HEAD_BYTES: u64 = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::import::journal::JOURNAL_OFFSET;
+    use crate::import::lease::LEASE_OFFSET;
+
+    #[test]
+    fn a_file_with_a_superblock_a_journal_or_a_lease_is_not_blank() {
+        for at in [COPY_OFFSETS[0], JOURNAL_OFFSET, LEASE_OFFSET, COPY_OFFSETS[1]] {
+            let file = tempfile::NamedTempFile::new().expect("a temporary file");
+            assert!(is_blank(file.path()));
+            file.as_file().set_len(1 << 20).expect("room");
+            assert!(is_blank(file.path()));
+            file.as_file().write_all_at(b"DLFS", at).expect("room");
+            assert!(!is_blank(file.path()), "{at}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The pieces of a plan: the rows of each part, and the names of all samples, a megabyte or two at a time. So no
+//! process holds the rows of others, and a part holds few of its own.
+//!
+//! A row is written where its chunk is: `select` of the index gives it the chunk's order. Names follow each other in
+//! the order of ids, each without what it shares with the one before it.
+
+use std::fs::File;
+use std::io::Write;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::import::plan::{ChunkLayout, Rows};
+use crate::import::sources::Index;
+use dlfs_base::units::Slot;
+use dlfs_format::format::columns::ColumnTable;
+use dlfs_format::format::cursor::{Cursor, put_number, put_string};
+use dlfs_format::format::names::common;
+use dlfs_format::format::{ChunkSpec, FormatError, Placement};
+
+/// A piece of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Where it begins in the file.
+    pub(super) offset: u64,
+    /// Its bytes.
+    pub(super) len: u64,
+    /// Their XXH3-64.
+    pub(super) hash: u64,
+    /// What it has: chunks, or names.
+    pub(super) count: u64,
+}
+
+/// Writes the rows of `chunks`, those of a part, behind the first `at` bytes of a file.
+pub(super) fn write_rows(
+    file: &mut File,
+    at: &mut u64,
+    rows: &Rows<'_>,
+    mut chunks: &[ChunkLayout],
+    spec: &ChunkSpec,
+    placement: &Placement,
+) -> std::io::Result<Vec<Piece>> {
+    let mut pieces = Vec::new();
+    while !chunks.is_empty() {
+        let (own, rest) = chunks.split_at(chunks_at_once(rows, chunks, placement));
+        let numbers = || {
+            own.iter().flat_map(|chunk| {
+                let first = chunk.first_slot.0;
+                let slots = first..first + u64::from(chunk.num_slots);
+                slots.map(|slot| rows.row_at(Slot(slot), placement))
+            })
+        };
+        let mut selected = rows.index.select(numbers());
+        if !spec.columns.is_empty() {
+            let mut columns = ColumnTable::new(&spec.columns);
+            for row in numbers() {
+                let values = rows.values(row);
+                columns.push(|column| values.get(column));
+            }
+            selected.set_columns(columns);
+        }
+        let mut bytes = Vec::new();
+        selected.save_rows(&mut bytes);
+        pieces.push(write_piece(file, at, &bytes, own.len() as u64)?);
+        chunks = rest;
+    }
+    Ok(pieces)
+}
+
+/// How many of `chunks`, one at least, have few enough rows for a piece.
+fn chunks_at_once(rows: &Rows<'_>, chunks: &[ChunkLayout], placement: &Placement) -> usize {
+    let mut bytes = 0;
+    for (at, chunk) in chunks.iter().enumerate() {
+        for slot in chunk.first_slot.0..chunk.first_slot.0 + u64::from(chunk.num_slots) {
+            let row = rows.row_at(Slot(slot), placement);
+            bytes += rows.index.name(row).len() + BYTES_A_ROW;
+        }
+        if bytes > PIECE_BYTES {
+            return at.max(1);
+        }
+    }
+    chunks.len()
+}
+
+/// Writes the names of all rows behind the first `at` bytes of a file.
+pub(super) fn write_names(
+    file: &mut File,
+    at: &mut u64,
+    index: &Index,
+) -> std::io::Result<Vec<Piece>> {
+    let (mut pieces, mut bytes, mut first) = (Vec::new(), Vec::new(), 0);
+    for row in 0..index.len() {
+        let name = index.name(row);
+        let shared = if row == first { 0 } else { common(index.name(row - 1), name) };
+        put_number(&mut bytes, shared as u64);
+        put_string(&mut bytes, &name[shared..]);
+        if bytes.len() >= NAMES_BYTES || row + 1 == index.len() {
+            pieces.push(write_piece(file, at, &bytes, row + 1 - first)?);
+            bytes.clear();
+            first = row + 1;
+        }
+    }
+    Ok(pieces)
+}
+
+fn write_piece(file: &mut File, at: &mut u64, bytes: &[u8], count: u64) -> std::io::Result<Piece> {
+    file.write_all(bytes)?;
+    let (offset, len) = (*at, bytes.len() as u64);
+    *at += len;
+    Ok(Piece { offset, len, hash: xxh3_64(bytes), count })
+}
+
+pub(super) fn put_pieces(out: &mut Vec<u8>, pieces: &[Piece]) {
+    put_number(out, pieces.len() as u64);
+    for piece in pieces {
+        put_number(out, piece.len);
+        out.extend_from_slice(&piece.hash.to_le_bytes());
+        put_number(out, piece.count);
+    }
+}
+
+/// Reads what [`put_pieces`] wrote of pieces that begin at `at`, and moves `at` behind them.
+pub(super) fn take_pieces(
+    from: &mut Cursor<'_>,
+    at: &mut u64,
+) -> std::result::Result<Vec<Piece>, FormatError> {
+    let mut pieces = Vec::new();
+    for _ in 0..from.count(10)? {
+        let len = from.number()?;
+        let hash = from.bytes(8)?.try_into().expect("8 bytes");
+        let (hash, count) = (u64::from_le_bytes(hash), from.number()?);
+        pieces.push(Piece { offset: *at, len, hash, count });
+        *at = at.saturating_add(len);
+    }
+    Ok(pieces)
+}
+
+/// Rows of a piece, about: a part has two or three times as many in memory.
+const PIECE_BYTES: usize = 2 << 20;
+/// What a row takes beside its name, about.
+const BYTES_A_ROW: usize = 32;
+/// Names of a piece.
+const NAMES_BYTES: usize = 1 << 20;

@@ -1,0 +1,177 @@
+//! Plans an import by many: indexes the source, lays out all chunks, and prepares the namespaces.
+
+use std::path::{Path, PathBuf};
+
+use crate::import::columns::ColumnFile;
+use crate::import::device::open_for_import;
+use crate::import::importer::{Import, OpenSource, Ready, open_source, ready};
+use crate::import::lease::Lease;
+use crate::import::many::plan_file::PlanFile;
+use crate::import::mark::{Mark, State};
+use crate::import::media::Media;
+use crate::import::options::{ImportOptions, Onto, Progress, Stage};
+use crate::import::plan::{Plan, Rows};
+use crate::import::prepare::{self, ImportState, write_journals};
+use crate::import::retry::with_retry;
+use crate::import::sources::BadEntry;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::Placement;
+use dlfs_format::format::Uuid;
+use dlfs_io::qpair::ConnectOptions;
+use dlfs_nvme::nvme::Address;
+
+/// What was planned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanReport {
+    /// The plan's id.
+    pub id: [u8; 16],
+    /// The image to be.
+    pub uuid: Uuid,
+    /// Its namespaces, which are the parts, and how many chunks each of them gets.
+    pub parts: Vec<(String, u64)>,
+    /// Samples of all parts.
+    pub samples: u64,
+    /// Their bytes.
+    pub sample_bytes: u64,
+    /// Entries that are left out, with `OnError::Skip`.
+    pub bad: Vec<BadEntry>,
+}
+
+/// Plans to import `sources` as a new image at `image`, or with [`Onto::Append`] as its next generation, and writes
+/// the plan to the file at `plan`: see [`many`](crate::import::many). Each namespace is a part. A plan to append lasts
+/// until something else changes the image.
+///
+/// # Errors
+/// Those of an import before it writes. `InvalidArgument`: a resume; `BadSource`: a source that can be read only once.
+/// `Refused`: there is a file at `plan`.
+pub fn plan_import(
+    sources: &[PathBuf],
+    image: &[Address],
+    options: &ImportOptions,
+    connect: &ConnectOptions,
+    plan: &Path,
+    progress: &mut dyn Progress,
+) -> Result<PlanReport> {
+    if options.onto == Onto::Resume {
+        let text = "a plan is not resumed: each of its parts goes on by itself";
+        return Err(Error::new(ErrorKind::InvalidArgument, text)
+            .hint("run dlfs import-parts part PLAN N again"));
+    }
+    // A commit refuses what may hide a newer generation, so that the plan would be of no use.
+    let options = &ImportOptions { accept_older_generation: false, ..options.clone() };
+    if plan.exists() {
+        let text =
+            "there is a file here already, which may be the plan of an import that is running";
+        return Err(Error::new(ErrorKind::Refused, text)
+            .path(plan)
+            .hint("remove it, or name another one"));
+    }
+    let OpenSource::Indexed(source) = open_source(sources, image, options, progress)? else {
+        let text = "a pipe, a compressed archive or a file of rows is read once, by one process";
+        return Err(
+            Error::new(ErrorKind::BadSource, text).hint("unpack it, or import it with dlfs import")
+        );
+    };
+    let mut created = Vec::new();
+    let result = open_for_import(image, options.onto, connect, &mut created).and_then(|devices| {
+        let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
+        let media = prepare::in_image_order(&Media::new(devices)?)?;
+        let lease = Lease::take(&media, options.lease)?;
+        match ready(*source, columns, media, lease, options, progress)? {
+            Ready::Import(import) => planned(*import, plan, progress),
+            Ready::Done(_) => Err(Error::new(ErrorKind::Internal, "a new image is complete")),
+        }
+    });
+    if result.is_err() {
+        for path in created {
+            // If this fails, the user sees the file and can delete it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    result
+}
+
+fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> Result<PlanReport> {
+    import.size_part()?;
+    progress.stage(Stage::Committing, 0, 0);
+    let (mut file, rows) = lay_out(&import)?;
+    file.write(path, &rows)?;
+    drop(rows);
+    let bad = import.all_bad();
+    let Import { state, lease, .. } = import;
+    let prepared =
+        lease.explain(with_retry(state.media.retry_budget(), || prepare_namespaces(&state, &file)));
+    if let Err(error) = prepared {
+        // It would be of no use, and the next plan would be refused because of it.
+        let _ = std::fs::remove_file(path);
+        return Err(error);
+    }
+    let chunks = |namespace: u16| file.chunks_of(namespace).len() as u64;
+    Ok(PlanReport {
+        id: file.id,
+        uuid: file.journal.layout.uuid,
+        parts: (0..).zip(&file.image).map(|(at, one)| (one.to_string(), chunks(at))).collect(),
+        samples: file.journal.part.count,
+        sample_bytes: file.sample_bytes,
+        bad,
+    })
+}
+
+/// Gives each namespace its journal. What a plan appends to is an image that others may change, and its mark says
+/// whether they have.
+fn prepare_namespaces(state: &ImportState, file: &PlanFile) -> Result<()> {
+    let (mut channel, layout) = (state.media.channel(), &state.journal.layout);
+    for namespace in 0..state.media.len() {
+        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
+        Mark::remove(&mut channel, namespace)?;
+    }
+    write_journals(&state.media, &state.journal)?;
+    if state.current.is_some() {
+        for namespace in 0..state.media.len() {
+            let chunks = file.chunks_of(namespace).len() as u64;
+            let mark = Mark { plan: file.id, namespace, state: State::Planned, chunks };
+            mark.write(&mut channel, namespace)?;
+        }
+    }
+    Ok(())
+}
+
+/// The plan but for its rows, and the rows.
+fn lay_out<'i>(import: &'i Import<'_>) -> Result<(PlanFile, Rows<'i>)> {
+    let (state, index) = (&import.state, import.source.index());
+    let journal = &state.journal;
+    let (rows, spec, classes) = import.shape()?;
+    let free = prepare::free_space(&state.media, &journal.layout, state.current.as_ref());
+    let plan = Plan::new(&rows, &spec, &Placement::new(journal.part), free)?;
+    let file = PlanFile {
+        id: [0; 16],
+        image: addresses(&state.media)?,
+        journal: *journal,
+        kind: import.source.kind(),
+        fields: spec.fields.clone(),
+        field_types: spec.field_types.clone(),
+        columns: spec.columns.clone(),
+        classes,
+        source_fields: rows.source_fields.clone(),
+        class_numbers: rows.class_numbers.clone(),
+        sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
+        planned_cells: prepare::num_cells(&state.media, &journal.layout),
+        shared: import.source.shared()?,
+        chunks: plan.chunks,
+        rows: Vec::new(),
+        names: Vec::new(),
+        file: None,
+    };
+    Ok((file, rows))
+}
+
+/// The addresses of the namespaces, in the order of the image, for processes in any folder.
+pub(super) fn addresses(media: &Media) -> Result<Vec<Address>> {
+    let address = |text: String| match text.parse::<Address>().map_err(Error::from)? {
+        Address::Path(path) => {
+            std::path::absolute(path).map(Address::from_path).map_err(Error::from)
+        }
+        other => Ok(other),
+    };
+    media.devices().iter().map(|device| address(device.namespace().address)).collect()
+}

@@ -1,0 +1,339 @@
+//! Commits parts that programs wrote as one generation.
+
+use std::collections::BTreeMap;
+
+use zerocopy::IntoBytes;
+
+use crate::import::commit;
+use crate::import::lease::Lease;
+use crate::import::many::committing::committed_directory;
+use crate::import::many::part::open_planned;
+use crate::import::many::written::{Lane, PartRecord, WritePlan, WrittenPart};
+use crate::import::mark::Mark;
+use crate::import::media::{Channel, Media};
+use crate::import::options::{Progress, Stage};
+use crate::import::part_sum::PartSum;
+use crate::import::prepare;
+use crate::import::scan::BLOCK_BYTES;
+use crate::import::temporary::TemporaryColumn;
+use crate::import::writer::WriteReport;
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::{SampleId, Slot};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::{Directory, DirectoryBuilder};
+use dlfs_format::format::chunk::{ChunkId, HEAD_BYTES};
+use dlfs_format::format::superblock::used_bytes;
+use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Space};
+use dlfs_io::qpair::ConnectOptions;
+
+impl WritePlan {
+    /// Commits `parts`, in this order, as one generation: attempts that are not among them become free space. Safe to
+    /// repeat.
+    ///
+    /// # Errors
+    /// `NotFound`: parts that are not on their namespaces. `InvalidArgument`: a part of another plan, no sample at all,
+    /// or two samples with one name. `Busy`: a part is being written. `Corrupt`: a chunk is not the one that was
+    /// written.
+    pub fn commit(
+        &self,
+        parts: &[WrittenPart],
+        connect: &ConnectOptions,
+        progress: &mut dyn Progress,
+    ) -> Result<WriteReport> {
+        if let Some(other) = parts.iter().find(|part| part.0.plan != self.id()) {
+            let text = format!("the written part {} is of another plan", other.key());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        self.commit_chosen(connect, progress, |found| {
+            let is_missing = |part: &&WrittenPart| !found.contains(&part.0);
+            let missing: Vec<u64> = parts.iter().filter(is_missing).map(WrittenPart::key).collect();
+            match missing.is_empty() {
+                true => Ok(parts.iter().map(|part| part.0).collect()),
+                false => Err(not_complete(&missing)),
+            }
+        })
+    }
+
+    /// Commits the parts 0 to `count` - 1, in this order: of each the attempt that was complete last.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit). `InvalidArgument`: there is a part with a larger number.
+    pub fn commit_all(
+        &self,
+        count: u64,
+        connect: &ConnectOptions,
+        progress: &mut dyn Progress,
+    ) -> Result<WriteReport> {
+        self.commit_chosen(connect, progress, |found| {
+            let last = last_attempts(found);
+            if let Some((key, _)) = last.last_key_value().filter(|(key, _)| **key >= count) {
+                let text = format!(
+                    "part {key} is there, and the parts 0 to {} are committed",
+                    count.saturating_sub(1)
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, text)
+                    .hint("say how many parts there are"));
+            }
+            let missing: Vec<u64> = (0..count).filter(|key| !last.contains_key(key)).collect();
+            match missing.is_empty() {
+                true => Ok(last.into_values().collect()),
+                false => Err(not_complete(&missing)),
+            }
+        })
+    }
+
+    /// The parts that are complete: of each the attempt that was complete last.
+    ///
+    /// # Errors
+    /// `Busy`: a part is being written, on a namespace that one process opens at a time.
+    pub fn complete(&self, connect: &ConnectOptions) -> Result<Vec<WrittenPart>> {
+        let media = open_planned(self.image(), connect)?;
+        let (_, found) = self.read_lanes(&mut media.channel())?;
+        Ok(last_attempts(&found).into_values().map(WrittenPart).collect())
+    }
+
+    fn commit_chosen(
+        &self,
+        connect: &ConnectOptions,
+        progress: &mut dyn Progress,
+        choose: impl Fn(&[PartRecord]) -> Result<Vec<PartRecord>>,
+    ) -> Result<WriteReport> {
+        let media = open_planned(self.image(), connect)?;
+        let leases = self.leases(&media)?;
+        let result = match committed_directory(self.journal(), &media)? {
+            Some((directory, used)) => prepare::opened(&media).map(|opened| {
+                let snapshot = opened.superblock().snapshot_range();
+                (report(&directory, used), in_use(&media, &directory, snapshot))
+            }),
+            None => {
+                let (lanes, found) = self.read_lanes(&mut media.channel())?;
+                let chosen = choose(&found)?;
+                self.commit_parts(&media, &leases, &lanes, &chosen, progress)
+            }
+        };
+        let (report, space) = leases[0].explain(result)?;
+        leases.iter().try_for_each(Lease::check)?;
+        let mut channel = media.channel();
+        for namespace in 0..media.len() {
+            Mark::remove(&mut channel, namespace)?;
+        }
+        self.give_back(&media, &space)?;
+        Ok(report)
+    }
+
+    /// The lease of the image, which is that of namespace 0, and those of the other namespaces: nobody writes a part
+    /// meanwhile.
+    fn leases(&self, media: &Media) -> Result<Vec<Lease>> {
+        let limit = self.options().image.lease;
+        let alone = media.devices()[1..].iter().map(|device| Media::new(vec![device.clone()]));
+        let alone = alone.collect::<Result<Vec<_>>>()?;
+        // Taking one may take seconds, and they do not wait for each other.
+        std::thread::scope(|scope| {
+            let others: Vec<_> =
+                alone.iter().map(|media| scope.spawn(move || Lease::take(media, limit))).collect();
+            let mut leases = vec![Lease::take(media, limit)?];
+            for other in others {
+                let ended = || Error::new(ErrorKind::Internal, "a thread that took a lease ended");
+                leases.push(other.join().map_err(|_| ended())??);
+            }
+            Ok(leases)
+        })
+    }
+
+    /// The lanes, and the records of all parts on them.
+    fn read_lanes(&self, channel: &mut Channel) -> Result<(Vec<Lane>, Vec<PartRecord>)> {
+        let (mut lanes, mut found) = (Vec::new(), Vec::new());
+        for namespace in 0..channel.media().len() {
+            let lane = Lane::read(self.id(), self.journal(), namespace, channel)?;
+            found.extend(lane.records(&self.journal().layout, channel)?);
+            lanes.push(lane);
+        }
+        Ok((lanes, found))
+    }
+
+    fn commit_parts(
+        &self,
+        media: &Media,
+        leases: &[Lease],
+        lanes: &[Lane],
+        parts: &[PartRecord],
+        progress: &mut dyn Progress,
+    ) -> Result<(WriteReport, Space)> {
+        let journal = self.journal();
+        let samples: u64 = parts.iter().map(|part| part.samples).sum();
+        if samples == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "no sample was written"));
+        }
+        progress.stage(Stage::Committing, samples, 0);
+        // Nothing reads the checksums before they are in the snapshot.
+        let builder = DirectoryBuilder::new(journal.layout)
+            .with_checksums_aside(Box::new(TemporaryColumn::new()));
+        let mut merge = Merge { builder, sequence: 0 };
+        let mut channel = media.channel();
+        for part in parts {
+            leases.iter().try_for_each(Lease::check)?;
+            merge.add(part, self, &mut channel)?;
+            progress.advance(part.samples, 0);
+            if progress.stop() {
+                let text = "the commit was stopped before anything was visible";
+                return Err(Error::new(ErrorKind::Interrupted, text).hint("run it again"));
+            }
+        }
+        let Merge { mut builder, .. } = merge;
+        builder.set_classes(self.classes().to_vec());
+        let directory = builder.finish(journal.generation, journal.time_ns)?;
+        check_names(&directory)?;
+        // What is there must stay until the commit: it may be run again.
+        let mut space = prepare::free_space(media, &journal.layout, None);
+        for lane in lanes {
+            space.reserve(CellRange { namespace: lane.namespace, cell: 0, cells: lane.end_cell });
+        }
+        let commit = commit::prepare(media, directory, &mut space)?;
+        leases.iter().try_for_each(Lease::check)?;
+        commit::write(media, &leases[0], &commit)?;
+        let used = used_bytes(&commit.superblocks);
+        let space = in_use(media, &commit.directory, commit.snapshot_range);
+        Ok((report(&commit.directory, used), space))
+    }
+
+    /// Gives records, and attempts that do not count, back to the file system.
+    fn give_back(&self, media: &Media, space: &Space) -> Result<()> {
+        let layout = &self.journal().layout;
+        for (namespace, device) in (0..).zip(media.devices()) {
+            let bytes = |cell: u64| layout.offset_of(cell).map_err(Error::from);
+            let unused = space.free_below_end(namespace);
+            let unused = unused.map(|cells| Ok(bytes(cells.start)?..bytes(cells.end)?));
+            device.trim(&unused.collect::<Result<Vec<_>>>()?, bytes(space.end_cell(namespace))?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Parts that are put one behind the other.
+struct Merge {
+    builder: DirectoryBuilder,
+    /// The number of the next chunk.
+    sequence: u64,
+}
+
+impl Merge {
+    /// Adds a part, and gives its chunks their places.
+    fn add(&mut self, part: &PartRecord, plan: &WritePlan, channel: &mut Channel) -> Result<()> {
+        let (layout, draft) = (&plan.journal().layout, plan.draft_layout());
+        let wrong = |what: String| {
+            let text = format!("part {} on namespace {} {what}", part.key, part.namespace);
+            Error::new(ErrorKind::Corrupt, text)
+                .hint("something else has written there: plan again, and write it again")
+        };
+        let (mut cell, mut sum, mut len) = (part.first_cell, PartSum::default(), BLOCK_BYTES);
+        let end = layout.offset_of(part.record_cell)?;
+        for _ in 0..part.chunks {
+            let offset = layout.offset_of(cell)?;
+            let first_slot = self.builder.next_slot();
+            // Behind the record there may be nothing to read.
+            let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
+            let mut bytes =
+                channel.read(part.namespace, offset, len.min(there).max(BLOCK_BYTES))?;
+            let head = ChunkHead::parse(&bytes)
+                .and_then(|head| {
+                    let before = if head.layout.uuid == draft.uuid { &draft } else { layout };
+                    head.check_location(before, part.namespace, cell).map(|()| head)
+                })
+                .map_err(|error| wrong(format!("is damaged: {error}")))?;
+            sum.add(&head);
+            let padded = (head.data_start() as usize).min(there); // a quarter of a chunk at most
+            if bytes.len() < padded {
+                bytes = channel.read(part.namespace, offset, padded)?;
+            }
+            len = padded; // the next one is much alike
+            let placed = placed(head, layout, first_slot, self.sequence);
+            bytes[..HEAD_BYTES].copy_from_slice(placed.to_raw().as_bytes());
+            let header = ChunkHeader::parse(&bytes)
+                .map_err(|error| wrong(format!("is damaged: {error}")))?;
+            self.builder.add_chunk(&header)?;
+            if placed != head {
+                write_front(channel, part.namespace, offset, &bytes)?;
+            }
+            self.sequence += 1;
+            cell += head.cell_range().cells;
+        }
+        let is_whole =
+            (sum.samples, sum.digest(), cell) == (part.samples, part.digest, part.record_cell);
+        is_whole.then_some(()).ok_or_else(|| wrong("is not the one that was written".into()))
+    }
+}
+
+/// The head of a chunk at its place in the image, whether or not it has been there before.
+fn placed(head: ChunkHead, layout: &ImageLayout, first_slot: Slot, sequence: u64) -> ChunkHead {
+    let part_first = first_slot.0 - (head.first_slot.0 - head.part_first);
+    let id = ChunkId { sequence, ..head.id };
+    ChunkHead { layout: *layout, id, first_slot, part_first, ..head }
+}
+
+/// Writes the first block of a chunk.
+fn write_front(channel: &mut Channel, namespace: u16, offset: u64, bytes: &IoBuf) -> Result<()> {
+    channel.write_bytes(namespace, offset, &bytes[..BLOCK_BYTES])
+}
+
+/// The last attempt of each part.
+fn last_attempts(found: &[PartRecord]) -> BTreeMap<u64, PartRecord> {
+    let mut last: BTreeMap<u64, PartRecord> = BTreeMap::new();
+    for part in found {
+        let order = |part: &PartRecord| (part.time_ns, part.namespace, part.record_cell);
+        last.entry(part.key)
+            .and_modify(|before| {
+                if order(part) > order(before) {
+                    *before = *part;
+                }
+            })
+            .or_insert(*part);
+    }
+    last
+}
+
+fn not_complete(missing: &[u64]) -> Error {
+    let listed: Vec<String> = missing.iter().take(MAX_LISTED).map(u64::to_string).collect();
+    let more = match missing.len() - listed.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let text = match missing {
+        [one] => format!("part {one} is not complete"),
+        _ => format!("the parts {}{more} are not complete", listed.join(", ")),
+    };
+    Error::new(ErrorKind::NotFound, text).hint("write each of them, and commit again")
+}
+
+/// Refuses two samples with one name.
+fn check_names(directory: &Directory) -> Result<()> {
+    let Some((one, other)) = directory.find_same_names()? else { return Ok(()) };
+    let name = directory.name(one)?.unwrap_or_default();
+    let name = String::from_utf8_lossy(&name);
+    let text = format!("the samples {} and {} have the same name, {name:?}", one.0, other.0);
+    Err(Error::new(ErrorKind::InvalidArgument, text)
+        .hint("plan again, and give the samples of all parts names of their own"))
+}
+
+/// The cells that the image reads, taken.
+fn in_use(media: &Media, directory: &Directory, snapshot: CellRange) -> Space {
+    let mut space = Space::new(directory.layout(), &media.capacities());
+    directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
+    space
+}
+
+fn report(directory: &Directory, image_bytes: u64) -> WriteReport {
+    let samples = directory.num_samples();
+    let len = |id| u64::from(directory.len_bytes(SampleId(id)).unwrap_or(0));
+    WriteReport {
+        uuid: directory.uuid(),
+        generation: directory.generation(),
+        samples,
+        sample_bytes: (0..samples).map(len).sum(),
+        live_samples: directory.num_live(),
+        chunks: directory.num_chunks().into(),
+        image_bytes,
+    }
+}
+
+/// Parts that an error lists.
+const MAX_LISTED: usize = 100;

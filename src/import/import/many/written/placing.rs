@@ -1,0 +1,100 @@
+//! The thread of a writer of one part of an image: it places full windows in chunks behind the parts that its
+//! namespace has already, and leaves a record that others commit.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::import::chunk_stream::ChunkStream;
+use crate::import::journal::Journal;
+use crate::import::lease::Lease;
+use crate::import::many::part::open_planned;
+use crate::import::many::written::check::check_part;
+use crate::import::many::written::{Lane, PartRecord, WritePlan};
+use crate::import::media::Media;
+use crate::import::prepare::{self, ImportState};
+use crate::import::writer::{Placer, Started, Thread};
+use dlfs_base::{Error, Result};
+use dlfs_format::format::{CellRange, Part};
+use dlfs_io::qpair::ConnectOptions;
+
+/// Writes part number `key` of `plan` onto `namespace`, until its end, a failure, or the end of the writer. A part
+/// that does not end is free space.
+pub(super) fn run(
+    plan: &WritePlan,
+    key: u64,
+    namespace: u16,
+    connect: &ConnectOptions,
+    thread: &Thread,
+) -> Result<PartRecord> {
+    let address = &plan.image()[usize::from(namespace)];
+    let media = open_planned(std::slice::from_ref(address), connect)?;
+    let lease = Lease::take(&media, plan.options().image.lease)?;
+    let placed = media.placed(namespace, plan.journal().layout.num_namespaces)?;
+    lease.explain(write(plan, key, namespace, &placed, &lease, thread))
+}
+
+fn write(
+    plan: &WritePlan,
+    key: u64,
+    namespace: u16,
+    media: &Media,
+    lease: &Lease,
+    thread: &Thread,
+) -> Result<PartRecord> {
+    let (options, layout) = (plan.options(), plan.journal().layout);
+    let lane = Lane::read_open(plan.id(), plan.journal(), namespace, &mut media.channel())?;
+    thread.start(Started {
+        part: Some(key),
+        image: None,
+        first_id: 0,
+        whole: None,
+        fields: options.fields.clone(),
+        field_types: options.field_types.clone(),
+        columns: options.columns.clone(),
+        classes: plan.classes().to_vec(),
+    })?;
+    let next = thread.next()?;
+    let part = Part { first: 0, count: 0, seed: 0, window: 0 };
+    let state = ImportState {
+        media: media.clone(),
+        current: None,
+        journal: Journal { part, layout: plan.draft_layout(), ..*plan.journal() },
+        resumed: false,
+        done: false,
+    };
+    let mut space = prepare::free_space(media, &layout, None);
+    space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
+    let mut chunks = ChunkStream::of_part(&state, lease, options.columns.clone(), space);
+    chunks.set_fields(&options.fields, options.field_types.clone());
+    let seed = xxh3_64_with_seed(&key.to_le_bytes(), options.image.seed);
+    let mut placer = Placer::new(options, seed, 0, chunks);
+    placer.place_all(thread, next)?;
+    let (chunks, sample_bytes) = placer.into_chunks();
+    let (sum, mut space) = chunks.end_part()?;
+
+    let range = space.allocate(namespace.into(), RECORD_CELLS);
+    let range = range.ok_or_else(|| Error::from(space.no_room(RECORD_CELLS)))?;
+    let record = PartRecord {
+        plan: plan.id(),
+        key,
+        namespace,
+        time_ns: prepare::time_ns(None),
+        previous: lane.last_record,
+        first_cell: lane.end_cell,
+        record_cell: range.cell,
+        chunks: sum.chunks,
+        samples: sum.samples,
+        sample_bytes,
+        digest: sum.digest(),
+    };
+    let mut channel = media.channel();
+    if !media.checks_writes() {
+        // The samples do not come again, so damage is reported and not repaired.
+        check_part(&mut channel, &layout, &record)?;
+    }
+    lease.check()?;
+    lane.append(&record, &layout, &mut channel)?;
+    Ok(record)
+}
+
+/// A record takes less than a cell.
+const RECORD_CELLS: u64 = 1;

@@ -1,0 +1,406 @@
+//! The namespaces of an image as an import uses them: several threads write, each through its own queue
+//! pairs, and a flush covers all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::import::retry::{RetryBudget, is_transient};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::geometry::MAX_NAMESPACE_BYTES;
+use dlfs_format::format::superblock::SUPERBLOCK_BYTES;
+use dlfs_format::format::superblock_set::SuperblockCopies;
+use dlfs_io::qpair::calls::{Calls, Ticket};
+use dlfs_io::qpair::mem::MemNamespace;
+use dlfs_io::qpair::shared::SharedDevice;
+use dlfs_io::qpair::{Device, Fence, PairScope, or_unreadable};
+
+/// The namespaces of an image, in the image's order.
+#[derive(Clone)]
+pub(super) struct Media {
+    devices: Arc<[Arc<dyn Device>]>,
+    /// Closed until the lease is held: see `lease.rs`.
+    fence: Arc<Fence>,
+    /// When a write last failed that may still be in transit, in ns of [`Fence::now`].
+    lost_write_ns: Arc<AtomicU64>,
+    retry_budget: Arc<RetryBudget>,
+}
+
+/// One thread's connection to all namespaces.
+///
+/// A failed call abandons all its queue pairs together: writes in flight then may or may not have been
+/// done, and may still arrive late. That is harmless, since an import always writes the same bytes to the
+/// same location; but it must check what is on the media before it relies on it.
+pub(super) struct Channel {
+    media: Media,
+    fence: Arc<Fence>,
+    calls: Option<Calls>,
+    /// State that the queue pairs share.
+    scope: PairScope,
+    /// The index of each namespace's queue pair, once there is one.
+    pairs: Vec<Option<usize>>,
+    /// How often the queue pairs were abandoned.
+    resets: u32,
+}
+
+/// A write in flight on a [`Channel`].
+#[derive(Debug)]
+pub(super) struct PendingWrite {
+    ticket: Ticket,
+    resets: u32,
+    begun: Instant,
+}
+
+impl Media {
+    /// The namespaces `devices`, in this order.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: none, too many, or one is read-only.
+    pub(super) fn new(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
+        let media = Media::for_reading(devices)?;
+        for device in media.devices() {
+            let namespace = device.namespace();
+            if namespace.read_only {
+                return Err(Error::new(ErrorKind::Refused, "the namespace refuses writes")
+                    .target(namespace.address)
+                    .hint("serve it with --writable"));
+            }
+        }
+        Ok(media)
+    }
+
+    /// The namespaces `devices`, which may be read-only.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: none, or too many.
+    pub(super) fn for_reading(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
+        if devices.is_empty() || devices.len() > usize::from(u16::MAX) {
+            let message = format!("an image has 1 to 65,535 namespaces, not {}", devices.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let scope = Arc::default();
+        let fitted =
+            devices.into_iter().map(|device| match device.capabilities().max_queue_pairs {
+                few if few < MIN_PAIRS => {
+                    Arc::new(SharedDevice::new(device, Arc::clone(&scope))) as Arc<dyn Device>
+                }
+                _ => device,
+            });
+        Ok(Media {
+            devices: fitted.collect(),
+            fence: Fence::closed(),
+            lost_write_ns: Arc::default(),
+            retry_budget: Arc::default(),
+        })
+    }
+
+    /// The maximum number of writing threads: each has its own queue pair on every namespace that provides
+    /// enough of them.
+    pub(super) fn max_threads(&self) -> usize {
+        let most = self.devices.iter().map(|device| device.capabilities().max_queue_pairs).min();
+        most.unwrap_or(1).saturating_sub(RESERVED_PAIRS).max(1)
+    }
+
+    /// The same namespaces in another order: `order[i]` is the present index of number `i`.
+    pub(super) fn in_order(&self, order: &[usize]) -> Media {
+        let devices = order.iter().map(|&at| self.devices[at].clone()).collect();
+        Media { devices, ..self.clone() }
+    }
+
+    /// The only namespace as number `namespace` of `count`; the others take nothing.
+    ///
+    /// # Errors
+    /// Never in practice: memory for a block.
+    pub(super) fn placed(&self, namespace: u16, count: u16) -> Result<Media> {
+        let absent = |_| Ok(Arc::new(MemNamespace::new(ABSENT_BYTES, 512)?) as Arc<dyn Device>);
+        let mut devices = (0..count).map(absent).collect::<Result<Vec<_>>>()?;
+        devices[usize::from(namespace)] = self.devices[0].clone();
+        Ok(Media { devices: devices.into(), ..self.clone() })
+    }
+
+    /// Number of namespaces.
+    pub(super) fn len(&self) -> u16 {
+        self.devices.len() as u16 // `new` allows no more
+    }
+
+    /// The namespaces.
+    pub(super) fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// Maximum length of each namespace in bytes.
+    pub(super) fn capacities(&self) -> Vec<u64> {
+        let capacity = |device: &Arc<dyn Device>| match device.capabilities().can_grow {
+            true => MAX_NAMESPACE_BYTES,
+            false => device.namespace().len_bytes(),
+        };
+        self.devices.iter().map(capacity).collect()
+    }
+
+    /// Makes a namespace at least `len_bytes` long.
+    ///
+    /// # Errors
+    /// `NoSpace`: it cannot become that long.
+    pub(super) fn grow(&self, namespace: u16, len_bytes: u64) -> Result<()> {
+        self.devices[usize::from(namespace)].grow(len_bytes)
+    }
+
+    /// A channel to all namespaces for one thread. Queue pairs are opened at first use.
+    pub(super) fn channel(&self) -> Channel {
+        self.fenced_channel(&self.fence)
+    }
+
+    /// A channel whose writes ask `fence` instead of the common one.
+    pub(super) fn fenced_channel(&self, fence: &Arc<Fence>) -> Channel {
+        let pairs = vec![None; self.devices.len()];
+        let (media, fence, scope) = (self.clone(), Arc::clone(fence), PairScope::new());
+        Channel { media, fence, calls: None, scope, pairs, resets: 0 }
+    }
+
+    /// How long failed calls are retried.
+    pub(super) fn retry_budget(&self) -> &RetryBudget {
+        &self.retry_budget
+    }
+
+    /// Whether a successful write proves that the bytes arrived intact; otherwise they must be read back.
+    pub(super) fn checks_writes(&self) -> bool {
+        self.devices.iter().all(|device| device.capabilities().checks_writes)
+    }
+
+    /// The common fence of all other writes.
+    pub(super) fn fence(&self) -> &Arc<Fence> {
+        &self.fence
+    }
+
+    /// How long after sending a write may still reach one of the namespaces.
+    pub(super) fn late_writes(&self) -> Duration {
+        self.devices
+            .iter()
+            .map(|device| device.capabilities().late_writes)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// How long failed writes may still arrive.
+    pub(super) fn lost_writes_for(&self) -> Duration {
+        match self.lost_write_ns.load(Ordering::Acquire) {
+            0 => Duration::ZERO,
+            at => (Duration::from_nanos(at) + self.late_writes()).saturating_sub(Fence::now()),
+        }
+    }
+}
+
+impl Channel {
+    /// Reads whole or partial blocks.
+    ///
+    /// # Errors
+    /// Those of [`Calls::read`].
+    pub(super) fn read(&mut self, namespace: u16, offset: u64, len: usize) -> Result<IoBuf> {
+        self.call(namespace, |calls, pair| calls.read(pair, offset, len))
+    }
+
+    /// Writes whole blocks and returns the buffer. Reads them back if success alone does not prove that
+    /// they arrived intact.
+    ///
+    /// # Errors
+    /// Those of [`Calls::write`]; `Disconnected`: other bytes were read back.
+    pub(super) fn write(&mut self, namespace: u16, offset: u64, buf: IoBuf) -> Result<IoBuf> {
+        let written = self.call(namespace, |calls, pair| calls.write(pair, offset, buf))?;
+        let device = &self.media.devices[usize::from(namespace)];
+        if !device.capabilities().checks_writes {
+            let address = device.namespace().address;
+            if self.read(namespace, offset, written.len())?[..] != written[..] {
+                let message = "what was read back differs from what was written";
+                return Err(Error::new(ErrorKind::Disconnected, message).target(address));
+            }
+        }
+        Ok(written)
+    }
+
+    /// Writes whole blocks from `bytes`.
+    ///
+    /// # Errors
+    /// As [`Channel::write`].
+    pub(super) fn write_bytes(&mut self, namespace: u16, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut buf = IoBuf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        self.write(namespace, offset, buf).map(drop)
+    }
+
+    /// Submits a write of whole blocks, at least one.
+    ///
+    /// # Errors
+    /// Those of [`Calls::begin_write`], or no queue pair is available.
+    pub(super) fn begin_write(
+        &mut self,
+        namespace: u16,
+        offset: u64,
+        buf: IoBuf,
+    ) -> Result<PendingWrite> {
+        let ticket = self.call(namespace, |calls, pair| calls.begin_write(pair, offset, buf))?;
+        Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
+    }
+
+    /// Starts to make all completed writes to a namespace durable, whichever thread did them.
+    ///
+    /// # Errors
+    /// No queue pair is available.
+    pub(super) fn begin_flush(&mut self, namespace: u16) -> Result<PendingWrite> {
+        let ticket = self.call(namespace, |calls, pair| Ok(calls.begin_flush(pair)))?;
+        Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
+    }
+
+    /// Polls without blocking; returns whether any write has ended.
+    pub(super) fn poll(&mut self) -> bool {
+        self.calls.as_mut().is_some_and(Calls::turn)
+    }
+
+    /// Blocks until a poll may make progress.
+    pub(super) fn wait(&mut self) {
+        if let Some(calls) = &mut self.calls {
+            calls.wait();
+        }
+    }
+
+    /// The result of a write, with its buffer; or the write itself while it is in flight.
+    ///
+    /// # Errors
+    /// As [`Channel::write`]. `Disconnected` also if its queue pair was abandoned.
+    pub(super) fn take(
+        &mut self,
+        write: PendingWrite,
+    ) -> std::result::Result<Result<IoBuf>, PendingWrite> {
+        let Some(calls) = self.calls.as_mut().filter(|_| self.resets == write.resets) else {
+            let message = "a write was given up together with another that failed";
+            return Ok(Err(Error::new(ErrorKind::Disconnected, message)));
+        };
+        let begun = write.begun;
+        let result = calls.take(write.ticket).ok_or(write)?;
+        Ok(self.give_up_if_failed(begun, result))
+    }
+
+    /// Makes all writes to a namespace durable, whichever thread did them.
+    ///
+    /// # Errors
+    /// Those of [`Calls::flush`]. Then nothing counts as durable.
+    pub(super) fn flush(&mut self, namespace: u16) -> Result<()> {
+        self.call(namespace, |calls, pair| calls.flush(pair))
+    }
+
+    /// The superblock copies of a namespace; bad ones are read twice. Blank if the namespace is too short
+    /// to have them.
+    ///
+    /// # Errors
+    /// The namespace cannot be read.
+    pub(super) fn superblocks(&mut self, namespace: u16) -> Result<SuperblockCopies> {
+        let len = self.media.devices[usize::from(namespace)].namespace().len_bytes();
+        SuperblockCopies::gather(len, |offset, again| {
+            self.read_block(namespace, offset, SUPERBLOCK_BYTES, again)
+        })
+    }
+
+    /// Reads whole or partial blocks, bypassing caches the second time; or returns why these blocks cannot
+    /// be read.
+    ///
+    /// # Errors
+    /// The namespace cannot be read.
+    pub(super) fn read_block(
+        &mut self,
+        namespace: u16,
+        offset: u64,
+        len: usize,
+        again: bool,
+    ) -> Result<std::result::Result<IoBuf, String>> {
+        or_unreadable(self.call(namespace, |calls, pair| {
+            if again {
+                calls.report_corrupt(pair, offset, len);
+            }
+            calls.read(pair, offset, len)
+        }))
+    }
+
+    /// Overwrites a run of bytes with zeroes.
+    ///
+    /// # Errors
+    /// As [`Channel::write`].
+    pub(super) fn zero(&mut self, namespace: u16, offset: u64, len: u64) -> Result<()> {
+        let mut at = 0;
+        let mut zeroes = IoBuf::zeroed(len.min(ZERO_BYTES) as usize);
+        while at < len {
+            zeroes.truncate((len - at).min(ZERO_BYTES) as usize);
+            let written = zeroes.len() as u64;
+            zeroes = self.write(namespace, offset + at, zeroes)?;
+            at += written;
+        }
+        Ok(())
+    }
+
+    /// The namespaces.
+    pub(super) fn media(&self) -> &Media {
+        &self.media
+    }
+
+    fn call<T>(
+        &mut self,
+        namespace: u16,
+        call: impl FnOnce(&mut Calls, usize) -> Result<T>,
+    ) -> Result<T> {
+        let (at, begun) = (usize::from(namespace), Instant::now());
+        let calls = match &mut self.calls {
+            Some(calls) => calls,
+            none => {
+                let mut calls = Calls::new(DEADLINE)?;
+                calls.set_fence(Arc::clone(&self.fence));
+                none.insert(calls)
+            }
+        };
+        let until = self.media.retry_budget.until(DEADLINE);
+        let left = until.map(|until| until.saturating_duration_since(begun).max(MIN_DEADLINE));
+        calls.set_deadline(left.unwrap_or(DEADLINE));
+        let pair = match self.pairs[at] {
+            Some(pair) => pair,
+            None => match self.media.devices[at].queue_pair_in(&self.scope) {
+                Ok(pair) => *self.pairs[at].insert(calls.add(pair)),
+                Err(error) => return self.give_up_if_failed(begun, Err(error)),
+            },
+        };
+        let result = call(calls, pair);
+        self.give_up_if_failed(begun, result)
+    }
+
+    fn give_up_if_failed<T>(&mut self, begun: Instant, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            if is_transient(error) {
+                if Arc::ptr_eq(&self.fence, &self.media.fence) {
+                    self.media.retry_budget.failed(begun); // the lease's has its own
+                }
+                let now_ns = u64::try_from(Fence::now().as_nanos()).unwrap_or(u64::MAX);
+                self.media.lost_write_ns.fetch_max(now_ns, Ordering::AcqRel);
+            }
+            self.calls = None;
+            self.pairs.fill(None);
+            self.resets += 1;
+        }
+        result
+    }
+}
+
+/// Queue pairs on a namespace that are not for writing threads: the lease's, and that of the thread that
+/// collects and commits.
+const RESERVED_PAIRS: usize = 2;
+
+/// With fewer queue pairs than this, all threads share one.
+const MIN_PAIRS: usize = RESERVED_PAIRS + 1;
+
+/// The deadline of one call.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The deadline of a call when earlier failures have used up the time.
+const MIN_DEADLINE: Duration = Duration::from_millis(500);
+
+/// Zeroes per write.
+const ZERO_BYTES: u64 = 1 << 20;
+
+/// Bytes of a namespace that is not there: too few for any chunk.
+const ABSENT_BYTES: u64 = 4096;

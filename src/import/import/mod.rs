@@ -1,0 +1,82 @@
+//! Sources, chunks and commits: everything that writes an image.
+//!
+//! # What it is
+//! [`import`] indexes a source, lays out the chunks, and lets several threads read samples and write chunks
+//! in parallel; then it commits. What it writes is a function of the source and of a [`journal`], which it
+//! writes first. So an import that was killed, ran out of space or lost its target can be resumed and ends
+//! with the same bytes.
+//!
+//! # What it is not
+//! It does not read samples for users (`reader` does), does not define formats (`format` does), and keeps
+//! no state outside the image.
+//!
+//! # Invariants
+//! - Until the last write of a commit, a reader opens the previous generation, complete.
+//! - It never writes to a cell that this generation or the previous one reads.
+//! - It commits only what it read completely and unchanged from the source.
+//! - Only one importer at a time writes an image: see `lease.rs`.
+//!
+//! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
+//! [`many`] divides an import among processes. [`Writer`] takes samples from a program that makes them: read
+//! `writer/mod.rs`, then `chunk_stream.rs`, which also writes what `streamed.rs` reads.
+
+mod checked;
+mod checkpoint;
+mod chunk_stream;
+mod chunks;
+mod columns;
+mod commit;
+mod device;
+mod edit;
+mod field_types;
+pub mod formats;
+mod give_back;
+mod give_up;
+mod importer;
+pub mod journal;
+mod kept_classes;
+mod lease;
+pub mod many;
+mod mark;
+mod media;
+mod media_use;
+mod metered;
+mod options;
+mod orphans;
+mod part_sum;
+mod pass;
+mod pieces;
+mod plan;
+mod points;
+mod prepare;
+mod purge;
+mod read_back;
+mod rebuild;
+mod restore;
+mod retry;
+mod scan;
+mod snapshot;
+pub mod sources;
+mod streamed;
+mod temporary;
+mod worker;
+mod write_behind;
+mod writer;
+
+pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
+pub use field_types::{FieldColumn, FieldSpec};
+pub use importer::{import, import_onto};
+pub use media_use::MediaUse;
+pub use options::{
+    BadEntries, ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, OnError, Onto,
+    PlacementOrder, Progress, RowOptions, Stage,
+};
+pub use orphans::orphans_on;
+pub use pieces::{PiecesReport, add_pieces, add_pieces_on};
+pub use purge::{purge, purge_on};
+pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};
+pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
+pub use sources::{BadEntry, BadReason};
+pub use writer::{Label, NewSample, WriteOrder, WriteReport, Writer, WriterOptions};
+
+use dlfs_base::random::draw;

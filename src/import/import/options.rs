@@ -1,0 +1,393 @@
+//! Options, progress and report of an import.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::import::field_types::{FieldColumn, FieldSpec};
+use crate::import::media_use::MediaUse;
+use crate::import::sources::expansion::DEFAULT_MAX_EXPANSION;
+use crate::import::sources::file_counts::FileCounts;
+use crate::import::sources::{BadEntry, BadReason, Decided, FileCount, SourceKind};
+use dlfs_base::folders::FolderOptions;
+use dlfs_base::units::Generation;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::Pack;
+use dlfs_format::format::Uuid;
+use dlfs_format::format::columns::ColumnType;
+use dlfs_format::format::field_type::FieldType;
+use dlfs_format::format::geometry::DEFAULT_CHUNK_BYTES;
+use dlfs_places::PlaceOptions;
+
+/// Options of an import. The defaults are those of the command line.
+#[derive(Debug, Clone)]
+pub struct ImportOptions {
+    /// The kind of the sources.
+    pub from: SourceKind,
+    /// What to do with what the image holds.
+    pub onto: Onto,
+    /// The order of samples on media.
+    pub placement: PlacementOrder,
+    /// Seed of the shuffled placement.
+    pub seed: u64,
+    /// Bytes of a chunk: a power of two from 64 KiB to 256 MiB.
+    pub chunk_size_bytes: u32,
+    /// How samples are packed.
+    pub pack: Pack,
+    /// What to do with entries that cannot be imported.
+    pub on_error: OnError,
+    /// A table of values of the samples: their typed columns.
+    pub columns: Option<ColumnsFrom>,
+    /// Typed columns whose values are those of fields.
+    pub field_columns: Vec<FieldColumn>,
+    /// Types of fields. Those of the image's fields need not be given again.
+    pub field_types: Vec<FieldSpec>,
+    /// What becomes of the columns of a source that is rows.
+    pub rows: RowOptions,
+    /// Of data sets on the Hugging Face hub: the splits to take, as their files say; empty: all files.
+    pub splits: Vec<String>,
+    /// Where to copy pipes and compressed archives before they are imported.
+    pub spool: Option<PathBuf>,
+    /// The names of all classes, in the order of their numbers; empty: those of the source, by name.
+    pub classes: Vec<Vec<u8>>,
+    /// Which entries of folders, archives and stores are samples.
+    pub folders: FolderOptions,
+    /// Whether the folder, list or shard stands in front of each name. Otherwise a shard does in front of names that an
+    /// earlier one has.
+    pub prefix: bool,
+    /// Whether the files of archives within archives are samples, instead of those archives.
+    pub nested: bool,
+    /// How many bytes may be made of each that is read of the sources, by decompression, of holes of sparse files, by
+    /// links to what was taken already, and of rows that share values: each of these makes as many, or 256 MiB.
+    pub max_expansion: u64,
+    /// How object stores are read.
+    pub places: PlaceOptions,
+    /// Threads that read the source; 0: chosen for this machine.
+    pub reader_threads: usize,
+    /// UUID of a new image; `None`: a random one. With `time_ns` set too, the same source gives the same
+    /// bytes.
+    pub uuid: Option<Uuid>,
+    /// The time stamp of the image, in ns since 1970; `None`: now.
+    pub time_ns: Option<u64>,
+    /// How long a namespace without its own lock stays reserved after the importer's last renewal.
+    pub lease: Duration,
+    /// Whether to append to the older generation, and discard a newer one, if a bad superblock copy may
+    /// have committed a newer one. Otherwise the import is refused.
+    pub accept_older_generation: bool,
+}
+
+/// A file that gives samples values by their names: the first line of CSV (`.csv`) and of tab-separated values
+/// (`.tsv`) names the columns; a line of JSON Lines (`.jsonl`, `.ndjson`) is an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColumnsFrom {
+    /// The file.
+    pub path: PathBuf,
+    /// Its column of the samples' names. `None`: the one called name, file, filename, file_name, path, key or
+    /// `__key__`, or else the first of CSV.
+    pub key: Option<String>,
+    /// The columns to take, and their types; `None`: that of the values. Empty: all of them.
+    pub only: Vec<(String, Option<ColumnType>)>,
+}
+
+/// What becomes of the columns of a source that is rows: Parquet, Arrow, MDS, LitData, JSON Lines.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RowOptions {
+    /// The column of the names; `None`: a row is called as its file, and its number in it.
+    pub name: Option<String>,
+    /// The column of the labels: integers, or names of classes. `None`: the only one that the file says to hold
+    /// classes, as those of Hugging Face do.
+    pub label: Option<String>,
+    /// The columns to become fields; empty: all others.
+    pub fields: Vec<String>,
+    /// The key of JSON Lines whose values are paths of files, beneath the folder of the lines: the files become a
+    /// field of the same name. `None`: `file_name`, as in folders of images of Hugging Face,
+    /// unless `fields` leave it out.
+    pub files: Option<String>,
+    /// Whether rows have no value in columns that their file does not have, and others have; otherwise such files are
+    /// refused.
+    pub union: bool,
+}
+
+/// How a table of values fitted the samples of an import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ColumnCounts {
+    /// Samples with a row in the table.
+    pub samples: u64,
+    /// Samples without one: they have no values.
+    pub samples_without: u64,
+    /// Rows that name no sample of this import.
+    pub rows_without: u64,
+}
+
+/// Options of a delete or purge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EditOptions {
+    /// As [`ImportOptions::accept_older_generation`].
+    pub accept_older_generation: bool,
+}
+
+/// What an import does with what the image already holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Onto {
+    /// The image must be empty: a new file, or zeroes.
+    #[default]
+    Empty,
+    /// Keeps its samples; the new ones follow them, as a new generation.
+    Append,
+    /// Resumes an interrupted import, with the options that it started with.
+    Resume,
+    /// Discards whatever it holds.
+    Force,
+}
+
+/// The order of samples on media.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlacementOrder {
+    /// Shuffled by the seed, so that each chunk is a random sample of the data set.
+    #[default]
+    Shuffled,
+    /// In the order of the source.
+    Source,
+}
+
+/// What to do with entries that cannot be imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnError {
+    /// Report them all and import nothing.
+    #[default]
+    Stop,
+    /// Import the rest and report them.
+    Skip,
+}
+
+/// Receives the progress of an import, on the thread that imports.
+pub trait Progress {
+    /// A new stage begins; `samples` and `bytes` are its totals, where known.
+    fn stage(&mut self, stage: Stage, samples: u64, bytes: u64);
+
+    /// This many more samples and bytes of the stage are done.
+    fn advance(&mut self, samples: u64, bytes: u64);
+
+    /// Called periodically: whether to stop. What is done is kept for a later `Resume`.
+    fn stop(&mut self) -> bool {
+        false
+    }
+}
+
+/// The error of an import that was asked to stop.
+pub(super) fn stopped() -> Error {
+    let message = "the import was stopped";
+    Error::new(ErrorKind::Interrupted, message).hint("resume with dlfs import --resume")
+}
+
+/// No progress reports.
+impl Progress for () {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {}
+}
+
+/// What an import is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stage {
+    /// Indexing the source.
+    Indexing,
+    /// Reading samples and writing chunks.
+    Writing,
+    /// Writing the directory and making everything durable.
+    Committing,
+}
+
+/// The result of an import.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportReport {
+    /// The image.
+    pub uuid: Uuid,
+    /// The generation that was committed.
+    pub generation: Generation,
+    /// The kind of the source.
+    pub kind: SourceKind,
+    /// Why it is that kind, where archives might have been of two.
+    pub decided: Option<Decided>,
+    /// Samples that this import added.
+    pub samples: u64,
+    /// Their bytes.
+    pub sample_bytes: u64,
+    /// Samples of the image now.
+    pub live_samples: u64,
+    /// Chunks written, and those that a resumed import found on the media.
+    pub chunks: u64,
+    /// Chunks that a resumed import found on the media.
+    pub chunks_found: u64,
+    /// Bytes of the image in use, on all namespaces.
+    pub image_bytes: u64,
+    /// What this import wrote, by purpose: zeroes where a resumed import was complete already.
+    pub media: MediaUse,
+    /// How the image packs samples.
+    pub pack: Pack,
+    /// Entries that were skipped, with `OnError::Skip`.
+    pub bad: Vec<BadEntry>,
+    /// How every file of the source was treated.
+    pub file_counts: Vec<FileCount>,
+    /// How the table of values fitted the samples, if one was given.
+    pub columns: Option<ColumnCounts>,
+    /// The fields of the image that have a type, and their types.
+    pub field_types: Vec<(Vec<u8>, FieldType)>,
+}
+
+impl Default for ImportOptions {
+    fn default() -> ImportOptions {
+        ImportOptions {
+            from: SourceKind::Auto,
+            onto: Onto::Empty,
+            placement: PlacementOrder::Shuffled,
+            seed: 0,
+            chunk_size_bytes: DEFAULT_CHUNK_BYTES,
+            pack: Pack::Aligned,
+            on_error: OnError::Stop,
+            columns: None,
+            field_columns: Vec::new(),
+            field_types: Vec::new(),
+            rows: RowOptions::default(),
+            splits: Vec::new(),
+            spool: None,
+            classes: Vec::new(),
+            folders: FolderOptions::default(),
+            prefix: false,
+            nested: false,
+            max_expansion: DEFAULT_MAX_EXPANSION,
+            places: PlaceOptions::default(),
+            reader_threads: 0,
+            uuid: None,
+            time_ns: None,
+            lease: Duration::from_secs(10),
+            accept_older_generation: false,
+        }
+    }
+}
+
+impl FromStr for PlacementOrder {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<PlacementOrder> {
+        match text {
+            "shuffled" => Ok(PlacementOrder::Shuffled),
+            "source" => Ok(PlacementOrder::Source),
+            _ => Err(unknown(text, "shuffled or source")),
+        }
+    }
+}
+
+impl FromStr for OnError {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<OnError> {
+        match text {
+            "stop" => Ok(OnError::Stop),
+            "skip" => Ok(OnError::Skip),
+            _ => Err(unknown(text, "stop or skip")),
+        }
+    }
+}
+
+fn unknown(text: &str, known: &str) -> Error {
+    Error::new(ErrorKind::InvalidArgument, format!("{text:?} is neither {known}"))
+}
+
+impl ImportOptions {
+    /// The numbers of classes that an import begins with: those of the image and those that are given.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: these differ.
+    pub(super) fn numbered(&self, image: Option<&Directory>) -> Result<Vec<Vec<u8>>> {
+        let known = image.map(Directory::classes).unwrap_or_default();
+        if self.classes.is_empty() {
+            return Ok(known.to_vec());
+        }
+        if !self.classes.starts_with(known) {
+            let text = "the image numbers its classes in another way than --classes does";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(self.classes.clone())
+    }
+
+    /// Refuses classes of a source that are none of those which are given.
+    ///
+    /// # Errors
+    /// `BadSource`: there is one.
+    pub(super) fn check_classes(&self, of_source: &[Vec<u8>]) -> Result<()> {
+        let is_new = |class: &&Vec<u8>| !self.classes.is_empty() && !self.classes.contains(class);
+        of_source.iter().find(is_new).map_or(Ok(()), |class| {
+            let class = class.escape_ascii();
+            let text = format!("the class {class} is none of those that --classes gives");
+            Err(Error::new(ErrorKind::BadSource, text))
+        })
+    }
+}
+
+/// All entries that prevent an import, one a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadEntries(pub Vec<BadEntry>);
+
+impl fmt::Display for BadEntries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, entry) in self.0.iter().take(MOST_SHOWN).enumerate() {
+            let separator = if at == 0 { "" } else { "\n    " };
+            write!(f, "{separator}{entry}")?;
+        }
+        match self.0.len().saturating_sub(MOST_SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\n    and {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for BadEntries {}
+
+impl BadEntries {
+    /// The error that lists them.
+    pub fn into_error(self) -> Error {
+        let hint = self.way().unwrap_or("repair them, or leave them out with --on-error skip");
+        let text = format!("{} entries of the source cannot be imported", self.0.len());
+        Error::new(ErrorKind::BadSource, text).hint(hint).source(self)
+    }
+
+    /// A way to import them, where there is one.
+    fn way(&self) -> Option<&'static str> {
+        let any = |is: fn(&BadReason) -> bool| self.0.iter().any(|bad| is(&bad.reason));
+        if any(|reason| *reason == BadReason::ComesAgain) {
+            Some(
+                "--spool DIR reads a stream as a file, where the later member of a name counts; copy objects of a \
+                 store here first",
+            )
+        } else if any(|reason| *reason == BadReason::OtherHost) {
+            Some(
+                "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may name beside its own",
+            )
+        } else if any(|reason| matches!(reason, BadReason::InStream(_))) {
+            Some(
+                "--spool DIR reads a stream as a file, which may have such members; copy objects of a store here \
+                 first, or leave such members out with --on-error skip",
+            )
+        } else if any(|reason| *reason == BadReason::TwiceInFolders) {
+            Some("--prefix puts the folder or list in front of each name")
+        } else {
+            None
+        }
+    }
+}
+
+/// More bad entries than anybody reads.
+const MOST_SHOWN: usize = 1000;
+
+/// The error for a source without any importable sample, whose files were treated so.
+pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
+    if !bad.is_empty() {
+        let bad = BadEntries(bad);
+        let hint = bad.way().unwrap_or("repair them: without them there is no sample");
+        return bad.into_error().hint(hint);
+    }
+    FileCounts::of(counts).of_no_sample(kind)
+}

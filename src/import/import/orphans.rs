@@ -1,0 +1,54 @@
+//! Finds cells that hold something and that no generation accounts for: what an import that was killed has left.
+
+use std::sync::Arc;
+
+use crate::import::media::Media;
+use crate::import::prepare;
+use dlfs_base::Result;
+use dlfs_format::format::CellRange;
+use dlfs_format::format::space::without;
+use dlfs_io::qpair::Device;
+
+/// The cells of an image that are not all zero, and that neither the newest generation reads (chunks, record,
+/// snapshot) nor the one before (what the newest one freed). They are free: the next import may write there.
+///
+/// Reads all free cells of the namespaces, so it is for files, which are as long as their image, and for tests.
+///
+/// # Errors
+/// Those of opening the image, and of reading.
+pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
+    let given = Media::for_reading(devices.to_vec())?;
+    let opened = prepare::opened(&given)?;
+    let media = given.in_order(&opened.given);
+    let superblock = opened.superblock();
+    let directory = prepare::read_directory(&media, superblock)?;
+    let (layout, first) = (superblock.layout, superblock.layout.first_cell());
+    let all = (0..).zip(prepare::num_cells(&media, &layout)).map(|(namespace, cells)| CellRange {
+        namespace,
+        cell: first,
+        cells: cells.saturating_sub(first),
+    });
+    let read = directory.cell_ranges().chain([superblock.snapshot_range()]);
+    let free = without(all, read.chain(directory.freed().iter().copied()));
+    let (mut channel, mut found) = (media.channel(), Vec::new());
+    let one_by_one = free.into_iter().flat_map(|range| {
+        (range.cell..range.cell + range.cells).map(move |cell| (range.namespace, cell))
+    });
+    for (namespace, cell) in one_by_one {
+        let len_bytes = media.devices()[usize::from(namespace)].namespace().len_bytes();
+        let start = layout.offset_of(cell)?;
+        let end = (start + layout.cell_bytes()).min(len_bytes);
+        let mut at = start;
+        while at < end {
+            let piece = (end - at).min(PIECE_BYTES);
+            if channel.read(namespace, at, piece as usize)?.iter().any(|byte| *byte != 0) {
+                found.push(CellRange { namespace, cell, cells: 1 });
+                break;
+            }
+            at += piece;
+        }
+    }
+    Ok(found)
+}
+
+const PIECE_BYTES: u64 = 1 << 20;

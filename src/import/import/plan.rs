@@ -1,0 +1,201 @@
+//! Divides the rows of a source among chunks and assigns their cells: arithmetic on lengths and names.
+
+use crate::import::columns::RowColumns;
+use crate::import::media_use::MediaUse;
+use crate::import::sources::Index;
+use dlfs_base::units::{SampleId, Slot};
+use dlfs_format::format::columns::RowValues;
+use dlfs_format::format::{
+    CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, FormatVersion, Placement, SampleMeta,
+    Space, fields,
+};
+
+/// The rows of a source with their field, label and id in the image.
+#[derive(Debug)]
+pub(super) struct Rows<'a> {
+    /// The source's index.
+    pub(super) index: &'a Index,
+    /// For each field of the image, the corresponding field of the source.
+    pub(super) source_fields: Vec<Option<u16>>,
+    /// For each class of the source, its number in the image; empty if labels are numbers.
+    pub(super) class_numbers: Vec<i64>,
+    /// Their values in the typed columns, if the import gives any.
+    pub(super) values: Option<RowColumns<'a>>,
+    /// In which order the index has them.
+    pub(super) order: RowOrder,
+}
+
+/// The order of the rows of an index.
+#[derive(Debug)]
+pub(super) enum RowOrder {
+    /// All samples of the part, in the order of ids.
+    Ids,
+    /// Those of some chunks, in the order of slots: the first slot of each chunk, ascending, and its row.
+    Slots(Vec<(Slot, u64)>),
+}
+
+impl RowOrder {
+    /// The order of an index with the rows of `chunks`, chunk by chunk.
+    pub(super) fn of_chunks(chunks: &[ChunkLayout]) -> RowOrder {
+        let mut row = 0;
+        let firsts = chunks.iter().map(|chunk| {
+            let first = (chunk.first_slot, row);
+            row += u64::from(chunk.num_slots);
+            first
+        });
+        RowOrder::Slots(firsts.collect())
+    }
+}
+
+impl<'a> Rows<'a> {
+    /// The row of the sample at `slot`, which the index has.
+    pub(super) fn row_at(&self, slot: Slot, placement: &Placement) -> u64 {
+        match &self.order {
+            RowOrder::Ids => placement.id_at(slot).0 - placement.part().first,
+            RowOrder::Slots(firsts) => {
+                let chunk = firsts.partition_point(|(first, _)| *first <= slot) - 1;
+                let (first, row) = firsts[chunk];
+                row + (slot.0 - first.0)
+            }
+        }
+    }
+
+    /// Values of a row in the typed columns.
+    pub(super) fn values(&self, row: u64) -> RowValues<'a> {
+        match self.index.columns() {
+            Some(columns) => columns.row(row as usize), // with those of a file
+            None => self.values.as_ref().map_or_else(RowValues::default, |values| values.of(row)),
+        }
+    }
+
+    /// Lengths of a row's fields, in the image's order.
+    pub(super) fn field_lens(&self, row: u64, lens: &mut Vec<Option<u64>>) {
+        lens.clear();
+        let len = |field: &Option<u16>| {
+            field.and_then(|field| self.index.field_len_bytes(row, field)).map(u64::from)
+        };
+        lens.extend(self.source_fields.iter().map(len));
+    }
+
+    /// Length of a row's record.
+    pub(super) fn record_len(
+        &self,
+        row: u64,
+        lens: &mut Vec<Option<u64>>,
+    ) -> Result<u32, FormatError> {
+        self.field_lens(row, lens);
+        fields::record_len(lens)
+    }
+
+    /// Label of a row in the image.
+    pub(super) fn label(&self, row: u64) -> Option<i64> {
+        let label = self.index.label(row)?;
+        let class = usize::try_from(label).ok().and_then(|at| self.class_numbers.get(at));
+        Some(class.copied().unwrap_or(label))
+    }
+}
+
+/// The rows of the slots that come next, found and touched many at a time: see [`Index::touch`].
+#[derive(Debug, Default)]
+pub(super) struct RowsAhead {
+    first_slot: u64,
+    rows: Vec<u64>,
+}
+
+impl RowsAhead {
+    /// The row at `slot`.
+    pub(super) fn row(&mut self, slot: Slot, rows: &Rows<'_>, placement: &Placement) -> u64 {
+        if let RowOrder::Slots(_) = rows.order {
+            return rows.row_at(slot, placement); // they follow each other in memory
+        }
+        if let Some(row) = self.rows.get(slot.0.wrapping_sub(self.first_slot) as usize) {
+            return *row;
+        }
+        let part = placement.part();
+        let end = (slot.0 + ROWS_AHEAD).min(part.first + part.count);
+        self.first_slot = slot.0;
+        self.rows.clear();
+        let row = |slot| placement.id_at(Slot(slot)).0 - part.first;
+        self.rows.extend((slot.0..end).map(row));
+        rows.index.touch(&self.rows);
+        self.rows[0]
+    }
+}
+
+/// What is touched ahead: a few cache lines a row, and all of it fits the second-level cache.
+const ROWS_AHEAD: u64 = 256;
+
+/// A chunk to be written: its slots and its cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ChunkLayout {
+    /// Its number within the generation.
+    pub(super) sequence: u64,
+    /// Slot of its first sample.
+    pub(super) first_slot: Slot,
+    /// Its number of samples.
+    pub(super) num_slots: u32,
+    /// Where it lies.
+    pub(super) cells: CellRange,
+    /// Whether it is one sample too large for a chunk.
+    pub(super) oversize: bool,
+}
+
+/// All chunks of a part, laid out before the first one is written. Equal inputs give equal chunks.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// The chunks, in the order of their slots.
+    pub(super) chunks: Vec<ChunkLayout>,
+    /// What they take.
+    pub(super) media: MediaUse,
+    /// The remaining free space.
+    pub(super) space: Space,
+}
+
+impl Plan {
+    /// Lays out the part of `placement` in the free cells of `space`.
+    ///
+    /// # Errors
+    /// `NoSpace`: there is no free cell range for a chunk. `OutOfRange`: a record has 4 GiB or more, or the
+    /// names of the fields are not valid.
+    pub(super) fn new(
+        rows: &Rows<'_>,
+        spec: &ChunkSpec,
+        placement: &Placement,
+        mut space: Space,
+    ) -> Result<Plan, FormatError> {
+        let part = *placement.part();
+        let (mut chunks, mut media) = (Vec::new(), MediaUse::default());
+        let mut draft = ChunkDraft::new(spec)?;
+        let (mut lens, mut ahead) = (Vec::new(), RowsAhead::default());
+        let (mut next, end) = (part.first, part.first + part.count);
+        while next < end {
+            let (first_slot, mut oversize) = (Slot(next), false);
+            while next < end && !oversize {
+                let row = ahead.row(Slot(next), rows, placement);
+                let id = SampleId(part.first + row);
+                let len = rows.record_len(row, &mut lens)?;
+                let (name, label) = (rows.index.name(row), rows.label(row));
+                let meta = SampleMeta { id, name, label, values: rows.values(row) };
+                match draft.push(&meta, len) {
+                    Fit::Here => {}
+                    Fit::Oversize if draft.num_samples() == 1 && Slot(next) == first_slot => {
+                        oversize = true;
+                    }
+                    Fit::NextChunk | Fit::Oversize => break,
+                }
+                next += 1;
+            }
+            let len = draft.finish();
+            media.add(&len, &spec.layout);
+            let cells = match spec.layout.version {
+                FormatVersion::V1 if !oversize => 1,
+                _ => spec.layout.cells_of(len.len_bytes()),
+            };
+            let sequence = chunks.len() as u64;
+            let range = space.allocate(sequence, cells).ok_or_else(|| space.no_room(cells))?;
+            let num_slots = (next - first_slot.0) as u32;
+            chunks.push(ChunkLayout { sequence, first_slot, num_slots, cells: range, oversize });
+        }
+        Ok(Plan { chunks, media, space })
+    }
+}

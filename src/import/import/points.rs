@@ -1,0 +1,195 @@
+//! The points where an import of shards from a store may go on: noted as samples come, written when their chunks are.
+
+use std::collections::VecDeque;
+
+use crate::import::checkpoint::{
+    CHECKPOINT_BYTES, CHECKPOINT_OFFSET, Changed, Checkpoint, ObjectList, Point, PointClasses,
+};
+use crate::import::chunk_stream::ChunkStream;
+use crate::import::columns::ColumnFile;
+use crate::import::kept_classes::{self, CLASSES_BYTES, CLASSES_OFFSET};
+use crate::import::options::ImportOptions;
+use crate::import::prepare::ImportState;
+use crate::import::sources::SourceKind;
+use crate::import::sources::sample_stream::SampleStream;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_places::{Client, Object};
+
+/// The points of one import.
+pub(super) struct Points {
+    objects: ObjectList,
+    checkpoint: Checkpoint,
+    /// First id of the part.
+    first: u64,
+    /// Points whose chunks are not all written, each with the blocks that keep names of classes which came before it.
+    pending: VecDeque<(Point, Option<Vec<u8>>)>,
+    /// Classes whose names are kept, or will be with the last pending point.
+    kept_classes: u64,
+    /// Samples and bytes before the last point.
+    last: (u64, u64),
+}
+
+impl Points {
+    /// Those of the import of `objects`, and of the `shards` that they name, if it can go on where it was: of a source
+    /// that a place in an object and what is on the media describe.
+    pub(super) fn of(
+        kind: SourceKind,
+        mut objects: ObjectList,
+        shards: &[(Client, Object)],
+        columns: Option<&ColumnFile>,
+        state: &ImportState,
+        options: &ImportOptions,
+    ) -> Option<Points> {
+        let is_shards =
+            matches!(kind, SourceKind::Tar | SourceKind::WebDataset | SourceKind::TfRecord);
+        if objects.is_empty() || !(is_shards || kind.is_rows()) {
+            return None;
+        }
+        objects.extend(shards.iter().map(|(client, object)| described(client, object)));
+        let checkpoint =
+            Checkpoint::new(&state.journal, &read_as(kind, columns, options), &objects);
+        let (first, pending) = (state.journal.part.first, VecDeque::new());
+        Some(Points { objects, checkpoint, first, pending, kept_classes: 0, last: (0, 0) })
+    }
+
+    /// The points that an interrupted import has written, the newest first, each with the names of the classes that
+    /// samples before it named first.
+    ///
+    /// # Errors
+    /// `BadSource`: an object that it had read is another one by now.
+    pub(super) fn saved(
+        &self,
+        state: &ImportState,
+        objects: &[(Client, Vec<Object>)],
+        shards: &[(Client, Object)],
+    ) -> Result<Vec<(Point, Vec<Vec<u8>>)>> {
+        let media = &state.media;
+        let block = media.channel().read(0, CHECKPOINT_OFFSET, CHECKPOINT_BYTES)?;
+        let Some(saved) = Checkpoint::parse(&block) else { return Ok(Vec::new()) };
+        let points = saved.points_of(&self.checkpoint, &self.objects);
+        let points = points.map_err(|changed| error(&changed, objects, shards))?;
+        let mut names = Vec::new();
+        if points.iter().any(|point| point.classes.count > 0) {
+            let blocks = media.channel().read(0, CLASSES_OFFSET, CLASSES_BYTES)?;
+            names = kept_classes::parse(&blocks, &state.journal).unwrap_or_default();
+        }
+        let with_names = |point: &Point| {
+            let names = names.get(..usize::try_from(point.classes.count).ok()?)?;
+            let are_its = kept_classes::hash(names) == point.classes.names;
+            are_its.then(|| (*point, names.to_vec()))
+        };
+        Ok(points.iter().filter_map(with_names).collect())
+    }
+
+    /// Goes on behind a point that was written.
+    pub(super) fn begin_at(&mut self, point: Point, sample_bytes: u64) {
+        self.last = (point.samples, sample_bytes);
+        self.kept_classes = point.classes.count;
+        self.checkpoint.push(point);
+    }
+
+    /// Notes where `source` is behind these samples, if it is far from the last point.
+    pub(super) fn note(
+        &mut self,
+        state: &ImportState,
+        samples: u64,
+        sample_bytes: u64,
+        source: &dyn SampleStream,
+    ) {
+        let (last_samples, last_bytes) = self.last;
+        let is_far =
+            sample_bytes - last_bytes >= POINT_BYTES || samples - last_samples >= POINT_SAMPLES;
+        let Some(place) = is_far.then(|| source.place()).flatten() else { return };
+        self.last = (samples, sample_bytes);
+        let names = source.found_classes();
+        let count = names.len() as u64;
+        let mut blocks = None;
+        if count > self.kept_classes {
+            blocks = kept_classes::encode(&state.journal, names);
+            if blocks.is_none() {
+                // They have no room: it goes on at the last point where they had.
+                return;
+            }
+            self.kept_classes = count;
+        }
+        let classes = PointClasses { count, names: kept_classes::hash(names) };
+        self.pending.push_back((self.objects.point(samples, place, classes), blocks));
+    }
+
+    /// Writes the last point before which all chunks are on the media, and waits for none.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub(super) fn write(&mut self, chunks: &mut ChunkStream<'_>) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let written = chunks.written_slot()?.0 - self.first;
+        let (mut is_new, mut classes) = (false, None);
+        while self.pending.front().is_some_and(|(point, _)| point.samples <= written)
+            && let Some((point, blocks)) = self.pending.pop_front()
+        {
+            self.checkpoint.push(point);
+            (is_new, classes) = (true, blocks.or(classes));
+        }
+        if is_new {
+            if let Some(blocks) = classes {
+                chunks.writes.channel().write_bytes(0, CLASSES_OFFSET, &blocks)?;
+            }
+            let block = self.checkpoint.encode();
+            chunks.writes.channel().write_bytes(0, CHECKPOINT_OFFSET, &block)?;
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of the bytes of the objects: whoever asks for something else begins again.
+fn read_as(kind: SourceKind, columns: Option<&ColumnFile>, options: &ImportOptions) -> String {
+    let ImportOptions { placement, seed, rows, field_types, field_columns, .. } = options;
+    let columns = columns.map(ColumnFile::fingerprint);
+    format!("{kind} {placement:?} {seed} {rows:?} {field_types:?} {field_columns:?} {columns:?}")
+}
+
+fn address(client: &Client, object: &Object) -> String {
+    client.place().with_key(&*object.key).to_string()
+}
+
+/// Objects that were given.
+pub(super) fn listed(objects: &[(Client, Vec<Object>)]) -> ObjectList {
+    let mut list = ObjectList::default();
+    for (client, objects) in objects {
+        list.extend(objects.iter().map(|object| described(client, object)));
+    }
+    list
+}
+
+fn described<'a>(client: &Client, object: &'a Object) -> (String, u64, Option<&'a str>) {
+    (address(client, object), object.len_bytes, object.etag.as_deref())
+}
+
+fn error(
+    changed: &Changed,
+    objects: &[(Client, Vec<Object>)],
+    shards: &[(Client, Object)],
+) -> Error {
+    let given = objects
+        .iter()
+        .flat_map(|(client, objects)| objects.iter().map(move |object| address(client, object)));
+    let mut all = given.chain(shards.iter().map(|(client, object)| address(client, object)));
+    let count = changed.among.end - changed.among.start;
+    let text = match count {
+        1 => "the object has changed since the import began, or another one is in its place"
+            .to_owned(),
+        _ => format!("one of {count} objects from this one on has changed since the import began"),
+    };
+    let error = Error::new(ErrorKind::BadSource, text)
+        .hint("begin again with --force, or with --append if the image had a generation before");
+    match usize::try_from(changed.among.start).ok().and_then(|at| all.nth(at)) {
+        Some(address) => error.target(address),
+        None => error,
+    }
+}
+
+/// Points are so far apart, since each is a write that is waited for.
+const POINT_BYTES: u64 = 16 << 20;
+const POINT_SAMPLES: u64 = 1 << 17;

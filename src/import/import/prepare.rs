@@ -1,0 +1,551 @@
+//! Inspects the namespaces before anything is written, and decides whether to append, resume, or discard
+//! what they hold.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::import::give_up::give_up_plan;
+use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
+use crate::import::lease::LEASE_OFFSET;
+use crate::import::media::{Channel, Media};
+use crate::import::options::{ImportOptions, Onto, PlacementOrder};
+use crate::import::scan::Scan;
+use dlfs_base::units::Generation;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::directory::commit::reserve_current;
+use dlfs_format::format::chunk::ChunkKind;
+use dlfs_format::format::error::{at_most, equal};
+use dlfs_format::format::geometry::check_layout;
+use dlfs_format::format::snapshot::SnapshotHead;
+use dlfs_format::format::superblock::{
+    COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset,
+};
+use dlfs_format::format::superblock_set::{SuperblockSet, SuperblockSetError, select_generation};
+use dlfs_format::format::{ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid};
+use dlfs_io::qpair::Device;
+
+/// The committed generation.
+#[derive(Debug, Clone)]
+pub(super) struct Current {
+    /// Its directory, names included.
+    pub(super) directory: Arc<Directory>,
+    /// One for each namespace.
+    pub(super) superblocks: Vec<Superblock>,
+}
+
+/// What an import starts from.
+pub(super) struct ImportState {
+    /// The namespaces, in the image's order.
+    pub(super) media: Media,
+    /// The committed generation of the image, if there is one.
+    pub(super) current: Option<Current>,
+    /// The journal. It and the source determine everything that the import writes.
+    pub(super) journal: Journal,
+    /// Whether some of the import may be on the media already.
+    pub(super) resumed: bool,
+    /// Whether all of it is on the media and committed.
+    pub(super) done: bool,
+}
+
+/// Inspects the namespaces and decides, as `options` say, what to import onto. Writes nothing, unless
+/// `Onto::Force` discards old superblocks.
+///
+/// # Errors
+/// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is
+/// nothing to append to or to resume. Errors of reading, and of a damaged image.
+pub(super) fn prepare(
+    media: Media,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<ImportState> {
+    let mut channel = media.channel();
+    match options.onto {
+        Onto::Empty => {
+            must_be_empty(&media, &mut channel, false)?;
+            fresh(media, options, fingerprint, samples)
+        }
+        Onto::Force => {
+            give_up(&mut channel)?;
+            fresh(media, options, fingerprint, samples)
+        }
+        Onto::Append => {
+            let (media, current) = open_current(&media, options.accept_older_generation)?;
+            give_up_plan(&media, &current.directory, options.lease)?;
+            append(media, current, options, fingerprint, samples)
+        }
+        Onto::Resume => resume(media, channel, options, fingerprint, samples),
+    }
+}
+
+/// Writes the journal to all namespaces: from here on the import can be resumed.
+pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
+    let mut channel = media.channel();
+    for namespace in (0..media.len()).rev() {
+        let journal = Journal { namespace, ..*journal };
+        channel.write_bytes(namespace, JOURNAL_OFFSET, &journal.encode())?;
+        channel.flush(namespace)?;
+    }
+    Ok(())
+}
+
+/// Orders the namespaces as the image that they hold, or whose import was interrupted, has them; without
+/// one, leaves their order.
+///
+/// # Errors
+/// They could not be read.
+pub(super) fn in_image_order(media: &Media) -> Result<Media> {
+    if let Ok(opened) = judge_now(media)? {
+        return Ok(media.in_order(&opened.given));
+    }
+    match read_journals(media, &mut media.channel()) {
+        Ok(Some((_, order))) => Ok(media.in_order(&order)),
+        _ => Ok(media.clone()),
+    }
+}
+
+/// Opens the committed generation, names included, in order to write the next one.
+///
+/// # Errors
+/// Those of [`select_generation`], of reading, and of a damaged snapshot. `Refused`: the next commit could
+/// overwrite a newer generation, and `accept_older` does not allow that.
+pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, Current)> {
+    let opened = opened(media)?;
+    if !accept_older {
+        refuse_lost_generation(&opened, media)?;
+    }
+    load_current(opened, media)
+}
+
+/// Opens the generation before that of `journal`, whose commit may have been interrupted.
+///
+/// # Errors
+/// As [`open_current`].
+pub(super) fn open_base(media: &Media, journal: &Journal) -> Result<(Media, Current)> {
+    let opened = opened(media)?;
+    if !is_its_own_commit(&opened, journal, media)? {
+        refuse_lost_generation(&opened, media)?;
+    }
+    load_current(opened, media)
+}
+
+/// Refuses a commit that could overwrite a newer generation.
+fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
+    let Some(lost) = opened.lost_generation() else { return Ok(()) };
+    let copy = opened.bad_copies.iter().find(|copy| copy.may_be_newer);
+    let error = copy.expect("a generation is lost with a copy").error.clone();
+    let text = format!(
+        "the newest generation found is {}, and generation {lost}, which may have been committed, \
+         would be overwritten: its superblock copy is bad",
+        opened.superblock().generation
+    );
+    let address = media.devices()[opened.given[0]].namespace().address;
+    Err(Error::new(ErrorKind::Refused, text).target(address).source(error).hint(
+        "dlfs rebuild finds the newest generation and repairs the copy; dlfs import --resume \
+         continues an import that was interrupted; --accept-older-generation gives up what was \
+         lost",
+    ))
+}
+
+fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Current)> {
+    opened.superblock().check_writable()?;
+    let media = media.in_order(&opened.given);
+    let lengths = |device: &Arc<dyn Device>| {
+        let namespace = device.namespace();
+        (namespace.len_bytes(), namespace.address)
+    };
+    opened.check_lengths(media.devices().iter().map(lengths))?;
+    let directory = read_directory(&media, opened.superblock())?;
+    let address = || media.devices()[0].namespace().address;
+    directory
+        .check_opened(&mut opened)
+        .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
+    // A superblock that was replaced by namespace 0's got its length only now.
+    opened.check_lengths(media.devices().iter().map(lengths))?;
+    Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
+}
+
+/// The cells that the generation after `current` may use.
+pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&Current>) -> Space {
+    let mut space = Space::new(layout, &media.capacities());
+    if let Some(current) = current {
+        let cells = num_cells(media, layout);
+        reserve_current(&mut space, &current.directory, &current.superblocks[0], &cells);
+    }
+    space
+}
+
+/// The cells of each namespace, at its present length.
+pub(super) fn num_cells(media: &Media, layout: &ImageLayout) -> Vec<u64> {
+    let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
+    media.devices().iter().map(cells).collect()
+}
+
+/// The current time in ns since 1970, or the time that the caller asked for.
+pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    wanted.unwrap_or_else(|| u64::try_from(now()).unwrap_or(u64::MAX))
+}
+
+/// The committed superblocks of `media`.
+pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
+    let opened = judge_now(media)?.map_err(|error| match media.devices() {
+        [only] => Error::from(error).target(only.namespace().address),
+        _ => Error::from(error),
+    })?;
+    for copy in &opened.bad_copies {
+        tracing::warn!("{}", copy.advice(opened.superblock().generation));
+    }
+    Ok(opened)
+}
+
+fn judge_now(media: &Media) -> Result<Result<SuperblockSet, SuperblockSetError>> {
+    let mut channel = media.channel();
+    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
+    Ok(select_generation(&copies.collect::<Result<Vec<_>>>()?))
+}
+
+fn fresh(
+    media: Media,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<ImportState> {
+    let uuid = match options.uuid {
+        Some(uuid) => uuid,
+        None => {
+            let mut bytes = [0; 16];
+            super::draw(&mut bytes)?;
+            Uuid::from_random_bytes(bytes)
+        }
+    };
+    let layout = ImageLayout::new(uuid, options.chunk_size_bytes, options.pack, media.len())?;
+    let journal = Journal {
+        layout,
+        namespace: 0,
+        generation: Generation(1),
+        time_ns: time_ns(options.time_ns),
+        part: part(0, options, samples),
+        fingerprint,
+    };
+    Ok(ImportState { media, current: None, journal, resumed: false, done: false })
+}
+
+fn append(
+    media: Media,
+    current: Current,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<ImportState> {
+    let directory = &current.directory;
+    let journal = Journal {
+        layout: *directory.layout(),
+        namespace: 0,
+        generation: Generation(directory.generation().0 + 1),
+        // Times in an image never decrease, even if the clock does.
+        time_ns: time_ns(options.time_ns).max(directory.time_ns()),
+        part: part(directory.num_samples(), options, samples),
+        fingerprint,
+    };
+    Ok(ImportState { media, current: Some(current), journal, resumed: false, done: false })
+}
+
+fn part(first: u64, options: &ImportOptions, samples: u64) -> Part {
+    match options.placement {
+        PlacementOrder::Shuffled => {
+            Part { first, count: samples, seed: options.seed, window: samples.max(1) }
+        }
+        PlacementOrder::Source => Part { first, count: samples, seed: 0, window: 0 },
+    }
+}
+
+fn resume(
+    media: Media,
+    mut channel: Channel,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<ImportState> {
+    let Some((journal, order)) = read_journals(&media, &mut channel)? else {
+        if judge_now(&media)?.is_ok() {
+            return Err(nothing_to_resume());
+        }
+        // It stopped before its first write, or that write was torn: starting anew loses nothing.
+        must_be_empty(&media, &mut channel, true)?;
+        return fresh(media, options, fingerprint, samples);
+    };
+    if journal.fingerprint != fingerprint {
+        // The journal of a completed import does not describe one that stopped before it wrote its own.
+        if is_history(&media, &journal)? {
+            return Err(nothing_to_resume().hint("begin it again with the options that it had"));
+        }
+        return Err(Error::new(
+            ErrorKind::BadSource,
+            "the source has changed since the import began",
+        )
+        .hint("begin again with --force, or with --append if the image had a generation before"));
+    }
+    let media = media.in_order(&order);
+    let window = if journal.part.window == 0 { 0 } else { samples.max(1) };
+    let part = Part { count: samples, window, ..journal.part };
+    let journal = Journal { part, ..journal };
+    // Namespace 0 is written last: without a superblock there, the first generation is not committed.
+    let first = journal.generation == Generation(1);
+    if first && media.channel().superblocks(0)?.newest().is_none() {
+        equal(PART_OF_JOURNAL, 0, journal.part.first)?;
+        return Ok(ImportState { media, current: None, journal, resumed: true, done: false });
+    }
+    let opened = opened(&media)?;
+    if !options.accept_older_generation && !is_its_own_commit(&opened, &journal, &media)? {
+        refuse_lost_generation(&opened, &media)?;
+    }
+    let (media, current) = load_current(opened, &media)?;
+    if current.directory.uuid() != journal.layout.uuid {
+        return Err(nothing_to_resume());
+    }
+    check_layout("journal of an import", current.directory.layout(), &journal.layout)?;
+    give_up_plan(&media, &current.directory, options.lease)?;
+    let found = current.directory.generation();
+    // Meanwhile a delete or purge may have used the generation's number.
+    let done = found == journal.generation && current.directory.time_ns() == journal.time_ns;
+    if !done && found.0 + 1 != journal.generation.0 {
+        return Err(nothing_to_resume());
+    }
+    let ids = current.directory.num_samples();
+    match done {
+        true => at_most(PART_OF_JOURNAL, journal.part.first, ids).map(drop)?,
+        false => equal(PART_OF_JOURNAL, ids, journal.part.first)?,
+    }
+    Ok(ImportState { media, current: Some(current), journal, resumed: true, done })
+}
+
+/// Whether the generation that may be lost is the import's own: its commit was interrupted, or its copy was
+/// damaged later, and resuming writes the same bytes again. No delete or purge, which have no journal, may
+/// have written that generation instead: it would have left a record.
+fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -> Result<bool> {
+    if opened.lost_generation() != Some(journal.generation) {
+        return Ok(false);
+    }
+    let found = Scan::whole(&media.in_order(&opened.given), &journal.layout)?;
+    let is_foreign = |head: &ChunkHead| {
+        head.kind == ChunkKind::Record
+            && head.id.generation == journal.generation
+            && head.time_ns != journal.time_ns
+    };
+    Ok(!found.heads.iter().any(is_foreign))
+}
+
+/// Whether the import of `journal` is committed, or was discarded for a later one.
+fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
+    Ok(judge_now(media)?.is_ok_and(|opened| {
+        let superblock = opened.superblock();
+        superblock.layout.uuid != journal.layout.uuid || superblock.generation >= journal.generation
+    }))
+}
+
+/// Whether some namespace has the journal of an import that is not committed and may be resumed.
+///
+/// # Errors
+/// The namespaces cannot be read.
+pub(super) fn has_unfinished_import(media: &Media, current: &Current) -> Result<bool> {
+    let mut channel = media.channel();
+    for (namespace, device) in (0..).zip(media.devices()) {
+        if device.namespace().len_bytes() < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
+            continue;
+        }
+        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
+        let is_unfinished = match Journal::parse(&bytes) {
+            Ok(journal) => {
+                journal.layout.uuid == current.directory.uuid()
+                    && journal.generation > current.directory.generation()
+            }
+            // A later release may resume it.
+            Err(error) => matches!(error, FormatError::Version { .. }),
+        };
+        if is_unfinished {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+const PART_OF_JOURNAL: &str = "first id of an import's part in its journal";
+
+fn nothing_to_resume() -> Error {
+    Error::new(ErrorKind::NotFound, "there is no unfinished import to resume")
+}
+
+/// The journal that all namespaces agree on, and their order. `None`: the import stopped before its journal
+/// was everywhere, so it has written nothing else.
+fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
+    let mut journals = Vec::new();
+    for namespace in 0..media.len() {
+        let len = media.devices()[usize::from(namespace)].namespace().len_bytes();
+        if len < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
+            return Ok(None);
+        }
+        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
+        match Journal::parse(&bytes) {
+            Ok(journal) => journals.push(journal),
+            Err(error @ FormatError::Version { .. }) => return Err(error.into()),
+            Err(_) => return Ok(None),
+        }
+    }
+    let first = journals[0];
+    let mut order = vec![usize::MAX; journals.len()];
+    for (given, journal) in journals.iter().enumerate() {
+        let place = order.get_mut(usize::from(journal.namespace));
+        match place.filter(|place| **place == usize::MAX && first.layout == journal.layout) {
+            Some(place) if usize::from(journal.layout.num_namespaces) == journals.len() => {
+                *place = given;
+            }
+            _ => {
+                let message = "the namespaces are not those of one unfinished import";
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        }
+    }
+    if !journals.iter().all(|journal| first.is_of_the_same_import(journal)) {
+        return Ok(None);
+    }
+    Ok(Some((Journal { namespace: 0, ..first }, order)))
+}
+
+/// Refuses to overwrite possible user data. A large namespace is sampled in many places, and read whole at
+/// both ends, where other formats have their signatures.
+fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> Result<()> {
+    for namespace in 0..media.len() {
+        let device = media.devices()[usize::from(namespace)].namespace();
+        let refused = |what: &str, hint: &'static str| {
+            let message = format!("there is {what} here already");
+            Err(Error::new(ErrorKind::Refused, message).target(device.address.clone()).hint(hint))
+        };
+        if !channel.superblocks(namespace)?.is_blank() {
+            return refused("an image", "add to it with --append, or overwrite it with --force");
+        }
+        let len = device.len_bytes();
+        for (at, piece) in probes(len) {
+            let mut bytes = channel.read(namespace, at, piece)?;
+            if at == 0 {
+                blank(&mut bytes, LEASE_OFFSET); // ours
+                if !ignore_journal && has_journal(&bytes) {
+                    let hint = "continue it with --resume, or overwrite it with --force";
+                    return refused("an unfinished import", hint);
+                }
+                if ignore_journal {
+                    blank(&mut bytes, JOURNAL_OFFSET);
+                }
+            }
+            if bytes.iter().any(|&byte| byte != 0) {
+                return refused("other data", "overwrite it with --force");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn blank(bytes: &mut [u8], at: u64) {
+    if let Some(mark) = bytes.get_mut(at as usize..at as usize + JOURNAL_BYTES) {
+        mark.fill(0);
+    }
+}
+
+fn has_journal(bytes: &[u8]) -> bool {
+    bytes.get(JOURNAL_OFFSET as usize..).is_some_and(|bytes| Journal::parse(bytes).is_ok())
+}
+
+/// Offsets and lengths to read: both ends whole, and single blocks between them.
+fn probes(len: u64) -> Vec<(u64, usize)> {
+    let end = END_BYTES.min(len);
+    if len <= 2 * END_BYTES {
+        return (0..len)
+            .step_by(END_BYTES as usize)
+            .map(|at| (at, (len - at).min(END_BYTES) as usize))
+            .collect();
+    }
+    let mut probes = vec![(0, end as usize), (len - end, end as usize)];
+    let step = ((len - 2 * end) / PROBES).max(PROBE_BYTES).next_multiple_of(PROBE_BYTES);
+    let mut at = end;
+    while at + PROBE_BYTES <= len - end {
+        probes.push((at, PROBE_BYTES as usize));
+        at += step;
+    }
+    probes
+}
+
+/// Erases the superblocks, so that the namespaces hold no image. The committed generation goes last: if it
+/// went first, a power loss in between would make the previous generation current. Until then the image
+/// stays usable.
+fn give_up(channel: &mut Channel) -> Result<()> {
+    let opened = judge_now(channel.media())?.ok();
+    if let Some(opened) = &opened {
+        void_other_copy(channel, opened)?;
+    }
+    let committed = opened.map(|opened| opened.superblock().generation);
+    let last = committed.map(copy_offset);
+    let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
+    for of_committed in [false, true] {
+        for namespace in 0..channel.media().len() {
+            let len = channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
+            let is_there = |at: &u64| at + SUPERBLOCK_BYTES as u64 <= len;
+            for at in marks.into_iter().filter(is_there) {
+                if (Some(at) == last) == of_committed {
+                    channel.zero(namespace, at, SUPERBLOCK_BYTES as u64)?;
+                }
+            }
+            channel.flush(namespace)?;
+        }
+    }
+    Ok(())
+}
+
+/// Commits the open generation again, with a superblock on namespace 0 that declares the other copy void:
+/// the other copy is then known to have been erased, not to have held a newer generation.
+fn void_other_copy(channel: &mut Channel, opened: &SuperblockSet) -> Result<()> {
+    let superblock = opened.superblock();
+    if superblock.generation == Generation(1) {
+        return Ok(()); // the first generation has no other copy
+    }
+    let optional_features = superblock.optional_features | OTHER_COPY_VOID;
+    let voided = Superblock { optional_features, ..*superblock };
+    let zero = opened.given[0] as u16; // at most 65,535 namespaces
+    channel.write_bytes(zero, copy_offset(voided.generation), &voided.encode())?;
+    channel.flush(zero)
+}
+
+/// Reads the directory of the generation that `superblock` commits.
+pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<Directory> {
+    let location = superblock.snapshot;
+    let len = usize::try_from(location.len_bytes).map_err(|_| {
+        Error::new(ErrorKind::OutOfMemory, "the directory does not fit into memory")
+    })?;
+    equal("namespaces", superblock.layout.num_namespaces.into(), media.len().into())?;
+    let device: &Arc<dyn Device> = &media.devices()[usize::from(location.namespace)];
+    let address = device.namespace().address;
+    let damaged = |error: FormatError| Error::from(error).target(address.clone()).hint(REBUILD);
+    let end = location.offset_bytes.saturating_add(location.len_bytes);
+    at_most("end of the snapshot", end, device.namespace().len_bytes()).map_err(damaged)?;
+    let mut channel = media.channel();
+    let mut read = || -> Result<Directory> {
+        let bytes = channel.read(location.namespace, location.offset_bytes, len)?;
+        SnapshotHead::parse(&bytes)
+            .and_then(|head| head.check_committed(superblock))
+            .map_err(damaged)?;
+        let directory = Directory::from_snapshot(bytes).map_err(damaged)?;
+        directory.check_current(superblock).map_err(damaged)?;
+        Ok(directory)
+    };
+    match read() {
+        // The damage may be in the transfer: read once more.
+        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+        result => result,
+    }
+}
+
+const REBUILD: &str = "dlfs rebuild restores the directory from the chunks";
+
+const END_BYTES: u64 = 4 << 20;
+const PROBE_BYTES: u64 = 4096;
+const PROBES: u64 = 1024;

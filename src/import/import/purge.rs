@@ -1,0 +1,508 @@
+//! Frees the space of deleted samples: rewrites the chunks that have some, without them.
+//!
+//! The new chunks go into free cells. Cells that a generation frees can be written two generations later, so
+//! a purge commits as often as it has to: each step rewrites what fits into the cells that are free, and
+//! leaves the image whole. A file grows by little meanwhile. In the end, what no generation reads any more
+//! goes back to the file system.
+
+use std::sync::Arc;
+
+use crate::import::commit;
+use crate::import::device::{Meaning, open_image};
+use crate::import::edit::{Edit, EditReport, writable};
+use crate::import::give_back::{give_back, is_left};
+use crate::import::media::Channel;
+use crate::import::options::{EditOptions, Progress, Stage};
+use crate::import::prepare::Current;
+use crate::import::retry::with_retry;
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::{Generation, Lba, SampleId, Slot};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::commit::{Commit, freed_by_next};
+use dlfs_format::directory::{Directory, Rewrite};
+use dlfs_format::format::builder::ChunkLocation;
+use dlfs_format::format::checksum::crc32c;
+use dlfs_format::format::error::equal;
+use dlfs_format::format::{
+    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout,
+    Part, SampleMeta, Space,
+};
+use dlfs_io::qpair::{ConnectOptions, Device};
+use dlfs_nvme::nvme::Address;
+
+/// Rewrites the chunks that have deleted samples, without those samples: as a new generation, or as several
+/// where the new chunks do not fit beside the old ones. If there are none, it writes nothing, unless a purge was
+/// killed before it had given back all space: then it does the rest of that.
+///
+/// A file becomes as small as an import of the samples would make it, in place: what no generation reads is
+/// cut off its end or becomes a hole. So readers of earlier generations have to open the image again.
+///
+/// # Errors
+/// `Corrupt`: a sample to be kept is damaged; the error names it. `NoSpace`: there is no room for a single
+/// chunk, record and snapshot. `Interrupted`: `progress` asked to stop. What earlier generations of the
+/// purge did stays; the rest is as it was. Those of [`delete`](super::delete).
+pub fn purge(
+    image: &[Address],
+    options: &EditOptions,
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<EditReport> {
+    purge_with(&open_image(image, &writable(connect), Meaning::AllOfImage)?, options, progress)
+}
+
+/// As [`purge`] with the default options, on namespaces that are open.
+///
+/// # Errors
+/// As [`purge`].
+pub fn purge_on(devices: &[Arc<dyn Device>], progress: &mut dyn Progress) -> Result<EditReport> {
+    purge_with(devices, &EditOptions::default(), progress)
+}
+
+fn purge_with(
+    devices: &[Arc<dyn Device>],
+    options: &EditOptions,
+    progress: &mut dyn Progress,
+) -> Result<EditReport> {
+    let mut edit = Edit::begin(devices, options)?;
+    let result = Purge::new(&mut edit).run(progress);
+    edit.lease.explain(result)
+}
+
+/// A purge in progress.
+struct Purge<'a> {
+    edit: &'a mut Edit,
+    /// The time of all its generations, the first of which is `since`.
+    time_ns: u64,
+    since: Generation,
+    /// Up to where each namespace may be used, in cells: a file that can grow is kept short.
+    ceilings: Vec<u64>,
+    raises: u32,
+    /// Whether the last generation freed chunks, whose cells cannot be written before the next one.
+    has_freed: bool,
+    chunks: u64,
+    freed_bytes: u64,
+}
+
+impl<'a> Purge<'a> {
+    fn new(edit: &'a mut Edit) -> Purge<'a> {
+        let layout = *edit.current.directory.layout();
+        let space = edit.free_space();
+        let ceiling =
+            |(namespace, device): (u16, &Arc<dyn Device>)| match device.capabilities().can_grow {
+                true => space.end_cell(namespace),
+                false => layout.capacity_cells(device.namespace().len_bytes()),
+            };
+        let ceilings = (0..).zip(edit.media.devices()).map(ceiling).collect();
+        Purge {
+            time_ns: edit.time_ns(),
+            since: edit.next_generation(),
+            ceilings,
+            raises: 0,
+            has_freed: !edit.current.directory.freed().is_empty(),
+            chunks: 0,
+            freed_bytes: 0,
+            edit,
+        }
+    }
+
+    /// Rewrites every chunk that has deleted samples, in as many generations as that takes.
+    fn run(mut self, progress: &mut dyn Progress) -> Result<EditReport> {
+        let (todo, dead) = holed(&self.edit.current.directory)?;
+        let slots: u64 = todo.iter().map(|slots| slots.end - slots.start).sum();
+        progress.stage(Stage::Writing, slots, 0);
+        let mut done = 0;
+        while done < todo.len() {
+            done += self.step(&todo[done..], progress)?;
+        }
+        progress.stage(Stage::Committing, 0, 0);
+        if self.chunks > 0 || is_left(self.edit)? {
+            give_back(self.edit)?;
+        }
+        let directory = &self.edit.current.directory;
+        Ok(EditReport {
+            uuid: directory.uuid(),
+            generation: directory.generation(),
+            samples: dead,
+            live_samples: directory.num_live(),
+            chunks: self.chunks,
+            freed_bytes: self.freed_bytes,
+        })
+    }
+
+    /// Commits a generation in which as many chunks of `todo` as fit are rewritten; returns how many.
+    fn step(&mut self, todo: &[Slots], progress: &mut dyn Progress) -> Result<usize> {
+        loop {
+            let budget = self.edit.media.retry_budget();
+            let no_room = match with_retry(budget, || self.try_step(todo, progress))? {
+                Ok((done, chunks, commit)) => {
+                    self.go_on_from(commit);
+                    self.chunks += chunks;
+                    self.has_freed = true;
+                    return Ok(done);
+                }
+                Err(no_room) => no_room,
+            };
+            if self.raises < RAISES_BEFORE_WAITING && self.raise_ceilings() {
+                self.raises += 1;
+            } else if self.has_freed {
+                // Another generation, and what the last step freed can be written.
+                let budget = self.edit.media.retry_budget();
+                let commit = with_retry(budget, || self.commit(&[]))?;
+                self.go_on_from(commit);
+                self.has_freed = false;
+            } else if !self.raise_ceilings() {
+                return Err(no_room);
+            }
+        }
+    }
+
+    fn go_on_from(&mut self, commit: Commit) {
+        let cell_bytes = commit.directory.layout().cell_bytes();
+        let freed = commit.directory.freed().iter().map(|range| range.cells);
+        self.freed_bytes += freed.sum::<u64>() * cell_bytes;
+        let directory = Arc::new(commit.directory);
+        self.edit.current = Current { directory, superblocks: commit.superblocks };
+    }
+
+    /// The inner error: nothing of `todo` fits.
+    fn try_step(
+        &self,
+        todo: &[Slots],
+        progress: &mut dyn Progress,
+    ) -> Result<std::result::Result<(usize, u64, Commit), Error>> {
+        let mut space = self.free_space();
+        // First of all room for the commit: without it, nothing else is of use.
+        let commit_cells = self.commit_cells();
+        if space.allocate(0, commit_cells).is_none() {
+            return Ok(Err(space.no_room(commit_cells).into()));
+        }
+        if !self.can_grow() {
+            // And, if there is, for one that only makes the freed cells free.
+            let _ = space.allocate(0, commit_cells); // a purge in one generation needs no other
+        }
+        let mut rewriter = Rewriter::new(self, space);
+        let done = rewriter.rewrite_what_fits(todo, progress)?;
+        if done == 0 {
+            return Ok(Err(rewriter.no_room.take().expect("that is why nothing was done")));
+        }
+        let heads = rewriter.heads;
+        Ok(Ok((done, heads.len() as u64, self.commit(&heads)?)))
+    }
+
+    /// Commits a generation with these new chunks.
+    fn commit(&self, heads: &[ChunkHead]) -> Result<Commit> {
+        let old = &*self.edit.current.directory;
+        let rewrite = Rewrite {
+            chunks: heads,
+            generation: self.edit.next_generation(),
+            time_ns: self.time_ns,
+            since: self.since,
+        };
+        let mut directory = old.rewritten(&rewrite)?;
+        let kept: Vec<CellRange> = directory.cell_ranges().collect();
+        directory.set_freed(freed_by_next(old, &self.edit.current.superblocks[0], kept));
+        let mut space = self.edit.free_space();
+        heads.iter().for_each(|head| space.reserve(head.cell_range()));
+        let commit = commit::prepare(&self.edit.media, directory, &mut space)?;
+        commit::write(&self.edit.media, &self.edit.lease, &commit)?;
+        Ok(commit)
+    }
+
+    /// Free cells below the ceilings.
+    fn free_space(&self) -> Space {
+        let mut space = self.edit.free_space();
+        for (namespace, &cell) in (0..).zip(&self.ceilings) {
+            space.limit(namespace, cell);
+        }
+        space
+    }
+
+    /// Cells that the next record and snapshot are not likely to exceed together.
+    fn commit_cells(&self) -> u64 {
+        let directory = &self.edit.current.directory;
+        let snapshot = self.edit.current.superblocks[0].snapshot.len_bytes;
+        let record = directory.record().encode(0, 0).len() as u64;
+        // Names that become empty are no longer in the order of ids.
+        let order = match directory.memory_bytes().name_order {
+            0 => 5 * directory.num_samples(),
+            _ => 0,
+        };
+        let more = order + 2 * PAGE_BYTES;
+        directory.layout().cells_of(snapshot + record + more)
+    }
+
+    fn can_grow(&self) -> bool {
+        self.edit.media.devices().iter().any(|device| device.capabilities().can_grow)
+    }
+
+    /// Lets files grow by an eighth of what they have, and by what a commit takes; false if they have that
+    /// room already.
+    fn raise_ceilings(&mut self) -> bool {
+        let layout = *self.edit.current.directory.layout();
+        let chunk_cells = u64::from(layout.chunk_size_bytes).div_ceil(layout.cell_bytes());
+        let least = self.commit_cells() + 4 * chunk_cells;
+        let capacities = self.edit.media.capacities();
+        let mut any = false;
+        for (ceiling, len_bytes) in self.ceilings.iter_mut().zip(capacities) {
+            let raised = ceiling.saturating_add(*ceiling / 8 + least);
+            let raised = raised.min(layout.capacity_cells(len_bytes));
+            any |= raised > *ceiling;
+            *ceiling = raised.max(*ceiling);
+        }
+        any
+    }
+}
+
+/// How often files grow before steps wait for what earlier ones freed: each step then writes what the last
+/// but one freed.
+const RAISES_BEFORE_WAITING: u32 = 2;
+
+/// What padding may take more in a record and in a snapshot.
+const PAGE_BYTES: u64 = 4096;
+
+/// The slots of a chunk.
+type Slots = std::ops::Range<u64>;
+
+/// The slots of every chunk with deleted samples whose bytes are on media, and the number of these samples.
+fn holed(directory: &Directory) -> Result<(Vec<Slots>, u64)> {
+    let (mut holed, mut dead) = (Vec::new(), 0);
+    for chunk in 0..directory.num_chunks() {
+        let info = directory.chunk(chunk);
+        let count = dead_samples(directory, chunk)?;
+        if count > 0 {
+            holed.push(info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots));
+            dead += count;
+        }
+    }
+    Ok((holed, dead))
+}
+
+/// Deleted samples of a chunk whose bytes are still on media.
+fn dead_samples(directory: &Directory, chunk: u32) -> Result<u64> {
+    let info = directory.chunk(chunk);
+    if directory.live_in_chunk(chunk) == info.num_slots {
+        return Ok(0);
+    }
+    let mut name = Vec::new();
+    let mut dead = 0;
+    for slot in info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots) {
+        let id = directory.id_at(Slot(slot)).expect("a slot of a chunk has an id");
+        // A purge dropped the name together with the bytes.
+        dead += u64::from(!directory.is_live(id) && directory.name_into(id, &mut name)?);
+    }
+    Ok(dead)
+}
+
+/// Writes the new chunks of one generation.
+struct Rewriter<'a> {
+    purge: &'a Purge<'a>,
+    old: &'a Directory,
+    layout: ImageLayout,
+    channel: Channel,
+    space: Space,
+    /// The chunk being filled, and its part. `buf` holds the buffer while there is none.
+    open: Option<(ChunkBuilder, Part)>,
+    buf: IoBuf,
+    /// The chunks written.
+    heads: Vec<ChunkHead>,
+    /// Why a chunk could not be written.
+    no_room: Option<Error>,
+}
+
+impl<'a> Rewriter<'a> {
+    fn new(purge: &'a Purge<'a>, space: Space) -> Rewriter<'a> {
+        let old = &*purge.edit.current.directory;
+        let layout = *old.layout();
+        Rewriter {
+            purge,
+            old,
+            layout,
+            channel: purge.edit.media.channel(),
+            space,
+            open: None,
+            buf: IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout)),
+            heads: Vec::new(),
+            no_room: None,
+        }
+    }
+
+    /// Rewrites chunks from the first on; returns how many fitted.
+    ///
+    /// While there is room for three chunks of full size, neighbours are merged: one chunk may complete the
+    /// open one, fill another, and begin a third. With less, each is written on its own, so that it is known
+    /// whether it fits.
+    fn rewrite_what_fits(&mut self, todo: &[Slots], progress: &mut dyn Progress) -> Result<usize> {
+        let chunk_cells =
+            u64::from(self.layout.chunk_size_bytes).div_ceil(self.layout.cell_bytes());
+        let mut end = None;
+        for (done, slots) in todo.iter().enumerate() {
+            if progress.stop() {
+                let message = "the purge was stopped; what it has done stays";
+                return Err(Error::new(ErrorKind::Interrupted, message));
+            }
+            // What is open was begun with room for more, so there is room for it.
+            if end != Some(slots.start) {
+                self.finish_or_fail()?;
+            }
+            let is_tight = !self.space.has_room(3 * chunk_cells);
+            if is_tight {
+                self.finish_or_fail()?;
+            }
+            let whole = self.heads.len();
+            self.rewrite(slots)?;
+            if is_tight && (self.no_room.is_some() || !self.finish_chunk()?) {
+                self.heads.truncate(whole);
+                return Ok(done);
+            }
+            if let Some(no_room) = self.no_room.take() {
+                return Err(no_room);
+            }
+            end = Some(slots.end);
+            progress.advance(slots.end - slots.start, 0);
+        }
+        self.finish_or_fail()?;
+        Ok(todo.len())
+    }
+
+    fn finish_or_fail(&mut self) -> Result<()> {
+        match self.finish_chunk()? {
+            true => Ok(()),
+            false => Err(self.no_room.take().expect("that is why it did not fit")),
+        }
+    }
+
+    /// Copies the live samples of a chunk into new chunks; dead slots become empty entries.
+    fn rewrite(&mut self, slots: &Slots) -> Result<()> {
+        let old = self.old;
+        let id = old.id_at(Slot(slots.start)).expect("a slot of a chunk has an id");
+        let chunk = old.chunk_of(id).expect("a slot of a chunk is in one");
+        let info = old.chunk(chunk);
+        if old.live_in_chunk(chunk) == 0 {
+            return slots.clone().try_for_each(|slot| self.push(Slot(slot), None));
+        }
+        let bytes =
+            self.channel.read(info.namespace, info.offset_bytes, info.len_bytes as usize)?;
+        let header = ChunkHeader::parse(&bytes)?;
+        let cell = info.offset_bytes / self.layout.cell_bytes();
+        header.head().check_location(old.layout(), info.namespace, cell)?;
+        equal("first slot of a chunk", info.first_slot.0, header.head().first_slot.0)?;
+        let found = u64::from(header.head().num_samples);
+        equal("samples of a chunk", info.num_slots.into(), found)?;
+        let fields = old.fields().iter().map(|name| &name[..]);
+        equal("other names of the fields of a chunk", 0, header.fields().ne(fields).into())?;
+        let differs = header.field_types() != old.field_types();
+        equal("other types of the fields of a chunk", 0, differs.into())?;
+        for sample in header.samples() {
+            let id = old.id_at(sample.slot).map_or(u64::MAX, |id| id.0);
+            equal("id of the sample at a slot", id, sample.id.0)?;
+            let Some(extent) = old.extent(sample.id) else {
+                self.push(sample.slot, None)?;
+                continue;
+            };
+            let start = sample.offset_bytes as usize;
+            let record = bytes.get(start..start.saturating_add(sample.len_bytes as usize));
+            let is_right = |record: &&[u8]| {
+                crc32c(record) == extent.crc32c && extent.len_bytes == sample.len_bytes
+            };
+            let Some(record) = record.filter(is_right) else {
+                let at = extent.offset_bytes;
+                return Err(damaged(sample.id, at, &self.channel, info.namespace));
+            };
+            let (name, label, values) = (sample.name, sample.label, sample.values);
+            let meta = SampleMeta { id: sample.id, name, label, values };
+            self.push(sample.slot, Some((&meta, record)))?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, slot: Slot, sample: Option<(&SampleMeta<'_>, &[u8])>) -> Result<()> {
+        while self.no_room.is_none() {
+            self.open_chunk(slot)?;
+            let (chunk, _) = self.open.as_mut().expect("opened just above");
+            let fit = match sample {
+                Some((meta, record)) => chunk.push(meta, record)?,
+                None => {
+                    chunk.push_purged(self.old.id_at(slot).expect("a slot of a chunk has an id"))
+                }
+            };
+            match fit {
+                Fit::Here => return Ok(()),
+                Fit::NextChunk => drop(self.finish_chunk()?),
+                // An oversize sample has a chunk of its own, which is dropped whole.
+                Fit::Oversize => {
+                    let message = "a sample among others does not fit into a chunk";
+                    return Err(Error::new(ErrorKind::Corrupt, message));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ensures that the chunk being filled continues with `slot`.
+    fn open_chunk(&mut self, slot: Slot) -> Result<()> {
+        let part = *self.part_of(slot);
+        if self.open.as_ref().is_some_and(|(_, open)| *open != part) {
+            self.finish_chunk()?;
+        }
+        if self.open.is_none() {
+            let spec = ChunkSpec {
+                layout: self.layout,
+                generation: self.purge.edit.next_generation(),
+                part_first: part.first,
+                part_seed: part.seed,
+                part_window: part.window,
+                part_count: part.count,
+                fields: self.old.fields().to_vec(),
+                field_types: self.old.field_types().clone(),
+                columns: self.old.columns().iter().map(|column| column.spec().clone()).collect(),
+            };
+            let buf = std::mem::take(&mut self.buf);
+            self.open = Some((ChunkBuilder::new(spec, slot, buf)?, part));
+        }
+        Ok(())
+    }
+
+    /// Writes the chunk being filled, if there is one. False: there is no room for it.
+    fn finish_chunk(&mut self) -> Result<bool> {
+        let Some((mut chunk, _)) = self.open.take() else { return Ok(true) };
+        let (sequence, needed) = (self.heads.len() as u64, chunk.cells());
+        let Some(cells) = self.space.allocate(sequence, needed) else {
+            self.no_room = Some(self.space.no_room(needed).into());
+            return Ok(false);
+        };
+        let start = self.layout.offset_of(cells.cell)?;
+        let end = start + cells.cells * self.layout.cell_bytes();
+        self.purge.edit.media.grow(cells.namespace, end)?;
+        let location = ChunkLocation {
+            sequence,
+            time_ns: self.purge.time_ns,
+            namespace: cells.namespace,
+            cell: cells.cell,
+        };
+        let finished =
+            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
+        let FinishedChunk { header, mut buf, range } = finished;
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        self.purge.edit.lease.check()?;
+        let body = self.channel.write(cells.namespace, start, body)?;
+        buf.rejoin(body);
+        buf.rejoin(tail);
+        self.buf = buf;
+        self.heads.push(*header.head());
+        Ok(true)
+    }
+
+    fn part_of(&self, slot: Slot) -> &Part {
+        let parts = self.old.parts();
+        parts.take_while(|part| part.first <= slot.0).last().expect("parts begin with slot 0")
+    }
+}
+
+fn damaged(id: SampleId, offset: u64, channel: &Channel, namespace: u16) -> Error {
+    let device = channel.media().devices()[usize::from(namespace)].namespace();
+    Error::new(ErrorKind::Corrupt, "a sample that is to be kept is damaged")
+        .sample(id)
+        .target(device.address)
+        .lba(Lba(offset / u64::from(device.block_len_bytes)))
+}

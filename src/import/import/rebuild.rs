@@ -1,0 +1,664 @@
+//! Rebuilds the directory from chunk headers, when its snapshot or the superblocks are lost.
+//!
+//! [`scan`](crate::import::scan) finds the heads, [`dlfs_format::directory::rebuild`] selects the chunks that make up a
+//! generation; their headers are read whole, and the directory is committed again as the same generation, so that
+//! training runs continue.
+//!
+//! Samples are not read: a scan passes over them. Another head may lie among them only where a chunk was given up
+//! later. A purge gives up chunks that have deleted samples, and [`sound_chunks`] are those that it cannot have given
+//! up. The cells of all others are read too, and of every chunk where the superblocks do not say which generation
+//! there is, the record does not say what was deleted, or samples are missing.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::import::commit;
+use crate::import::device::{Meaning, open_image};
+use crate::import::give_up::give_up_plan;
+use crate::import::lease::Lease;
+use crate::import::media::{Channel, Media};
+use crate::import::options::{ImportOptions, Progress, Stage};
+use crate::import::prepare;
+use crate::import::retry::with_retry;
+use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::Generation;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
+use dlfs_format::directory::{Directory, DirectoryBuilder};
+use dlfs_format::format::checksum::crc32c;
+use dlfs_format::format::chunk::{ChunkId, ChunkKind};
+use dlfs_format::format::space::without;
+use dlfs_format::format::superblock::{
+    COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index,
+};
+use dlfs_format::format::superblock_set::{SuperblockCopies, select_generation};
+use dlfs_format::format::table::min_entry_bytes;
+use dlfs_format::format::{
+    CellRange, ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space,
+    Superblock, Uuid,
+};
+use dlfs_io::qpair::{ConnectOptions, Device};
+use dlfs_nvme::nvme::Address;
+
+/// The result of a rebuild.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RebuildReport {
+    /// The image.
+    pub uuid: Uuid,
+    /// The generation that was rebuilt.
+    pub generation: Generation,
+    /// Live samples.
+    pub live_samples: u64,
+    /// Samples whose chunk was not found.
+    pub lost_samples: u64,
+    /// Chunk headers that were read.
+    pub chunks: u64,
+    /// Chunk heads that do not belong to the generation: replaced, or never committed.
+    pub unused_chunks: u64,
+    /// Cells whose first block cannot be read: a chunk that begins there is lost.
+    pub unreadable_cells: u64,
+    /// Superblock copies that were bad and are repaired.
+    pub mended_copies: u64,
+    /// Whether the generation's record or snapshot was found, which has the deletions and class names.
+    /// Without either, deleted samples are live again, and classes have no names.
+    pub deletions_known: bool,
+    /// The generation whose directory has the older chunks; `None`: all headers were read.
+    pub base: Option<Generation>,
+}
+
+/// Rebuilds the directory of `image` from its chunk headers and commits it.
+///
+/// The result is the generation that the superblocks commit. If a bad copy may have committed a newer
+/// generation, and the record of that one exists, the result is the newer one: everything of a generation
+/// is durable before its superblock is written, so this completes an interrupted commit.
+///
+/// If the record of a committed generation is damaged, its snapshot has the same facts, if it is intact;
+/// without either, deleted samples become live again.
+///
+/// With `since`, only chunks of later generations are searched where the directory of that generation, or of one
+/// before it, can still be read; otherwise the headers of all chunks are read.
+///
+/// # Errors
+/// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one complete image,
+/// or there is no generation `since` yet. `Corrupt`: with `since`, the record of the committed generation is
+/// missing. `Busy`: an import is running.
+pub fn rebuild(
+    image: &[Address],
+    since: Option<Generation>,
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<RebuildReport> {
+    let connect = ConnectOptions { writable: true, ..connect.clone() };
+    let devices = open_image(image, &connect, Meaning::AllOfImage)?;
+    rebuild_on(&devices, since, progress)
+}
+
+/// As [`rebuild`], on namespaces that are open.
+///
+/// # Errors
+/// As [`rebuild`].
+pub fn rebuild_on(
+    devices: &[Arc<dyn Device>],
+    since: Option<Generation>,
+    progress: &mut dyn Progress,
+) -> Result<RebuildReport> {
+    let given = Media::new(devices.to_vec())?;
+    let (layout, order) = identify(&given)?;
+    let media = given.in_order(&order);
+    let lease = Lease::take(&media, ImportOptions::default().lease)?;
+    let copies = superblocks(&media)?;
+    let mut valid = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
+    valid.try_for_each(Superblock::check_writable)?;
+    let base = match since {
+        Some(generation) => base_of(&media, &copies, generation)?,
+        None => None,
+    };
+    let (scan, found) = search(&media, &layout, &copies, base.as_ref(), progress)?;
+    progress.stage(Stage::Committing, 0, 0);
+    lease.explain(give_up_plan(&media, &found.directory, ImportOptions::default().lease))?;
+    let result = with_retry(media.retry_budget(), || {
+        let mut space = beside_all(&media, &scan, &found.directory, &copies);
+        let prepared = commit::prepare(&media, found.directory.clone(), &mut space);
+        let mut commit = match prepared {
+            // The record has all that the snapshot in its way has.
+            Err(error) if error.kind() == ErrorKind::NoSpace && found.record.is_some() => {
+                let mut space = in_place(&media, &scan, &found.directory, &copies);
+                commit::prepare(&media, found.directory.clone(), &mut space)?
+            }
+            prepared => prepared?,
+        };
+        let bad = void_bad_copies(&copies, &mut commit.superblocks);
+        commit::write(&media, &lease, &commit)?;
+        // Last, since the old copies may be the only ones until here.
+        let mut channel = media.channel();
+        for &(namespace, offset) in &bad {
+            lease.check()?;
+            channel.zero(namespace, offset, SUPERBLOCK_BYTES as u64)?;
+            channel.flush(namespace)?;
+        }
+        Ok(bad.len() as u64)
+    });
+    let bad = lease.explain(result)?;
+    if !found.deletions_known {
+        tracing::warn!(
+            "neither record nor snapshot of generation {} is whole: samples that were deleted are \
+             back, and names of classes are lost",
+            found.directory.generation()
+        );
+    }
+    let committed = copy_index(found.directory.generation());
+    let was_bad = |copies: &&SuperblockCopies| copies.copies[committed].is_err();
+    Ok(RebuildReport {
+        uuid: layout.uuid,
+        generation: found.directory.generation(),
+        live_samples: found.directory.num_live(),
+        lost_samples: found.selection.lost_samples,
+        chunks: found.headers_read,
+        unused_chunks: found.selection.unused_heads,
+        unreadable_cells: scan.unreadable.len() as u64,
+        mended_copies: bad + copies.iter().filter(was_bad).count() as u64,
+        deletions_known: found.deletions_known,
+        base: base.map(|base| base.generation()),
+    })
+}
+
+/// The directory that chunk heads alone yield, and when each chunk was written, in ns since 1970. Nothing is written,
+/// and no snapshot is read: this is what an index of chunks is rebuilt from, and compared with.
+///
+/// # Errors
+/// As [`rebuild`], but for `Busy`.
+pub fn read_heads(
+    image: &[Address],
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<(Directory, BTreeMap<ChunkId, u64>)> {
+    let given = Media::for_reading(open_image(image, connect, Meaning::OfImage)?)?;
+    let (layout, order) = identify(&given)?;
+    let media = given.in_order(&order);
+    let copies = superblocks(&media)?;
+    let (scan, found) = search(&media, &layout, &copies, None, progress)?;
+    let times = scan.heads.iter().map(|head| (head.id, head.time_ns));
+    Ok((found.directory, times.collect()))
+}
+
+/// Free cells beside every known chunk, those of older generations included, and the snapshots that superblocks name,
+/// which are current until the commit.
+fn beside_all(
+    media: &Media,
+    scan: &Scan,
+    directory: &Directory,
+    copies: &[SuperblockCopies],
+) -> Space {
+    // With a base, the heads of what it alone has were not read.
+    let mut space = beside_own(media, scan, directory);
+    scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
+    valid(copies).for_each(|superblock| space.reserve(superblock.snapshot_range()));
+    space
+}
+
+/// Free cells beside the chunks of this generation and the one before, and beside what cannot be read.
+fn beside_own(media: &Media, scan: &Scan, directory: &Directory) -> Space {
+    let mut space = Space::new(directory.layout(), &media.capacities());
+    let own = directory.cell_ranges().chain(directory.freed().iter().copied());
+    own.chain(scan.unreadable.iter().copied()).for_each(|range| space.reserve(range));
+    space
+}
+
+/// As [`beside_all`] where there is no room: without chunks that neither this generation nor the one before has, and
+/// without this one's snapshot. A power loss while that is overwritten leaves an image to rebuild, as it was.
+fn in_place(
+    media: &Media,
+    scan: &Scan,
+    directory: &Directory,
+    copies: &[SuperblockCopies],
+) -> Space {
+    let mut space = beside_own(media, scan, directory);
+    let others = valid(copies).filter(|copy| copy.generation != directory.generation());
+    others.for_each(|superblock| space.reserve(superblock.snapshot_range()));
+    space
+}
+
+fn valid(copies: &[SuperblockCopies]) -> impl Iterator<Item = &Superblock> {
+    copies.iter().flat_map(|copies| copies.copies.iter().flatten())
+}
+
+/// Reads heads and assembles the generation, until only sound chunks have cells that were not read.
+fn search(
+    media: &Media,
+    layout: &ImageLayout,
+    copies: &[SuperblockCopies],
+    base: Option<&Directory>,
+    progress: &mut dyn Progress,
+) -> Result<(Scan, Found)> {
+    let cells = cells_to_search(media, layout, copies, base);
+    progress.stage(Stage::Indexing, cells.iter().map(|range| range.cells).sum(), 0);
+    let mut scan = Scan::of(media, layout, &cells, progress)?;
+    loop {
+        let found = assemble_newest(media, layout, &scan.heads, base, copies);
+        let sound = match &found {
+            Ok(found) if select_generation(copies).is_ok() => sound_chunks(found),
+            _ => HashSet::new(),
+        };
+        if !scan.look_inside(media, layout, &sound)? {
+            return Ok((scan, found?));
+        }
+    }
+}
+
+/// All cells up to the end of what the superblocks commit, without those of the base and of snapshots that superblocks
+/// name: nothing writes there before the second generation after.
+fn cells_to_search(
+    media: &Media,
+    layout: &ImageLayout,
+    copies: &[SuperblockCopies],
+    base: Option<&Directory>,
+) -> Vec<CellRange> {
+    let opened = select_generation(copies).ok();
+    let is_certain = opened.as_ref().is_some_and(|opened| opened.lost_generation().is_none());
+    let used_cells = |copies: &SuperblockCopies| {
+        let ends = copies.copies.iter().flatten().map(|superblock| superblock.used_len_bytes);
+        ends.max().unwrap_or(u64::MAX).div_ceil(layout.cell_bytes())
+    };
+    let all = (0..).zip(capacities(media, layout)).zip(copies).map(|((namespace, end), copies)| {
+        let end = if is_certain { end.min(used_cells(copies)) } else { end };
+        let cell = layout.first_cell();
+        CellRange { namespace, cell, cells: end.saturating_sub(cell) }
+    });
+    let snapshots = valid(copies).filter(|_| opened.is_some()).map(Superblock::snapshot_range);
+    without(all, snapshots.chain(base.into_iter().flat_map(Directory::cell_ranges)))
+}
+
+/// The places of the record, and of the chunks that no purge can have given up: those that the import of their part
+/// wrote, all of whose samples are live.
+fn sound_chunks(found: &Found) -> HashSet<(u16, u64)> {
+    let directory = &found.directory;
+    if !found.deletions_known || found.selection.lost_samples > 0 {
+        return HashSet::new();
+    }
+    let record = found.record.map(|range| (range.namespace, range.cell));
+    let mut sound: HashSet<(u16, u64)> = record.into_iter().collect();
+    let mut chunks = (0..directory.num_chunks()).peekable();
+    for part in directory.parts() {
+        let is_of_part = |c: &u32| directory.chunk(*c).first_slot.0 < part.first + part.count;
+        let of_part: Vec<u32> = std::iter::from_fn(|| chunks.next_if(is_of_part)).collect();
+        let generation = |c: &u32| directory.chunk_id(*c).generation;
+        let of_import = of_part.iter().map(generation).min();
+        for c in of_part {
+            let info = directory.chunk(c);
+            if Some(generation(&c)) == of_import && directory.live_in_chunk(c) == info.num_slots {
+                let cell = info.offset_bytes / directory.layout().cell_bytes();
+                sound.insert((info.namespace, cell));
+            }
+        }
+    }
+    sound
+}
+
+/// Sets the void bit in the superblocks to be written, if one of the other copies is bad; returns namespace
+/// and offset of the copies to erase then.
+fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) -> Vec<(u16, u64)> {
+    let generation = superblocks[0].generation;
+    let other = 1 - copy_index(generation);
+    let is_bad = |copies: &SuperblockCopies| copies.copies[other].is_err();
+    // The first generation has no other copy in any case.
+    if generation > Generation(1) && copies.iter().any(is_bad) {
+        for superblock in superblocks {
+            superblock.optional_features |= OTHER_COPY_VOID;
+        }
+    }
+    let bad = (0..).zip(copies).filter(|(_, copies)| is_bad(copies));
+    bad.filter(|(_, copies)| !matches!(copies.copies[other], Err(FormatError::Blank { .. })))
+        .map(|(namespace, _)| (namespace, COPY_OFFSETS[other]))
+        .collect()
+}
+
+/// What heads and records yield.
+struct Found {
+    directory: Directory,
+    selection: ChunkSelection,
+    headers_read: u64,
+    /// The cells of the generation's own record, if that listed its contents.
+    record: Option<CellRange>,
+    /// Whether a record or snapshot was found: see [`RebuildReport::deletions_known`].
+    deletions_known: bool,
+}
+
+/// Identifies the image, and the index in it of each given namespace.
+fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
+    let copies = superblocks(media)?;
+    if let Ok(opened) = select_generation(&copies) {
+        return Ok((opened.superblock().layout, opened.given));
+    }
+    let mut places = Vec::new();
+    for (given, copies) in copies.iter().enumerate() {
+        let of_superblock =
+            copies.newest().map(|superblock| (superblock.layout, superblock.namespace));
+        let place = match of_superblock {
+            Some(place) => place,
+            None => first_chunk(media, given as u16)?,
+        };
+        places.push(place);
+    }
+    let layout = places[0].0;
+    let mut order = vec![usize::MAX; places.len()];
+    for (given, (found, namespace)) in places.iter().enumerate() {
+        let place = order.get_mut(usize::from(*namespace)).filter(|place| **place == usize::MAX);
+        match place {
+            Some(place)
+                if *found == layout && usize::from(layout.num_namespaces) == places.len() =>
+            {
+                *place = given;
+            }
+            _ => {
+                let message = "the namespaces are not those of one whole image";
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        }
+    }
+    Ok((layout, order))
+}
+
+fn superblocks(media: &Media) -> Result<Vec<SuperblockCopies>> {
+    let mut channel = media.channel();
+    (0..media.len()).map(|namespace| channel.superblocks(namespace)).collect()
+}
+
+/// The layout in the first chunk of a namespace.
+fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
+    let mut channel = media.channel();
+    let mut found = None;
+    let block_bytes = BLOCK_BYTES as u64;
+    each_block(&mut channel, namespace, 0..u64::MAX, block_bytes, |at, block| {
+        let head = block.ok().and_then(|block| ChunkHead::parse(block).ok());
+        found = head
+            .filter(|head| at > 0 && head.layout.offset_of(head.cell) == Ok(at))
+            .map(|head| (head.layout, head.namespace));
+        if found.is_some() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(at + block_bytes)
+        }
+    })?;
+    let address = || media.devices()[usize::from(namespace)].namespace().address;
+    found.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "there is no chunk of an image here").target(address())
+    })
+}
+
+/// The superblock that commits, and the generation that may have been committed after it. Without any valid
+/// superblock, both are unknown.
+fn committed(copies: &[SuperblockCopies]) -> (Option<Superblock>, Option<Generation>) {
+    match select_generation(copies) {
+        Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
+        Err(_) => {
+            let newest = copies[0].newest().copied();
+            let next = newest.map(|superblock| superblock.generation.next());
+            (newest, next.filter(|&next| copies[0].is_bad_at(next)))
+        }
+    }
+}
+
+/// The facts of the committed generation's record, taken from its snapshot, which has the same.
+fn record_of_snapshot(
+    media: &Media,
+    layout: &ImageLayout,
+    superblock: &Superblock,
+) -> Option<GenerationRecord> {
+    if superblock.layout != *layout {
+        return None;
+    }
+    prepare::read_directory(media, superblock).ok().map(|directory| directory.record())
+}
+
+/// The newest directory of generation `since` or before that can still be read: its snapshot is where its superblock
+/// says.
+fn base_of(
+    media: &Media,
+    copies: &[SuperblockCopies],
+    since: Generation,
+) -> Result<Option<Directory>> {
+    let (superblock, lost) = committed(copies);
+    let newest = lost.or(superblock.map(|superblock| superblock.generation));
+    if let Some(newest) = newest.filter(|newest| *newest < since) {
+        let message = format!("there is no generation {since} yet: the newest one is {newest}");
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    let mut older: Vec<&Superblock> =
+        copies[0].copies.iter().flatten().filter(|copy| copy.generation <= since).collect();
+    older.sort_by_key(|copy| std::cmp::Reverse(copy.generation));
+    Ok(older.into_iter().find_map(|superblock| prepare::read_directory(media, superblock).ok()))
+}
+
+/// The generation that a bad superblock copy may have committed, if its record exists and it has lost no
+/// more samples than the one before; otherwise the one before.
+fn assemble_newest(
+    media: &Media,
+    layout: &ImageLayout,
+    heads: &[ChunkHead],
+    base: Option<&Directory>,
+    copies: &[SuperblockCopies],
+) -> Result<Found> {
+    let (superblock, lost) = committed(copies);
+    let committed = superblock.map(|superblock| superblock.generation);
+    let known = assemble(media, layout, heads, base, (committed, superblock.as_ref()));
+    let Some(lost) = lost else { return known };
+    let newer = assemble(media, layout, heads, base, (Some(lost), None));
+    match (known, newer) {
+        (Ok(known), Ok(newer)) => {
+            let is_there = newer.directory.generation() == lost && newer.record.is_some();
+            let is_whole = newer.selection.lost_samples <= known.selection.lost_samples;
+            if is_there && !is_whole {
+                tracing::warn!(
+                    "generation {lost} was begun, and {} samples of it are missing: generation {} \
+                     is rebuilt",
+                    newer.selection.lost_samples,
+                    known.directory.generation()
+                );
+            }
+            Ok(if is_there && is_whole { newer } else { known })
+        }
+        (Err(_), Ok(newer)) if newer.record.is_some() => Ok(newer),
+        (known, _) => known,
+    }
+}
+
+/// Assembles the committed generation, if it is known; else the newest one with an intact record; else the
+/// newest one. `superblock` is the one that commits it.
+fn assemble(
+    media: &Media,
+    layout: &ImageLayout,
+    heads: &[ChunkHead],
+    base: Option<&Directory>,
+    (committed, superblock): (Option<Generation>, Option<&Superblock>),
+) -> Result<Found> {
+    if heads.is_empty() && base.is_none() {
+        return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
+    }
+    // Each slot that was ever assigned has an entry in the header of some chunk.
+    let lens = media.devices().iter().map(|device| device.namespace().len_bytes());
+    let most_slots = lens.fold(0, u64::saturating_add) / min_entry_bytes(layout.version);
+    let since = base.map_or(Generation(0), Directory::generation);
+    // Chunks of a generation that was not committed belong to none.
+    let until = committed.unwrap_or(Generation(u64::MAX));
+    let wanted = |head: &&ChunkHead| (since < head.id.generation) && head.id.generation <= until;
+    let later: Vec<ChunkHead> = heads.iter().filter(wanted).copied().collect();
+    let channel = &mut media.channel();
+    let mut records = later.clone();
+    loop {
+        let head = newest_record(&records, committed).copied();
+        let record = match &head {
+            Some(head) => read_record(channel, layout, head)?,
+            None => None,
+        };
+        if let (Some(head), None) = (&head, &record) {
+            // Damaged: try the next one.
+            records.retain(|other| other != head);
+            continue;
+        }
+        let record = record
+            .or_else(|| record_of_snapshot(media, layout, superblock?))
+            .or_else(|| base.map(Directory::record));
+        // The base's own record would restore the base.
+        if let (Some(record), Some(committed)) = (&record, committed)
+            && record.generation < committed
+        {
+            let message = format!("the record of generation {committed} no longer exists");
+            return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
+        }
+        let Assembled { usable, selection, mut builder } =
+            add_usable(channel, layout, base, &later, record.as_ref(), most_slots)?;
+        let (generation, time_ns) = match (&record, superblock) {
+            (Some(record), _) => (record.generation, record.time_ns),
+            // Never less than the committed one: the newer superblock would still be opened.
+            (None, Some(superblock)) => (superblock.generation, superblock.time_ns),
+            (None, None) => {
+                usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default()
+            }
+        };
+        let deletions_known = record.is_some();
+        if let Some(record) = record {
+            builder.set_classes(record.classes);
+            builder.add_origins(&record.origins);
+            builder.delete(&record.deleted);
+            builder.set_freed(record.freed);
+        }
+        let mut directory = builder.finish(generation, time_ns)?;
+        let record = head.map(|head| head.cell_range());
+        if let Some(range) = record {
+            directory.set_record_range(range);
+        }
+        let headers_read =
+            selection.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
+        let headers_read = headers_read as u64;
+        return Ok(Found { directory, selection, headers_read, record, deletions_known });
+    }
+}
+
+/// A selection in which every header is readable, and what its chunks add up to.
+struct Assembled {
+    usable: Vec<ChunkHead>,
+    selection: ChunkSelection,
+    builder: DirectoryBuilder,
+}
+
+/// Selects chunks and adds them up: a damaged header is treated as missing. So is a chunk with damaged samples if
+/// another chunk has the same slots: an interrupted edit, followed by another edit of the same generation, may have
+/// left it half written.
+fn add_usable(
+    channel: &mut Channel,
+    layout: &ImageLayout,
+    base: Option<&Directory>,
+    heads: &[ChunkHead],
+    record: Option<&GenerationRecord>,
+    most_slots: u64,
+) -> Result<Assembled> {
+    let mut usable = heads.to_vec();
+    loop {
+        let selection = select_chunks(base, &usable, record, most_slots)?;
+        let (mut builder, mut added) = (DirectoryBuilder::new(*layout), Ok(()));
+        let mut damaged = Vec::new();
+        for step in &selection.steps {
+            let chunk = match *step {
+                Step::Head(at) => match read_usable(channel, &usable, at)? {
+                    Some(header) => Some(header),
+                    None => {
+                        damaged.push(usable[at]);
+                        continue;
+                    }
+                },
+                Step::Base(_) | Step::Lost { .. } => None,
+            };
+            added = added.and_then(|()| add(&mut builder, step, chunk.as_ref(), base));
+        }
+        if damaged.is_empty() {
+            added?;
+            return Ok(Assembled { usable, selection, builder });
+        }
+        usable.retain(|head| !damaged.contains(head));
+    }
+}
+
+/// Whether another chunk has slots in common with this one.
+fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
+    heads.iter().any(|other| {
+        other != this
+            && other.kind == ChunkKind::Samples
+            && other.first_slot.0 < this.end_slot().0
+            && this.first_slot.0 < other.end_slot().0
+    })
+}
+
+/// Whether every sample of a chunk matches its checksum.
+fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
+    let head = header.head();
+    let start = head.layout.offset_of(head.cell)?;
+    let device = channel.media().devices()[usize::from(head.namespace)].namespace();
+    for sample in header.samples().filter(|sample| !sample.purged && sample.len_bytes > 0) {
+        let (at, len) = (start + sample.offset_bytes, sample.len_bytes as usize);
+        if at.saturating_add(len as u64) > device.len_bytes() {
+            return Ok(false);
+        }
+        let found = read_twice(channel, head.namespace, at, len)?;
+        if found.is_err() || found.is_ok_and(|bytes| crc32c(&bytes) != sample.crc32c) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn add(
+    builder: &mut DirectoryBuilder,
+    step: &Step,
+    header: Option<&ChunkHeader>,
+    base: Option<&Directory>,
+) -> std::result::Result<(), FormatError> {
+    match (*step, header) {
+        (Step::Lost { part, count }, _) => builder.add_lost(part, count),
+        (Step::Base(chunk), _) => {
+            builder.copy_chunk(base.expect("only a base has base chunks"), chunk)
+        }
+        (Step::Head(_), header) => builder.add_chunk(header.expect("a head's header was read")),
+    }
+}
+
+/// The header of head number `at`, if the chunk can be used.
+fn read_usable(
+    channel: &mut Channel,
+    heads: &[ChunkHead],
+    at: usize,
+) -> Result<Option<ChunkHeader>> {
+    let header = read_header(channel, &heads[at])?;
+    Ok(match header {
+        Some(header) if has_rival(heads, &heads[at]) && !is_whole(channel, &header)? => None,
+        header => header,
+    })
+}
+
+fn read_header(channel: &mut Channel, head: &ChunkHead) -> Result<Option<ChunkHeader>> {
+    let bytes = read_front(channel, head)?;
+    Ok(bytes.and_then(|bytes| ChunkHeader::parse(&bytes).ok()))
+}
+
+fn read_record(
+    channel: &mut Channel,
+    layout: &ImageLayout,
+    head: &ChunkHead,
+) -> Result<Option<GenerationRecord>> {
+    debug_assert!(head.kind == ChunkKind::Record, "asked for a record's head");
+    let bytes = read_front(channel, head)?;
+    let record = bytes.and_then(|bytes| GenerationRecord::parse(&bytes).ok());
+    Ok(record.map(|(_, record)| record).filter(|record| record.layout == *layout))
+}
+
+/// Head and table of a chunk or record; `None` if they exceed the namespace.
+fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> {
+    let at = head.layout.offset_of(head.cell)?;
+    let len = u64::from(head.header_len).next_multiple_of(BLOCK_BYTES as u64);
+    let device = channel.media().devices()[usize::from(head.namespace)].namespace();
+    if at + len > device.len_bytes() {
+        return Ok(None);
+    }
+    Ok(read_twice(channel, head.namespace, at, len as usize)?.ok())
+}

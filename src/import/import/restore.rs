@@ -1,0 +1,162 @@
+//! Takes over the chunks that an interrupted import of a stream has written, up to a point of its checkpoint.
+//!
+//! Chunks are where an import from the beginning would have put them, and say so in their headers: all is compared, and
+//! every sample with its checksum. So what is taken over is what would be written again.
+
+use std::collections::HashSet;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::import::chunk_stream::{ChunkStream, NewRecord};
+use crate::import::chunks::{ordinary_is_sound, oversize_is_sound};
+use crate::import::options::{Progress, stopped};
+use dlfs_base::Result;
+use dlfs_base::buf::IoBuf;
+use dlfs_format::format::chunk::{ChunkKind, SampleEntry};
+use dlfs_format::format::columns::ColumnSpec;
+use dlfs_format::format::{ChunkHead, ChunkHeader, DraftLen, FieldTypes, SampleMeta};
+
+/// What was taken over.
+#[derive(Debug, Default)]
+pub(super) struct Restored {
+    /// Fingerprints of the names of its samples.
+    pub(super) names: HashSet<u128>,
+    /// Names of the fields.
+    pub(super) fields: Vec<Vec<u8>>,
+    /// Types of the fields.
+    pub(super) field_types: FieldTypes,
+    /// Names of the classes that samples named first; the point has them.
+    pub(super) classes: Vec<Vec<u8>>,
+    /// Bytes of its samples.
+    pub(super) sample_bytes: u64,
+}
+
+/// What all chunks of an import have in common.
+#[derive(Clone, PartialEq, Eq)]
+struct Shape {
+    fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
+    columns: Vec<ColumnSpec>,
+}
+
+impl Shape {
+    fn of(header: &ChunkHeader) -> Shape {
+        Shape {
+            fields: header.fields().map(<[u8]>::to_vec).collect(),
+            field_types: header.field_types().clone(),
+            columns: header.columns().cloned().collect(),
+        }
+    }
+}
+
+impl ChunkStream<'_> {
+    /// Takes over the first `samples` samples of the part, before anything else; `seen` is given their names, in order.
+    /// `None`: not all of them are on the media as they should be, and this stream is useless.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    pub(super) fn restore(
+        &mut self,
+        samples: u64,
+        seen: &mut dyn FnMut(&[u8]),
+        progress: &mut dyn Progress,
+    ) -> Result<Option<Restored>> {
+        let end = self.next_slot().0.saturating_add(samples);
+        let mut restored = Restored::default();
+        let mut shape: Option<Shape> = None;
+        while self.next_slot().0 < end {
+            if progress.stop() {
+                return Err(stopped());
+            }
+            let Some((header, bytes)) = self.read_next_chunk()? else { return Ok(None) };
+            let own = Shape::of(&header);
+            if shape.get_or_insert_with(|| own.clone()) != &own {
+                return Ok(None);
+            }
+            self.set_fields(&own.fields, own.field_types);
+            self.set_columns(own.columns);
+            for sample in header.samples().take_while(|sample| sample.slot.0 < end) {
+                restored.names.insert(xxh3_128(sample.name));
+                seen(sample.name);
+                restored.sample_bytes += u64::from(sample.len_bytes);
+            }
+            if header.head().end_slot().0 <= end {
+                if !self.take_over(&header)? {
+                    return Ok(None);
+                }
+                continue;
+            }
+            // The point lies within it: it is built again, of samples that are here and of new ones.
+            for sample in header.samples().take_while(|sample| sample.slot.0 < end) {
+                let start = sample.offset_bytes as usize;
+                let Some(record) = bytes.get(start..start + sample.len_bytes as usize) else {
+                    return Ok(None);
+                };
+                let SampleEntry { id, name, label, values, .. } = sample;
+                let meta = SampleMeta { id, name, label, values };
+                let record = NewRecord { len: sample.len_bytes, give: &mut |take| take(record) };
+                self.push(&meta, record)?;
+            }
+        }
+        if let Some(shape) = shape {
+            (restored.fields, restored.field_types) = (shape.fields, shape.field_types);
+        }
+        Ok(Some(restored))
+    }
+
+    /// The chunk where the next one would be written, if it is the one that belongs there, and its bytes if it holds
+    /// more than one sample.
+    fn read_next_chunk(&mut self) -> Result<Option<(ChunkHeader, IoBuf)>> {
+        let (layout, slot) = (self.state.journal.layout, self.next_slot());
+        let Some(place) = self.space.clone().allocate(self.sequence, 1) else { return Ok(None) };
+        let (namespace, start) = (place.namespace, layout.offset_of(place.cell)?);
+        let len = self.state.media.devices()[usize::from(namespace)].namespace().len_bytes();
+        let is_within = |bytes: u64| start.saturating_add(bytes) <= len;
+        if !is_within(HEAD_BLOCK_BYTES) {
+            return Ok(None);
+        }
+        let channel = self.writes.channel();
+        let block = channel.read(namespace, start, HEAD_BLOCK_BYTES as usize)?;
+        let Ok(head) = ChunkHead::parse(&block) else { return Ok(None) };
+        let (journal, part) = (&self.state.journal, &self.part);
+        let is_next = head.check_location(&layout, namespace, place.cell).is_ok()
+            && head.layout == layout
+            && head.kind == ChunkKind::Samples
+            && head.id.generation == journal.generation
+            && head.id.sequence == self.sequence
+            && head.time_ns == journal.time_ns
+            && head.first_slot == slot
+            && (head.part_first, head.part_seed, head.part_window)
+                == (part.first, part.seed, part.window);
+        if !is_next || !is_within(head.len_bytes()) {
+            return Ok(None);
+        }
+        let is_oversize = head.len_bytes() > u64::from(layout.chunk_size_bytes);
+        let read = if is_oversize { head.data_start() } else { head.len_bytes() };
+        let bytes = channel.read(namespace, start, read as usize)?;
+        let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
+        let is_sound = match is_oversize {
+            true => oversize_is_sound(channel, &header, namespace, start)?,
+            false => ordinary_is_sound(&header, &bytes),
+        };
+        let is_whole =
+            header.samples().all(|sample| !sample.purged && sample.id.0 == sample.slot.0);
+        Ok((is_sound && is_whole).then_some((header, bytes)))
+    }
+
+    /// Counts a chunk that is there. `false`: it would be written elsewhere.
+    fn take_over(&mut self, header: &ChunkHeader) -> Result<bool> {
+        let range = header.head().cell_range();
+        let location = self.next_location(range.cells)?;
+        if (location.namespace, location.cell) != (range.namespace, range.cell) {
+            return Ok(false);
+        }
+        self.collect(header)?;
+        self.media.add(&DraftLen::of(header), &self.state.journal.layout);
+        self.found += 1;
+        Ok(true)
+    }
+}
+
+/// Holds the head of a chunk.
+const HEAD_BLOCK_BYTES: u64 = 4096;

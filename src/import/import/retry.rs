@@ -1,0 +1,96 @@
+//! Retries with back-off: how long an import waits for a target that is gone.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use dlfs_base::units::deadline;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_io::qpair::IoError;
+use dlfs_nvme::nvme::RetryClass;
+
+/// Retries `attempt` while its errors are transient; it must be idempotent.
+///
+/// # Errors
+/// The last one, when the retry budget is spent.
+pub(super) fn with_retry<T>(
+    retry_budget: &RetryBudget,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let mut pause = Backoff::default();
+    let never = AtomicBool::new(false);
+    loop {
+        match attempt() {
+            Err(error) if is_transient(&error) && retry_budget.wait(&mut pause, &never) => {}
+            Err(error) => return Err(error),
+            Ok(done) => {
+                retry_budget.progressed();
+                return Ok(done);
+            }
+        }
+    }
+}
+
+/// Whether a retry on a new connection may help.
+pub(super) fn is_transient(error: &Error) -> bool {
+    use std::error::Error as _;
+    match error.kind() {
+        ErrorKind::Disconnected | ErrorKind::TimedOut => true,
+        // The target rejected data that were damaged in transit.
+        ErrorKind::Refused => matches!(
+            error.source().and_then(|source| source.downcast_ref()),
+            Some(IoError::Status(status)) if status.retry_class() == RetryClass::Retry
+        ),
+        _ => false,
+    }
+}
+
+/// How long all threads of an import together retry without progress.
+#[derive(Default)]
+pub(super) struct RetryBudget {
+    until: Mutex<Option<Instant>>,
+}
+
+/// One thread's delay between attempts.
+#[derive(Default)]
+pub(super) struct Backoff(Duration);
+
+impl RetryBudget {
+    /// Records that a call that began at `begun` has failed.
+    pub(super) fn failed(&self, begun: Instant) {
+        self.lock().get_or_insert(begun + RETRY_FOR);
+    }
+
+    /// Records progress: the next failure starts a new budget.
+    pub(super) fn progressed(&self) {
+        *self.lock() = None;
+    }
+
+    /// The deadline of calls after a failure: together with the earlier attempts, `limit`.
+    pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
+        self.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
+    }
+
+    /// Sleeps a little longer than last time; `false` when the budget is spent.
+    pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
+        let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
+        let until = *self.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
+        if Instant::now() + next > until || stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::sleep(next);
+        pause.0 = next;
+        true
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.until.lock().unwrap_or_else(PoisonError::into_inner) // one value, never half written
+    }
+}
+
+/// The retry budget: less than the deadline of one call, so that the last attempt ends within that too.
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
+
+const MIN_BACKOFF: Duration = Duration::from_millis(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(1);

@@ -1,0 +1,81 @@
+//! Saves a snapshot of the directory to a file, to open an image without reading it from the target.
+
+use std::path::Path;
+
+use crate::import::device::{Meaning, open_image};
+use crate::import::media::Media;
+use crate::import::prepare;
+use dlfs_base::replace_file::{NewMode, replace_file};
+use dlfs_base::units::Generation;
+use dlfs_base::{Error, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::superblock_set::saved_at_another_generation;
+use dlfs_format::format::{FormatError, Superblock};
+use dlfs_io::qpair::ConnectOptions;
+use dlfs_nvme::nvme::Address;
+
+/// A snapshot that was saved, or verified as current.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotReport {
+    /// The generation that it describes.
+    pub generation: Generation,
+    /// Live samples in it.
+    pub live_samples: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+}
+
+/// Writes the directory of `image` to `file`, atomically.
+///
+/// # Errors
+/// Those of opening the image; those of the file.
+pub fn snapshot_save(
+    image: &[Address],
+    file: &Path,
+    connect: &ConnectOptions,
+) -> Result<SnapshotReport> {
+    let (media, superblock) = open(image, connect)?;
+    let directory = prepare::read_directory(&media, &superblock)?;
+    let bytes = directory.to_snapshot()?;
+    replace_file(file, NewMode::ByUmask, &bytes)?;
+    Ok(report(&directory, bytes.len()))
+}
+
+/// Verifies that `file` is a snapshot of the current state of `image`.
+///
+/// # Errors
+/// `Stale`: the image has another generation now. `InvalidArgument`: the snapshot is of another image.
+/// `Corrupt`: it is damaged. Errors of opening the image.
+pub fn snapshot_check(
+    image: &[Address],
+    file: &Path,
+    connect: &ConnectOptions,
+) -> Result<SnapshotReport> {
+    let (_, superblock) = open(image, connect)?;
+    let bytes = std::fs::read(file).map_err(|error| Error::from(error).path(file))?;
+    let len = bytes.len();
+    let damaged = |error: FormatError| Error::from(error).path(file);
+    let directory = Directory::from_snapshot(bytes).map_err(damaged)?;
+    match directory.check_current(&superblock) {
+        Ok(()) => Ok(report(&directory, len)),
+        Err(error @ FormatError::OtherImage { .. }) => Err(damaged(error)),
+        Err(_) => {
+            let (saved, opened) = (directory.generation(), superblock.generation);
+            Err(saved_at_another_generation(saved, opened).path(file))
+        }
+    }
+}
+
+fn open(image: &[Address], connect: &ConnectOptions) -> Result<(Media, Superblock)> {
+    let media = Media::for_reading(open_image(image, connect, Meaning::OfImage)?)?;
+    let opened = prepare::opened(&media)?;
+    Ok((media.in_order(&opened.given), *opened.superblock()))
+}
+
+fn report(directory: &Directory, len: usize) -> SnapshotReport {
+    SnapshotReport {
+        generation: directory.generation(),
+        live_samples: directory.num_live(),
+        len_bytes: len as u64,
+    }
+}

@@ -1,0 +1,300 @@
+//! Opens files beneath a folder, and elsewhere only where links lead that may be followed.
+//!
+//! With [`Links::Inside`], as `openat2` with `RESOLVE_BENEATH`, a link is inspected before it is followed, so the
+//! returned descriptor lies in the folder even if someone renames files meanwhile.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::index::BadReason;
+use dlfs_base::beneath::{MAX_KERNEL_PATH_BYTES, Refusal, components, open_beneath};
+use dlfs_base::folders::Links;
+use dlfs_base::{Error, Result};
+
+/// An open folder; all access below it goes through this type.
+#[derive(Debug)]
+pub struct Root {
+    fd: OwnedFd,
+    path: PathBuf,
+    canonical: PathBuf,
+    links: Links,
+    /// Bytes in front of the names of its files.
+    front_len: usize,
+}
+
+impl Root {
+    /// Opens the folder at `path`, in which these `links` are followed; those in the path itself are.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused` or `Io` naming the path.
+    pub fn open(path: &Path, links: Links) -> Result<Root> {
+        let name = |error: std::io::Error| Error::from(error).path(path);
+        let canonical = path.canonicalize().map_err(name)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = fs::open(&canonical, flags, Mode::empty()).map_err(|error| name(error.into()))?;
+        Ok(Root { fd, path: path.to_path_buf(), canonical, links, front_len: 0 })
+    }
+
+    /// The same, with this many bytes in front of the names of its files.
+    pub fn behind(self, front_len: usize) -> Root {
+        Root { front_len, ..self }
+    }
+
+    /// A name without what is in front of it.
+    ///
+    /// # Errors
+    /// `Changed`: it is none of this folder's.
+    pub fn own_name<'n>(&self, name: &'n [u8]) -> Result<&'n [u8], BadReason> {
+        name.get(self.front_len..).ok_or(BadReason::Changed)
+    }
+
+    /// The folder's path, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the file at `relative` for reading.
+    pub fn open_file(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
+        // A FIFO that replaced the file must not block the import; files ignore O_NONBLOCK.
+        self.open_beneath(relative, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+    }
+
+    /// Opens the folder at `relative` (empty: the root itself) for listing.
+    pub fn open_folder(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
+        self.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// The status of `relative` after following its links.
+    pub fn stat(&self, relative: &[u8]) -> Result<Stat, BadReason> {
+        let fd = self.open_beneath(relative, OFlags::PATH)?;
+        fs::fstat(fd).map_err(unreadable)
+    }
+
+    /// The status of the regular file that `relative` leads to.
+    ///
+    /// # Errors
+    /// `Special`: it is none. As [`stat`](Self::stat).
+    pub fn stat_file(&self, relative: &[u8]) -> Result<Stat, BadReason> {
+        let stat = self.stat(relative)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(stat),
+            other => Err(BadReason::Special(kind_name(other))),
+        }
+    }
+
+    /// Whether links are followed, and those in `relative` lead out of the folder.
+    pub fn leaves(&self, relative: &[u8]) -> bool {
+        self.links == Links::Follow && self.resolve(relative) == Err(BadReason::LeavesSource)
+    }
+
+    /// The path beneath the root that `relative` leads to after following every link.
+    ///
+    /// # Errors
+    /// `Dangling`, `Cyclic`, `LeavesSource`: where a link leads. `Unreadable`: any other error.
+    pub fn resolve(&self, relative: &[u8]) -> Result<Vec<u8>, BadReason> {
+        let mut real: Vec<u8> = Vec::new();
+        let mut left: VecDeque<Vec<u8>> = components(relative).map(<[u8]>::to_vec).collect();
+        let mut links = 0;
+        while let Some(name) = left.pop_front() {
+            if name == b".." {
+                pop(&mut real)?;
+                continue;
+            }
+            let Some(target) = self.link_at(&real, &name)? else {
+                push(&mut real, &name);
+                continue;
+            };
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(BadReason::Cyclic);
+            }
+            let target = if target.starts_with(b"/") {
+                real.clear();
+                self.beneath(&target)?
+            } else {
+                target
+            };
+            for name in components(&target).collect::<Vec<_>>().into_iter().rev() {
+                left.push_front(name.to_vec());
+            }
+        }
+        Ok(real)
+    }
+
+    fn open_beneath(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
+        // Not every way to open it refuses these by itself.
+        if relative.starts_with(b"/") || components(relative).any(|name| name == b"..") {
+            return Err(BadReason::LeavesSource);
+        }
+        match self.open_strict(relative, flags) {
+            Ok(fd) => Ok(fd),
+            Err(Refusal::Os(errno)) => Err(unreadable(errno)),
+            Err(Refusal::Link) if self.links == Links::Refuse => {
+                Err(BadReason::Special("link, which is not followed"))
+            }
+            Err(Refusal::Link) if self.links == Links::Follow => {
+                self.open_following(relative, flags)
+            }
+            Err(Refusal::Link) => {
+                let real = self.resolve(relative)?;
+                self.open_strict(&real, flags).map_err(|refusal| match refusal {
+                    Refusal::Link => BadReason::Changed,
+                    Refusal::Os(Errno::NOENT) => BadReason::Dangling,
+                    Refusal::Os(errno) => unreadable(errno),
+                })
+            }
+        }
+    }
+
+    /// Opens wherever links lead.
+    fn open_following(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
+        let failed = |errno| match errno {
+            Errno::NOENT => BadReason::Dangling,
+            Errno::LOOP => BadReason::Cyclic,
+            errno => unreadable(errno),
+        };
+        let (mut left, mut held) = (relative, None::<OwnedFd>);
+        loop {
+            let at = held.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
+            if left.len() <= MAX_KERNEL_PATH_BYTES {
+                let flags = flags | OFlags::CLOEXEC;
+                return fs::openat(at, left, flags, Mode::empty()).map_err(failed);
+            }
+            let cut = left[..MAX_KERNEL_PATH_BYTES].iter().rposition(|&byte| byte == b'/');
+            let cut = cut.ok_or(BadReason::Unreadable(libc::ENAMETOOLONG))?;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let next = fs::openat(at, &left[..cut], flags, Mode::empty()).map_err(failed)?;
+            (left, held) = (&left[cut + 1..], Some(next));
+        }
+    }
+
+    /// Opens without following any link.
+    fn open_strict(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
+        open_beneath(self.fd.as_fd(), relative, flags, Mode::empty())
+    }
+
+    /// The target of the link `name` in the folder `real`; `None` if it is not a link.
+    fn link_at(&self, real: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>, BadReason> {
+        let folder = match self.open_strict(real, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(fd) => fd,
+            Err(Refusal::Os(Errno::NOENT | Errno::NOTDIR)) => return Err(BadReason::Dangling),
+            Err(Refusal::Os(errno)) => return Err(unreadable(errno)),
+            Err(Refusal::Link) => return Err(BadReason::Changed),
+        };
+        match fs::readlinkat(folder, name, Vec::new()) {
+            Ok(target) => Ok(Some(target.into_bytes())),
+            Err(Errno::INVAL) => Ok(None),
+            Err(Errno::NOENT) => Err(BadReason::Dangling),
+            Err(errno) => Err(unreadable(errno)),
+        }
+    }
+
+    /// Converts an absolute path to one beneath the root, links followed.
+    fn beneath(&self, target: &[u8]) -> Result<Vec<u8>, BadReason> {
+        let target = Path::new(std::ffi::OsStr::from_bytes(target));
+        let real = target.canonicalize().map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => BadReason::Dangling,
+            Some(libc::ELOOP) => BadReason::Cyclic,
+            other => BadReason::Unreadable(other.unwrap_or(libc::EIO)),
+        })?;
+        let inside = real.strip_prefix(&self.canonical).map_err(|_| BadReason::LeavesSource)?;
+        Ok(inside.as_os_str().as_bytes().to_vec())
+    }
+}
+
+fn push(path: &mut Vec<u8>, name: &[u8]) {
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+}
+
+fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
+    if path.is_empty() {
+        return Err(BadReason::LeavesSource);
+    }
+    let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+    path.truncate(end);
+    Ok(())
+}
+
+/// What an entry is that is no sample.
+pub fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "folder",
+        FileType::Fifo => "FIFO",
+        FileType::Socket => "socket",
+        FileType::CharacterDevice => "character device",
+        FileType::BlockDevice => "block device",
+        _ => "thing that is no file",
+    }
+}
+
+fn unreadable(errno: Errno) -> BadReason {
+    BadReason::Unreadable(errno.raw_os_error())
+}
+
+/// The link limit of Linux for one path.
+const MAX_LINKS: u32 = 40;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn tree() -> (tempfile::TempDir, Root) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::fs::write(root.join("a/b/file"), b"inside").unwrap();
+        std::fs::write(dir.path().join("secret"), b"outside").unwrap();
+        let root = Root::open(&root, Links::Inside).unwrap();
+        (dir, root)
+    }
+
+    fn content(root: &Root, relative: &[u8]) -> Result<String, BadReason> {
+        let file = std::fs::File::from(root.open_file(relative)?);
+        Ok(std::io::read_to_string(file).unwrap())
+    }
+
+    #[test]
+    fn links_that_stay_inside_are_followed_relative_and_absolute() {
+        let (_dir, root) = tree();
+        let at = |name: &str| root.path().join(name);
+        symlink("a/b/file", at("rel")).unwrap();
+        symlink(at("a/b/file"), at("abs")).unwrap();
+        symlink("../../a", at("a/b/up")).unwrap();
+        for name in ["a/b/file", "rel", "abs", "a/b/up/b/file"] {
+            assert_eq!(content(&root, name.as_bytes()).as_deref(), Ok("inside"), "{name}");
+        }
+        assert_eq!(root.resolve(b"a/b/up/b").unwrap(), b"a/b");
+    }
+
+    #[test]
+    fn links_that_leave_dangle_or_loop_are_distinguished() {
+        let (_dir, root) = tree();
+        let at = |name: &str| root.path().join(name);
+        for (name, target, reason) in [
+            ("out", "../secret", BadReason::LeavesSource),
+            ("out_abs", "/etc/passwd", BadReason::LeavesSource),
+            ("out_and_in", "../root/a/b/file", BadReason::LeavesSource),
+            ("nothing", "a/none", BadReason::Dangling),
+            ("nothing_abs", "/nonexistent/none", BadReason::Dangling),
+            ("self", "self", BadReason::Cyclic),
+            ("a/ping", "pong", BadReason::Cyclic),
+            ("a/pong", "ping", BadReason::Cyclic),
+        ] {
+            symlink(target, at(name)).unwrap();
+            if name != "a/ping" {
+                assert_eq!(content(&root, name.as_bytes()), Err(reason.clone()), "{name}");
+                assert_eq!(root.resolve(name.as_bytes()), Err(reason), "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Detects and decompresses compressed files.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+#[cfg(feature = "formats")]
+use bzip2::bufread::MultiBzDecoder;
+use flate2::bufread::ZlibDecoder;
+use flate2::read::MultiGzDecoder;
+#[cfg(feature = "formats")]
+use liblzma::{
+    bufread::XzDecoder,
+    stream::{CONCATENATED, Stream},
+};
+
+use super::expansion::{Compressed, Decompressed, Expansion};
+use super::tfrecord;
+use dlfs_base::{Error, ErrorKind};
+
+/// A compression that is supported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// RFC 1952, any number of concatenated members.
+    Gzip,
+    /// RFC 1950, one stream, of TFRecords: TensorFlow's other compression.
+    Zlib,
+    /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB; with the feature `formats`.
+    #[cfg(feature = "formats")]
+    Zstd,
+    /// The .xz format, any number of concatenated streams; with the feature `formats`.
+    #[cfg(feature = "formats")]
+    Xz,
+    /// bzip2, any number of concatenated streams; with the feature `formats`.
+    #[cfg(feature = "formats")]
+    Bzip2,
+}
+
+impl Compression {
+    /// The compression of a file that begins with `head`: [`HEAD_BYTES`] of it, or all.
+    pub fn of(head: &[u8]) -> Option<Compression> {
+        match head {
+            [0x1f, 0x8b, ..] => Some(Compression::Gzip),
+            [0x78, ..] if is_zlib(head) => Some(Compression::Zlib),
+            #[cfg(feature = "formats")]
+            // A frame, or a skippable frame, with which parallel compressors begin.
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
+                Some(Compression::Zstd)
+            }
+            #[cfg(feature = "formats")]
+            [0xfd, b'7', b'z', b'X', ..] => Some(Compression::Xz),
+            #[cfg(feature = "formats")]
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(Compression::Bzip2),
+            _ => None,
+        }
+    }
+
+    /// The name of its program.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compression::Gzip => "gzip",
+            Compression::Zlib => "zlib",
+            #[cfg(feature = "formats")]
+            Compression::Zstd => "zstd",
+            #[cfg(feature = "formats")]
+            Compression::Xz => "xz",
+            #[cfg(feature = "formats")]
+            Compression::Bzip2 => "bzip2",
+        }
+    }
+
+    /// Decompresses `from`, as far as `expansion` allows.
+    ///
+    /// # Errors
+    /// Out of memory for the decoder.
+    pub fn undo<'a>(
+        self,
+        from: impl Read + Send + 'a,
+        expansion: &Expansion,
+    ) -> io::Result<Box<dyn Read + Send + 'a>> {
+        let from = Compressed(from, expansion.clone());
+        let from = BufReader::with_capacity(BUFFER_BYTES, from);
+        let plain: Box<dyn Read + Send> = match self {
+            Compression::Gzip => Box::new(MultiGzDecoder::new(from)),
+            Compression::Zlib => Box::new(Zlib(ZlibDecoder::new(from))),
+            #[cfg(feature = "formats")]
+            Compression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
+            #[cfg(feature = "formats")]
+            Compression::Xz => {
+                let stream = Stream::new_stream_decoder(XZ_MEMORY_BYTES, CONCATENATED)?;
+                Box::new(XzDecoder::new_stream(from, stream))
+            }
+            #[cfg(feature = "formats")]
+            Compression::Bzip2 => Box::new(MultiBzDecoder::new(from)),
+        };
+        Ok(Box::new(Decompressed(plain, expansion.clone())))
+    }
+}
+
+/// A zlib stream behind which nothing may follow.
+struct Zlib<R>(ZlibDecoder<R>);
+
+impl<R: BufRead> Read for Zlib<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(into)?;
+        if read == 0 && !into.is_empty() && !self.0.get_mut().fill_buf()?.is_empty() {
+            let text = "bytes follow the end of the zlib stream";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(read)
+    }
+}
+
+/// Whether TFRecords lie in zlib here: its two first bytes alone could be anything's.
+fn is_zlib(head: &[u8]) -> bool {
+    let is_header = head.first_chunk().is_some_and(|two| u16::from_be_bytes(*two) % 31 == 0);
+    let mut first = [0; tfrecord::HEADER_BYTES];
+    is_header
+        && !tfrecord::looks_like(head)
+        && ZlibDecoder::new(head).read_exact(&mut first).is_ok()
+        && tfrecord::looks_like(&first)
+}
+
+/// The program for a compression that this build does not support.
+pub fn foreign(head: &[u8]) -> Option<&'static str> {
+    match head {
+        _ if Compression::of(head).is_some() => None,
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("zstd"),
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some("xz"),
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some("bzip2"),
+        [0x04, 0x22, 0x4d, 0x18, ..] => Some("lz4"),
+        _ => None,
+    }
+}
+
+/// The compression of a file.
+///
+/// # Errors
+/// It cannot be read.
+pub fn of_file(file: &File) -> io::Result<Option<Compression>> {
+    let mut head = [0; HEAD_BYTES];
+    let len = read_some(&mut FileAt { file, offset: 0 }, &mut head)?;
+    Ok(Compression::of(&head[..len]))
+}
+
+/// Reads until `into` is full or the input ends; returns the number of bytes.
+///
+/// # Errors
+/// Reading failed; bytes read before are lost.
+pub fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < into.len() {
+        match from.read(&mut into[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// Reads a file at its own offset, so that the file's shared offset does not change.
+#[derive(Debug)]
+pub struct FileAt<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// Offset of the next bytes.
+    pub offset: u64,
+}
+
+impl Read for FileAt<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(into, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+}
+
+/// Enough of a file to know its compression.
+pub const HEAD_BYTES: usize = 1024;
+const BUFFER_BYTES: usize = 256 * 1024;
+/// Enough for what xz writes with its strongest setting, 65 MiB.
+#[cfg(feature = "formats")]
+const XZ_MEMORY_BYTES: u64 = 256 << 20;
+
+/// The error for a source at `path` that only `program` decompresses.
+pub(super) fn packed(path: &Path, program: &str) -> Error {
+    let (what, or) = if matches!(program, "xz" | "bzip2" | "zstd") {
+        ("this build of dlfs", ", or build dlfs with --features formats")
+    } else {
+        ("dlfs", "")
+    };
+    let message = format!("the source is compressed with {program}, which {what} does not read");
+    Error::new(ErrorKind::BadSource, message)
+        .path(path)
+        .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`{or}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compressions_are_known_by_their_first_bytes() {
+        assert_eq!(Compression::of(b"\x1f\x8b\x08"), Some(Compression::Gzip));
+        assert_eq!(Compression::of(b"\x28\xb5\x2f"), None);
+        let (xz, bzip2, zstd) = (&b"\xfd7zXZ\0"[..], &b"BZh9"[..], b"\x28\xb5\x2f\xfd");
+        let name = |head| Compression::of(head).map(Compression::name).or(foreign(head));
+        assert_eq!((name(xz), name(bzip2)), (Some("xz"), Some("bzip2")));
+        assert_eq!(name(zstd), Some("zstd"));
+        assert_eq!(Compression::of(xz).is_some(), cfg!(feature = "formats"));
+        assert_eq!((foreign(b"BZhello"), foreign(b"")), (None, None));
+    }
+}

@@ -1,0 +1,310 @@
+//! Detects what a file holds, from its bytes; from its name only if the bytes do not tell.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use serde::de::IgnoredAny;
+
+use super::compression::{self, Compression, FileAt, read_some};
+use super::expansion::Expansion;
+use super::kind::SourceKind;
+use super::row_indexes::{self, INDEX};
+use super::{tar_members, tfrecord};
+use dlfs_base::folders::is_dropping;
+
+/// What a file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A tar archive.
+    Tar(Option<Compression>),
+    /// TFRecords.
+    TfRecord(Option<Compression>),
+    /// Rows, in files of this kind.
+    Rows(SourceKind),
+    /// A shard by its name, in a compression that is not supported.
+    Packed(&'static str),
+    /// Many samples in the named format, which is not supported.
+    Unread(&'static str),
+    /// Nothing.
+    Empty,
+    /// Anything else: one sample, if it is one.
+    Other,
+}
+
+impl Content {
+    /// Classifies `file`, which is called `name`. Reads 4 KiB, or of a compressed file enough for 4 KiB of
+    /// decompressed data.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of(file: &File, name: &[u8]) -> io::Result<Content> {
+        let name = base(name).to_ascii_lowercase();
+        let mut buffer = [0; HEAD_BYTES];
+        let len = read_some(&mut FileAt { file, offset: 0 }, &mut buffer)?;
+        let head = &buffer[..len];
+        let claimed = || claim(&name);
+        if let Some(compression) = Compression::of(head) {
+            let mut inner = [0; HEAD_BYTES];
+            let mut from = compression.undo(FileAt { file, offset: 0 }, &Expansion::default())?;
+            // Broken: its name tells what it should be, and reading it will report the error.
+            let len = read_some(&mut from, &mut inner).unwrap_or(0);
+            let inner = &inner[..len];
+            return Ok(match (shard(inner, Some(compression)), claimed()) {
+                (Some(shard), _) => shard,
+                (None, Some(claim)) => claim(Some(compression)),
+                (None, None) if is_json_lines(inner, from, &name) => {
+                    Content::Rows(SourceKind::JsonLines)
+                }
+                (None, None) => Content::Other,
+            });
+        }
+        if let Some(shard) = shard(head, None) {
+            return Ok(shard);
+        }
+        if let Some(program) = compression::foreign(head) {
+            let is_shard = claimed().is_some() || is_json_lines_name(&name);
+            return Ok(if is_shard { Content::Packed(program) } else { Content::Other });
+        }
+        if let Some(claim) = claimed() {
+            return Ok(claim(None));
+        }
+        Ok(match head {
+            [] => Content::Empty,
+            [b'P', b'A', b'R', b'1', ..] => Content::Rows(SourceKind::Parquet),
+            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Content::Rows(SourceKind::Arrow),
+            [0xff, 0xff, 0xff, 0xff, ..] if is_arrow(&name) => Content::Rows(SourceKind::Arrow),
+            [b'O', b'b', b'j', 1, ..] => Content::Unread("Avro file"),
+            [b'O', b'R', b'C', ..] => Content::Unread("ORC file"),
+            [b'F', b'E', b'A', b'1', ..] => Content::Unread("Feather file of version 1"),
+            // Arrays and documents have this form too, by other names.
+            [b'P', b'K', 3, 4, ..] if name.ends_with(b".zip") => Content::Unread("zip archive"),
+            head if head.starts_with(b"SQLite format 3\0") => Content::Unread("SQLite database"),
+            _ if name == INDEX => row_indexes::kind_of(file)?.map_or(Content::Other, Content::Rows),
+            head if is_json_lines(head, FileAt { file, offset: head.len() as u64 }, &name) => {
+                Content::Rows(SourceKind::JsonLines)
+            }
+            _ => Content::Other,
+        })
+    }
+
+    /// Whether it holds samples that can be imported one by one, possibly after decompression.
+    pub fn is_shard(self) -> bool {
+        use Content::{Packed, Rows, Tar, TfRecord};
+        matches!(self, Tar(_) | TfRecord(_) | Rows(_) | Packed(_))
+    }
+
+    /// Its name for messages.
+    pub fn label(self) -> &'static str {
+        match self {
+            Content::Tar(None) => "tar archive",
+            Content::Tar(Some(compression)) => match compression.name() {
+                "gzip" => "tar archive in gzip",
+                "zstd" => "tar archive in zstd",
+                "xz" => "tar archive in xz",
+                _ => "tar archive in bzip2",
+            },
+            Content::TfRecord(None) => "TFRecord shard",
+            Content::TfRecord(Some(compression)) => match compression.name() {
+                "gzip" => "TFRecord shard in gzip",
+                "zlib" => "TFRecord shard in zlib",
+                "zstd" => "TFRecord shard in zstd",
+                "xz" => "TFRecord shard in xz",
+                _ => "TFRecord shard in bzip2",
+            },
+            Content::Rows(SourceKind::Parquet) => "Parquet file",
+            Content::Rows(SourceKind::Arrow) => "Arrow file",
+            Content::Rows(SourceKind::Mds) => "MDS index file",
+            Content::Rows(SourceKind::LitData) => "LitData index file",
+            Content::Rows(_) => "JSON Lines file",
+            Content::Packed(_) => "shard in another compression",
+            Content::Unread(format) => format,
+            Content::Empty => "empty file",
+            Content::Other => "other file",
+        }
+    }
+}
+
+fn shard(head: &[u8], compression: Option<Compression>) -> Option<Content> {
+    if tar_members::looks_like(head) {
+        return Some(Content::Tar(compression));
+    }
+    tfrecord::looks_like(head).then_some(Content::TfRecord(compression))
+}
+
+/// The content that a name suggests if the bytes do not tell: the file is damaged, empty, or begins with an
+/// end mark.
+fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
+    let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
+    let plain = packed.unwrap_or(name);
+    let ends = |ends: &[&[u8]], name: &[u8]| ends.iter().any(|end| name.ends_with(end));
+    if plain.ends_with(b".tar") || ends(TAR_ENDS, name) {
+        return Some(Content::Tar);
+    }
+    let numbered = position(plain, b".tfrecord-").or_else(|| position(plain, b".tfrecords-"));
+    let numbered = numbered.is_some_and(|at| !plain[at + 1..].contains(&b'.'));
+    (numbered || ends(TFRECORD_ENDS, plain)).then_some(Content::TfRecord)
+}
+
+/// Whether the name is that of a shard, regardless of the content.
+pub fn is_shard_name(name: &[u8]) -> bool {
+    let name = base(name).to_ascii_lowercase();
+    name == INDEX || named_kind(&name).is_some() || position(&name, b"-of-").is_some()
+}
+
+/// Whether a file of this name, in lower case, is one of Arrow: a file or a stream.
+fn is_arrow(name: &[u8]) -> bool {
+    name.ends_with(b".arrow") || name.ends_with(b".arrows")
+}
+
+/// The kind of the shards that have such a name, where it tells.
+pub fn named_kind(name: &[u8]) -> Option<SourceKind> {
+    let name = base(name).to_ascii_lowercase();
+    match claim(&name).map(|claim| claim(None)) {
+        Some(Content::TfRecord(_)) => Some(SourceKind::TfRecord),
+        Some(_) => Some(SourceKind::Tar),
+        None if name.ends_with(b".parquet") => Some(SourceKind::Parquet),
+        None if is_arrow(&name) => Some(SourceKind::Arrow),
+        None => is_json_lines_name(&name).then_some(SourceKind::JsonLines),
+    }
+}
+
+/// Whether a file of this name accompanies shards: it describes, lists or signs them.
+pub fn is_side_file(name: &[u8]) -> bool {
+    let base = base(name).to_ascii_lowercase();
+    let stem = base.split(|&byte| byte == b'.').next().unwrap_or(&base);
+    let extension = base.iter().rposition(|&byte| byte == b'.').map(|dot| &base[dot + 1..]);
+    is_dropping(name)
+        || base.starts_with(b"_")
+        || SIDE_STEMS.contains(&stem)
+        || extension.is_some_and(|extension| SIDE_EXTENSIONS.contains(&extension))
+        || base.ends_with(b"labels.txt")
+        || base.ends_with(b"classes.txt")
+}
+
+/// Whether a file that begins with `head`, and goes on with `more`, has lines of JSON objects: its name says so, or two
+/// lines.
+fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
+    if is_json_lines_name(name) {
+        return !head.is_empty();
+    }
+    let start = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head).trim_ascii_start();
+    if !start.starts_with(b"{") {
+        return false;
+    }
+    let mut start = start.to_vec();
+    if !start.contains(&b'\n') && head.len() == HEAD_BYTES {
+        // What cannot be read is told when it is imported.
+        let _ = more.take(MAX_FIRST_LINE_BYTES).read_to_end(&mut start);
+    }
+    let mut lines = start.split(|&byte| byte == b'\n');
+    let first = lines.next().unwrap_or_default();
+    let second = lines.next().unwrap_or_default().trim_ascii_start();
+    second.starts_with(b"{") && serde_json::from_slice::<IgnoredAny>(first).is_ok()
+}
+
+/// Whether a file of this name is a note for people beside samples: README, LICENSE.txt.
+pub fn is_note(name: &[u8]) -> bool {
+    let base = base(name).to_ascii_lowercase();
+    let mut parts = base.splitn(2, |&byte| byte == b'.');
+    let is_side = parts.next().is_some_and(|stem| SIDE_STEMS.contains(&stem));
+    is_side && matches!(parts.next(), None | Some(b"txt" | b"md" | b"rst"))
+}
+
+fn is_json_lines_name(name: &[u8]) -> bool {
+    let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
+    let plain = packed.unwrap_or(name);
+    JSON_LINES_ENDS.iter().any(|end| plain.ends_with(end))
+}
+
+fn base(name: &[u8]) -> &[u8] {
+    name.rsplit(|&byte| byte == b'/').next().unwrap_or(name)
+}
+
+fn position(text: &[u8], part: &[u8]) -> Option<usize> {
+    text.windows(part.len()).position(|window| window == part)
+}
+
+const HEAD_BYTES: usize = 4096;
+
+const COMPRESSED_ENDS: &[&[u8]] =
+    &[b".gz", b".zst", b".zstd", b".xz", b".bz2", b".bzip2", b".lz4", b".gzip"];
+const TAR_ENDS: &[&[u8]] =
+    &[b".tgz", b".tzst", b".tzstd", b".txz", b".tbz", b".tbz2", b".tb2", b".tlz4"];
+const TFRECORD_ENDS: &[&[u8]] = &[b".tfrecord", b".tfrecords", b".tfrec"];
+const JSON_LINES_ENDS: &[&[u8]] = &[b".jsonl", b".ndjson", b".jsonlines"];
+/// U+FEFF, which some programs write before text.
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// How far the end of a first line is looked for.
+const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
+const SIDE_STEMS: &[&[u8]] = &[
+    b"readme",
+    b"license",
+    b"licence",
+    b"copying",
+    b"notice",
+    b"citation",
+    b"changelog",
+    b"changes",
+    b"manifest",
+    b"checksums",
+    b"md5sums",
+    b"sha1sums",
+    b"sha256sums",
+    b"sha512sums",
+];
+const SIDE_EXTENSIONS: &[&[u8]] = &[
+    b"md", b"rst", b"idx", b"index", b"json", b"yaml", b"yml", b"md5", b"sha1", b"sha256",
+    b"sha512", b"crc", b"asc", b"sig", b"log",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shard_extensions_are_recognised_in_any_case_and_compression() {
+        for tar in ["a.tar", "A.TAR", "x.tgz", "x.tar.zst", "x.TAR.XZ"] {
+            let claim = claim(tar.to_ascii_lowercase().as_bytes()).map(|claim| claim(None));
+            assert_eq!(claim, Some(Content::Tar(None)), "{tar}");
+        }
+        for records in ["a.tfrecord", "a.tfrecord.gz", "t.tfrecord-00001-of-00010", "k.tfrec"] {
+            let claim = claim(records.as_bytes()).map(|claim| claim(None));
+            assert_eq!(claim, Some(Content::TfRecord(None)), "{records}");
+        }
+        for other in ["a.jpg", "tar", "a.tar.idx", "t.tfrecord-00001-of-00010.idx", "a.gz"] {
+            assert!(claim(other.as_bytes()).is_none(), "{other}");
+        }
+        assert!(is_shard_name(b"d/train-00000-of-00002"));
+    }
+
+    #[test]
+    fn side_files_are_recognised_by_name() {
+        let side = ["README", "d/Readme.txt", "a.md", "_SUCCESS", ".git/HEAD", "dataset_info.json"];
+        for name in side.into_iter().chain(["a.tar.idx", "MD5SUMS", "label.labels.txt"]) {
+            assert!(is_side_file(name.as_bytes()), "{name}");
+        }
+        for name in ["a.jpg", "a.txt", "train.jsonl", "a", "reader.bin"] {
+            assert!(!is_side_file(name.as_bytes()), "{name}");
+        }
+    }
+
+    #[test]
+    fn json_lines_are_distinguished_from_one_object_and_from_lists() {
+        let is_json_lines = |text: &[u8], name: &[u8]| {
+            let (head, more) = text.split_at(text.len().min(HEAD_BYTES));
+            is_json_lines(head, more, name)
+        };
+        let long = format!("{{\"a\": \"{}\"}}\n", "a".repeat(2 * HEAD_BYTES));
+        assert!(is_json_lines(b"{\"a\": 1}\n{\"a\": 2}\n", b"x"));
+        assert!(is_json_lines(b"\xef\xbb\xbf\r\n{\"a\": 1}\r\n{\"a\": 2}", b"x"));
+        assert!(is_json_lines(long.repeat(2).as_bytes(), b"x.json"));
+        assert!(!is_json_lines(long.as_bytes(), b"x.json"));
+        assert!(is_json_lines(b"{\"a\": 1}\n", b"x.jsonl"));
+        assert!(is_json_lines(b"\n\n{\"a\": 1}\n", b"x.jsonl"));
+        assert!(is_json_lines(long.as_bytes(), b"x.jsonl.gz"));
+        assert!(!is_json_lines(b"", b"x.jsonl"));
+        assert!(!is_json_lines(b"{\"a\": 1}\n", b"x.json"));
+        assert!(!is_json_lines(b"{\n  \"a\": 1\n}\n", b"x.json"));
+        assert!(!is_json_lines(b"a.jpg\t1\n{b}.jpg\t2\n", b"x"));
+    }
+}

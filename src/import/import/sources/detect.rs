@@ -1,0 +1,501 @@
+//! Detects what the paths of an import are: folders of samples, shards, lists or streams.
+//!
+//! Files are classified by their bytes ([`content`](super::content), [`tree`](super::tree)). If they are of
+//! several kinds, detection fails with a count of each, unless the caller named a kind: then files of other
+//! kinds are set aside. Without that, only files that describe shards are set aside. [`Found::file_counts`]
+//! reports every decision.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::braces::braces;
+use super::compression::{self, Compression, FileAt};
+use super::content::{Content, is_side_file};
+use super::expansion::Expansion;
+use super::file_counts::{FileCounts, PIPE, Role};
+use super::found::{Decided, Found, FoundFile, tell_apart};
+use super::index::BadEntry;
+use super::indexing::Indexing;
+use super::kind::SourceKind;
+use super::objects::warn_of_splits;
+use super::read_input::ReadInput;
+use super::row_indexes::MERGED;
+use super::shard::{self, FrontToBack};
+use super::tar::Pair;
+use super::tree::{DetectedFile, Survey, Tree};
+use super::{SourceOptions, folder, list, row_indexes, spool, tar};
+use dlfs_base::{Error, ErrorKind, Result};
+
+/// Expands `paths` and detects their kind.
+///
+/// # Errors
+/// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
+/// there are several kinds; the cause counts them.
+pub fn look(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
+    let mut expanded = Expanded::default();
+    for path in paths {
+        expanded.expand(path)?;
+    }
+    if expanded.folders.is_empty() && expanded.files.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source"));
+    }
+    match options.kind {
+        SourceKind::Auto => auto(expanded, options, indexing),
+        SourceKind::Folder => {
+            if let Some(file) = expanded.files.first() {
+                return Err(no(SourceKind::Folder, file));
+            }
+            let trees = expanded.trees(options, indexing)?;
+            let surveys = trees.iter().map(|tree| tree.survey(false)).collect();
+            folders(trees, surveys, options, indexing)
+        }
+        SourceKind::List => match expanded.folders.first() {
+            Some(folder) => Err(no(SourceKind::List, folder)),
+            None => Ok(lists(expanded.files)),
+        },
+        kind => shards_of(kind, expanded, options, indexing),
+    }
+}
+
+/// The expanded paths, before any file is opened.
+#[derive(Default)]
+struct Expanded {
+    folders: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+}
+
+impl Expanded {
+    fn expand(&mut self, path: &Path) -> Result<()> {
+        if path.is_dir() {
+            self.folders.push(path.to_path_buf());
+            return Ok(());
+        }
+        if spool::is_stream(path) || path.symlink_metadata().is_ok() {
+            self.files.push(path.to_path_buf());
+            return Ok(());
+        }
+        let Some(names) = braces(path.as_os_str().as_bytes()) else {
+            return Err(absent(path));
+        };
+        for name in names {
+            let path = PathBuf::from(OsStr::from_bytes(&name));
+            let is_folder = path.is_dir();
+            if is_folder { &mut self.folders } else { &mut self.files }.push(path);
+        }
+        Ok(())
+    }
+
+    fn trees(&self, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Vec<Tree>> {
+        self.folders.iter().map(|path| Tree::list(path, options, indexing)).collect()
+    }
+}
+
+/// What indexes among the files of a tree say of others.
+struct Indexed {
+    /// The files that they name as their shards.
+    parts: HashSet<PathBuf>,
+    /// Those of them whose shards an index in a folder above names, too.
+    merged: HashSet<PathBuf>,
+}
+
+impl Indexed {
+    fn of(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
+        let is_index = |file: &&DetectedFile| {
+            matches!(file.content, Content::Rows(SourceKind::Mds | SourceKind::LitData))
+        };
+        let paths = detected.iter().filter(is_index).map(|file| tree.path_of(&file.name));
+        let indexes: Vec<_> = paths.map(|path| (row_indexes::parts(&path), path)).collect();
+        let merged = row_indexes::merged(&indexes);
+        Indexed { parts: indexes.into_iter().flat_map(|(parts, _)| parts).collect(), merged }
+    }
+}
+
+/// The error for a path that does not exist.
+fn absent(path: &Path) -> Error {
+    let bytes = path.as_os_str().as_bytes();
+    let scheme = bytes.windows(3).position(|at| at == b"://").map(|end| &bytes[..end]);
+    match scheme {
+        Some(scheme) if scheme.iter().all(u8::is_ascii_alphanumeric) && !scheme.is_empty() => {
+            let text = "sources are files, folders, pipes and objects: s3://, gs://, az://, http(s)://, hf://";
+            let hint =
+                "copy it here first, or send a tar through a pipe: ... | dlfs import - IMAGE";
+            Error::new(ErrorKind::Unsupported, text).path(path).hint(hint)
+        }
+        _ => Error::new(ErrorKind::NotFound, "there is no such source").path(path),
+    }
+}
+
+/// What is known of the files when their kind is decided.
+#[derive(Default)]
+struct Judgement {
+    file_counts: FileCounts,
+    shards: Vec<(FoundFile, Content)>,
+    bad: Vec<BadEntry>,
+    /// A file that is neither a shard nor a side file.
+    other: Option<(PathBuf, Content)>,
+    /// A shard in a subfolder of the given folder.
+    nested: Option<Vec<u8>>,
+}
+
+impl Judgement {
+    fn tree(&mut self, tree: &Tree, detected: Vec<DetectedFile>, bad: Vec<BadEntry>) {
+        let Indexed { parts, merged } = Indexed::of(tree, &detected);
+        self.file_counts.append(tree.index.file_counts.iter().cloned());
+        for DetectedFile { name, len_bytes, content } in detected {
+            let path = tree.path_of(&name);
+            if parts.contains(&path) {
+                self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
+                continue;
+            }
+            if merged.contains(&path) {
+                self.file_counts.add(MERGED, Role::SetAside, len_bytes, &name);
+                continue;
+            }
+            if content.is_shard() && name.contains(&b'/') {
+                self.nested.get_or_insert_with(|| name.clone());
+            }
+            self.file(FoundFile { path, name }, len_bytes, content);
+        }
+        for bad in bad {
+            match is_side_file(&bad.name) {
+                true => self.file_counts.add("side file", Role::SetAside, 0, &bad.name),
+                false => self.bad.push(bad),
+            }
+        }
+    }
+
+    fn file(&mut self, file: FoundFile, len_bytes: u64, content: Content) {
+        if content.is_shard() {
+            self.file_counts.add(content.label(), Role::Shard, len_bytes, &file.name);
+            self.shards.push((file, content));
+        } else if is_side_file(&file.name) {
+            self.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
+        } else {
+            self.file_counts.add(content.label(), Role::SetAside, len_bytes, &file.name);
+            self.other.get_or_insert((file.path, content));
+        }
+    }
+
+    /// Returns the shards as `kind`, which is not [`SourceKind::Auto`].
+    fn found(self, kind: SourceKind) -> Found {
+        let mut files: Vec<_> = self.shards.into_iter().map(|(file, _)| file).collect();
+        tell_apart(&mut files);
+        warn_of_splits(&files);
+        Found {
+            kind,
+            decided: None,
+            files,
+            folders: None,
+            objects: Vec::new(),
+            file_counts: self.file_counts.into_counts(),
+            bad: self.bad,
+        }
+    }
+
+    fn refuse(self, message: &'static str, hint: impl Into<String>) -> Error {
+        Error::new(ErrorKind::BadSource, message).source(self.file_counts).hint(hint.into())
+    }
+}
+
+fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Found> {
+    if expanded.files.iter().any(|file| spool::is_stream(file)) {
+        // A stream cannot be read twice; tar archives with one file per sample are most common.
+        let found = shards_of(SourceKind::Tar, expanded, options, indexing)?;
+        return Ok(Found { decided: Some(Decided::NoPair), ..found });
+    }
+    let trees = expanded.trees(options, indexing)?;
+    let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
+    let mut judgement = Judgement::default();
+    for path in &expanded.files {
+        let (content, len_bytes) = content_of(path)?;
+        judgement.file(given_file(path), len_bytes, content);
+    }
+    let shards = !judgement.shards.is_empty() || surveys.iter().any(|survey| survey.shards);
+    if !shards {
+        return match (trees.is_empty(), &expanded.files[..]) {
+            (false, []) => {
+                unless_unread(&trees, &surveys)?;
+                folders(trees, surveys, options, indexing)
+            }
+            (true, files) => {
+                files.iter().try_for_each(|file| unless_no_list(file))?;
+                Ok(lists(expanded.files))
+            }
+            (false, [file, ..]) => Err(no(SourceKind::Folder, file)),
+        };
+    }
+    for tree in &trees {
+        let (detected, bad) = tree.detect(true);
+        judgement.tree(tree, detected, bad);
+    }
+    let mut kinds = judgement.shards.iter().map(|(_, content)| kind_of(*content));
+    let first = kinds.next().unwrap_or_default();
+    let all_alike = kinds.all(|kind| kind == first);
+    if judgement.other.is_some() || !all_alike {
+        let message = match judgement.other {
+            Some(_) => "the source holds shards and other files",
+            None => "the source holds shards of several kinds",
+        };
+        return Err(judgement.refuse(message, MIXED));
+    }
+    if let Some((file, Content::Packed(program))) = judgement.packed() {
+        return Err(compression::packed(&file.path, program));
+    }
+    if let Some(name) = &judgement.nested {
+        let folder = name.rsplitn(2, |&byte| byte == b'/').last().unwrap_or_default();
+        let folder = String::from_utf8_lossy(folder).escape_debug().to_string();
+        let hint = format!(
+            "name the folders that belong together, as .../{folder}; or take the shards of all of \
+             them with --from webdataset|tar|tfrecord|parquet|...; or each file as one sample with --from folder"
+        );
+        return Err(judgement.refuse("the source holds shards in folders of their own", hint));
+    }
+    if first != SourceKind::Tar {
+        return Ok(judgement.found(first));
+    }
+    let mut decided = Decided::NoPair;
+    for (FoundFile { path, name }, _) in &judgement.shards {
+        if let Some(pair) = pair_at_beginning(path)? {
+            decided = Decided::Pair { shard: name.clone(), pair };
+            break;
+        }
+    }
+    let kind = if decided == Decided::NoPair { first } else { SourceKind::WebDataset };
+    Ok(Found { decided: Some(decided), ..judgement.found(kind) })
+}
+
+impl Judgement {
+    fn packed(&self) -> Option<&(FoundFile, Content)> {
+        self.shards.iter().find(|(_, content)| matches!(content, Content::Packed(_)))
+    }
+}
+
+/// Shards of the kind that the caller named; other files in folders are set aside.
+fn shards_of(
+    kind: SourceKind,
+    expanded: Expanded,
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
+    let mut judgement = Judgement::default();
+    for path in &expanded.files {
+        let file = given_file(path);
+        if spool::is_stream(path) {
+            judgement.file_counts.add(PIPE, Role::Shard, 0, &file.name);
+            judgement.shards.push((file, as_kind(kind)));
+            continue;
+        }
+        let (content, len_bytes) = content_of(path)?;
+        // A file named by the caller is what the caller says, and errors in it will be reported. But a
+        // shell pattern also matches files that describe shards.
+        let is_one = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
+        match content {
+            Content::Packed(_) => judgement.file(file, len_bytes, content),
+            _ if is_one && kind_of(content) == kind_of(as_kind(kind)) => {
+                judgement.file(file, len_bytes, content);
+            }
+            _ if is_one => {
+                let what = format!("{} read as {kind}", content.label());
+                judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
+                judgement.shards.push((file, as_kind(kind)));
+            }
+            _ => judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name),
+        }
+    }
+    for tree in expanded.trees(options, indexing)? {
+        let (detected, bad) = tree.detect(false);
+        let (mine, others): (Vec<_>, Vec<_>) = detected.into_iter().partition(|detected| {
+            let content = detected.content;
+            matches!(content, Content::Packed(_)) || kind_of(content) == kind_of(as_kind(kind))
+        });
+        let Indexed { parts, .. } = Indexed::of(&tree, &mine);
+        for DetectedFile { name, len_bytes, content } in others {
+            if parts.contains(&tree.path_of(&name)) {
+                judgement.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
+                continue;
+            }
+            let is_side = is_side_file(&name) && !content.is_shard();
+            let what = if is_side { "side file" } else { content.label() };
+            judgement.file_counts.add(what, Role::SetAside, len_bytes, &name);
+        }
+        judgement.tree(&tree, mine, bad);
+    }
+    if let Some((file, Content::Packed(program))) = judgement.packed() {
+        return Err(compression::packed(&file.path, program));
+    }
+    if judgement.shards.is_empty() {
+        let message = format!("the source holds no {kind} shards");
+        let path = expanded.folders.into_iter().next().unwrap_or_default();
+        return Err(Error::new(ErrorKind::BadSource, message)
+            .path(path)
+            .source(judgement.file_counts));
+    }
+    Ok(judgement.found(kind))
+}
+
+/// Folders whose files are samples.
+fn folders(
+    trees: Vec<Tree>,
+    surveys: Vec<Survey>,
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
+    let mut file_counts = FileCounts::default();
+    surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts));
+    let mut trees = trees;
+    let folders = match trees.len() {
+        1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
+        // They share their classes, so they are indexed again, together.
+        _ => {
+            let paths: Vec<PathBuf> = trees.into_iter().map(|tree| tree.path).collect();
+            indexing.again();
+            Some(folder::index(&paths, options, indexing)?)
+        }
+    };
+    let file_counts = file_counts.into_counts();
+    let (files, objects, bad) = Default::default();
+    Ok(Found { kind: SourceKind::Folder, decided: None, files, folders, objects, file_counts, bad })
+}
+
+fn lists(paths: Vec<PathBuf>) -> Found {
+    let mut file_counts = FileCounts::default();
+    let mut files = Vec::new();
+    for path in paths {
+        let file = given_file(&path);
+        let len_bytes = std::fs::metadata(&path).map_or(0, |found| found.len());
+        file_counts.add("list", Role::List, len_bytes, &file.name);
+        files.push(file);
+    }
+    let file_counts = file_counts.into_counts();
+    let (folders, objects, bad) = Default::default();
+    Found { kind: SourceKind::List, decided: None, files, folders, objects, file_counts, bad }
+}
+
+/// Rejects a folder in which every file holds many samples in an unsupported format.
+fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
+    for (tree, survey) in trees.iter().zip(surveys) {
+        if let Some((format, name)) = &survey.unread {
+            let message = format!("the folder holds {format}s, which dlfs does not read");
+            let mut file_counts = FileCounts::default();
+            file_counts.append(survey.file_counts.iter().cloned());
+            return Err(Error::new(ErrorKind::BadSource, message)
+                .path(tree.path_of(name))
+                .source(file_counts)
+                .hint(UNREAD));
+        }
+    }
+    Ok(())
+}
+
+/// Rejects a file that is not a list either, with an error that says what it is.
+fn unless_no_list(path: &Path) -> Result<()> {
+    let (content, _) = content_of(path)?;
+    let bad = |message: String| Error::new(ErrorKind::BadSource, message).path(path);
+    match content {
+        Content::Unread(format) => {
+            let article = if format.starts_with('A') { "an" } else { "a" };
+            return Err(
+                bad(format!("this is {article} {format}, which dlfs does not read")).hint(UNREAD)
+            );
+        }
+        Content::Empty => return Err(bad("the source is empty".to_owned())),
+        _ => {}
+    }
+    let (file, _) = shard::open(path)?;
+    let mut head = vec![0; HEAD_BYTES];
+    let len = compression::read_some(&mut FileAt { file: &file, offset: 0 }, &mut head)
+        .map_err(|error| Error::from(error).path(path))?;
+    let head = &head[..len];
+    let compression = Compression::of(head).map(Compression::name);
+    if let Some(program) = compression.or(compression::foreign(head)) {
+        let message = format!("the source is compressed with {program} and does not hold a shard");
+        return Err(match compression {
+            Some(_) => bad(message).hint(SAY_KIND),
+            None => compression::packed(path, program),
+        });
+    }
+    match list::classify(head, path)? {
+        list::TextKind::List => Ok(()),
+        list::TextKind::NoFiles(line) => {
+            let line = String::from_utf8_lossy(&line).escape_debug().to_string();
+            Err(bad("its lines name no file beneath its folder, so it is not a list".to_owned())
+                .source(io::Error::other(format!("its first line is {line}")))
+                .hint(
+                    "a list has path or path<TAB>label on each line; if it is one, say --from list",
+                ))
+        }
+        list::TextKind::NoNumber(label) => {
+            let label = String::from_utf8_lossy(&label).escape_debug().to_string();
+            let text =
+                format!("a label in a list is a number, and that of its first line is {label}");
+            Err(bad(text)
+                .hint("number the classes, or import folders that are called as the classes"))
+        }
+        list::TextKind::NoText => {
+            Err(bad("cannot tell what kind of source this is".to_owned()).hint(SAY_KIND))
+        }
+    }
+}
+
+fn content_of(path: &Path) -> Result<(Content, u64)> {
+    let (file, container) = shard::open(path)?;
+    let name = path.as_os_str().as_bytes();
+    let content = Content::of(&file, name).map_err(|error| Error::from(error).path(path))?;
+    Ok((content, container.len_bytes))
+}
+
+fn given_file(path: &Path) -> FoundFile {
+    let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
+    FoundFile { path: path.to_path_buf(), name }
+}
+
+/// Two files of one key at the beginning of the archive, as a WebDataset shard has them.
+fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
+    let name = |error: io::Error| Error::from(error).path(path);
+    let (file, container) = shard::open(path)?;
+    Ok(match compression::of_file(&file).map_err(name)? {
+        None => tar::pair_at_beginning(FrontToBack::new(file, container.len_bytes)),
+        Some(compression) => {
+            let from = FileAt { file: &file, offset: 0 };
+            let from = compression.undo(from, &Expansion::default()).map_err(name)?;
+            tar::pair_at_beginning(ReadInput::new(from))
+        }
+    })
+}
+
+/// The kind of a shard, taking plain and grouped archives as one; `Auto` for anything else.
+fn kind_of(content: Content) -> SourceKind {
+    match content {
+        Content::Tar(_) => SourceKind::Tar,
+        Content::TfRecord(_) => SourceKind::TfRecord,
+        Content::Rows(kind) => kind,
+        _ => SourceKind::Auto,
+    }
+}
+
+fn as_kind(kind: SourceKind) -> Content {
+    match kind {
+        SourceKind::TfRecord => Content::TfRecord(None),
+        kind if kind.is_rows() => Content::Rows(kind),
+        _ => Content::Tar(None),
+    }
+}
+
+fn no(kind: SourceKind, path: &Path) -> Error {
+    let message = format!("a source has one kind, and this is not a {kind}");
+    Error::new(ErrorKind::InvalidArgument, message).path(path)
+}
+
+const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list|parquet|...";
+const UNREAD: &str = "turn them into files, tar shards or Parquet; or import each file as one sample \
+                      with --from folder FOLDER";
+const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|... imports what the shards of that kind hold and sets \
+                     the rest aside; --from folder imports each file of a folder as one sample, as it is";
+const HEAD_BYTES: usize = 64 * 1024;

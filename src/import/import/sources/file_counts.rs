@@ -1,0 +1,201 @@
+//! Counts the files of a source by what they are and how the import treated them.
+
+use std::fmt;
+
+use super::kind::SourceKind;
+use dlfs_base::{Error, ErrorKind};
+
+/// Files of one sort, and how the import treated them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileCount {
+    /// What they are: `tar archive`, `file .jpg`.
+    pub what: String,
+    /// How they were treated.
+    pub role: Role,
+    /// Number of files.
+    pub files: u64,
+    /// Their total size in the source.
+    pub bytes: u64,
+    /// The name of one of them.
+    pub example: Vec<u8>,
+}
+
+/// How files were treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Each is one sample, as it is.
+    Sample,
+    /// Each holds samples.
+    Shard,
+    /// An archive after another one in the same file; its samples are imported as well.
+    Appended,
+    /// Each lists samples.
+    List,
+    /// Not imported.
+    SetAside,
+    /// Led to what was imported.
+    Followed,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Sample => "sample",
+            Role::Shard => "shard",
+            Role::Appended => "appended archive",
+            Role::List => "list",
+            Role::SetAside => "set aside",
+            Role::Followed => "followed",
+        })
+    }
+}
+
+impl FileCount {
+    /// Their description, in the plural if there are several: `tar archives in gzip`.
+    pub fn noun(&self) -> String {
+        let ends = NOUNS.iter().filter_map(|noun| Some(self.what.find(noun)? + noun.len()));
+        match ends.min() {
+            Some(end) if self.files != 1 => format!("{}s{}", &self.what[..end], &self.what[end..]),
+            _ => self.what.clone(),
+        }
+    }
+
+    /// What treats them otherwise.
+    pub fn option(&self) -> Option<&'static str> {
+        match &*self.what {
+            HIDDEN | HIDDEN_FOLDER => Some("--hidden takes them"),
+            NESTED => Some("--nested takes their files"),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for FileCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let such_as = if self.files == 1 { "" } else { "such as " };
+        let example = String::from_utf8_lossy(&self.example);
+        let example = example.escape_debug();
+        write!(f, "{} {}, {} bytes ({such_as}{example})", self.files, self.noun(), self.bytes)
+    }
+}
+
+/// Counts files by what they are.
+#[derive(Debug, Default, Clone)]
+pub struct FileCounts(Vec<FileCount>);
+
+impl FileCounts {
+    /// Counts a file.
+    pub fn add(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
+        let (what, example) = (what.to_owned(), name.to_vec());
+        self.append([FileCount { what, role, files: 1, bytes, example }]);
+    }
+
+    /// Counts archives that follow the first one of the file `name`.
+    pub fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
+        let (what, example) = ("archive behind another".to_owned(), name.to_vec());
+        self.append([FileCount { what, role: Role::Appended, files: archives, bytes, example }]);
+    }
+
+    /// Adds counts.
+    pub fn append(&mut self, counts: impl IntoIterator<Item = FileCount>) {
+        for more in counts {
+            let same = |count: &&mut FileCount| count.what == more.what && count.role == more.role;
+            match self.0.iter_mut().find(same) {
+                Some(count) => {
+                    count.files += more.files;
+                    count.bytes = count.bytes.saturating_add(more.bytes);
+                }
+                None => self.0.push(more),
+            }
+        }
+    }
+
+    /// All counts.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// These counts.
+    pub fn of(counts: &[FileCount]) -> FileCounts {
+        FileCounts(counts.to_vec())
+    }
+
+    /// The error for a source of this kind whose files give no sample.
+    pub fn of_no_sample(self, kind: SourceKind) -> Error {
+        let error = Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}"));
+        let is_hidden = |count: &FileCount| [HIDDEN, HIDDEN_FOLDER].contains(&&*count.what);
+        match (self.is_empty(), self.0.iter().any(is_hidden)) {
+            (true, _) => error,
+            (_, false) => error.source(self),
+            (_, true) => error
+                .source(self)
+                .hint("--hidden takes hidden files, and what file systems and tools leave behind"),
+        }
+    }
+
+    /// All of them.
+    pub fn into_counts(self) -> Vec<FileCount> {
+        self.0
+    }
+}
+
+/// The description of files that are hidden, or that file systems and tools leave behind.
+pub const HIDDEN: &str = "hidden file";
+
+/// The description of folders of such names.
+pub const HIDDEN_FOLDER: &str = "hidden folder";
+
+/// The description of archives that are members of an archive, and samples.
+pub const NESTED: &str = "archive within an archive";
+
+/// The description of links out of the folder that is imported.
+pub const LINK_OUT: &str = "link out of the source";
+
+/// The description of members of archives whose name comes again later in the archive.
+pub const REPLACED: &str = "member that a later one replaces";
+
+/// The description of pipes.
+pub const PIPE: &str = "stream";
+
+/// Sets the length of pipes, which is known at their end.
+pub fn set_piped_bytes(counts: &mut [FileCount], bytes: u64) {
+    let piped = counts.iter_mut().filter(|count| count.what == PIPE);
+    piped.for_each(|count| count.bytes = bytes);
+}
+
+/// As the cause of an error: one count per line.
+impl fmt::Display for FileCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, count) in self.0.iter().enumerate() {
+            let separator = if at == 0 { "there are " } else { "\n    and " };
+            write!(f, "{separator}{count}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FileCounts {}
+
+const NOUNS: [&str; 8] = ["archive", "shard", "file", "folder", "link", "list", "stream", "member"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_counted_by_kind_and_by_outcome() {
+        let mut file_counts = FileCounts::default();
+        file_counts.add("tar archive", Role::Shard, 10, b"a.tar");
+        file_counts.add("tar archive in gzip", Role::Shard, 5, b"b.tgz");
+        file_counts.add("tar archive in gzip", Role::Shard, 5, b"c.tgz");
+        file_counts.add("file .md", Role::SetAside, 1, b"x.md");
+        file_counts.add("file .md", Role::SetAside, 1, b"y.md");
+        let text = file_counts.to_string();
+        assert_eq!(
+            text,
+            "there are 1 tar archive, 10 bytes (a.tar)\n    \
+             and 2 tar archives in gzip, 10 bytes (such as b.tgz)\n    \
+             and 2 files .md, 2 bytes (such as x.md)"
+        );
+    }
+}

@@ -1,0 +1,383 @@
+//! Folder trees: every file is a sample, and its class is the top-level folder.
+//!
+//! Ids equal those of torchvision's ImageFolder: classes sorted by name, within a class the folders sorted
+//! by path, within a folder the files sorted by name. Files outside class folders have no label and come
+//! last, so they shift no id.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use rustix::fs::{self, Access, AtFlags, FileType, RawDir, Stat};
+use rustix::io::Errno;
+
+use super::beneath::{Root, kind_name};
+use super::expansion::Expands;
+use super::file_counts::{HIDDEN, HIDDEN_FOLDER, LINK_OUT, Role};
+use super::index::{
+    BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
+};
+use super::indexing::Indexing;
+use super::{SourceOptions, stamp};
+use dlfs_base::Result;
+use dlfs_base::folders::{Links, MAX_LINKED_FOLDERS, is_dropping};
+
+/// Indexes the folders `paths` as one source, without the files that the options exclude: the image may lie in the
+/// folder that it is made from.
+///
+/// # Errors
+/// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop. Entries that cannot be imported
+/// are in `bad`.
+pub fn index(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<(Index, Vec<Root>)> {
+    let roots = paths
+        .iter()
+        .map(|path| Root::open(path, options.folders.links))
+        .collect::<Result<Vec<_>>>()?;
+    let mut index = Index::default();
+    index.only_field();
+    let (mut tops, mut linked) = (Vec::new(), HashSet::new());
+    for (container, root) in roots.iter().enumerate() {
+        let path = root.path().to_path_buf();
+        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
+        let before = index.bad.len();
+        let (container, index, linked) = (container as u32, &mut index, &mut linked);
+        let mut walk = Walk { root, linked, container, options, index, indexing };
+        tops.push(walk.list(&Folder::top(root)));
+        name_the_root(root, roots.len(), &mut index.bad[before..]);
+    }
+    index.classes = class_names(&tops);
+    for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
+        let before = index.bad.len();
+        let (container, index, linked) = (container as u32, &mut index, &mut linked);
+        let mut walk = Walk { root, linked, container, options, index, indexing };
+        walk.classes(top);
+        name_the_root(root, roots.len(), &mut index.bad[before..]);
+    }
+    indexing.check()?;
+    Ok((index, roots))
+}
+
+/// Adds the folder to bad entries if there are several folders, since a name does not say which one it is
+/// in.
+fn name_the_root(root: &Root, roots: usize, bad: &mut [BadEntry]) {
+    if roots > 1 {
+        bad.iter_mut().for_each(|bad| bad.within = Some(root.path().to_path_buf()));
+    }
+}
+
+fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
+    let folders = tops.iter().flat_map(|top| &top.folders);
+    let mut names: Vec<_> = folders.map(|folder| folder.path.clone()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+struct Walk<'a, 'p> {
+    root: &'a Root,
+    /// The files to which several names may lead, by device and inode.
+    linked: &'a mut HashSet<(u64, u64)>,
+    container: u32,
+    options: &'a SourceOptions,
+    index: &'a mut Index,
+    indexing: &'a mut Indexing<'p>,
+}
+
+/// A folder to list.
+#[derive(Clone)]
+struct Folder {
+    /// Beneath the root, as a prefix of sample names.
+    path: Vec<u8>,
+    around: Rc<Around>,
+}
+
+/// A folder and those around it: a link to one of them would never end.
+struct Around {
+    device_and_inode: (u64, u64),
+    /// Links that were followed to get here.
+    links: usize,
+    outer: Option<Rc<Around>>,
+}
+
+impl Around {
+    /// The folder `stat` in this one, behind a link or not; `None`: it is around itself.
+    fn enter(self: &Rc<Around>, stat: &Stat, is_link: bool) -> Option<Rc<Around>> {
+        let (inner, links) = ((stat.st_dev, stat.st_ino), self.links + usize::from(is_link));
+        let mut all = std::iter::successors(Some(&**self), |around| around.outer.as_deref());
+        // Without a link on the way, no folder comes again.
+        let is_around = links > 0 && all.any(|around| around.device_and_inode == inner);
+        let outer = Some(Rc::clone(self));
+        let is_well = links <= MAX_LINKED_FOLDERS && !is_around;
+        is_well.then(|| Rc::new(Around { device_and_inode: inner, links, outer }))
+    }
+}
+
+/// The contents of a folder. Names are concatenated in one buffer: a folder may have millions of them.
+#[derive(Default)]
+struct Listing {
+    text: Vec<u8>,
+    files: Vec<File>,
+    folders: Vec<Folder>,
+}
+
+struct File {
+    name: Name,
+    len_bytes: u64,
+    stamp: u64,
+}
+
+/// The location of a name in the buffer.
+#[derive(Clone, Copy)]
+struct Name {
+    start: usize,
+    len: u16,
+}
+
+impl Name {
+    /// Appends `name` to `text`.
+    fn push(name: &[u8], text: &mut Vec<u8>) -> Name {
+        let start = text.len();
+        text.extend_from_slice(name);
+        Name { start, len: name.len() as u16 } // the kernel's names have at most 255 bytes
+    }
+
+    fn of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
+        &text[self.start..self.start + usize::from(self.len)]
+    }
+}
+
+impl Listing {
+    fn push_file(&mut self, name: &[u8], len_bytes: u64, stamp: u64) {
+        let name = Name::push(name, &mut self.text);
+        self.files.push(File { name, len_bytes, stamp });
+    }
+}
+
+impl Walk<'_, '_> {
+    fn classes(&mut self, mut top: Listing) {
+        top.folders.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        for folder in top.folders {
+            let class = self.index.classes.binary_search(&folder.path);
+            let class = class.expect("the classes are the names of these folders");
+            self.class(folder, class as i64);
+        }
+        self.emit(b"", &top.text, top.files, None);
+    }
+
+    /// Everything beneath a class folder, in the order of `sorted(os.walk(folder))`.
+    fn class(&mut self, folder: Folder, label: i64) {
+        let mut left = vec![folder];
+        let mut listed = Vec::new();
+        while let Some(folder) = left.pop()
+            && self.indexing.goes_on()
+        {
+            let Listing { text, files, folders } = self.list(&folder);
+            listed.push((folder.path, text, files));
+            left.extend(folders);
+        }
+        listed.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        for (path, text, files) in listed {
+            self.emit(&path, &text, files, Some(label));
+        }
+    }
+
+    fn emit(&mut self, folder: &[u8], text: &[u8], mut files: Vec<File>, label: Option<i64>) {
+        files.sort_unstable_by(|a, b| a.name.of(text).cmp(b.name.of(text)));
+        for file in files {
+            let name = join(folder, file.name.of(text));
+            if name.len() > MAX_NAME_BYTES {
+                self.bad(name, BadReason::Name("is longer than 4,096 bytes"));
+                continue;
+            }
+            let Some(len_bytes) =
+                u32::try_from(file.len_bytes).ok().filter(|_| file.len_bytes <= MAX_SAMPLE_BYTES)
+            else {
+                self.bad(name, BadReason::TooLarge(file.len_bytes));
+                continue;
+            };
+            self.index.push(&name, label);
+            let (offset_or_stamp, container) = (file.stamp, self.container);
+            self.index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp, container });
+        }
+    }
+
+    fn list(&mut self, folder: &Folder) -> Listing {
+        let mut listing = Listing::default();
+        let names = self.root.open_folder(&folder.path).and_then(|fd| Ok((names(&fd)?, fd)));
+        let ((text, mut found), fd) = match names {
+            Ok(found) => found,
+            Err(reason) => {
+                self.bad(folder.path.clone(), reason);
+                return listing;
+            }
+        };
+        // Inodes lie on disk in this order, unlike names.
+        found.sort_unstable_by_key(|&(ino, _)| ino);
+        for (_, name) in found {
+            if !self.indexing.goes_on() {
+                break;
+            }
+            self.look(&fd, folder, name.of(&text), &mut listing);
+        }
+        listing
+    }
+
+    fn look(&mut self, fd: &OwnedFd, folder: &Folder, name: &[u8], listing: &mut Listing) {
+        let stat = match fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            // It was listed a moment ago.
+            Err(Errno::NOENT) => return self.bad(join(&folder.path, name), BadReason::Changed),
+            Err(errno) => return self.bad(join(&folder.path, name), unreadable(errno)),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if !self.options.folders.hidden && is_dropping(name) {
+            let is_folder = kind == FileType::Directory;
+            let what = if is_folder { HIDDEN_FOLDER } else { HIDDEN };
+            let bytes = if is_folder { 0 } else { stat.st_size as u64 };
+            return self.index.count(what, Role::SetAside, bytes, &join(&folder.path, name));
+        }
+        match kind {
+            FileType::RegularFile => self.file(fd.as_fd(), folder, name, &stat, listing),
+            FileType::Directory => {
+                let path = join(&folder.path, name);
+                match folder.around.enter(&stat, false) {
+                    Some(around) => listing.folders.push(Folder { path, around }),
+                    None => self.bad(path, BadReason::Cyclic),
+                }
+            }
+            FileType::Symlink => self.link(folder, name, listing),
+            special => {
+                self.bad(join(&folder.path, name), BadReason::Special(kind_name(special)));
+            }
+        }
+    }
+
+    fn file(
+        &mut self,
+        at: BorrowedFd<'_>,
+        folder: &Folder,
+        name: &[u8],
+        stat: &Stat,
+        listing: &mut Listing,
+    ) {
+        if self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+            return;
+        }
+        // The check costs a system call, so it is skipped if everyone may read.
+        let open_to_all = stat.st_mode & 0o444 == 0o444;
+        if !open_to_all
+            && let Err(errno) = fs::accessat(at, name, Access::READ_OK, AtFlags::EACCESS)
+        {
+            return self.bad(join(&folder.path, name), unreadable(errno));
+        }
+        if let Err(reason) = self.count(folder, stat, false) {
+            return self.bad(join(&folder.path, name), reason);
+        }
+        listing.push_file(name, stat.st_size as u64, stamp(stat));
+        self.indexing.found(1, stat.st_size as u64);
+    }
+
+    /// Counts a file as read, or, if it was found already, as made.
+    fn count(&mut self, folder: &Folder, stat: &Stat, is_link: bool) -> Result<(), BadReason> {
+        let (expansion, len) = (&self.options.expansion, stat.st_size as u64);
+        let has_names = is_link || stat.st_nlink > 1 || folder.around.links > 0;
+        if has_names && !self.linked.insert((stat.st_dev, stat.st_ino)) {
+            return expansion.make(Expands::Links, len);
+        }
+        expansion.read(len);
+        Ok(())
+    }
+
+    fn link(&mut self, folder: &Folder, name: &[u8], listing: &mut Listing) {
+        let path = join(&folder.path, name);
+        let links = self.options.folders.links;
+        let stat = match links {
+            Links::Refuse => Err(BadReason::Special("link, which is not followed")),
+            // The kernel follows links that leave, too.
+            Links::Inside => self.root.resolve(&path).and_then(|real| self.root.stat(&real)),
+            Links::Follow => self.root.stat(&path),
+        };
+        let stat = match stat {
+            Ok(stat) => stat,
+            Err(BadReason::Unreadable(libc::ENOENT)) => return self.bad(path, BadReason::Dangling),
+            Err(reason) => return self.bad(path, reason),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        match kind {
+            FileType::RegularFile => {
+                // Checks that the link's target can be read.
+                if let Err(reason) = self.root.open_file(&path) {
+                    return self.bad(path, reason);
+                }
+                let (len_bytes, stamp) = (stat.st_size as u64, stamp(&stat));
+                if !self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+                    if let Err(reason) = self.count(folder, &stat, true) {
+                        return self.bad(path, reason);
+                    }
+                    listing.push_file(name, len_bytes, stamp);
+                    self.indexing.found(1, len_bytes);
+                }
+            }
+            FileType::Directory => match folder.around.enter(&stat, true) {
+                Some(around) => listing.folders.push(Folder { path: path.clone(), around }),
+                None => return self.bad(path, BadReason::Cyclic),
+            },
+            special => return self.bad(path, BadReason::Special(kind_name(special))),
+        }
+        if self.root.leaves(&path) {
+            self.index.count(LINK_OUT, Role::Followed, 0, &path);
+        }
+    }
+
+    fn bad(&mut self, name: Vec<u8>, reason: BadReason) {
+        self.index.bad.push(BadEntry::new(&name, reason));
+    }
+}
+
+impl Folder {
+    fn top(root: &Root) -> Folder {
+        // Were it not there, listing it would say so.
+        let stat = root.stat(b"").map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+        let around = Rc::new(Around { device_and_inode: stat, links: 0, outer: None });
+        Folder { path: Vec::new(), around }
+    }
+}
+
+/// Names and inodes of a folder's entries, and the buffer with the names.
+type Names = (Vec<u8>, Vec<(u64, Name)>);
+
+/// Lists a folder, without `.` and `..`.
+fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
+    let mut buffer = Vec::with_capacity(LIST_BUFFER_BYTES);
+    let mut entries = RawDir::new(fd, buffer.spare_capacity_mut());
+    let (mut text, mut names) = (Vec::new(), Vec::new());
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(unreadable)?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push((entry.ino(), Name::push(name, &mut text)));
+        }
+    }
+    Ok((text, names))
+}
+
+fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(folder.len() + 1 + name.len());
+    path.extend_from_slice(folder);
+    if !folder.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+fn unreadable(errno: Errno) -> BadReason {
+    BadReason::Unreadable(errno.raw_os_error())
+}
+
+const LIST_BUFFER_BYTES: usize = 64 * 1024;

@@ -1,0 +1,131 @@
+//! What the paths of an import were found to be.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::beneath::Root;
+use super::file_counts::FileCount;
+use super::index::{BadEntry, Index};
+use super::kind::SourceKind;
+use super::tar::Pair;
+use dlfs_places::{Client, Object, Place};
+
+/// The kind of a source, and its files.
+#[derive(Debug)]
+pub struct Found {
+    /// Never [`SourceKind::Auto`].
+    pub kind: SourceKind,
+    /// Why it is this kind, if it was detected among kinds that look alike.
+    pub decided: Option<Decided>,
+    /// Shards or lists, in order; empty if the source is folders of samples.
+    pub files: Vec<FoundFile>,
+    /// Folders of samples, indexed.
+    pub folders: Option<(Index, Vec<Root>)>,
+    /// Objects of stores that are shards, in the order of `files`, which are their addresses; empty for files.
+    pub objects: Vec<(Client, Vec<Object>)>,
+    /// How every file was treated.
+    pub file_counts: Vec<FileCount>,
+    /// Entries beside shards that are not files.
+    pub bad: Vec<BadEntry>,
+}
+
+/// What decided between archives with a sample in each file and those of WebDataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decided {
+    /// These are WebDataset's: two files of one key follow each other.
+    Pair {
+        /// The shard.
+        shard: Vec<u8>,
+        /// The two files.
+        pair: Pair,
+    },
+    /// At the beginnings of the shards none do: each file is a sample, unless a pair is found later.
+    NoPair,
+}
+
+impl fmt::Display for Decided {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Decided::Pair { shard, pair: (first, second) } => write!(
+                f,
+                "{} and {} in {} have one key and are one sample; --from tar makes each file a sample",
+                first.escape_ascii(),
+                second.escape_ascii(),
+                shard.escape_ascii()
+            ),
+            Decided::NoPair => f.write_str(
+                "no two files that follow each other have one key, so each is a sample; --from webdataset takes keys",
+            ),
+        }
+    }
+}
+
+/// Gives files of one name as much of their paths in front as tells them apart.
+pub(super) fn tell_apart(files: &mut [FoundFile]) {
+    let mut by_name: HashMap<Vec<u8>, Vec<usize>> = HashMap::new();
+    for (at, file) in files.iter().enumerate() {
+        by_name.entry(file.name.clone()).or_default().push(at);
+    }
+    for same in by_name.into_values().filter(|same| same.len() > 1) {
+        let paths: Vec<&Path> = same.iter().map(|&at| &*files[at].path).collect();
+        for (&at, name) in same.iter().zip(ends_of(&paths)) {
+            files[at].name = name;
+        }
+    }
+}
+
+/// The ends of paths, all as long as it takes to tell each from the others; whole paths where nothing does.
+pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
+    let absolute = |path: &Path| match Place::is_place(path) {
+        true => path.to_path_buf(),
+        false => std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()),
+    };
+    let parts = |path: &&Path| {
+        let path = absolute(path);
+        let parts = path.as_os_str().as_bytes().split(|&byte| byte == b'/');
+        parts.filter(|part| !part.is_empty()).map(<[u8]>::to_vec).collect::<Vec<_>>()
+    };
+    let parts: Vec<Vec<Vec<u8>>> = paths.iter().map(parts).collect();
+    let most = parts.iter().map(Vec::len).max().unwrap_or(0);
+    let mut ends = Vec::new();
+    for count in 1..=most.max(1) {
+        let end = |parts: &Vec<Vec<u8>>| parts[parts.len().saturating_sub(count)..].join(&b'/');
+        ends = parts.iter().map(end).collect();
+        if ends.iter().collect::<HashSet<_>>().len() == ends.len() {
+            break;
+        }
+    }
+    ends
+}
+
+/// A shard, list or stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundFile {
+    /// How to open it; `-` is standard input.
+    pub path: PathBuf,
+    /// Prefix of its records' names: its path beneath the given folder, or its file name.
+    pub name: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_name_get_what_tells_them_apart_in_front() {
+        let file = |path: &str, name: &str| FoundFile { path: path.into(), name: name.into() };
+        let mut files = [
+            file("/data/train/00.tar", "00.tar"),
+            file("/data/val/00.tar", "00.tar"),
+            file("/data/val/01.tar", "01.tar"),
+            file("s3://a/x/p-0", "p-0"),
+            file("s3://b/x/p-0", "p-0"),
+        ];
+        tell_apart(&mut files);
+        let names = files.map(|file| String::from_utf8(file.name).unwrap());
+        assert_eq!(names, ["train/00.tar", "val/00.tar", "01.tar", "a/x/p-0", "b/x/p-0"]);
+        assert_eq!(ends_of(&[Path::new("/data/train/")]), [b"train"]);
+    }
+}

@@ -1,0 +1,829 @@
+//! The index of a source: one row per sample, in id order, in flat columns.
+//!
+//! Columns are compact: nothing is allocated per sample, and columns that a kind of source does not need
+//! stay empty.
+
+mod saved;
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
+use super::sparse::SparseMap;
+use dlfs_format::format::builder::MAX_FIELD_NAMES_BYTES;
+use dlfs_format::format::columns::ColumnTable;
+
+/// Rows in id order. Row `i` is the sample of id `i` of an import into an empty image.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// Files or folders that hold the payloads: shards, or the roots of folder trees.
+    pub containers: Vec<Container>,
+    /// How every file of the source was treated.
+    pub file_counts: Vec<FileCount>,
+    /// Names of the fields. One field without a name, where a sample is a file or a record.
+    pub fields: Vec<Vec<u8>>,
+    /// Names of the classes, which labels index; empty if labels are numbers of the source.
+    pub classes: Vec<Vec<u8>>,
+    /// Every entry that cannot be imported, in the order found.
+    pub bad: Vec<BadEntry>,
+    names: Names,
+    /// Empty while no row has a label.
+    labels: Vec<i64>,
+    /// Index of the first payload of row `i`; empty while every row has exactly one payload of field 0.
+    payload_starts: Vec<u64>,
+    payload_fields: Vec<u16>,
+    payload_lens: Vec<u32>,
+    payload_offsets: Vec<u64>,
+    /// Empty while there is one container.
+    payload_containers: Vec<u32>,
+    /// The bytes of fields that are not those of their payloads.
+    values: Vec<Values>,
+    /// Values of typed columns, by row, if fields give any.
+    columns: Option<ColumnTable>,
+    /// The sparse members of archives; their payloads have a number here in the place of an offset.
+    sparse: Vec<Arc<SparseMap>>,
+}
+
+/// The bytes of a field of every row, equally many.
+#[derive(Debug)]
+struct Values {
+    field: u16,
+    width: usize,
+    bytes: Vec<u8>,
+}
+
+/// A file or folder that holds payloads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// How to open it again.
+    pub path: PathBuf,
+    /// Changes when the file changes: see [`super::stamp`]. Zero for folders.
+    pub stamp: u64,
+    /// Length in bytes; of folders and lists, that of what is in front of their names.
+    pub len_bytes: u64,
+}
+
+/// The payload of one field of one row: where a source holds its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Payload {
+    /// Which field of [`Index::fields`].
+    pub field: u16,
+    /// Length in bytes.
+    pub len_bytes: u32,
+    /// Byte offset in the container; for a file of a folder, its stamp; for a sparse member of an archive, what
+    /// [`Index::push_sparse`] returns.
+    pub offset_or_stamp: u64,
+    /// Index of its container.
+    pub container: u32,
+}
+
+/// An entry of a source that cannot be imported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadEntry {
+    /// Its name in the source, or the shard's where no name could be read.
+    pub name: Vec<u8>,
+    /// What is wrong with it.
+    pub reason: BadReason,
+    /// The shard or list that contains it; the folder, if there are several.
+    pub within: Option<PathBuf>,
+    /// If the rest of a shard cannot be read: its byte range, as far as the end is known.
+    pub rest: Option<Range<u64>>,
+}
+
+/// Why an entry cannot be imported.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadReason {
+    /// The operating system refused to open or read it.
+    #[error("unreadable: {}", std::io::Error::from_raw_os_error(*.0))]
+    Unreadable(i32),
+    /// Not a regular file: a FIFO, a socket, a device.
+    #[error("is a {0}")]
+    Special(&'static str),
+    /// A dangling link.
+    #[error("is a link to nothing")]
+    Dangling,
+    /// A link to itself, or to a folder that it lies in.
+    #[error("is a link that leads back to itself")]
+    Cyclic,
+    /// A link or a path out of the source.
+    #[error("leads out of the source")]
+    LeavesSource,
+    /// A list of one store names another store, which would be asked with the user's credentials.
+    #[error("leads to another store or server than that of the list")]
+    OtherHost,
+    /// It changed since it was indexed.
+    #[error("changed while it was imported")]
+    Changed,
+    /// It exceeds the limit of 4 GiB - 1 bytes per sample.
+    #[error("holds {0} bytes, more than the limit of 4 GiB - 1")]
+    TooLarge(u64),
+    /// Its name cannot be stored.
+    #[error("name: {0}")]
+    Name(&'static str),
+    /// Another entry has the same name.
+    #[error("name appears twice")]
+    Twice,
+    /// An entry of another folder or list has the same name.
+    #[error("name appears twice, in two folders or lists")]
+    TwiceInFolders,
+    /// A later member of a stream replaces one that is written already.
+    #[error(
+        "comes again, and replaces what was read of it before, to which a stream does not lead back"
+    )]
+    ComesAgain,
+    /// A file may have it, and a stream not.
+    #[error("{0}")]
+    InStream(&'static str),
+    /// The image that is appended to has a sample of this name.
+    #[error("the image has a sample of this name")]
+    NameTaken,
+    /// The archive or shard ends within it, or without its end mark.
+    #[error("ends early: {0}")]
+    Truncated(&'static str),
+    /// A checksum of the source's format does not match.
+    #[error("{what} CRC is {found:#010x}, its bytes give {expected:#010x}")]
+    BadCrc {
+        /// Which checksum.
+        what: &'static str,
+        /// The computed checksum.
+        expected: u32,
+        /// The stored checksum.
+        found: u32,
+    },
+    /// The file of a field does not hold what the field's type says.
+    #[error("field {field} {what}")]
+    Field {
+        /// The name of the field.
+        field: String,
+        /// What it is, and what was found.
+        what: String,
+    },
+    /// It is made of too few bytes; so many for each are allowed.
+    #[error(
+        "expands to more than {0} times the bytes that were read, and more than 256 MiB: if you trust the source, \
+         --max-expansion allows more"
+    )]
+    Expands(u64),
+    /// What the reader of the source's format says.
+    #[error("{0}")]
+    Decoder(String),
+    /// The archive or list has invalid syntax here.
+    #[error("{0}")]
+    Syntax(&'static str),
+}
+
+impl From<&io::Error> for BadReason {
+    /// Only the operating system's errors have a number; others are a decoder's.
+    fn from(error: &io::Error) -> BadReason {
+        match (error.raw_os_error(), BadReason::within(error)) {
+            (Some(number), _) => BadReason::Unreadable(number),
+            (None, Some(reason)) => reason.clone(),
+            (None, None) => BadReason::Decoder(format!("cannot be read: {error}")),
+        }
+    }
+}
+
+impl BadReason {
+    /// The reason that a reader gave as its error.
+    pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+impl fmt::Display for BadEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(within) = &self.within {
+            write!(f, "{}: ", within.as_os_str().as_bytes().escape_ascii())?;
+        }
+        write!(f, "{}: {}", self.name.escape_ascii(), self.why())
+    }
+}
+
+impl BadEntry {
+    /// `name` is bad because of `reason`.
+    pub fn new(name: &[u8], reason: BadReason) -> BadEntry {
+        BadEntry { name: name.to_vec(), reason, within: None, rest: None }
+    }
+
+    /// What is wrong with it, and what is lost because of it.
+    pub fn why(&self) -> String {
+        let reason = &self.reason;
+        match &self.rest {
+            Some(rest) if rest.is_empty() => format!("{reason}; not read from byte {}", rest.start),
+            Some(Range { start, end }) => {
+                format!("{reason}; {} bytes not read, from byte {start} to the end", end - start)
+            }
+            None => reason.to_string(),
+        }
+    }
+
+    /// Names the shard, list or folder that contains it.
+    pub fn within(self, path: &Path) -> BadEntry {
+        BadEntry { within: Some(path.to_path_buf()), ..self }
+    }
+
+    /// Sets the byte range of the shard that is not read.
+    pub fn rest(self, rest: Range<u64>) -> BadEntry {
+        BadEntry { rest: Some(rest), ..self }
+    }
+}
+
+impl Index {
+    /// Number of rows.
+    pub fn len(&self) -> u64 {
+        self.names.len() as u64
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.names.len() == 0
+    }
+
+    /// The name of a row.
+    pub fn name(&self, row: u64) -> &[u8] {
+        self.names.at(row as usize)
+    }
+
+    /// The label of a row; `None` if it has none.
+    pub fn label(&self, row: u64) -> Option<i64> {
+        self.labels.get(row as usize).copied().filter(|&label| label != NO_LABEL)
+    }
+
+    /// Brings what the index says of some rows into the processor's caches.
+    ///
+    /// Rows are used in the order of their slots, which is random: each first access to a column waits for
+    /// memory. Here no access depends on the one before, so the processor waits for many at once.
+    pub fn touch(&self, rows: &[u64]) {
+        let mut sum = 0u64;
+        for &row in rows {
+            let at = row as usize;
+            sum = sum.wrapping_add(self.names.start(at) as u64);
+            sum = sum.wrapping_add(self.labels.get(at).map_or(0, |label| *label as u64));
+            let container = self.payload_containers.get(at);
+            sum = sum.wrapping_add(container.map_or(0, |container| u64::from(*container)));
+            if self.payload_starts.is_empty() {
+                sum = sum.wrapping_add(self.payload_offsets[at]);
+                sum = sum.wrapping_add(u64::from(self.payload_lens[at]));
+            } else {
+                sum = sum.wrapping_add(self.payload_starts[at]);
+            }
+        }
+        for &row in rows {
+            let name = self.name(row);
+            let ends = name.first().zip(name.last());
+            sum = sum.wrapping_add(ends.map_or(0, |(a, b)| u64::from(*a) + u64::from(*b)));
+        }
+        std::hint::black_box(sum);
+    }
+
+    /// The payloads of a row, in the order of the source.
+    pub fn payloads(&self, row: u64) -> impl ExactSizeIterator<Item = Payload> + '_ {
+        self.payload_range(row).map(|payload| self.payload_at(payload))
+    }
+
+    /// The length of a row's payload for `field`; `None` if it has none.
+    pub fn field_len_bytes(&self, row: u64, field: u16) -> Option<u32> {
+        if self.payload_starts.is_empty() {
+            return (field == 0).then(|| self.payload_lens[row as usize]);
+        }
+        self.payload_range(row)
+            .find(|&payload| self.payload_fields[payload] == field)
+            .map(|payload| self.payload_lens[payload])
+    }
+
+    /// Total length of a row's payloads.
+    pub fn payload_bytes(&self, row: u64) -> u64 {
+        self.payload_lens[self.payload_range(row)].iter().map(|&len| u64::from(len)).sum()
+    }
+
+    /// Appends a row; [`Index::push_payload`] then adds its payloads.
+    pub fn push(&mut self, name: &[u8], label: Option<i64>) {
+        let row = self.names.len();
+        self.names.push(name);
+        if label.is_some() && self.labels.is_empty() {
+            self.labels.resize(row, NO_LABEL);
+        }
+        if label.is_some() || !self.labels.is_empty() {
+            self.labels.push(label.unwrap_or(NO_LABEL));
+        }
+        if !self.payload_starts.is_empty() {
+            self.payload_starts.push(self.payload_lens.len() as u64);
+        }
+    }
+
+    /// Appends a payload to the last row.
+    pub fn push_payload(&mut self, payload: Payload) {
+        let rows = self.names.len();
+        let payloads = self.payload_lens.len();
+        let plain = payload.field == 0 && payloads + 1 == rows;
+        if self.payload_starts.is_empty() && !plain {
+            self.begin_payload_columns();
+        }
+        if !self.payload_starts.is_empty() {
+            self.payload_fields.push(payload.field);
+        }
+        if payload.container != 0 && self.payload_containers.is_empty() {
+            self.payload_containers.resize(payloads, 0);
+        }
+        if payload.container != 0 || !self.payload_containers.is_empty() {
+            self.payload_containers.push(payload.container);
+        }
+        self.payload_lens.push(payload.len_bytes);
+        self.payload_offsets.push(payload.offset_or_stamp);
+    }
+
+    /// The payloads of a row, by their places in the columns.
+    pub(super) fn places(&self, row: u64) -> impl Iterator<Item = (usize, Payload)> + '_ {
+        self.payload_range(row).map(|place| (place, self.payload_at(place)))
+    }
+
+    /// Leaves out the first `skipped` bytes of the payload at a place.
+    pub(super) fn skip_front(&mut self, place: usize, skipped: u32) {
+        self.payload_offsets[place] += u64::from(skipped);
+        self.payload_lens[place] -= skipped;
+    }
+
+    /// Puts `bytes`, equally many for each row, in the stead of the payload at a place.
+    pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
+        let (field, width) = (self.payload_at(place).field, bytes.len());
+        self.payload_lens[place] = width as u32;
+        let at = self.values.iter().position(|values| values.field == field);
+        let at = at.unwrap_or_else(|| {
+            self.values.push(Values { field, width, bytes: Vec::new() });
+            self.values.len() - 1
+        });
+        let start = row as usize * width;
+        let values = &mut self.values[at].bytes;
+        values.resize(values.len().max(start + width), 0);
+        values[start..start + width].copy_from_slice(bytes);
+    }
+
+    /// What was put in the stead of the payload of a field.
+    pub(super) fn value(&self, row: u64, field: u16) -> Option<&[u8]> {
+        let values = self.values.iter().find(|values| values.field == field)?;
+        let start = row as usize * values.width;
+        values.bytes.get(start..start + values.width)
+    }
+
+    /// Adds the map of a sparse member; returns what its payload has as its offset. `None` beyond the limit.
+    pub fn push_sparse(&mut self, map: Arc<SparseMap>) -> Option<u64> {
+        let number = self.sparse.len() as u64;
+        self.sparse.push(map);
+        (number < SPARSE >> 32).then_some(SPARSE | number << 32)
+    }
+
+    /// The map of a payload that is sparse, and where in the file it begins.
+    pub fn sparse(&self, payload: &Payload) -> Option<(&SparseMap, u64)> {
+        let map = self.sparse.get(self.sparse_number(payload)?)?;
+        Some((map, payload.offset_or_stamp & u64::from(u32::MAX)))
+    }
+
+    /// The number of the map of a payload that is sparse.
+    fn sparse_number(&self, payload: &Payload) -> Option<usize> {
+        let place = payload.offset_or_stamp;
+        let is_sparse = !self.sparse.is_empty() && place & SPARSE != 0;
+        is_sparse.then_some(((place & !SPARSE) >> 32) as usize)
+    }
+
+    /// Sets the values of typed columns, a row for each row.
+    pub(in crate::import) fn set_columns(&mut self, columns: ColumnTable) {
+        self.columns = Some(columns);
+    }
+
+    /// The values of typed columns, by row, if fields give any.
+    pub(in crate::import) fn columns(&self) -> Option<&ColumnTable> {
+        self.columns.as_ref()
+    }
+
+    /// Sets the label of the last row.
+    pub fn set_last_label(&mut self, label: i64) {
+        let rows = self.names.len();
+        assert!(rows > 0, "a label belongs to a row");
+        self.labels.resize(rows, NO_LABEL);
+        self.labels[rows - 1] = label;
+    }
+
+    /// Sets every row's label from its name and the classes.
+    pub fn label_by(&mut self, label: impl Fn(&[u8], &[Vec<u8>]) -> Option<i64>) {
+        let labels = (0..self.len()).map(|row| label(self.name(row), &self.classes));
+        self.labels = labels.map(|label| label.unwrap_or(NO_LABEL)).collect();
+    }
+
+    /// Gives row `to` the payload of row `from`, in a source with one payload per row.
+    pub fn copy_plain_payload(&mut self, from: u64, to: u64) {
+        assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
+        let (from, to) = (from as usize, to as usize);
+        self.payload_lens[to] = self.payload_lens[from];
+        self.payload_offsets[to] = self.payload_offsets[from];
+        if !self.payload_containers.is_empty() {
+            self.payload_containers[to] = self.payload_containers[from];
+        }
+    }
+
+    /// The number of the field called `name`, added if it is new; `None` beyond the limit.
+    pub fn field(&mut self, name: &[u8]) -> Option<u16> {
+        if let Some(at) = self.fields.iter().position(|field| field == name) {
+            return u16::try_from(at).ok();
+        }
+        if !has_room_for_field(&self.fields, name) {
+            return None;
+        }
+        self.fields.push(name.to_vec());
+        u16::try_from(self.fields.len() - 1).ok()
+    }
+
+    /// The number of the single field of a plain source.
+    pub fn only_field(&mut self) -> u16 {
+        if self.fields.is_empty() {
+            self.fields.push(Vec::new());
+        }
+        0
+    }
+
+    /// The same source without the rows of `drop`, which is sorted; ids are renumbered without gaps.
+    pub fn without(&self, drop: &[u64]) -> Index {
+        let mut kept = Index {
+            containers: self.containers.clone(),
+            fields: self.fields.clone(),
+            classes: self.classes.clone(),
+            bad: self.bad.clone(),
+            file_counts: self.file_counts.clone(),
+            sparse: self.sparse.clone(),
+            ..Index::default()
+        };
+        let mut columns = self.columns.as_ref().map(ColumnTable::without_rows);
+        for row in 0..self.len() {
+            if drop.binary_search(&row).is_err() {
+                if let (Some(kept), Some(all)) = (&mut columns, &self.columns) {
+                    kept.push(|column| all.row(row as usize).get(column));
+                }
+                kept.push(self.name(row), self.label(row));
+                for payload in self.payloads(row) {
+                    kept.push_payload(payload);
+                    if let Some(value) = self.value(row, payload.field) {
+                        let (row, place) = (kept.len() - 1, kept.payload_lens.len() - 1);
+                        kept.replace(row, place, value);
+                    }
+                }
+            }
+        }
+        kept.columns = columns;
+        kept
+    }
+
+    /// The rows `rows` alone, in this order, for another process to read: without the values of typed columns, the
+    /// bad entries, and how files were treated.
+    pub(in crate::import) fn select(&self, rows: impl Iterator<Item = u64>) -> Index {
+        let mut selected = Index {
+            containers: self.containers.clone(),
+            fields: self.fields.clone(),
+            classes: self.classes.clone(),
+            ..Index::default()
+        };
+        for row in rows {
+            selected.push(self.name(row), self.label(row));
+            for payload in self.payloads(row) {
+                let offset_or_stamp = match self.sparse_number(&payload) {
+                    None => payload.offset_or_stamp,
+                    Some(number) => {
+                        let place = selected.push_sparse(self.sparse[number].clone());
+                        let place = place.expect("fewer maps than this index has");
+                        place | payload.offset_or_stamp & u64::from(u32::MAX)
+                    }
+                };
+                selected.push_payload(Payload { offset_or_stamp, ..payload });
+                if let Some(value) = self.value(row, payload.field) {
+                    let (row, place) = (selected.len() - 1, selected.payload_lens.len() - 1);
+                    selected.replace(row, place, value);
+                }
+            }
+        }
+        selected
+    }
+
+    /// The entry for a row that cannot be imported.
+    pub fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
+        let bad = BadEntry::new(self.name(row), reason);
+        let payload = self.payload_range(row).next();
+        let container =
+            payload.map(|payload| &self.containers[self.payload_at(payload).container as usize]);
+        // In a single folder, the name alone says where it is.
+        match container.filter(|it| it.stamp != 0 || self.containers.len() > 1) {
+            Some(container) => bad.within(&container.path),
+            None => bad,
+        }
+    }
+
+    /// Rows with a name that an earlier row has, sorted; each with the first row of that name.
+    pub fn rows_with_a_taken_name(&self) -> Vec<(u64, u64)> {
+        let mut order = self.rows_with_the_hash_of_another();
+        // Ties are broken by id, so that the first row with a name keeps it.
+        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        let same = order.chunk_by(|&a, &b| self.name(a) == self.name(b));
+        let taken = same.flat_map(|same| same[1..].iter().map(|&row| (row, same[0])));
+        let mut taken: Vec<(u64, u64)> = taken.collect();
+        taken.sort_unstable();
+        taken
+    }
+
+    /// The container of the first payload of a row.
+    pub(super) fn container_of(&self, row: u64) -> Option<u32> {
+        self.payloads(row).next().map(|payload| payload.container)
+    }
+
+    /// Puts what `front` says of a row and its container, and a slash, in front of its name; leaves names that would
+    /// become too long, and returns their rows.
+    pub(super) fn put_in_front<'f>(
+        &mut self,
+        front: impl Fn(u64, u32) -> Option<&'f [u8]>,
+    ) -> Vec<u64> {
+        let (mut names, mut too_long) = (Names::default(), Vec::new());
+        for row in 0..self.len() {
+            let front = self.container_of(row).and_then(|container| front(row, container));
+            let name = self.name(row);
+            match front.map(|front| [front, b"/", name].concat()) {
+                Some(whole) if whole.len() > MAX_NAME_BYTES => {
+                    too_long.push(row);
+                    names.push(name);
+                }
+                whole => names.push(whole.as_deref().unwrap_or(name)),
+            }
+        }
+        self.names = names;
+        too_long
+    }
+
+    /// Gives rows what later rows of their name in the same container hold, as later members of an archive replace
+    /// earlier ones. Returns the later rows, sorted. A row with a field that the earlier one lacks is none of them.
+    pub(super) fn take_replaced(&mut self) -> Vec<u64> {
+        let mut order = self.rows_with_the_hash_of_another();
+        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        let mut taken: Vec<u64> = Vec::new();
+        let mut kept: Vec<u64> = Vec::new(); // of one name, one for each container
+        for row in order {
+            if kept.first().is_some_and(|&first| self.name(first) != self.name(row)) {
+                kept.clear();
+            }
+            match kept.iter().copied().find(|&first| self.replaces(row, first)) {
+                Some(first) => {
+                    self.replace_row(first, row);
+                    taken.push(row);
+                }
+                None => kept.push(row),
+            }
+        }
+        taken.sort_unstable();
+        taken
+    }
+
+    /// Whether `row` is of the container of `first` and has no other fields.
+    fn replaces(&self, row: u64, first: u64) -> bool {
+        self.container_of(row) == self.container_of(first)
+            && self
+                .payloads(row)
+                .all(|payload| self.field_len_bytes(first, payload.field).is_some())
+    }
+
+    fn replace_row(&mut self, first: u64, row: u64) {
+        for place in self.payload_range(row) {
+            let payload = self.payload_at(place);
+            self.replace_payload(first, payload);
+            if self.fields[usize::from(payload.field)] == b"cls" && !self.labels.is_empty() {
+                self.labels[first as usize] = self.labels[row as usize];
+            }
+        }
+    }
+
+    /// Puts `payload` in the stead of that of the same field of `row`, and counts the member that was there.
+    pub(super) fn replace_payload(&mut self, row: u64, payload: Payload) {
+        let mut places = self.payload_range(row);
+        let place = places.find(|&place| self.payload_at(place).field == payload.field);
+        let place = place.expect("the row has the field");
+        let (replaced, name) = (self.payload_lens[place].into(), self.name(row).to_vec());
+        self.count(REPLACED, Role::SetAside, replaced, &name);
+        self.payload_lens[place] = payload.len_bytes;
+        self.payload_offsets[place] = payload.offset_or_stamp;
+    }
+
+    /// Counts a file of which the report speaks.
+    pub(super) fn count(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
+        let mut counts = FileCounts::default();
+        counts.append(std::mem::take(&mut self.file_counts));
+        counts.add(what, role, bytes, name);
+        self.file_counts = counts.into_counts();
+    }
+
+    /// All rows in the order of their names, and of their ids within a name.
+    pub(super) fn by_name(&self) -> Vec<u64> {
+        let mut order: Vec<u64> = (0..self.len()).collect();
+        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        order
+    }
+
+    /// Few rows, among them all that share their name with another. Sorting numbers costs far less than
+    /// sorting names, which lie all over memory.
+    fn rows_with_the_hash_of_another(&self) -> Vec<u64> {
+        let hash = |row| xxh3_64(self.name(row));
+        let mut hashes: Vec<u64> = (0..self.len()).map(hash).collect();
+        hashes.sort_unstable();
+        let mut shared: Vec<u64> =
+            hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+        drop(hashes);
+        shared.dedup();
+        if shared.is_empty() {
+            return Vec::new();
+        }
+        (0..self.len()).filter(|&row| shared.binary_search(&hash(row)).is_ok()).collect()
+    }
+
+    /// A hash of everything that determines the bytes of the image: an import resumes only with the same
+    /// source.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for name in self.fields.iter().chain(&self.classes) {
+            hash.update(&(name.len() as u64).to_le_bytes());
+            hash.update(name);
+        }
+        for container in &self.containers {
+            hash.update(&container.stamp.to_le_bytes());
+            hash.update(&container.len_bytes.to_le_bytes());
+        }
+        hash.update(&self.names.bytes);
+        let ends = (0..self.names.len()).map(|row| self.names.end(row) as u64);
+        ends.for_each(|end| hash.update(&end.to_le_bytes()));
+        self.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
+        self.payload_starts.iter().for_each(|start| hash.update(&start.to_le_bytes()));
+        self.payload_fields.iter().for_each(|field| hash.update(&field.to_le_bytes()));
+        self.payload_lens.iter().for_each(|len| hash.update(&len.to_le_bytes()));
+        self.payload_offsets.iter().for_each(|place| hash.update(&place.to_le_bytes()));
+        self.payload_containers.iter().for_each(|at| hash.update(&at.to_le_bytes()));
+        hash.digest()
+    }
+
+    fn payload_range(&self, row: u64) -> std::ops::Range<usize> {
+        let row = row as usize;
+        if self.payload_starts.is_empty() {
+            return row..row + 1;
+        }
+        let end =
+            self.payload_starts.get(row + 1).map_or(self.payload_lens.len(), |&end| end as usize);
+        self.payload_starts[row] as usize..end
+    }
+
+    fn payload_at(&self, payload: usize) -> Payload {
+        Payload {
+            field: self.payload_fields.get(payload).copied().unwrap_or(0),
+            len_bytes: self.payload_lens[payload],
+            offset_or_stamp: self.payload_offsets[payload],
+            container: self.payload_containers.get(payload).copied().unwrap_or(0),
+        }
+    }
+
+    /// Adds the payload columns: the rows so far have one payload each, except the last, which may have
+    /// none.
+    fn begin_payload_columns(&mut self) {
+        let rows = self.names.len() as u64;
+        let payloads = self.payload_lens.len() as u64;
+        self.payload_starts = (0..rows).map(|row| row.min(payloads)).collect();
+        self.payload_fields = vec![0; self.payload_lens.len()];
+    }
+}
+
+/// Whether `name` can be added to `fields`: an image limits their number and the length of their names.
+pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
+    let bytes: usize = fields.iter().map(|field| 2 + field.len()).sum();
+    fields.len() < MAX_FIELDS && bytes + 2 + name.len() <= MAX_FIELD_NAMES_BYTES
+}
+
+/// Why a member of a field beyond the limit is rejected.
+pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
+    "has one field too many: an image has at most 256, with 8 KiB for their \
+     names",
+);
+
+/// Concatenated names, with 2.5 bytes for each to say where it begins.
+#[derive(Debug, Default)]
+struct Names {
+    bytes: Vec<u8>,
+    /// Where the first name of each block of [`NAMES_A_BLOCK`] begins.
+    blocks: Vec<u64>,
+    /// Where each name begins in its block.
+    starts: Vec<u16>,
+}
+
+/// So few that their starts fit 16 bits: 15 names of the longest sort lie before the last one.
+const NAMES_A_BLOCK: usize = 16;
+const _: () = assert!((NAMES_A_BLOCK - 1) * MAX_NAME_BYTES <= u16::MAX as usize);
+
+impl Names {
+    fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    fn at(&self, row: usize) -> &[u8] {
+        &self.bytes[self.start(row)..self.end(row)]
+    }
+
+    fn start(&self, row: usize) -> usize {
+        self.blocks[row / NAMES_A_BLOCK] as usize + usize::from(self.starts[row])
+    }
+
+    fn end(&self, row: usize) -> usize {
+        if row + 1 < self.len() { self.start(row + 1) } else { self.bytes.len() }
+    }
+
+    fn push(&mut self, name: &[u8]) {
+        assert!(name.len() <= MAX_NAME_BYTES, "sources refuse longer names");
+        if self.len().is_multiple_of(NAMES_A_BLOCK) {
+            self.blocks.push(self.bytes.len() as u64);
+        }
+        let block = self.blocks.last().map_or(0, |block| *block as usize);
+        self.starts.push((self.bytes.len() - block) as u16); // see NAMES_A_BLOCK
+        self.bytes.extend_from_slice(name);
+    }
+}
+
+/// The label column's value for a row without a label: ImageFolder's classes count from 0.
+pub const NO_LABEL: i64 = -1;
+
+/// Marks the place of a sparse payload: no offset in a file is so large. The number of its map follows in 31 bits, and
+/// in 32 where in the file the payload begins, which is 0 unless its front is left out.
+const SPARSE: u64 = 1 << 63;
+
+/// Maximum bytes of a name.
+pub const MAX_NAME_BYTES: usize = 4096;
+
+/// Maximum bytes of a sample.
+pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
+
+/// Maximum fields of a sample: more than any data set has, and a limit for damaged archives.
+const MAX_FIELDS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload(field: u16, len_bytes: u32) -> Payload {
+        Payload { field, len_bytes, offset_or_stamp: u64::from(len_bytes) * 10, container: 0 }
+    }
+
+    #[test]
+    fn plain_rows_have_one_payload_each_and_no_payload_columns() {
+        let mut index = Index::default();
+        for (name, len) in [("a", 1), ("b", 2)] {
+            index.push(name.as_bytes(), None);
+            index.push_payload(payload(0, len));
+        }
+        assert_eq!(index.payloads(1).collect::<Vec<_>>(), [payload(0, 2)]);
+        assert!(index.payload_starts.is_empty() && index.labels.is_empty());
+        assert_eq!((index.name(0), index.label(0)), (&b"a"[..], None));
+    }
+
+    #[test]
+    fn rows_with_several_fields_keep_their_payloads_apart_also_when_they_begin_late() {
+        let mut index = Index::default();
+        index.push(b"plain", None);
+        index.push_payload(payload(0, 5));
+        index.push(b"none", None);
+        index.push(b"two", Some(3));
+        index.push_payload(payload(1, 7));
+        index.push_payload(payload(0, 8));
+        let payloads = |row| index.payloads(row).collect::<Vec<_>>();
+        assert_eq!((payloads(0), payloads(1)), (vec![payload(0, 5)], vec![]));
+        assert_eq!(payloads(2), [payload(1, 7), payload(0, 8)]);
+        assert_eq!((index.payload_bytes(2), index.field_len_bytes(2, 1)), (15, Some(7)));
+        assert_eq!((index.label(0), index.label(2)), (None, Some(3)));
+    }
+
+    #[test]
+    fn a_name_used_twice_is_found_wherever_it_stands() {
+        let mut index = Index::default();
+        for name in ["x", "b", "x", "a", "x"] {
+            index.push(name.as_bytes(), None);
+            index.push_payload(payload(0, 1));
+        }
+        assert_eq!(index.rows_with_a_taken_name(), [(2, 0), (4, 0)]);
+        let kept = index.without(&[2, 4]);
+        assert_eq!((kept.len(), kept.name(2)), (3, &b"a"[..]));
+        assert_ne!(kept.fingerprint(), index.fingerprint());
+    }
+
+    #[test]
+    fn names_of_every_length_are_found_again() {
+        let lengths = [0, 1, 4096, 4096, 255, 7, 4095, 4096];
+        let name = |row: usize| vec![row as u8; lengths[row % lengths.len()]];
+        let mut names = Names::default();
+        (0..200).for_each(|row| names.push(&name(row)));
+        (0..40).for_each(|_| names.push(&[b'x'; MAX_NAME_BYTES]));
+        assert!((0..200).all(|row| names.at(row) == name(row)));
+        assert!((200..240).all(|row| names.at(row) == [b'x'; MAX_NAME_BYTES]));
+        assert_eq!((names.len(), names.end(239)), (240, names.bytes.len()));
+    }
+}

@@ -1,0 +1,236 @@
+//! The streams of an import, one after the other: pipes, compressed files, or objects of stores.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::compression::{self, Compression};
+use super::expansion::Expansion;
+use super::objects::{ObjectStreams, Shard};
+use super::read_input::ReadInput;
+use super::sample_stream::FieldBytes;
+use super::spool::{decompressed, is_stream, open_stream};
+use super::{Decided, FoundFile, tar};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_places::{Client, Object};
+
+/// Streams, in order.
+pub(in crate::import) struct Inputs {
+    files: std::vec::IntoIter<FoundFile>,
+    objects: Option<ObjectStreams>,
+    /// How many were given.
+    begun: u64,
+    /// How the first one is read, if not from its beginning.
+    first: Option<First>,
+    /// The next one, if it is open already.
+    ahead: Option<(FoundFile, Stream)>,
+    expansion: Expansion,
+}
+
+/// A stream, decompressed.
+pub(super) enum Stream {
+    /// An object that is not compressed, and who is told of what is read.
+    Shard(Shard, Expansion),
+    /// Any other.
+    Bytes(Box<dyn Read + Send>),
+}
+
+/// How an input is read from a place within it.
+enum First {
+    /// It is asked for from there on, and not compressed.
+    Part,
+    /// So many bytes are left out, after decompression.
+    Without(u64),
+}
+
+impl Inputs {
+    /// The streams `files` (`-`: standard input), as far as `expansion` allows; if `objects` are given, `files` are
+    /// their addresses.
+    pub(in crate::import) fn new(
+        files: Vec<FoundFile>,
+        objects: Vec<(Client, Vec<Object>)>,
+        expansion: Expansion,
+    ) -> Inputs {
+        let objects = (!objects.is_empty()).then(|| ObjectStreams::new(objects));
+        let files = files.into_iter();
+        Inputs { files, objects, begun: 0, first: None, ahead: None, expansion }
+    }
+
+    /// Objects from byte `offset` of the one with this number on.
+    ///
+    /// # Errors
+    /// Those of the store. `BadSource`: the object is shorter.
+    pub(in crate::import) fn from(
+        files: Vec<FoundFile>,
+        objects: Vec<(Client, Vec<Object>)>,
+        number: u64,
+        offset: u64,
+        expansion: Expansion,
+    ) -> Result<Inputs> {
+        expansion.read(offset); // before the import was interrupted
+        let (mut left, mut rest) = (usize::try_from(number).unwrap_or(usize::MAX), Vec::new());
+        for (client, objects) in objects {
+            let skipped = left.min(objects.len());
+            left -= skipped;
+            if skipped < objects.len() {
+                rest.push((client, objects[skipped..].to_vec()));
+            }
+        }
+        let mut first = None;
+        let mut begin = 0;
+        if let Some((client, object)) = rest.first().map(|(client, all)| (client, &all[0]))
+            && offset > 0
+        {
+            let mut head = vec![0; object.len_bytes.min(HEAD_BYTES) as usize];
+            client.fetch(object, 0..head.len() as u64).read_into(&mut head)?;
+            first = Some(match Compression::of(&head) {
+                Some(_) => First::Without(offset),
+                None if offset > object.len_bytes => {
+                    let text = "it is shorter than what was read of it";
+                    let address = client.place().with_key(&*object.key).to_string();
+                    return Err(Error::new(ErrorKind::BadSource, text).target(address));
+                }
+                None => {
+                    begin = offset;
+                    First::Part
+                }
+            });
+        }
+        let files: Vec<FoundFile> = files.into_iter().skip(number as usize).collect();
+        let objects = Some(ObjectStreams::from(rest, begin));
+        let files = files.into_iter();
+        Ok(Inputs { files, objects, begun: number, first, ahead: None, expansion })
+    }
+
+    /// What may be made of the bytes that are read.
+    pub(super) fn expansion(&self) -> &Expansion {
+        &self.expansion
+    }
+
+    /// How many objects were given, or left out at the beginning; `None`: they are files.
+    pub(super) fn begun_objects(&self) -> Option<u64> {
+        self.objects.as_ref().map(|_| self.begun)
+    }
+
+    /// The next stream, decompressed; `None` after the last.
+    ///
+    /// # Errors
+    /// It does not open.
+    pub(super) fn next(&mut self) -> Result<Option<(FoundFile, Stream)>> {
+        if let Some(ahead) = self.ahead.take() {
+            return Ok(Some(ahead));
+        }
+        let Some(file) = self.files.next() else { return Ok(None) };
+        let stream = match &mut self.objects {
+            None => Stream::Bytes(open_stream(&file.path, &self.expansion)?),
+            Some(objects) => {
+                let first = self.first.take();
+                let opened = match objects.next() {
+                    None => Ok(Stream::Bytes(Box::new(io::empty()))),
+                    Some(shard) => Stream::of(shard, first, &file.path, &self.expansion),
+                };
+                objects.check()?;
+                opened?
+            }
+        };
+        self.begun += 1;
+        Ok(Some((file, stream)))
+    }
+
+    /// Two files of one key at the beginning of the first stream, if that is a pipe with a tar archive.
+    ///
+    /// # Errors
+    /// It does not open.
+    pub(in crate::import) fn pair_at_beginning(&mut self) -> Result<Option<Decided>> {
+        let first = self.files.as_slice().first();
+        if self.objects.is_some() || first.is_none_or(|first| !is_stream(&first.path)) {
+            return Ok(None);
+        }
+        let Some((file, Stream::Bytes(mut stream))) = self.next()? else { return Ok(None) };
+        let mut head = Vec::new();
+        let begin = Recorded { from: (&mut stream).take(MAX_LOOKED_AT_BYTES), read: &mut head };
+        let pair = tar::pair_at_beginning(ReadInput::new(begin));
+        let shard = file.name.clone();
+        self.ahead = Some((file, Stream::Bytes(Box::new(io::Cursor::new(head).chain(stream)))));
+        Ok(pair.map(|pair| Decided::Pair { shard, pair }))
+    }
+
+    /// What ended a stream early, if it was not the stream itself: a store that was away.
+    ///
+    /// # Errors
+    /// The failure.
+    pub(super) fn check(&self) -> Result<()> {
+        self.objects.as_ref().map_or(Ok(()), ObjectStreams::check)
+    }
+}
+
+impl Stream {
+    /// The content of `shard`, whose name is to be shown.
+    fn of(
+        mut shard: Shard,
+        first: Option<First>,
+        name: &Path,
+        expansion: &Expansion,
+    ) -> Result<Stream> {
+        let plain = |shard| Ok(Stream::Shard(shard, expansion.clone()));
+        let mut left_out = 0;
+        match first {
+            Some(First::Part) => return plain(shard),
+            Some(First::Without(bytes)) => left_out = bytes,
+            None => {
+                let head = shard.peek(HEAD_BYTES as usize)?;
+                let is_packed =
+                    Compression::of(&head).is_some() || compression::foreign(&head).is_some();
+                if !is_packed && head.len() as u64 == HEAD_BYTES {
+                    return plain(shard);
+                }
+            }
+        }
+        let mut stream = decompressed(Box::new(shard), name, expansion)?;
+        io::copy(&mut stream.by_ref().take(left_out), &mut io::sink())?;
+        Ok(Stream::Bytes(stream))
+    }
+
+    /// The next `len` bytes without a copy, if they are at hand in one piece; else they are to be read.
+    pub(super) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
+        match self {
+            Stream::Shard(shard, expansion) => {
+                let lent = shard.lend(len)?;
+                expansion.read(len as u64);
+                Some(lent)
+            }
+            Stream::Bytes(_) => None,
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Shard(shard, expansion) => {
+                let read = shard.read(into)?;
+                expansion.read(read as u64);
+                Ok(read)
+            }
+            Stream::Bytes(bytes) => bytes.read(into),
+        }
+    }
+}
+
+/// Reads, and keeps what was read.
+struct Recorded<'a, R> {
+    from: R,
+    read: &'a mut Vec<u8>,
+}
+
+impl<R: Read> Read for Recorded<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let len = self.from.read(into)?;
+        self.read.extend_from_slice(&into[..len]);
+        Ok(len)
+    }
+}
+
+/// What of a pipe is kept while it is told what it holds: mostly that of a few members.
+const MAX_LOOKED_AT_BYTES: u64 = 16 << 20;
+/// Enough to tell a compression.
+const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

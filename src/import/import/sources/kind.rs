@@ -1,0 +1,86 @@
+//! Kinds of sources, by the names that users give them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use dlfs_base::{Error, ErrorKind, Result};
+
+/// Kinds of sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SourceKind {
+    /// Detect it from the first bytes.
+    #[default]
+    Auto,
+    /// A folder tree; its top folders are the classes.
+    Folder,
+    /// A plain tar archive: every file is a sample.
+    Tar,
+    /// Tar shards in which files with the same key form a sample.
+    WebDataset,
+    /// TFRecord shards.
+    TfRecord,
+    /// A list of paths and labels.
+    List,
+    /// Parquet files: every row is a sample.
+    Parquet,
+    /// Arrow files or streams: every row is a sample.
+    Arrow,
+    /// Shards of MosaicML Streaming, by their `index.json`.
+    Mds,
+    /// Chunks of LitData, by their `index.json`.
+    LitData,
+    /// JSON Lines: every line is a sample, or names the file that is.
+    JsonLines,
+}
+
+impl SourceKind {
+    /// All of them.
+    pub const ALL: [SourceKind; 11] = {
+        use SourceKind::{Arrow, Auto, Folder, JsonLines, List, LitData, Mds, Parquet, Tar};
+        use SourceKind::{TfRecord, WebDataset};
+        [Auto, Folder, Tar, WebDataset, TfRecord, List, Parquet, Arrow, Mds, LitData, JsonLines]
+    };
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            SourceKind::Auto => "auto",
+            SourceKind::Folder => "folder",
+            SourceKind::Tar => "tar",
+            SourceKind::WebDataset => "webdataset",
+            SourceKind::TfRecord => "tfrecord",
+            SourceKind::List => "list",
+            SourceKind::Parquet => "parquet",
+            SourceKind::Arrow => "arrow",
+            SourceKind::Mds => "mds",
+            SourceKind::LitData => "litdata",
+            SourceKind::JsonLines => "jsonl",
+        }
+    }
+
+    /// Whether the source is rows, which are read once, front to back.
+    pub fn is_rows(self) -> bool {
+        use SourceKind::{Arrow, JsonLines, LitData, Mds, Parquet};
+        matches!(self, Parquet | Arrow | Mds | LitData | JsonLines)
+    }
+}
+
+impl fmt::Display for SourceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for SourceKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<SourceKind> {
+        let found = SourceKind::ALL.into_iter().find(|kind| kind.name() == text);
+        found.ok_or_else(|| {
+            let names = SourceKind::ALL.map(SourceKind::name);
+            let message = format!("{text:?} is not a kind of source");
+            Error::new(ErrorKind::InvalidArgument, message)
+                .hint(format!("one of {}", names.join(", ")))
+        })
+    }
+}

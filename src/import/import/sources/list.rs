@@ -1,0 +1,156 @@
+//! List files: one sample per line, `path` or `path<TAB>label`, relative to the list's folder.
+
+use std::path::{Path, PathBuf};
+
+use super::beneath::Root;
+use super::index::{BadEntry, BadReason, Container, Index, MAX_SAMPLE_BYTES, Payload};
+use super::indexing::Indexing;
+use super::stamp;
+use super::tar_members::clean_name;
+use dlfs_base::folders::Links;
+use dlfs_base::{Error, Result};
+
+/// Indexes the lists `paths` as one source, in the order of their lines.
+///
+/// # Errors
+/// A list or its folder does not open. Lines that cannot be imported are in `bad`.
+pub fn index(
+    paths: &[PathBuf],
+    links: Links,
+    indexing: &mut Indexing<'_>,
+) -> Result<(Index, Vec<Root>)> {
+    let mut index = Index::default();
+    index.only_field();
+    let mut roots = Vec::new();
+    for (container, path) in paths.iter().enumerate() {
+        let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
+        let root = Root::open(folder_of(path), links)?;
+        index.containers.push(Container {
+            path: path.clone(),
+            stamp: xxhash_rust::xxh3::xxh3_64(&text),
+            len_bytes: 0,
+        });
+        for line in lines(&text) {
+            if let Err(reason) = push(line, &root, container as u32, &mut index) {
+                index.bad.push(BadEntry::new(line, reason).within(path));
+            } else if !indexing.found(1, index.payload_bytes(index.len() - 1)) {
+                break;
+            }
+        }
+        roots.push(root);
+    }
+    Ok((index, roots))
+}
+
+/// What a text file is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TextKind {
+    /// A list: one of its first lines names a file.
+    List,
+    /// Text whose first lines name no files; holds the first line.
+    NoFiles(Vec<u8>),
+    /// A list, but for the label of its first line, which is this and no number.
+    NoNumber(Vec<u8>),
+    /// Not text, or a first line that no list has.
+    NoText,
+}
+
+/// Classifies the file at `path`, which begins with `head`.
+///
+/// # Errors
+/// Its folder does not open.
+pub fn classify(head: &[u8], path: &Path) -> Result<TextKind> {
+    let root = Root::open(folder_of(path), Links::Follow)?;
+    let is_there = |line: &[u8]| {
+        let name = clean_name(split(line).0);
+        // Anything that exists but is not a file is a bad line of a list.
+        name.is_ok_and(|name| root.stat(&name).is_ok())
+    };
+    let first = lines(head).next().unwrap_or_default();
+    if !may_be(head) {
+        let label = split(first).1.filter(|_| !head.contains(&0) && is_there(first));
+        return Ok(label.map_or(TextKind::NoText, |label| TextKind::NoNumber(shown(label))));
+    }
+    if lines(head).take(LINES_LOOKED_AT).any(is_there) {
+        return Ok(TextKind::List);
+    }
+    Ok(TextKind::NoFiles(shown(first)))
+}
+
+fn shown(text: &[u8]) -> Vec<u8> {
+    text[..text.len().min(MAX_LINE_SHOWN)].to_vec()
+}
+
+fn may_be(head: &[u8]) -> bool {
+    let first = lines(head).next().unwrap_or_default();
+    let (path, label) = split(first);
+    !head.contains(&0)
+        && clean_name(path).is_ok()
+        && label.is_none_or(|text| number(text).is_some())
+}
+
+/// The folder that the names of a list are beneath.
+pub fn folder_of(list: &Path) -> &Path {
+    list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(), BadReason> {
+    let (path, label) = split(line);
+    let label = match label {
+        None => None,
+        Some(text) => Some(number(text).ok_or(BadReason::Syntax("its label is not a number"))?),
+    };
+    if path.starts_with(b"/") {
+        return Err(BadReason::Name("is not beneath the list's folder"));
+    }
+    let name = clean_name(path)?;
+    let stat = root.stat_file(&name)?;
+    if stat.st_mode & 0o444 != 0o444 {
+        root.open_file(&name)?;
+    }
+    let len = stat.st_size as u64;
+    if len > MAX_SAMPLE_BYTES {
+        return Err(BadReason::TooLarge(len));
+    }
+    index.push(&name, label);
+    let len_bytes = len as u32; // within the limit just tested
+    index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp: stamp(&stat), container });
+    Ok(())
+}
+
+pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|&byte| byte == b'\n')
+        .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+        .filter(|line| !line.is_empty())
+}
+
+pub(super) fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
+    // The last TAB: a path may contain one.
+    match line.iter().rposition(|&byte| byte == b'\t') {
+        Some(tab) => (&line[..tab], Some(&line[tab + 1..])),
+        None => (line, None),
+    }
+}
+
+pub(super) fn number(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+/// Enough lines to find an existing file even if some are missing.
+const LINES_LOOKED_AT: usize = 64;
+const MAX_LINE_SHOWN: usize = 80;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_distinguished_from_other_text() {
+        for yes in ["a/b.jpg\t3\nc.jpg\t4\n", "a.jpg\n", "a\tb.jpg\t-1\r\n"] {
+            assert!(may_be(yes.as_bytes()), "{yes:?}");
+        }
+        for no in ["", "\n", "a.jpg\tdog\n", "../a\t1\n", "a\0b\n"] {
+            assert!(!may_be(no.as_bytes()), "{no:?}");
+        }
+    }
+}

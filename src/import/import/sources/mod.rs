@@ -1,0 +1,786 @@
+//! Sources of samples: folder trees, lists, tar archives, WebDataset shards, TFRecord shards.
+//!
+//! A source is read twice. Indexing finds every sample's name, length, label and location, and every entry
+//! that cannot be imported; it reads no payloads. Then several threads read the payloads in the order of
+//! placement, each with its own [`SourceReader`]. What is read must match the index: a file or shard that
+//! changed meanwhile is a bad entry, never a torn sample.
+//!
+//! A source that can be read only once (a pipe, a compressed archive) is first copied to a file
+//! ([`spool`]), or imported by [`stream`] in its own order.
+//!
+//! The kind of a source is detected from the bytes of its files ([`detect`], [`content`], [`tree`]), and
+//! [`file_counts`] reports how each was treated.
+//!
+//! Read [`index`] for what is stored, [`folder`] and [`tar_members`] for how it is found.
+
+pub mod beneath;
+mod braces;
+pub mod compression;
+pub mod content;
+pub mod detect;
+pub mod expansion;
+pub mod file_counts;
+pub mod folder;
+mod found;
+pub mod index;
+pub mod indexing;
+mod inputs;
+mod kind;
+pub mod list;
+pub(in crate::import) mod objects;
+mod read_input;
+mod record_stream;
+pub mod row_indexes;
+pub mod sample_stream;
+pub mod shard;
+pub(in crate::import) mod shuffled;
+pub mod sparse;
+pub mod spool;
+pub mod stream;
+pub mod tar;
+pub mod tar_members;
+pub mod tfrecord;
+pub mod tree;
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::Stat;
+use xxhash_rust::xxh3::Xxh3;
+
+use self::beneath::Root;
+use self::expansion::Expansion;
+use self::file_counts::FileCounts;
+pub use self::file_counts::{FileCount, Role};
+use self::found::ends_of;
+pub use self::found::{Decided, Found, FoundFile};
+use self::index::MAX_SAMPLE_BYTES;
+pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
+pub use self::indexing::{Indexing, Step};
+pub(in crate::import) use self::inputs::Inputs;
+pub use self::kind::SourceKind;
+use self::objects::{ObjectReads, ObjectRoot, ObjectSamples};
+pub(in crate::import) use self::record_stream::RecordStream;
+use self::shard::{FrontToBack, OpenShards};
+use dlfs_base::checksum::{crc32c, crc32c_append};
+use dlfs_base::folders::{FolderOptions, Links};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::columns::ColumnTable;
+use dlfs_format::format::{Origin, OriginsBuilder};
+
+/// An indexed source; any number of threads can read it.
+#[derive(Debug)]
+pub struct Source {
+    kind: SourceKind,
+    decided: Option<Decided>,
+    index: Index,
+    store: Store,
+    /// The objects that were found, if they are such.
+    origins: OriginsBuilder,
+}
+
+#[derive(Debug)]
+enum Store {
+    /// Files beneath folders: the containers are the roots.
+    Folders(Vec<Root>),
+    /// Shards: a file stays open only if it has no name (spooled ones).
+    Shards(Vec<Option<Arc<File>>>),
+    /// Objects of stores, each a sample: the containers are their prefixes.
+    Objects(Vec<ObjectRoot>),
+}
+
+/// Options for opening a source.
+#[derive(Debug, Clone, Default)]
+pub struct SourceOptions {
+    /// The kind of the paths; [`SourceKind::Auto`] detects it.
+    pub kind: SourceKind,
+    /// Where to copy compressed archives and pipes; `None`: they are refused.
+    pub spool: Option<PathBuf>,
+    /// Files to ignore, as (device, inode): the image itself.
+    pub exclude: Vec<(u64, u64)>,
+    /// Which entries of folders and archives are samples.
+    pub folders: FolderOptions,
+    /// Whether the folder, list or shard stands in front of each name.
+    pub prefix: bool,
+    /// Whether the files of archives within archives are samples.
+    pub nested: bool,
+    /// What may be made of the bytes that are read.
+    pub expansion: Expansion,
+}
+
+impl Found {
+    /// Whether this is imported as it is read: pipes, or compressed archives.
+    ///
+    /// # Errors
+    /// A path does not open. `InvalidArgument`: only some are streams.
+    pub fn is_streams(&self) -> Result<bool> {
+        if self.kind == SourceKind::List {
+            return Ok(false);
+        }
+        if !self.objects.is_empty() {
+            return Ok(true);
+        }
+        let mut streams = 0;
+        for FoundFile { path, .. } in &self.files {
+            let is_stream = spool::is_stream(path) || {
+                let (file, _) = shard::open(path)?;
+                let compression = compression::of_file(&file);
+                compression.map_err(|error| Error::from(error).path(path))?.is_some()
+            };
+            streams += usize::from(is_stream);
+        }
+        match streams {
+            0 => Ok(false),
+            all if all == self.files.len() => Ok(true),
+            _ => {
+                let message = "some of the sources are streams and some are not";
+                Err(Error::new(ErrorKind::InvalidArgument, message).hint("use --spool DIR"))
+            }
+        }
+    }
+}
+
+impl Source {
+    /// Detects and indexes `paths`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: a path does not open. `BadSource`: it is not a source, or is empty.
+    /// `InvalidArgument`: the paths are of different kinds. Entries that cannot be imported are not an
+    /// error: they are in [`Index::bad`].
+    pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
+        let mut silent = |_| true;
+        let indexing = &mut Indexing::new(&mut silent);
+        Source::index_found(detect::look(paths, options, indexing)?, options, indexing)
+    }
+
+    /// Indexes detected files.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open). `Interrupted`: it was asked to stop.
+    pub fn index_found(
+        mut found: Found,
+        options: &SourceOptions,
+        indexing: &mut Indexing<'_>,
+    ) -> Result<Source> {
+        let mut opened = open_streams(&mut found, options)?;
+        let kind = found.kind;
+        if kind.is_rows() {
+            let text = format!("a source of rows ({kind}) is read once, and has no index");
+            let path = found.files.into_iter().next().map(|file| file.path);
+            return Err(Error::new(ErrorKind::BadSource, text).path(path.unwrap_or_default()));
+        }
+        let (mut index, mut store) = match (found.folders.take(), kind) {
+            (Some((index, roots)), _) => (index, Store::Folders(roots)),
+            (None, SourceKind::List) => {
+                let paths: Vec<PathBuf> =
+                    found.files.iter().map(|file| file.path.clone()).collect();
+                let (index, roots) = list::index(&paths, options.folders.links, indexing)?;
+                (index, Store::Folders(roots))
+            }
+            (None, _) => index_shards(&found, &mut opened, options, indexing)?,
+        };
+        indexing.check()?;
+        file_counts::set_piped_bytes(&mut found.file_counts, piped_bytes(&index));
+        index.file_counts.splice(0..0, found.file_counts);
+        index.bad.splice(0..0, found.bad);
+        if let Store::Folders(roots) = &mut store
+            && options.prefix
+        {
+            put_roots_in_front(&mut index, roots);
+        }
+        let shards = Shards { files: &found.files, prefix: options.prefix };
+        drop_impossible_rows(&mut index, kind, &shards);
+        let (decided, origins) = (found.decided, OriginsBuilder::default());
+        Source { kind, decided, index, store, origins }.unless_empty()
+    }
+
+    /// Objects of stores as samples.
+    ///
+    /// # Errors
+    /// `BadSource`: there is none.
+    pub(in crate::import) fn of_objects(found: ObjectSamples) -> Result<Source> {
+        let ObjectSamples { kind, mut index, roots, origins } = found;
+        drop_impossible_rows(&mut index, kind, &Shards { files: &[], prefix: false });
+        let store = Store::Objects(roots);
+        let source = Source { kind, decided: None, index, store, origins };
+        source.unless_empty()
+    }
+
+    /// The objects that are its samples now.
+    pub(in crate::import) fn origins(&self) -> Cow<'_, OriginsBuilder> {
+        let Store::Objects(roots) = &self.store else { return Cow::Borrowed(&self.origins) };
+        if self.origins.len() == self.index.len() {
+            return Cow::Borrowed(&self.origins);
+        }
+        // Some were left out.
+        let kept: HashSet<String> = (0..self.index.len())
+            .filter_map(|row| {
+                let payload = self.index.payloads(row).next()?;
+                Some(roots[payload.container as usize].address_of(self.index.name(row)))
+            })
+            .collect();
+        let mut origins = OriginsBuilder::default();
+        self.origins.for_each(|Origin { address, len_bytes, etag, .. }| {
+            if kept.contains(&address) {
+                origins.push(&address, len_bytes, etag.as_deref());
+            }
+        });
+        Cow::Owned(origins)
+    }
+
+    fn unless_empty(self) -> Result<Source> {
+        let Source { kind, index, .. } = &self;
+        if index.is_empty() && index.bad.is_empty() {
+            let path = index.containers.first().map(|container| container.path.clone());
+            let error = FileCounts::of(&index.file_counts).of_no_sample(*kind);
+            return Err(error.path(path.unwrap_or_default()));
+        }
+        Ok(self)
+    }
+
+    /// Whether its samples are objects of stores.
+    pub(in crate::import) fn is_objects(&self) -> bool {
+        matches!(self.store, Store::Objects(_))
+    }
+
+    /// The source with the index that another process made.
+    ///
+    /// # Errors
+    /// A folder does not open.
+    pub(in crate::import) fn of_plan(kind: SourceKind, index: Index) -> Result<Source> {
+        let containers = index.containers.iter();
+        let store = match kind {
+            SourceKind::Folder | SourceKind::List => {
+                // How links are followed was decided when they were listed: stamps tell other files.
+                let open = |container: &Container| {
+                    let path = match kind {
+                        SourceKind::List => list::folder_of(&container.path),
+                        _ => &container.path,
+                    };
+                    Ok(Root::open(path, Links::Follow)?.behind(container.len_bytes as usize))
+                };
+                let roots = containers.map(open);
+                Store::Folders(roots.collect::<Result<_>>()?)
+            }
+            _ => Store::Shards(containers.map(|_| None).collect()),
+        };
+        Ok(Source { kind, decided: None, index, store, origins: OriginsBuilder::default() })
+    }
+
+    /// Its index without rows, with paths that lead to the containers from every working directory.
+    ///
+    /// # Errors
+    /// `BadSource`: a container has no path any more.
+    pub(in crate::import) fn shared(&self) -> Result<Index> {
+        if matches!(&self.store, Store::Shards(files) if files.iter().any(Option::is_some)) {
+            let text =
+                "a source that is unpacked while it is imported cannot be shared by processes";
+            return Err(Error::new(ErrorKind::BadSource, text).hint("unpack it first"));
+        }
+        if self.is_objects() {
+            let text = "objects of stores are imported by one process";
+            return Err(Error::new(ErrorKind::BadSource, text).hint("use dlfs import"));
+        }
+        let mut shared = self.index.select(std::iter::empty());
+        for container in &mut shared.containers {
+            container.path = std::path::absolute(&container.path).map_err(Error::from)?;
+        }
+        Ok(shared)
+    }
+
+    /// How the source's files were treated.
+    pub fn file_counts(&self) -> &[FileCount] {
+        &self.index.file_counts
+    }
+
+    /// The kind of the source; never `Auto`.
+    pub fn kind(&self) -> SourceKind {
+        self.kind
+    }
+
+    /// Why it is of its kind, where it might have been of another.
+    pub fn decided(&self) -> Option<&Decided> {
+        self.decided.as_ref()
+    }
+
+    /// The index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Drops the rows `drop` (sorted), which became unreadable; ids are renumbered without gaps.
+    pub fn drop_rows(&mut self, drop: &[u64]) {
+        self.index = self.index.without(drop);
+    }
+
+    /// Puts what `take` finds in the payloads of fields in their stead; returns the rows for which it fails. `None`:
+    /// `goes_on` said that it is to stop.
+    pub(in crate::import) fn replace_payloads(
+        &mut self,
+        take: &mut dyn FnMut(u16, &mut Front<'_>) -> std::result::Result<Elements, BadReason>,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Vec<(u64, BadEntry)>> {
+        let (mut open, mut bad, mut buffer) = (self.open_shards(), Vec::new(), Vec::new());
+        for row in 0..self.index.len() {
+            if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
+                return None;
+            }
+            let places: Vec<(usize, Payload)> = self.index.places(row).collect();
+            for (place, payload) in places {
+                let index = &self.index;
+                let mut read = |into: &mut [u8]| read_member(index, &mut open, &payload, 0, into);
+                let len = payload.len_bytes.into();
+                let found = take(payload.field, &mut Front::new(len, &mut read, &mut buffer));
+                match found {
+                    Ok(Elements::All) => {}
+                    Ok(Elements::Behind(skipped)) => self.index.skip_front(place, skipped),
+                    Ok(Elements::Are(bytes)) => self.index.replace(row, place, &bytes),
+                    Err(reason) => {
+                        bad.push((row, self.index.bad_row(row, reason)));
+                        break;
+                    }
+                }
+            }
+        }
+        Some(bad)
+    }
+
+    /// Sets the values of typed columns, a row for each row.
+    pub(in crate::import) fn set_values(&mut self, values: ColumnTable) {
+        self.index.set_columns(values);
+    }
+
+    fn open_shards(&self) -> OpenShards {
+        let mut open = OpenShards::default();
+        if let Store::Shards(files) = &self.store {
+            for (number, file) in files.iter().enumerate() {
+                if let Some(file) = file {
+                    open.keep(number as u32, file.clone());
+                }
+            }
+        }
+        open
+    }
+
+    /// A reader for one thread.
+    pub fn reader(&self) -> SourceReader<'_> {
+        SourceReader { source: self, open: self.open_shards(), objects: ObjectReads::default() }
+    }
+}
+
+/// The elements of a field with a type, in a payload.
+#[derive(Debug)]
+pub(in crate::import) enum Elements {
+    /// The payload itself.
+    All,
+    /// What follows its first bytes, this many of them.
+    Behind(u32),
+    /// These, which the payload describes.
+    Are(Vec<u8>),
+}
+
+/// A payload whose first bytes can be read.
+pub(in crate::import) struct Front<'a> {
+    len: u64,
+    read: &'a mut dyn FnMut(&mut [u8]) -> std::result::Result<(), BadReason>,
+    buffer: &'a mut Vec<u8>,
+}
+
+impl<'a> Front<'a> {
+    /// A payload of `len` bytes; `read` fills what it is given with the first of them.
+    pub(in crate::import) fn new(
+        len: u64,
+        read: &'a mut dyn FnMut(&mut [u8]) -> std::result::Result<(), BadReason>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Front<'a> {
+        Front { len, read, buffer }
+    }
+
+    /// Its length.
+    pub(in crate::import) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Its first `len` bytes, or all of them.
+    pub(in crate::import) fn first(&mut self, len: u64) -> std::result::Result<&[u8], BadReason> {
+        self.buffer.resize(len.min(self.len) as usize, 0);
+        (self.read)(self.buffer)?;
+        Ok(self.buffer)
+    }
+}
+
+/// Rows between two questions whether to go on.
+const ROWS_PER_STEP: u64 = 4096;
+
+/// Reads payloads for one thread.
+#[derive(Debug)]
+pub struct SourceReader<'a> {
+    source: &'a Source,
+    open: OpenShards,
+    objects: ObjectReads,
+}
+
+impl SourceReader<'_> {
+    /// Prepares to read the payloads of `rows` soon: those that are objects of stores are asked for at once.
+    pub(in crate::import) fn ask_ahead(&mut self, rows: impl Iterator<Item = u64>) {
+        if let Store::Objects(roots) = &self.source.store {
+            self.objects.ask(roots, &self.source.index, rows);
+        }
+    }
+
+    /// Why the last payloads could not be read, if it was not because of them: a store that was away.
+    pub(in crate::import) fn take_failure(&mut self) -> Option<Error> {
+        self.objects.take_failure()
+    }
+
+    /// Reads a payload of `row` into `into`, which has its length.
+    ///
+    /// # Errors
+    /// Why the entry cannot be imported; `into` may be overwritten then.
+    pub fn read(&mut self, row: u64, payload: &Payload, into: &mut [u8]) -> Result<(), BadReason> {
+        if let Some(value) = self.source.index.value(row, payload.field) {
+            into.copy_from_slice(value);
+            return Ok(());
+        }
+        if self.source.kind != SourceKind::TfRecord {
+            return self.read_piece(row, payload, 0, into);
+        }
+        let mut stored = [0; tfrecord::CRC_BYTES];
+        let container = &self.source.index.containers[payload.container as usize];
+        let (number, offset) = (payload.container, payload.offset_or_stamp);
+        self.open.read_two(number, container, offset, into, &mut stored)?;
+        tfrecord::check_crc(crc32c(into), stored)
+    }
+}
+
+impl SourceReader<'_> {
+    /// Reads a payload of `row` in pieces into the space that `sink` provides: for samples too large to be
+    /// held in memory.
+    ///
+    /// # Errors
+    /// Why the entry cannot be imported, which may be found after some pieces were filled; or the error of
+    /// `sink`.
+    pub fn read_in_pieces(
+        &mut self,
+        row: u64,
+        payload: &Payload,
+        sink: &mut dyn PieceSink,
+    ) -> Result<(), PieceError> {
+        let is_checked = self.source.kind == SourceKind::TfRecord;
+        let (mut at, mut crc) = (0, 0);
+        let len = u64::from(payload.len_bytes);
+        loop {
+            let space = sink.space().map_err(PieceError::Sink)?;
+            let piece_len = (len - at).min(space.len() as u64) as usize;
+            let piece = &mut space[..piece_len];
+            self.read_piece(row, payload, at, piece)?;
+            if is_checked {
+                crc = crc32c_append(crc, piece);
+            }
+            sink.filled(piece_len).map_err(PieceError::Sink)?;
+            at += piece_len as u64;
+            if at == len {
+                break;
+            }
+        }
+        if is_checked {
+            let mut stored = [0; tfrecord::CRC_BYTES];
+            let container = &self.source.index.containers[payload.container as usize];
+            let offset = tfrecord::crc_offset(payload);
+            self.open.read(payload.container, container, offset, &mut stored)?;
+            tfrecord::check_crc(crc, stored)?;
+        }
+        Ok(())
+    }
+
+    fn read_piece(
+        &mut self,
+        row: u64,
+        payload: &Payload,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<(), BadReason> {
+        if let Some(value) = self.source.index.value(row, payload.field) {
+            into.copy_from_slice(&value[at as usize..][..into.len()]);
+            return Ok(());
+        }
+        match &self.source.store {
+            Store::Folders(roots) => {
+                let root = &roots[payload.container as usize];
+                read_file(root, self.source.index.name(row), payload.offset_or_stamp, at, into)
+            }
+            Store::Shards(_) => read_member(&self.source.index, &mut self.open, payload, at, into),
+            Store::Objects(roots) => {
+                self.objects.read(roots, &self.source.index, row, payload, at, into)
+            }
+        }
+    }
+}
+
+/// Receives bytes in pieces.
+pub trait PieceSink {
+    /// The space for the next bytes: at least one byte.
+    ///
+    /// # Errors
+    /// There is no space.
+    fn space(&mut self) -> Result<&mut [u8]>;
+
+    /// Takes the first `len` bytes of [`space`](Self::space), which are filled.
+    ///
+    /// # Errors
+    /// They could not be passed on.
+    fn filled(&mut self, len: usize) -> Result<()>;
+}
+
+/// Why reading a payload in pieces failed.
+#[derive(Debug)]
+pub enum PieceError {
+    /// The entry cannot be imported.
+    Bad(BadReason),
+    /// The sink failed.
+    Sink(Error),
+}
+
+impl From<BadReason> for PieceError {
+    fn from(reason: BadReason) -> PieceError {
+        PieceError::Bad(reason)
+    }
+}
+
+/// A number that changes when a file is modified or replaced.
+pub fn stamp(stat: &Stat) -> u64 {
+    let mut hash = Xxh3::new();
+    let numbers = [stat.st_ino, stat.st_size as u64, stat.st_mtime as u64, stat.st_mtime_nsec];
+    numbers.iter().for_each(|number| hash.update(&number.to_le_bytes()));
+    hash.digest()
+}
+
+fn read_file(
+    root: &Root,
+    name: &[u8],
+    stamped: u64,
+    at: u64,
+    into: &mut [u8],
+) -> Result<(), BadReason> {
+    let file = File::from(root.open_file(root.own_name(name)?)?);
+    match file.read_exact_at(into, at) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(BadReason::Changed);
+        }
+        Err(error) => return Err(unreadable(&error)),
+    }
+    // After the read, in order to detect a change during it.
+    let stat =
+        rustix::fs::fstat(&file).map_err(|errno| BadReason::Unreadable(errno.raw_os_error()))?;
+    if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
+}
+
+/// Fills `into` from byte `at` of a payload in a shard.
+fn read_member(
+    index: &Index,
+    open: &mut OpenShards,
+    payload: &Payload,
+    at: u64,
+    into: &mut [u8],
+) -> Result<(), BadReason> {
+    let (number, container) = (payload.container, &index.containers[payload.container as usize]);
+    match index.sparse(payload) {
+        None => open.read(number, container, payload.offset_or_stamp + at, into),
+        Some((map, start)) => {
+            let stored = |offset: u64, into: &mut [u8]| open.read(number, container, offset, into);
+            match map.read(start + at, into, stored)? {
+                true => Ok(()),
+                false => Err(BadReason::Changed),
+            }
+        }
+    }
+}
+
+fn unreadable(error: &io::Error) -> BadReason {
+    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// A shard that is open: its file, and whether that has no name.
+type OpenShard = (Arc<File>, Container, bool);
+
+/// Copies pipes to the spool; the beginnings of the copies tell whether archives are WebDataset's, as files do.
+/// Each shard that is no pipe is still to be opened.
+fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option<OpenShard>>> {
+    let mut opened = Vec::new();
+    if found.decided != Some(Decided::NoPair) {
+        return Ok(opened);
+    }
+    for FoundFile { path, name } in &found.files {
+        if !spool::is_stream(path) {
+            opened.push(None);
+            continue;
+        }
+        let (file, container, nameless) = spool::open_or_spool(path, options)?;
+        let begin = FrontToBack::new(file.clone(), container.len_bytes);
+        if found.kind == SourceKind::Tar
+            && let Some(pair) = tar::pair_at_beginning(begin)
+        {
+            found.kind = SourceKind::WebDataset;
+            found.decided = Some(Decided::Pair { shard: name.clone(), pair });
+        }
+        opened.push(Some((file, container, nameless)));
+    }
+    Ok(opened)
+}
+
+fn index_shards(
+    found: &Found,
+    opened: &mut [Option<OpenShard>],
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<(Index, Store)> {
+    let mut index = Index::default();
+    let kind = found.kind;
+    let mut rows = tar::Rows::new(kind == SourceKind::WebDataset, options.folders.hidden)
+        .within(&options.expansion);
+    if options.nested {
+        rows = rows.nested();
+    }
+    if found.decided == Some(Decided::NoPair) {
+        rows = rows.undecided();
+    }
+    indexing.again(); // files that hold samples were counted before
+    let mut files = Vec::new();
+    let mut appended = FileCounts::default();
+    for (number, FoundFile { path, name }) in found.files.iter().enumerate() {
+        if !indexing.goes_on() {
+            break;
+        }
+        let (file, container, nameless) = match opened.get_mut(number).and_then(Option::take) {
+            Some(opened) => opened,
+            None => spool::open_or_spool(path, options)?,
+        };
+        index.containers.push(container);
+        let number = u32::try_from(number).map_err(|_| {
+            Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
+        })?;
+        files.push(nameless.then(|| file.clone()));
+        if kind == SourceKind::TfRecord {
+            index.only_field();
+            tfrecord::index_shard(file, name, number, &mut index, indexing);
+        } else if let Some(more) = rows.index_shard(file, number, &mut index, indexing) {
+            let bytes = index.containers[number as usize].len_bytes - more.from;
+            appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
+        }
+        if let Some(pair) = rows.pair() {
+            return Err(tar::undecided(path, pair));
+        }
+    }
+    index.file_counts.extend(appended.into_counts());
+    let dead = rows.finish(&mut index);
+    if !dead.is_empty() {
+        index = index.without(&dead);
+    }
+    Ok((index, Store::Shards(files)))
+}
+
+/// Decompressed bytes of the shards that came through pipes.
+fn piped_bytes(index: &Index) -> u64 {
+    let piped = index.containers.iter().filter(|shard| spool::is_stream(&shard.path));
+    piped.map(|shard| shard.len_bytes).sum()
+}
+
+/// Puts the folder or list in front of each name.
+fn put_roots_in_front(index: &mut Index, roots: &mut Vec<Root>) {
+    let lens = put_containers_in_front(index);
+    let behind = |(root, len): (Root, &usize)| root.behind(*len);
+    *roots = std::mem::take(roots).into_iter().zip(&lens).map(behind).collect();
+    for (container, len) in index.containers.iter_mut().zip(lens) {
+        container.len_bytes = len as u64;
+    }
+}
+
+/// Puts what tells a container from the others in front of its names; returns the bytes that each one added.
+fn put_containers_in_front(index: &mut Index) -> Vec<usize> {
+    let paths: Vec<&Path> = index.containers.iter().map(|container| &*container.path).collect();
+    let ends = ends_of(&paths);
+    let too_long = index.put_in_front(|_, container| Some(&ends[container as usize]));
+    leave_out_too_long(index, &too_long);
+    ends.iter().map(|end| end.len() + 1).collect()
+}
+
+fn leave_out_too_long(index: &mut Index, rows: &[u64]) {
+    for &row in rows {
+        index.bad.push(index.bad_row(row, BadReason::Name("is longer than 4,096 bytes")));
+    }
+    if !rows.is_empty() {
+        *index = index.without(rows);
+    }
+}
+
+/// The shards that rows are from.
+struct Shards<'a> {
+    files: &'a [FoundFile],
+    /// Whether they stand in front of all names.
+    prefix: bool,
+}
+
+impl Shards<'_> {
+    /// Puts the shard in front of names that an earlier shard has, or of all.
+    fn put_in_front(&self, index: &mut Index) {
+        let differ =
+            |&(row, first): &(u64, u64)| index.container_of(row) != index.container_of(first);
+        let taken = index.rows_with_a_taken_name();
+        let taken: HashSet<u64> = taken.iter().filter(|pair| differ(pair)).map(|it| it.0).collect();
+        if !self.prefix && taken.is_empty() {
+            return;
+        }
+        let front = |row, container: u32| {
+            let file = self.files.get(container as usize)?;
+            (self.prefix || taken.contains(&row)).then_some(&file.name[..])
+        };
+        let too_long = index.put_in_front(front);
+        leave_out_too_long(index, &too_long);
+    }
+}
+
+/// Moves rows that no image can hold to the bad entries.
+fn drop_impossible_rows(index: &mut Index, kind: SourceKind, shards: &Shards<'_>) {
+    if matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
+        // As `tar -u` and `tar -r` mean it.
+        let replaced = index.take_replaced();
+        if !replaced.is_empty() {
+            *index = index.without(&replaced);
+        }
+        shards.put_in_front(index);
+    }
+    let taken = match kind {
+        // A folder has each name once; several of them, or anything else, may not.
+        SourceKind::Folder if index.containers.len() == 1 => Vec::new(),
+        _ => index.rows_with_a_taken_name(),
+    };
+    for &(row, first) in &taken {
+        let differ = index.container_of(row) != index.container_of(first);
+        let reason = if differ { BadReason::TwiceInFolders } else { BadReason::Twice };
+        index.bad.push(index.bad_row(row, reason));
+    }
+    let mut drop: Vec<u64> = taken.into_iter().map(|(row, _)| row).collect();
+    if index.fields.len() > 1 {
+        let table = 4 * index.fields.len() as u64;
+        let mut too_large = Vec::new();
+        for row in 0..index.len() {
+            let len = table + index.payload_bytes(row);
+            if len > MAX_SAMPLE_BYTES && drop.binary_search(&row).is_err() {
+                index.bad.push(index.bad_row(row, BadReason::TooLarge(len)));
+                too_large.push(row);
+            }
+        }
+        drop.extend(too_large);
+        drop.sort_unstable();
+    }
+    if !drop.is_empty() {
+        *index = index.without(&drop);
+    }
+}

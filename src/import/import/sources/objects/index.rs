@@ -1,0 +1,257 @@
+//! Indexes folders of objects, and lists of objects.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::listed::Listed;
+use super::read::{ObjectRoot, ObjectSamples, push_origin};
+use crate::import::sources::index::{
+    BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
+};
+use crate::import::sources::indexing::Indexing;
+use crate::import::sources::{SourceKind, list};
+use dlfs_base::Result;
+use dlfs_base::threads::map_at_once;
+use dlfs_format::format::OriginsBuilder;
+use dlfs_places::{Client, Object, Place, shown};
+
+/// The objects of `folders` as samples: ids and classes are those of a local folder with the same names.
+pub(super) fn folders(folders: &[Listed]) -> ObjectSamples {
+    let mut origins = OriginsBuilder::default();
+    let mut index = Index::default();
+    index.only_field();
+    let tops = folders.iter().flat_map(|listed| (0..listed.len()).map(|row| listed.name(row)));
+    let mut classes: Vec<&str> = Vec::new();
+    for top in tops.filter_map(|name| name.split_once('/')).map(|(top, _)| top) {
+        if classes.last() != Some(&top) {
+            classes.push(top);
+        }
+    }
+    classes.sort_unstable();
+    classes.dedup();
+    index.classes = classes.iter().map(|class| class.as_bytes().to_vec()).collect();
+    let mut roots = Vec::new();
+    for (container, listed) in folders.iter().enumerate() {
+        let path = PathBuf::from(listed.address());
+        let mut rows: Vec<u32> = (0..listed.len() as u32).collect();
+        rows.sort_unstable_by(|a, b| in_order(listed.name(*a as usize), listed.name(*b as usize)));
+        for row in rows {
+            let row = row as usize;
+            let name = listed.name(row);
+            let class = name.split_once('/').and_then(|(top, _)| classes.binary_search(&top).ok());
+            let object = listed.object(row);
+            let (len, stamp) = (object.len_bytes, object.stamp());
+            let label = class.map(|class| class as i64);
+            match push(&mut index, container, name, label, len, stamp) {
+                Ok(()) => push_origin(&mut origins, &listed.client, &object),
+                Err(reason) => {
+                    index.bad.push(BadEntry::new(name.as_bytes(), reason).within(&path));
+                }
+            }
+        }
+        let refused = listed.refused.iter();
+        index.bad.extend(refused.map(|key| BadEntry::new(key.as_bytes(), ODD).within(&path)));
+        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
+        roots.push(ObjectRoot::new(listed.client.clone(), listed.prefix.clone(), 0));
+    }
+    ObjectSamples { kind: SourceKind::Folder, index, roots, origins }
+}
+
+/// The order of `folder.rs`: class folders by name, in one the folders by path, in one the files by name; files
+/// outside of class folders last.
+fn in_order(a: &str, b: &str) -> Ordering {
+    // Where the class folder ends, and where the folder does.
+    let ends = |name: &str| {
+        let folder = name.rfind('/')?;
+        Some((name.find('/').unwrap_or(folder), folder))
+    };
+    match (ends(a), ends(b)) {
+        (Some((a_top, a_folder)), Some((b_top, b_folder))) => a[..a_top]
+            .cmp(&b[..b_top])
+            .then_with(|| a[..a_folder].cmp(&b[..b_folder]))
+            .then_with(|| a[a_folder..].cmp(&b[b_folder..])),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => a.cmp(b),
+    }
+}
+
+fn push(
+    index: &mut Index,
+    container: usize,
+    name: &str,
+    label: Option<i64>,
+    len: u64,
+    stamp: u64,
+) -> Result<(), BadReason> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(BadReason::Name("is longer than 4,096 bytes"));
+    }
+    if len > MAX_SAMPLE_BYTES {
+        return Err(BadReason::TooLarge(len));
+    }
+    index.push(name.as_bytes(), label);
+    let (len_bytes, container) = (len as u32, container as u32); // within the limit just tested
+    index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp: stamp, container });
+    Ok(())
+}
+
+/// A list: where it is, and what it says.
+pub(super) struct ListText {
+    /// To be shown.
+    pub(super) path: PathBuf,
+    pub(super) text: Vec<u8>,
+    /// The store and folder of lines that are no addresses; `None`: the list is a local file.
+    pub(super) beside: Option<(Client, String)>,
+}
+
+/// The objects that lists name. A line is a key beneath the list's folder or an address, and perhaps a label.
+///
+/// # Errors
+/// A store does not open, or gives no answer. Lines that cannot be imported are in `bad`: also those of a list in a
+/// store that name another, unless it is one of `hosts`.
+pub(super) fn lists(
+    lists: &[ListText],
+    hosts: &[Place],
+    open: &mut dyn FnMut(&Place) -> Result<Client>,
+    indexing: &mut Indexing<'_>,
+) -> Result<ObjectSamples> {
+    let mut origins = OriginsBuilder::default();
+    let mut index = Index::default();
+    index.only_field();
+    let mut roots = Roots::default();
+    for list in lists {
+        let mut lines = Vec::new();
+        for line in list::lines(&list.text) {
+            match wanted(line, list, hosts, open, &mut roots)? {
+                Ok(wanted) => lines.push((line, wanted)),
+                Err(reason) => {
+                    index.bad.push(BadEntry::new(&shown_line(line), reason).within(&list.path))
+                }
+            }
+        }
+        for lines in lines.chunks(AT_ONCE) {
+            let found = map_at_once(HEADS, lines, |(_, wanted)| Ok(wanted.head(&roots.all)))?;
+            for ((line, wanted), found) in lines.iter().zip(found) {
+                let pushed = match found {
+                    Ok(object) => {
+                        let (len_bytes, stamp) = (object.len_bytes, object.stamp());
+                        let client = roots.all[wanted.root].client();
+                        push(&mut index, wanted.root, &wanted.name, wanted.label, len_bytes, stamp)
+                            .inspect(|()| push_origin(&mut origins, client, &object))
+                            .map(|()| len_bytes)
+                    }
+                    Err(error) => Err(super::read::reason(error)?),
+                };
+                match pushed {
+                    Ok(len_bytes) => drop(indexing.found(1, len_bytes)),
+                    Err(reason) => {
+                        index.bad.push(BadEntry::new(&shown_line(line), reason).within(&list.path))
+                    }
+                }
+            }
+            indexing.check()?;
+        }
+    }
+    let roots = roots.all;
+    for root in &roots {
+        let path = PathBuf::from(root.address());
+        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
+    }
+    Ok(ObjectSamples { kind: SourceKind::List, index, roots, origins })
+}
+
+/// Where the objects of lines are: signed URLs have a place each.
+#[derive(Default)]
+struct Roots {
+    all: Vec<ObjectRoot>,
+    numbers: HashMap<(Place, String, usize), usize>,
+}
+
+impl Roots {
+    fn number(&mut self, client: Client, prefix: String, cut: usize) -> usize {
+        let key = (client.place().clone(), prefix.clone(), cut);
+        *self.numbers.entry(key).or_insert_with(|| {
+            self.all.push(ObjectRoot::new(client, prefix, cut));
+            self.all.len() - 1
+        })
+    }
+}
+
+/// What a line names.
+struct Wanted {
+    root: usize,
+    name: String,
+    label: Option<i64>,
+}
+
+impl Wanted {
+    fn head(&self, roots: &[ObjectRoot]) -> Result<Object> {
+        let root = &roots[self.root];
+        root.client().head(&root.key_of(self.name.as_bytes()))
+    }
+}
+
+fn wanted(
+    line: &[u8],
+    list: &ListText,
+    hosts: &[Place],
+    open: &mut dyn FnMut(&Place) -> Result<Client>,
+    roots: &mut Roots,
+) -> Result<Result<Wanted, BadReason>> {
+    let (path, label) = list::split(line);
+    let label = match label
+        .map(|text| list::number(text).ok_or(BadReason::Syntax("its label is not a number")))
+    {
+        Some(Err(reason)) => return Ok(Err(reason)),
+        Some(Ok(label)) => Some(label),
+        None => None,
+    };
+    let Ok(path) = std::str::from_utf8(path) else { return Ok(Err(ODD)) };
+    let (client, prefix, cut, name) = match (Place::parse(path), &list.beside) {
+        (Ok(place), Some((client, _)))
+            if !std::iter::once(client.place()).chain(hosts).any(|own| own.has(&place)) =>
+        {
+            return Ok(Err(BadReason::OtherHost));
+        }
+        (Ok(place), _) => {
+            let name = format!("{}/{}", place.authority(), place.key());
+            (open(&place)?, String::new(), place.authority().len() + 1, name)
+        }
+        (Err(_), Some((client, folder))) => (client.clone(), folder.clone(), 0, path.to_owned()),
+        (Err(_), None) => {
+            return Ok(Err(BadReason::Syntax("is no address, unlike the first line of the list")));
+        }
+    };
+    Ok(Ok(Wanted { root: roots.number(client, prefix, cut), name, label }))
+}
+
+/// A line without what may be secret in its address.
+fn shown_line(line: &[u8]) -> Vec<u8> {
+    let path = Path::new(OsStr::from_bytes(list::split(line).0));
+    if Place::is_place(path) { shown(path).into_bytes() } else { line.to_vec() }
+}
+
+const ODD: BadReason =
+    BadReason::Name("has empty, . or .. parts, or is not UTF-8: it cannot be asked for");
+/// Objects that are looked up together.
+const AT_ONCE: usize = 4096;
+/// The name of the threads that wait for them.
+const HEADS: &str = "dlfs-open";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_ordered_as_those_of_a_local_folder() {
+        let sorted = ["a/x/1", "a/x/2", "a-b/1", "b/0", "b/a/0", "b/a-c/0", "0", "z"];
+        let mut names = sorted.to_vec();
+        names.sort_unstable();
+        names.sort_unstable_by(|a, b| in_order(a, b));
+        assert_eq!(names, sorted);
+    }
+}

@@ -1,0 +1,550 @@
+//! Tells what the objects of an import are: samples, shards or lists.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Cursor, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::MemfdFlags;
+
+use super::index::{self, ListText};
+use super::listed::Listed;
+use super::read::ObjectSamples;
+use super::splits::{self, split_of, warn_of_splits};
+use crate::import::sources::SourceOptions;
+use crate::import::sources::braces::braces;
+use crate::import::sources::compression::Compression;
+use crate::import::sources::content::{Content, is_shard_name, is_side_file, named_kind};
+use crate::import::sources::expansion::Expansion;
+use crate::import::sources::file_counts::{FileCounts, Role};
+use crate::import::sources::found::{Decided, Found, FoundFile, tell_apart};
+use crate::import::sources::indexing::Indexing;
+use crate::import::sources::kind::SourceKind;
+use crate::import::sources::list;
+use crate::import::sources::read_input::ReadInput;
+use crate::import::sources::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
+use crate::import::sources::tar::{self, Pair};
+use dlfs_base::threads::map_at_once;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_places::{Client, Object, Place, PlaceOptions, Scheme};
+
+/// Objects that are a source.
+pub(in crate::import) enum FoundObjects {
+    /// Shards, read once, front to back.
+    Shards(Box<Found>),
+    /// Objects that are samples.
+    Samples(Box<ObjectSamples>),
+}
+
+impl FoundObjects {
+    /// Samples with their folders in front of their names, if `prefix` asks for that.
+    fn with_prefix(mut self, prefix: bool) -> Result<FoundObjects> {
+        if let FoundObjects::Samples(samples) = &mut self
+            && prefix
+            && samples.kind == SourceKind::Folder
+        {
+            samples.put_in_front();
+        }
+        Ok(self)
+    }
+}
+
+/// Whether the paths are addresses of objects, or local lists of such.
+///
+/// # Errors
+/// `InvalidArgument`: some are addresses and some are paths.
+pub(in crate::import) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Result<bool> {
+    let places = paths.iter().filter(|path| Place::is_place(path)).count();
+    if places > 0 && places < paths.len() {
+        let text = "some of the sources are objects of a store and some are files";
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, text).hint("import them one after the other")
+        );
+    }
+    let may_be_lists = matches!(kind, SourceKind::Auto | SourceKind::List) && !paths.is_empty();
+    Ok(places > 0 || may_be_lists && paths.iter().all(|path| is_list_of_objects(path)))
+}
+
+/// Whether the first line of a file is the address of an object.
+fn is_list_of_objects(path: &Path) -> bool {
+    let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+    let head = || {
+        let mut head = Vec::new();
+        File::open(path)?.take(MAX_LINE_BYTES).read_to_end(&mut head)?;
+        io::Result::Ok(head)
+    };
+    is_file && head().is_ok_and(|head| begins_with_place(&head))
+}
+
+fn begins_with_place(head: &[u8]) -> bool {
+    let first = list::lines(head).next().unwrap_or_default();
+    Place::is_place(Path::new(OsStr::from_bytes(list::split(first).0)))
+}
+
+/// Finds the objects of `paths`, of which [`are_objects`] holds; of data sets on the hub, those of these `splits`, or
+/// all.
+///
+/// # Errors
+/// Those of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`: objects of several kinds, or
+/// of one that is not read from stores.
+pub(in crate::import) fn look(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    splits: &[String],
+    places: &PlaceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<FoundObjects> {
+    let mut clients = Clients { options: places, open: HashMap::new(), threads: Vec::new() };
+    if !paths.iter().any(|path| Place::is_place(path)) {
+        let text = |path: &PathBuf| {
+            let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
+            Ok(ListText { path: path.clone(), text, beside: None })
+        };
+        let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
+        let found =
+            index::lists(&texts, &places.list_hosts, &mut |place| clients.of(place), indexing)?;
+        return Ok(FoundObjects::Samples(Box::new(found)));
+    }
+    let mut listed = splits::only(list_all(paths, &mut clients, indexing)?, splits)?;
+    if !options.folders.hidden {
+        listed.iter_mut().for_each(Listed::leave_out_droppings);
+    }
+    match options.kind {
+        SourceKind::Folder => samples(listed),
+        SourceKind::List => lists(&listed, &mut clients, indexing),
+        SourceKind::Auto => auto(listed, &mut clients, indexing),
+        kind => shards(listed, kind),
+    }
+    .and_then(|found| found.with_prefix(options.prefix))
+}
+
+/// One client for each store, and one thread for all stores of a web server.
+struct Clients<'a> {
+    options: &'a PlaceOptions,
+    open: HashMap<Place, Client>,
+    /// The first client of each thread.
+    threads: Vec<Client>,
+}
+
+impl Clients<'_> {
+    fn of(&mut self, place: &Place) -> Result<Client> {
+        let store = place.with_key("");
+        if let Some(client) = self.open.get(&store) {
+            return Ok(client.clone());
+        }
+        if self.open.len() == MOST_URLS {
+            let text = "the sources are URLs with more than 100,000 users and queries";
+            return Err(Error::new(ErrorKind::InvalidArgument, text)
+                .hint("import them in parts, with --append"));
+        }
+        let beside = self.threads.iter().find(|client| client.place().is_same_server(place));
+        let client = match beside {
+            Some(client) => client.beside(place)?,
+            None if self.threads.len() == MOST_THREADS => {
+                let text = "the sources are in more than 64 stores";
+                return Err(Error::new(ErrorKind::InvalidArgument, text)
+                    .hint("import them in parts, with --append"));
+            }
+            None => {
+                let client = Client::open(place, self.options)?;
+                self.threads.push(client.clone());
+                client
+            }
+        };
+        self.open.insert(store, client.clone());
+        Ok(client)
+    }
+}
+
+fn list_all(
+    paths: &[PathBuf],
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<Vec<Listed>> {
+    let mut places = Vec::new();
+    for path in paths {
+        for name in braces(path.as_os_str().as_bytes())
+            .unwrap_or_else(|| vec![path.as_os_str().as_bytes().to_vec()])
+        {
+            let place = Place::of_path(Path::new(OsStr::from_bytes(&name)))?;
+            places.push((clients.of(&place)?, place));
+        }
+    }
+    // Many objects are looked up at once.
+    let given = map_at_once(OPENING, &places, |(client, place)| match place.is_folder() {
+        true => Ok(None),
+        false => Ok(Some(client.file(place.key()))),
+    })?;
+    let mut all = Vec::new();
+    for ((client, place), given) in places.into_iter().zip(given) {
+        let absent = match given {
+            Some(Ok(object)) => {
+                indexing.found(1, object.len_bytes);
+                all.push(Listed::one(client, object));
+                continue;
+            }
+            // Who may not list is told of no absence.
+            Some(Err(error))
+                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
+            {
+                return Err(error);
+            }
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        let prefix = match place.key() {
+            "" => String::new(),
+            key => format!("{}/", key.trim_end_matches('/')),
+        };
+        let listed = Listed::beneath(client, &prefix, indexing);
+        match (listed, absent) {
+            (Ok(listed), _) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
+            (Err(error), _) if is_away(&error) => return Err(error),
+            (_, Some(absent)) => return Err(absent),
+            (Ok(_), None) => {
+                let text = "there is no object with this prefix";
+                return Err(Error::new(ErrorKind::NotFound, text).target(place.to_string()));
+            }
+            (Err(error), None) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+/// Whether the store did not answer, so that nothing is known of what it holds.
+fn is_away(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
+}
+
+fn auto(
+    listed: Vec<Listed>,
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<FoundObjects> {
+    let mut contents = Vec::new();
+    for one in &listed {
+        // By its name, the first that may be a shard; and the first one at all.
+        let mut named = (0..one.len()).filter(|row| is_shard_name(one.name(*row).as_bytes()));
+        let other = (0..one.len()).find(|row| !is_side_file(one.name(*row).as_bytes()));
+        let mut first = named.next().or(other).unwrap_or(0);
+        if one.is_empty() {
+            continue;
+        }
+        let mut found = content(one, first)?;
+        // What is called as an index need not be one of shards.
+        while !found.is_shard() && is_index(one.name(first).as_bytes()) {
+            let Some(next) = named.next().or(other.filter(|other| *other != first)) else { break };
+            first = next;
+            found = content(one, first)?;
+        }
+        contents.push((one, first, found));
+    }
+    let shard = contents.iter().find(|(_, _, content)| content.is_shard());
+    if let Some((one, _, content)) = shard {
+        let kind = match content {
+            Content::Tar(_) => return tars(listed),
+            Content::TfRecord(_) => SourceKind::TfRecord,
+            Content::Rows(kind) => *kind,
+            other => return Err(not_read(other.label(), one)),
+        };
+        return shards_only(listed, kind);
+    }
+    match listed.iter().all(|one| one.is_given) {
+        false => samples(listed),
+        true => {
+            for (one, first, content) in contents {
+                let start = one.start(first, START_BYTES)?;
+                if content != Content::Other || !is_text(&start) {
+                    let text = "cannot tell what this object is";
+                    return Err(Error::new(ErrorKind::BadSource, text)
+                        .target(format!("{}{}", one.address(), one.name(first)))
+                        .hint("say it with --from tar|webdataset|tfrecord|list|parquet|..."));
+                }
+            }
+            lists(&listed, clients, indexing)
+        }
+    }
+}
+
+/// Archives, by the beginnings of some of them: each costs a request.
+fn tars(listed: Vec<Listed>) -> Result<FoundObjects> {
+    let mut decided = Decided::NoPair;
+    let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
+    let tars =
+        rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
+    for (one, row) in tars.take(MOST_LOOKED_AT) {
+        if let Some(pair) = pair_at_beginning(one, row)? {
+            decided = Decided::Pair { shard: one.name(row).as_bytes().to_vec(), pair };
+            break;
+        }
+    }
+    let is_plain = decided == Decided::NoPair;
+    let kind = if is_plain { SourceKind::Tar } else { SourceKind::WebDataset };
+    let mut found = shards_only(listed, kind)?;
+    if let FoundObjects::Shards(found) = &mut found {
+        found.decided = Some(decided);
+    }
+    Ok(found)
+}
+
+fn is_text(start: &[u8]) -> bool {
+    let whole = start.len() < START_BYTES as usize;
+    let text = std::str::from_utf8(start).or_else(|error| match error.error_len() {
+        None if !whole => std::str::from_utf8(&start[..error.valid_up_to()]),
+        _ => Err(error),
+    });
+    text.is_ok_and(|text| !text.contains('\0') && !text.trim().is_empty())
+}
+
+/// What the object holds, by its first bytes.
+fn content(one: &Listed, row: usize) -> Result<Content> {
+    let is_index = is_index(one.name(row).as_bytes());
+    let start = one.start(row, if is_index { MAX_INDEX_BYTES } else { START_BYTES })?;
+    let file = rustix::fs::memfd_create("start", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
+    let mut file = File::from(file);
+    file.write_all(&start)?;
+    Ok(Content::of(&file, one.name(row).as_bytes())?)
+}
+
+fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
+    let mut reader = Pieces {
+        client: &one.client,
+        object: one.object(row),
+        at: 0,
+        next_len: LOOKED_AT_BYTES,
+        piece: Cursor::default(),
+    };
+    let mut head = Vec::new();
+    let failed = |error: io::Error| error.downcast::<Error>().unwrap_or_else(Error::from);
+    reader.by_ref().take(6).read_to_end(&mut head).map_err(failed)?;
+    let compression = Compression::of(&head);
+    let whole = Cursor::new(head).chain(reader);
+    Ok(match compression {
+        None => tar::pair_at_beginning(ReadInput::new(whole)),
+        Some(compression) => {
+            let plain = compression.undo(whole, &Expansion::default())?;
+            tar::pair_at_beginning(ReadInput::new(plain))
+        }
+    })
+}
+
+/// Reads an object front to back, in pieces that grow: mostly the first one is enough.
+struct Pieces<'a> {
+    client: &'a Client,
+    object: Object,
+    /// Where the next piece begins.
+    at: u64,
+    next_len: u64,
+    piece: Cursor<Vec<u8>>,
+}
+
+impl Read for Pieces<'_> {
+    /// Keeps the error of a store: `std::io::Error::downcast` gives it.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let is_read = self.piece.position() == self.piece.get_ref().len() as u64;
+        if is_read && self.at < self.object.len_bytes {
+            let most = self.client.range_bytes().min(self.object.len_bytes - self.at);
+            let len = self.next_len.min(most);
+            let mut piece = vec![0; len as usize];
+            let asked = self.client.fetch(&self.object, self.at..self.at + len);
+            asked.read_into(&mut piece).map_err(io::Error::other)?;
+            self.piece = Cursor::new(piece);
+            self.at += len;
+            self.next_len = 2 * len;
+        }
+        self.piece.read(into)
+    }
+}
+
+/// Whether an object is the index of shards that hold rows.
+fn is_index(name: &[u8]) -> bool {
+    name.rsplit(|byte| *byte == b'/').next() == Some(INDEX)
+}
+
+/// Shards of a kind that was detected: whatever else there is must describe them.
+fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
+    for one in &listed {
+        let parts: HashSet<PathBuf> =
+            indexes(one, kind)?.into_iter().flat_map(|(parts, _)| parts).collect();
+        let is_other = |row: &usize| {
+            let name = one.name(*row).as_bytes();
+            let is_part = match has_index(kind) {
+                true => is_index(name) || parts.contains(Path::new(one.name(*row))),
+                false => is_shard_of(kind, one.name(*row)),
+            };
+            !one.is_given && !is_part && !is_side_file(name)
+        };
+        let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
+        if let Some(row) = (0..one.len()).find(is_other).filter(|_| by_name) {
+            let text = "there are shards and other objects";
+            return Err(Error::new(ErrorKind::BadSource, text)
+                .target(format!("{}{}", one.address(), one.name(row)))
+                .hint(
+                    "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from \
+                     folder imports each object as one sample, as it is",
+                ));
+        }
+    }
+    shards(listed, kind)
+}
+
+/// Whether an object may be a shard of this kind, by its name.
+fn is_shard_of(kind: SourceKind, name: &str) -> bool {
+    let name = name.as_bytes();
+    let kind = if kind == SourceKind::WebDataset { SourceKind::Tar } else { kind };
+    let is_another = named_kind(name).is_some_and(|named| named != kind);
+    is_shard_name(name) && !is_another && (has_index(kind) || !is_index(name))
+}
+
+/// Whether shards of this kind are those that an index names.
+fn has_index(kind: SourceKind) -> bool {
+    matches!(kind, SourceKind::Mds | SourceKind::LitData)
+}
+
+/// The indexes, where shards of this kind have one, with the names of the objects that they name.
+fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)>> {
+    let rows = (0..one.len()).filter(|row| has_index(kind) && is_index(one.name(*row).as_bytes()));
+    rows.map(|row| {
+        let (index, path) = (one.start(row, MAX_INDEX_BYTES)?, PathBuf::from(one.name(row)));
+        Ok((row_indexes::parts_of(&path, &index), path))
+    })
+    .collect()
+}
+
+/// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
+fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
+    let (mut files, mut objects) = (Vec::new(), Vec::<(Client, Vec<Object>)>::new());
+    let mut file_counts = FileCounts::default();
+    let what = match kind {
+        SourceKind::TfRecord => "TFRecord shard",
+        rows if rows.is_rows() => Content::Rows(rows).label(),
+        _ => "tar archive",
+    };
+    for one in &listed {
+        file_counts.append(one.set_aside.iter().cloned());
+        let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
+        let merged = row_indexes::merged(&indexes(one, kind)?);
+        let mut of_this = Vec::new();
+        for row in 0..one.len() {
+            let (name, len) = (one.name(row).as_bytes(), one.len_bytes(row));
+            if has_index(kind) && !is_index(name) {
+                let (what, role) = match is_side_file(name) {
+                    true => ("side file", Role::SetAside),
+                    false => ("shard of an index", Role::Shard),
+                };
+                file_counts.add(what, role, len, name);
+                continue;
+            }
+            if merged.contains(Path::new(one.name(row))) {
+                file_counts.add(row_indexes::MERGED, Role::SetAside, len, name);
+                continue;
+            }
+            let is_shard =
+                if by_name { is_shard_of(kind, one.name(row)) } else { !is_side_file(name) };
+            if !one.is_given && !is_shard {
+                file_counts.add("side file", Role::SetAside, len, name);
+                continue;
+            }
+            // Whoever names a whole data set is told which splits are taken.
+            let split =
+                split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
+            match split {
+                Some(split) => {
+                    file_counts.add(&format!("{what}, split {split}"), Role::Shard, len, name);
+                }
+                None => file_counts.add(what, Role::Shard, len, name),
+            }
+            let path = PathBuf::from(
+                one.client.place().with_key(format!("{}{}", one.prefix, one.name(row))).to_string(),
+            );
+            files.push(FoundFile { path, name: name.to_vec() });
+            of_this.push(one.object(row));
+        }
+        match objects.last_mut() {
+            Some((client, before)) if client.place() == one.client.place() => {
+                before.extend(of_this)
+            }
+            _ => objects.push((one.client.clone(), of_this)),
+        }
+    }
+    if files.is_empty() {
+        let text = format!("there are no {kind} shards");
+        return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].address()));
+    }
+    tell_apart(&mut files);
+    if listed.iter().all(|one| one.client.place().scheme() != Scheme::Hf) {
+        warn_of_splits(&files);
+    }
+    let file_counts = file_counts.into_counts();
+    let found =
+        Found { kind, decided: None, files, folders: None, objects, file_counts, bad: Vec::new() };
+    Ok(FoundObjects::Shards(Box::new(found)))
+}
+
+fn samples(listed: Vec<Listed>) -> Result<FoundObjects> {
+    if let Some(one) = listed.iter().find(|one| one.is_given) {
+        let text = "a folder of samples is a prefix, and this is an object";
+        let address = format!("{}{}", one.address(), one.name(0));
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
+    }
+    let mut found = index::folders(&listed);
+    let mut file_counts = FileCounts::default();
+    for one in &listed {
+        file_counts.append(one.set_aside.iter().cloned());
+        (0..one.len()).for_each(|row| {
+            file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
+        });
+    }
+    found.index.file_counts = file_counts.into_counts();
+    Ok(FoundObjects::Samples(Box::new(found)))
+}
+
+fn lists(
+    listed: &[Listed],
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<FoundObjects> {
+    let mut texts = Vec::new();
+    let mut file_counts = FileCounts::default();
+    for one in listed {
+        for row in 0..one.len() {
+            let (text, name) = (one.start(row, u64::MAX)?, one.name(row));
+            file_counts.add("list", Role::List, text.len() as u64, name.as_bytes());
+            let path = PathBuf::from(format!("{}{name}", one.address()));
+            let beside = Some((one.client.clone(), one.prefix.clone()));
+            texts.push(ListText { path, text, beside });
+        }
+    }
+    let mut found = index::lists(
+        &texts,
+        &clients.options.list_hosts,
+        &mut |place| clients.of(place),
+        indexing,
+    )?;
+    found.index.file_counts = file_counts.into_counts();
+    Ok(FoundObjects::Samples(Box::new(found)))
+}
+
+fn not_read(what: &str, one: &Listed) -> Error {
+    let text = format!("objects of this kind are not read from stores: {what}");
+    Error::new(ErrorKind::Unsupported, text)
+        .target(one.address())
+        .hint("copy them here first, or import each object as one sample with --from folder")
+}
+
+/// Each takes some kilobytes.
+const MOST_URLS: usize = 100_000;
+/// Archives of which the beginning is looked at, to tell WebDataset from plain ones.
+const MOST_LOOKED_AT: usize = 16;
+/// A thread each, with its connections.
+const MOST_THREADS: usize = 64;
+/// Enough to tell what an object holds.
+const START_BYTES: u64 = 64 << 10;
+/// Mostly enough to find two members of a group.
+const LOOKED_AT_BYTES: u64 = 256 << 10;
+/// Longer than an address.
+const MAX_LINE_BYTES: u64 = 8 << 10;
+/// The name of the threads that look objects up.
+const OPENING: &str = "dlfs-open";

@@ -1,0 +1,185 @@
+//! Shard files: opened, read sequentially with a small buffer, and read again at known offsets.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::index::{BadReason, Container};
+use super::stamp;
+use super::tar_members::Input;
+use dlfs_base::{Error, ErrorKind, Result};
+
+/// Opens the shard at `path`, a regular file.
+///
+/// # Errors
+/// It does not open, or is not a file.
+pub fn open(path: &Path) -> Result<(Arc<File>, Container)> {
+    opened(path)
+        .map_err(|errno| Error::from(io::Error::from(errno)).path(path))?
+        .ok_or_else(|| Error::new(ErrorKind::BadSource, "a shard must be a file").path(path))
+}
+
+/// The same; `None`: it is not a file.
+fn opened(path: &Path) -> Result<Option<(Arc<File>, Container)>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&fd)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Ok(None);
+    }
+    let len_bytes = stat.st_size as u64;
+    let container = Container { path: path.to_path_buf(), stamp: stamp(&stat), len_bytes };
+    Ok(Some((Arc::new(File::from(fd)), container)))
+}
+
+/// Reads a shard sequentially.
+#[derive(Debug)]
+pub struct FrontToBack {
+    file: Arc<File>,
+    len_bytes: u64,
+    /// File offset of the next refill.
+    next: u64,
+    buffer: Vec<u8>,
+    /// The part of the buffer that is filled and not yet returned.
+    ready: std::ops::Range<usize>,
+}
+
+impl FrontToBack {
+    /// Starts at the first byte of `file`, which is `len_bytes` long.
+    pub fn new(file: Arc<File>, len_bytes: u64) -> FrontToBack {
+        FrontToBack::within(file, 0..len_bytes)
+    }
+
+    /// Reads these bytes of `file`, whose end is that of the shard.
+    pub fn within(file: Arc<File>, bytes: std::ops::Range<u64>) -> FrontToBack {
+        let buffer = vec![0; BUFFER_BYTES];
+        FrontToBack { file, len_bytes: bytes.end, next: bytes.start, buffer, ready: 0..0 }
+    }
+}
+
+impl Input for FrontToBack {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.ready.is_empty() {
+            // Bytes appended after opening are not part of the source.
+            let left = self.len_bytes.saturating_sub(self.next).min(BUFFER_BYTES as u64) as usize;
+            let read = read_at(&self.file, &mut self.buffer[..left], self.next)?;
+            self.next += read as u64;
+            self.ready = 0..read;
+        }
+        let taken = self.ready.len().min(into.len());
+        into[..taken].copy_from_slice(&self.buffer[self.ready.start..][..taken]);
+        self.ready.start += taken;
+        Ok(taken)
+    }
+
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        let buffered = bytes.min(self.ready.len() as u64);
+        self.ready.start += buffered as usize;
+        self.next = self.next.saturating_add(bytes - buffered);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> Option<u64> {
+        Some(self.len_bytes)
+    }
+}
+
+/// The open shards of one thread, limited in number.
+#[derive(Debug, Default)]
+pub struct OpenShards {
+    open: Vec<(u32, Arc<File>)>,
+    next_out: usize,
+}
+
+impl OpenShards {
+    /// Fills `into` from `offset` of the shard `number`.
+    ///
+    /// # Errors
+    /// `Changed`: the shard differs from what was indexed. `Unreadable`: it does not open or read.
+    pub fn read(
+        &mut self,
+        number: u32,
+        container: &Container,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), BadReason> {
+        let file = self.file(number, container)?;
+        file.read_exact_at(into, offset).map_err(reason)
+    }
+
+    /// Fills `into` from `offset` of the shard `number`, and `behind` from the bytes after that: one system
+    /// call.
+    ///
+    /// # Errors
+    /// As [`OpenShards::read`].
+    pub fn read_two(
+        &mut self,
+        number: u32,
+        container: &Container,
+        offset: u64,
+        into: &mut [u8],
+        behind: &mut [u8],
+    ) -> Result<(), BadReason> {
+        let file = self.file(number, container)?;
+        let mut both = [IoSliceMut::new(into), IoSliceMut::new(behind)];
+        let read = match rustix::io::preadv(&file, &mut both, offset) {
+            Ok(read) => read,
+            Err(Errno::INTR) => 0,
+            Err(error) => return Err(BadReason::Unreadable(error.raw_os_error())),
+        };
+        // Linux reads at most 2 GiB at once, and a signal may end a read early.
+        let (of_into, of_behind) = (read.min(into.len()), read.saturating_sub(into.len()));
+        let end = offset + into.len() as u64;
+        file.read_exact_at(&mut into[of_into..], offset + of_into as u64).map_err(reason)?;
+        file.read_exact_at(&mut behind[of_behind..], end + of_behind as u64).map_err(reason)
+    }
+
+    /// Uses `file`, which has no name any more, as shard `number`.
+    pub fn keep(&mut self, number: u32, file: Arc<File>) {
+        self.open.push((number, file));
+    }
+
+    fn file(&mut self, number: u32, container: &Container) -> Result<Arc<File>, BadReason> {
+        if let Some((_, file)) = self.open.iter().find(|(open, _)| *open == number) {
+            return Ok(file.clone());
+        }
+        let found = opened(&container.path).map_err(|errno| match errno {
+            Errno::NOENT | Errno::NOTDIR => BadReason::Changed,
+            errno => BadReason::Unreadable(errno.raw_os_error()),
+        })?;
+        let (file, _) = found.filter(|(_, now)| now == container).ok_or(BadReason::Changed)?;
+        if self.open.len() < MAX_OPEN {
+            self.open.push((number, file.clone()));
+        } else {
+            self.open[self.next_out] = (number, file.clone());
+            self.next_out = (self.next_out + 1) % MAX_OPEN;
+        }
+        Ok(file)
+    }
+}
+
+fn reason(error: io::Error) -> BadReason {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => BadReason::Changed,
+        _ => BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)),
+    }
+}
+
+fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(into, offset) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+const BUFFER_BYTES: usize = 16 * 1024;
+
+/// Low enough for several threads under the usual limit of 1,024 descriptors.
+const MAX_OPEN: usize = 64;

@@ -1,0 +1,135 @@
+//! Shuffles the samples of a stream, a window at a time.
+//!
+//! A stream may be sorted by class, and a chunk is to be a random sample of what surrounds it. The order follows from
+//! the seed and the samples alone, so that a resumed import writes the same chunks.
+
+use super::file_counts::FileCount;
+use super::index::{BadEntry, BadReason};
+use super::sample_stream::{SampleStream, StreamPlace, StreamSample};
+use dlfs_base::Result;
+use dlfs_base::permutation::{Key, Permutation};
+use dlfs_format::format::FieldTypes;
+
+/// The samples of a stream, shuffled among those of their window.
+pub(in crate::import) struct Shuffled<'a> {
+    from: Box<dyn SampleStream + 'a>,
+    key: Key,
+    window_bytes: usize,
+    windows: u64,
+    /// The window that is being handed out, each sample taken once.
+    window: Vec<Option<StreamSample>>,
+    /// A sample that is read in pieces: it follows the window, since nothing is read before it.
+    alone: Option<StreamSample>,
+    order: Option<Permutation>,
+    next: usize,
+}
+
+impl<'a> Shuffled<'a> {
+    /// Shuffles `from`, `window_bytes` at a time.
+    pub(in crate::import) fn new(
+        from: Box<dyn SampleStream + 'a>,
+        seed: u64,
+        window_bytes: usize,
+    ) -> Shuffled<'a> {
+        Shuffled {
+            from,
+            key: Key::derive(seed, &[STREAM_WINDOW]),
+            window_bytes,
+            windows: 0,
+            window: Vec::new(),
+            alone: None,
+            order: None,
+            next: 0,
+        }
+    }
+
+    /// Goes on behind so many windows.
+    pub(in crate::import) fn after(self, windows: u64) -> Shuffled<'a> {
+        Shuffled { windows, ..self }
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        self.window.clear();
+        let (mut bytes, mut samples) = (0, 0);
+        while bytes < self.window_bytes && samples < MAX_SAMPLES {
+            let Some(sample) = self.from.next_sample()? else { break };
+            if sample.unread > 0 {
+                self.alone = Some(sample);
+                break;
+            }
+            bytes += sample.len_bytes();
+            samples += 1;
+            self.window.push(Some(sample));
+        }
+        let key = self.key.with(self.windows);
+        self.order = (samples > 0).then(|| Permutation::new(samples, key));
+        self.windows += 1;
+        self.next = 0;
+        Ok(())
+    }
+}
+
+impl SampleStream for Shuffled<'_> {
+    fn fields(&self) -> &[Vec<u8>] {
+        self.from.fields()
+    }
+
+    fn field_types(&self) -> FieldTypes {
+        self.from.field_types()
+    }
+
+    fn classes(&self) -> &[Vec<u8>] {
+        self.from.classes()
+    }
+
+    fn found_classes(&self) -> &[Vec<u8>] {
+        self.from.found_classes()
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        if self.next == self.window.len() && self.alone.is_none() {
+            self.fill()?;
+        }
+        let Some(order) = self.order.as_ref().filter(|_| self.next < self.window.len()) else {
+            return Ok(self.alone.take());
+        };
+        let at = order.forward(self.next as u64) as usize;
+        self.next += 1;
+        Ok(self.window[at].take())
+    }
+
+    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
+        self.from.read_on(into)
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        self.from.reject(name, reason);
+    }
+
+    fn place(&self) -> Option<StreamPlace> {
+        let is_between = self.next == self.window.len() && self.alone.is_none();
+        let place = self.from.place().filter(|_| is_between)?;
+        Some(StreamPlace { windows: self.windows, ..place })
+    }
+
+    fn give_back(&mut self, sample: StreamSample) {
+        self.from.give_back(sample);
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        self.from.bad()
+    }
+
+    fn appended(&self) -> Vec<FileCount> {
+        self.from.appended()
+    }
+
+    fn piped_bytes(&self) -> u64 {
+        self.from.piped_bytes()
+    }
+}
+
+/// The word of keys for windows of a stream.
+const STREAM_WINDOW: u64 = u64::from_be_bytes(*b"window_1");
+/// The most samples of a window: small ones take more memory than their bytes.
+const MAX_SAMPLES: u64 = 1 << 18;

@@ -1,0 +1,412 @@
+//! Reads samples from a pipe or compressed archive, in the order in which they arrive.
+//!
+//! Nothing is known of a stream before it is read. So its first sample determines the fields, and samples
+//! of a plain archive have no labels: the numbers of its folders would be known only at the end.
+
+use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::SourceOptions;
+use super::expansion::Expansion;
+use super::file_counts::{FileCount, FileCounts, NESTED, REPLACED, Role};
+use super::found::FoundFile;
+use super::index::{
+    BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field,
+};
+use super::inputs::{Inputs, Stream};
+use super::kind::SourceKind;
+pub use super::read_input::ReadInput;
+use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
+use super::spool::is_stream;
+use super::tar::{Pairs, is_archive, key_and_field, parse_label, set_aside, undecided};
+use super::tar_members::{Member, MemberKind, Members, clean_name};
+use dlfs_base::folders::FolderOptions;
+use dlfs_base::{Error, ErrorKind, Result};
+
+/// Reads the samples of streams, one after the other.
+pub struct StreamSource {
+    inputs: Inputs,
+    members: Option<(PathBuf, Members<ReadInput<Stream>>)>,
+    appended: FileCounts,
+    /// Members that are left out, or are of a kind of which the report speaks.
+    counted: FileCounts,
+    /// Bytes read so far from streams of unknown length.
+    piped_bytes: u64,
+    grouped: bool,
+    hidden: bool,
+    /// Whether the stream stands in front of each name.
+    prefix: bool,
+    /// Whether archives within archives are to be taken apart, which a stream cannot.
+    nested: bool,
+    /// The name of the stream that is read.
+    shard: Vec<u8>,
+    /// Looks for what a plain archive does not have, if its kind was not given.
+    pairs: Option<Pairs>,
+    fields: Option<Vec<Vec<u8>>>,
+    /// While the first sample is assembled: it determines the fields of all.
+    fields_grow: bool,
+    /// The group of members that is being assembled.
+    open: Option<StreamSample>,
+    /// Where its first member begins.
+    open_at: u64,
+    /// Where the first stream is to be read from.
+    begin_at: u64,
+    /// Fingerprints of the names so far: a stream cannot be read again to compare them.
+    names: HashSet<u128>,
+    /// Those of this stream.
+    here: HashSet<u128>,
+    bad: Vec<BadEntry>,
+    spare: Spare,
+    /// Files that are longer are left to be read in pieces.
+    most_at_once: u64,
+}
+
+impl StreamSource {
+    /// The streams at `paths` (`-`: standard input), whose content is `kind`. `fields`: those of the image;
+    /// the samples must have these and no others.
+    ///
+    /// # Errors
+    /// `BadSource`: a stream of this kind needs a spool.
+    pub fn new(
+        paths: Vec<PathBuf>,
+        kind: SourceKind,
+        fields: Option<Vec<Vec<u8>>>,
+    ) -> Result<StreamSource> {
+        let file = |path: PathBuf| {
+            let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
+            FoundFile { path, name }
+        };
+        let files = paths.into_iter().map(file).collect();
+        StreamSource::of_inputs(Inputs::new(files, Vec::new(), Expansion::default()), kind, fields)
+    }
+
+    /// As [`new`](Self::new), for any inputs.
+    pub(in crate::import) fn of_inputs(
+        inputs: Inputs,
+        kind: SourceKind,
+        fields: Option<Vec<Vec<u8>>>,
+    ) -> Result<StreamSource> {
+        if !matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
+            let message = format!("a stream of the kind {kind} cannot be imported as it comes");
+            return Err(Error::new(ErrorKind::BadSource, message)
+                .hint("give it room for a copy with --spool DIR"));
+        }
+        let grouped = kind == SourceKind::WebDataset;
+        let fields = if grouped { fields } else { Some(Vec::new()) };
+        Ok(StreamSource {
+            inputs,
+            members: None,
+            appended: FileCounts::default(),
+            counted: FileCounts::default(),
+            piped_bytes: 0,
+            grouped,
+            hidden: false,
+            prefix: false,
+            nested: false,
+            shard: Vec::new(),
+            pairs: None,
+            fields_grow: fields.is_none(),
+            fields,
+            open: None,
+            open_at: 0,
+            begin_at: 0,
+            names: HashSet::new(),
+            here: HashSet::new(),
+            bad: Vec::new(),
+            spare: Spare::default(),
+            most_at_once: u64::MAX,
+        })
+    }
+
+    /// The same, with the members and names that `options` ask for, and looking for groups if the kind was not given.
+    pub(in crate::import) fn decided(self, options: &SourceOptions, is_open: bool) -> StreamSource {
+        let &SourceOptions { prefix, nested, folders: FolderOptions { hidden, .. }, .. } = options;
+        StreamSource { hidden, prefix, nested, pairs: is_open.then(Pairs::default), ..self }
+    }
+
+    /// The same, leaving files of more bytes to be [read in pieces](SampleStream::read_on), where each is a sample.
+    pub fn at_once(self, most: u64) -> StreamSource {
+        StreamSource { most_at_once: most, ..self }
+    }
+
+    /// Goes on at byte `offset` of the first input, behind samples with these names, as their fingerprints.
+    pub(in crate::import) fn after(self, offset: u64, names: HashSet<u128>) -> StreamSource {
+        StreamSource { begin_at: offset, names, ..self }
+    }
+
+    /// Adds a member; returns the sample that it completes.
+    fn take(&mut self, member: &Member) -> Option<StreamSample> {
+        if member.kind == MemberKind::Folder {
+            return None;
+        }
+        match self.try_take(member) {
+            Ok(sample) => sample,
+            Err(reason) => {
+                self.push_bad(&member.name, reason);
+                None
+            }
+        }
+    }
+
+    fn try_take(&mut self, member: &Member) -> Result<Option<StreamSample>, BadReason> {
+        let name = clean_name(&member.name)?;
+        if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
+            self.counted.add(what, Role::SetAside, member.len_bytes, &name);
+            return Ok(None);
+        }
+        if let Some(pairs) = &mut self.pairs {
+            pairs.see(&name);
+        }
+        match &member.kind {
+            MemberKind::File | MemberKind::Folder => {}
+            MemberKind::HardLink(_) | MemberKind::SymLink(_) => {
+                return Err(BadReason::InStream("is a link, which a stream does not lead back to"));
+            }
+            MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
+            MemberKind::Refused(reason) => return Err(reason.clone()),
+        }
+        if member.len_bytes > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(member.len_bytes));
+        }
+        if !self.grouped {
+            if is_archive(&name) {
+                if self.nested {
+                    return Err(BadReason::InStream(
+                        "is an archive, which a stream does not take apart",
+                    ));
+                }
+                self.counted.add(NESTED, Role::Sample, member.len_bytes, &name);
+            }
+            if member.len_bytes > self.most_at_once {
+                return Ok(Some(StreamSample::unread(name, member.len_bytes)));
+            }
+            let fields = vec![Some(self.payload(member.len_bytes)?)];
+            return Ok(Some(StreamSample::new(name, fields)));
+        }
+        let (key, field) = key_and_field(&name)?;
+        let done = match &self.open {
+            Some(open) if open.name == key => None,
+            _ => self.open.take(),
+        };
+        let payload = self.payload(member.len_bytes);
+        let added = payload.and_then(|payload| self.add_field(key, field, payload));
+        match (added, done) {
+            (Ok(()), done) => Ok(done),
+            (Err(reason), None) => Err(reason),
+            (Err(reason), done) => {
+                self.push_bad(&member.name, reason);
+                Ok(done)
+            }
+        }
+    }
+
+    /// Adds a field to the group of `key`; starts the group if it is not open.
+    fn add_field(
+        &mut self,
+        key: &[u8],
+        field: Vec<u8>,
+        payload: FieldBytes,
+    ) -> Result<(), BadReason> {
+        let known = self.fields.get_or_insert_default();
+        let at = match known.iter().position(|name| *name == field) {
+            Some(at) => at,
+            None if self.fields_grow && !has_room_for_field(known, &field) => {
+                return Err(TOO_MANY_FIELDS);
+            }
+            None if self.fields_grow => {
+                known.push(field.clone());
+                known.len() - 1
+            }
+            None => return Err(BadReason::InStream("has a field that the first sample lacks")),
+        };
+        if self.open.is_none() {
+            self.open_at = self.members.as_ref().map_or(0, |(_, members)| members.member_at());
+        }
+        let open = self.open.get_or_insert_with(|| StreamSample::new(key.to_vec(), Vec::new()));
+        open.fields.resize(known.len().max(open.fields.len()), None);
+        if let Some(before) = &open.fields[at] {
+            self.appended.add(REPLACED, Role::SetAside, before.len() as u64, key);
+        }
+        if field == b"cls" {
+            open.label = parse_label(&payload);
+        }
+        open.fields[at] = Some(payload);
+        Ok(())
+    }
+
+    fn push_bad(&mut self, name: &[u8], reason: BadReason) {
+        let bad = BadEntry::new(name, reason);
+        self.bad.push(match &self.members {
+            Some((path, _)) => bad.within(path),
+            None => bad,
+        });
+    }
+
+    fn end_of_stream(&mut self) -> Option<StreamSample> {
+        self.pairs.iter_mut().for_each(Pairs::begin_shard);
+        if let Some((path, members)) = self.members.take() {
+            if is_stream(&path) {
+                self.piped_bytes += members.position();
+            }
+            if let Some(appended) = members.appended() {
+                let bytes = members.position() - appended.from;
+                self.appended.add_appended(appended.archives, bytes, path.as_os_str().as_bytes());
+            }
+        }
+        self.open.take()
+    }
+
+    fn unless_taken(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
+        self.fields_grow = false;
+        sample.fields.resize(self.fields().len().max(1), None);
+        let own = xxh3_128(&sample.name);
+        let is_of_this_stream = !self.here.insert(own);
+        if !is_of_this_stream && (self.prefix || self.names.contains(&own)) {
+            sample.name = [&self.shard[..], b"/", &sample.name].concat();
+        }
+        let reason = if is_of_this_stream {
+            BadReason::ComesAgain
+        } else if sample.name.len() > MAX_NAME_BYTES {
+            BadReason::Name("is longer than 4,096 bytes")
+        } else if !self.names.insert(xxh3_128(&sample.name)) {
+            BadReason::Twice
+        } else {
+            return Some(sample);
+        };
+        self.push_bad(&sample.name, reason);
+        None
+    }
+
+    /// The payload of the current member. Memory grows with the bytes that arrive, not with the stated
+    /// length.
+    fn payload(&mut self, len_bytes: u64) -> Result<FieldBytes, BadReason> {
+        let (_, members) = self.members.as_mut().expect("a member was just read from it");
+        if let Some(payload) = members.lend_payload(|input, len| input.get_mut().lend(len)) {
+            return Ok(payload);
+        }
+        let mut payload = self.spare.take();
+        payload.truncate(len_bytes as usize); // at most `MAX_SAMPLE_BYTES`
+        let mut filled = 0;
+        while (filled as u64) < len_bytes {
+            if filled == payload.len() {
+                let more = (len_bytes - filled as u64).min(PIECE_BYTES) as usize;
+                let has_room = payload.try_reserve(more);
+                has_room.map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
+                payload.resize(filled + more, 0);
+            }
+            filled += members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
+        }
+        Ok(payload.into())
+    }
+}
+
+impl SampleStream for StreamSource {
+    fn fields(&self) -> &[Vec<u8>] {
+        self.fields.as_deref().unwrap_or_default()
+    }
+
+    fn give_back(&mut self, sample: StreamSample) {
+        let own = sample.fields.into_iter().flatten().filter_map(FieldBytes::into_own);
+        own.for_each(|buffer| self.spare.give_back(buffer));
+    }
+
+    fn appended(&self) -> Vec<FileCount> {
+        let mut counts = self.counted.clone();
+        counts.append(self.appended.clone().into_counts());
+        counts.into_counts()
+    }
+
+    fn piped_bytes(&self) -> u64 {
+        self.piped_bytes
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        &self.bad
+    }
+
+    fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
+        let Some((_, members)) = &mut self.members else { return Ok(0) };
+        Ok(members.read_payload(into)?)
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        self.push_bad(name, reason);
+    }
+
+    fn place(&self) -> Option<StreamPlace> {
+        let is_clean = self.bad.is_empty() && self.appended.is_empty() && !self.fields_grow;
+        let begun = self.inputs.begun_objects().filter(|_| is_clean)?;
+        let (input, offset) = match &self.members {
+            None => (begun, 0),
+            Some((_, members)) if members.appended().is_some() => return None,
+            Some(_) if self.open.is_some() => (begun - 1, self.open_at),
+            Some((_, members)) => (begun - 1, members.next_at()),
+        };
+        Some(StreamPlace { input, offset, left_out: 0, record: 0, named: 0, windows: 0 })
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        loop {
+            if self.members.is_none() {
+                let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
+                let at = std::mem::take(&mut self.begin_at);
+                if at == 0 {
+                    self.here.clear();
+                }
+                self.shard = file.name;
+                let members = Members::from(ReadInput::new(stream), at);
+                self.members = Some((file.path, members.within(self.inputs.expansion())));
+            }
+            let (path, members) = self.members.as_mut().expect("opened just above");
+            let done = match members.next_member() {
+                Ok(Some(member)) => self.take(&member),
+                Ok(None) => self.end_of_stream(),
+                Err(error) => {
+                    let name = path.as_os_str().as_bytes();
+                    let bad = BadEntry::new(name, error.into()).rest(members.rest());
+                    self.bad.push(bad);
+                    self.end_of_stream()
+                }
+            };
+            self.inputs.check()?;
+            if let Some(pair) = self.pairs.as_ref().and_then(|pairs| pairs.found.as_ref()) {
+                let path = self.members.as_ref().map(|(path, _)| path.clone());
+                return Err(undecided(&path.unwrap_or_default(), pair));
+            }
+            if let Some(sample) = done.and_then(|sample| self.unless_taken(sample)) {
+                return Ok(Some(sample));
+            }
+        }
+    }
+}
+
+/// Buffers for reuse, of a limited length in all.
+#[derive(Default)]
+struct Spare {
+    buffers: Vec<Vec<u8>>,
+    len_bytes: usize,
+}
+
+impl Spare {
+    /// A buffer with any contents.
+    fn take(&mut self) -> Vec<u8> {
+        let buffer = self.buffers.pop().unwrap_or_default();
+        self.len_bytes -= buffer.capacity();
+        buffer
+    }
+
+    fn give_back(&mut self, buffer: Vec<u8>) {
+        let len_bytes = self.len_bytes + buffer.capacity();
+        if len_bytes <= MAX_SPARE_BYTES {
+            self.len_bytes = len_bytes;
+            self.buffers.push(buffer);
+        }
+    }
+}
+
+/// As many as samples that are shuffled together have.
+const MAX_SPARE_BYTES: usize = 64 << 20;
+const PIECE_BYTES: u64 = 1 << 20;

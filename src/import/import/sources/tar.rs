@@ -1,0 +1,537 @@
+//! Tar archives: every file is a sample, or, as in WebDataset, consecutive files with one key form one.
+//!
+//! The key of a member is its path up to the first dot of the last component; what follows the dot is its
+//! field. The labels of a plain archive are its top folders, numbered as in a folder tree; a folder that
+//! holds all others and no file is passed over, as `train` in `train/n0001/x.jpg`.
+//!
+//! An archive within a plain archive is a sample, or is taken apart: then it stands for a folder of its name without
+//! the ending, as the archives of the classes in that of ImageNet.
+//!
+//! Of two members of one archive with one name the later one counts, as `tar -u` and `tar -r` mean it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::content::{is_note, is_side_file, named_kind};
+use super::expansion::{Expands, Expansion};
+use super::file_counts::{HIDDEN, NESTED, Role};
+use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
+use super::indexing::Indexing;
+use super::kind::SourceKind;
+use super::shard::FrontToBack;
+use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
+use dlfs_base::folders::is_dropping;
+use dlfs_base::{Error, ErrorKind};
+
+/// Converts members of archives to rows.
+#[derive(Debug, Default)]
+pub struct Rows {
+    grouped: bool,
+    /// Whether hidden files, and what tools leave behind, are taken.
+    hidden: bool,
+    /// Whether archives within archives are taken apart.
+    nested: bool,
+    expansion: Expansion,
+    /// Looks for what a plain archive does not have, if its kind was not given.
+    pairs: Option<Pairs>,
+    /// Key of the last row's group.
+    open_key: Option<Vec<u8>>,
+    links: Vec<Link>,
+    /// Every folder, and whether it holds files. That of the archive itself has no name.
+    folders: BTreeMap<Vec<u8>, bool>,
+    /// The folder of the last file.
+    last_folder: Option<Vec<u8>>,
+}
+
+/// Where an archive lies, and the folder for which it stands.
+#[derive(Debug)]
+struct Archive {
+    bytes: Range<u64>,
+    /// Empty: it is the shard itself.
+    folder: Vec<u8>,
+    /// In how many others it lies.
+    depth: usize,
+}
+
+/// A link member: its row waits for the location of its target.
+#[derive(Debug)]
+struct Link {
+    row: u64,
+    target: Vec<u8>,
+    /// The row that no target may come behind: a hard link means the file as it was then.
+    before: u64,
+}
+
+/// How a member was used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemberUse {
+    /// Its payload belongs to the last row; it may be a class number.
+    Payload {
+        /// Whether the payload is the row's label.
+        label: bool,
+    },
+    /// It is ignored.
+    Nothing,
+}
+
+impl Rows {
+    /// For plain archives, or `grouped` as in WebDataset, with what is `hidden` or without.
+    pub fn new(grouped: bool, hidden: bool) -> Rows {
+        Rows { grouped, hidden, ..Rows::default() }
+    }
+
+    /// The same, with as many holes and links as `expansion` allows.
+    pub fn within(self, expansion: &Expansion) -> Rows {
+        Rows { expansion: expansion.clone(), ..self }
+    }
+
+    /// The same, taking apart archives within archives.
+    pub fn nested(self) -> Rows {
+        Rows { nested: true, ..self }
+    }
+
+    /// The same, if the kind was not given: looks whether members of plain archives come in groups.
+    pub fn undecided(self) -> Rows {
+        Rows { pairs: Some(Pairs::default()), ..self }
+    }
+
+    /// The first two members that form a group, of which a plain archive has none.
+    pub fn pair(&self) -> Option<&Pair> {
+        self.pairs.as_ref()?.found.as_ref()
+    }
+
+    /// Appends the members of one shard; if it is broken, the rest of it is one bad entry. Returns what
+    /// follows the first archive in the file.
+    pub fn index_shard(
+        &mut self,
+        file: Arc<File>,
+        container: u32,
+        index: &mut Index,
+        indexing: &mut Indexing<'_>,
+    ) -> Option<Appended> {
+        let len_bytes = index.containers[container as usize].len_bytes;
+        self.begin_shard();
+        let whole = Archive { bytes: 0..len_bytes, folder: Vec::new(), depth: 0 };
+        self.index_archive(&file, &whole, container, index, indexing)
+    }
+
+    /// As [`index_shard`](Self::index_shard), for an archive within the file.
+    fn index_archive(
+        &mut self,
+        file: &Arc<File>,
+        archive: &Archive,
+        container: u32,
+        index: &mut Index,
+        indexing: &mut Indexing<'_>,
+    ) -> Option<Appended> {
+        let input = FrontToBack::within(file.clone(), archive.bytes.clone());
+        let mut members = Members::from(input, archive.bytes.start).within(&self.expansion);
+        loop {
+            let mut member = match members.next_member() {
+                Ok(Some(member)) => member,
+                Ok(None) => return members.appended(),
+                Err(error) => {
+                    let rest = members.rest();
+                    let shard = &index.containers[container as usize].path;
+                    let bad = BadEntry::new(shard.as_os_str().as_bytes(), error.into()).rest(rest);
+                    index.bad.push(bad);
+                    return members.appended();
+                }
+            };
+            member.put_in_front(&archive.folder);
+            if let Some(within) = self.archive_within(&member, archive.depth) {
+                self.index_archive(file, &within, container, index, indexing);
+                if !indexing.goes_on() {
+                    return None;
+                }
+                continue;
+            }
+            let before = index.len();
+            let took = self.take(&member, container, index);
+            if took == (MemberUse::Payload { label: true })
+                && let Some(label) = read_label(&mut members, &member)
+            {
+                index.set_last_label(label);
+            }
+            if !indexing.found(index.len() - before, member.len_bytes) {
+                return None;
+            }
+        }
+    }
+
+    /// The archive that a member is, if it is to be taken apart.
+    fn archive_within(&self, member: &Member, depth: usize) -> Option<Archive> {
+        let is_plain = member.kind == MemberKind::File && member.sparse.is_none();
+        if !self.nested || self.grouped || !is_plain || depth == MAX_NESTED {
+            return None;
+        }
+        let name = clean_name(&member.name).ok()?;
+        let is_taken = set_aside(&name, false, self.hidden).is_none();
+        let folder = name.strip_suffix(b".tar").filter(|it| is_taken && !it.ends_with(b"/"))?;
+        let bytes = member.offset..member.offset + member.len_bytes;
+        Some(Archive { bytes, folder: folder.to_vec(), depth: depth + 1 })
+    }
+
+    /// A group ends with its shard.
+    pub fn begin_shard(&mut self) {
+        self.open_key = None;
+        self.pairs.iter_mut().for_each(Pairs::begin_shard);
+    }
+
+    /// Appends a member to `index`: as a row, as a payload of the last row, or as a bad entry.
+    pub fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> MemberUse {
+        match self.try_take(member, container, index) {
+            Ok(took) => took,
+            Err(reason) => {
+                let shard = &index.containers[container as usize].path;
+                let bad = BadEntry::new(&member.name, reason).within(shard);
+                index.bad.push(bad);
+                MemberUse::Nothing
+            }
+        }
+    }
+
+    /// Sets the payloads of link rows, and the labels of plain archives.
+    pub fn finish(self, index: &mut Index) -> Vec<u64> {
+        let dead = self.resolve_links(index);
+        let above = self.folder_of_classes();
+        let classes: BTreeSet<&[u8]> =
+            self.folders.keys().filter_map(|folder| first_below(folder, &above)).collect();
+        if !self.grouped && !classes.is_empty() {
+            index.classes = classes.into_iter().map(<[u8]>::to_vec).collect();
+            index.label_by(|name, classes| {
+                let folder = &name[..name.iter().rposition(|&byte| byte == b'/')?];
+                let name = first_below(folder, &above)?;
+                let class = classes.binary_search_by(|class| class[..].cmp(name));
+                Some(class.expect("every folder there is a class") as i64)
+            });
+        }
+        dead
+    }
+
+    /// The folder whose folders are the classes: the deepest one that holds all files, and none itself.
+    fn folder_of_classes(&self) -> Vec<u8> {
+        let holds_files = |folder: &[u8]| self.folders.get(folder).copied().unwrap_or(false);
+        let below = |folder: &[u8]| -> BTreeSet<&[u8]> {
+            self.folders.keys().filter_map(|other| first_below(other, folder)).collect()
+        };
+        let mut above = Vec::new();
+        loop {
+            let folders = below(&above);
+            let (false, 1, Some(only)) = (holds_files(&above), folders.len(), folders.first())
+            else {
+                return above;
+            };
+            let next = match above.is_empty() {
+                true => only.to_vec(),
+                false => [&above[..], b"/", only].concat(),
+            };
+            if holds_files(&next) || below(&next).is_empty() {
+                return above;
+            }
+            above = next;
+        }
+    }
+
+    fn try_take(
+        &mut self,
+        member: &Member,
+        container: u32,
+        index: &mut Index,
+    ) -> Result<MemberUse, BadReason> {
+        if member.kind == MemberKind::Folder {
+            if self.hidden || !is_dropping(&member.name) {
+                self.note_folder(&member.name);
+            }
+            return Ok(MemberUse::Nothing);
+        }
+        let name = clean_name(&member.name)?;
+        if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
+            index.count(what, Role::SetAside, member.len_bytes, &name);
+            return Ok(MemberUse::Nothing);
+        }
+        if let Some(pairs) = &mut self.pairs {
+            pairs.see(&name);
+        }
+        let target = match &member.kind {
+            MemberKind::File => None,
+            MemberKind::HardLink(target) => Some((clean_name(target)?, index.len())),
+            MemberKind::SymLink(target) => Some((beside(&name, target)?, u64::MAX)),
+            MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
+            MemberKind::Refused(reason) => return Err(reason.clone()),
+            MemberKind::Folder => unreachable!("returned above"),
+        };
+        if member.len_bytes > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(member.len_bytes));
+        }
+        let offset_or_stamp = match &member.sparse {
+            None => member.offset,
+            Some(map) => index.push_sparse(Arc::clone(map)).ok_or(BadReason::Syntax(
+                "is one sparse file too many: an import has at most 2,147,483,648",
+            ))?,
+        };
+        let len_bytes = member.len_bytes as u32; // within the limit just tested
+        let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container };
+        if self.grouped {
+            let (key, field) = key_and_field(&name)?;
+            if target.is_some() {
+                return Err(BadReason::Special("link in a shard of grouped files"));
+            }
+            payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
+            self.push_grouped(key, payload, index);
+            return Ok(MemberUse::Payload { label: field == b"cls" });
+        }
+        if is_archive(&name) {
+            if self.nested {
+                return Err(BadReason::Syntax(NOT_TAKEN_APART));
+            }
+            index.count(NESTED, Role::Sample, member.len_bytes, &name);
+        }
+        self.note_folder_of(&name);
+        index.only_field();
+        index.push(&name, None);
+        index.push_payload(payload);
+        if let Some((target, before)) = target {
+            self.links.push(Link { row: index.len() - 1, target, before });
+        }
+        Ok(MemberUse::Payload { label: false })
+    }
+
+    fn push_grouped(&mut self, key: &[u8], payload: Payload, index: &mut Index) {
+        if self.open_key.as_deref() != Some(key) {
+            index.push(key, None);
+            self.open_key = Some(key.to_vec());
+        } else if index.field_len_bytes(index.len() - 1, payload.field).is_some() {
+            return index.replace_payload(index.len() - 1, payload);
+        }
+        index.push_payload(payload);
+    }
+
+    fn note_folder(&mut self, name: &[u8]) {
+        if let Ok(name) = clean_name(name) {
+            self.folders.entry(name).or_insert(false);
+        }
+    }
+
+    fn note_folder_of(&mut self, name: &[u8]) {
+        let slash = name.iter().rposition(|&byte| byte == b'/');
+        let folder = slash.map_or(&name[..0], |slash| &name[..slash]);
+        if self.last_folder.as_deref() != Some(folder) {
+            self.folders.insert(folder.to_vec(), true);
+            self.last_folder = Some(folder.to_vec());
+        }
+    }
+
+    /// Gives each link the payload of its target; returns the rows with dangling links.
+    fn resolve_links(&self, index: &mut Index) -> Vec<u64> {
+        if self.links.is_empty() {
+            return Vec::new();
+        }
+        let named = index.by_name();
+        let targets: HashMap<u64, Option<u64>> =
+            self.links.iter().map(|link| (link.row, target(link, &named, index))).collect();
+        let mut dead = Vec::new();
+        for link in &self.links {
+            let made = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
+            match follow(link, &targets).and_then(|row| made(row).map(|()| row)) {
+                Ok(row) => index.copy_plain_payload(row, link.row),
+                Err(reason) => {
+                    index.bad.push(index.bad_row(link.row, reason));
+                    dead.push(link.row);
+                }
+            }
+        }
+        dead
+    }
+}
+
+/// The row that a link leads to: the last one of that name in front of `before`, or the first one behind.
+fn target(link: &Link, named: &[u64], index: &Index) -> Option<u64> {
+    let Link { target, before, .. } = link;
+    let end = named.partition_point(|&row| (index.name(row), row) < (&target[..], *before));
+    let at = |at: usize| named.get(at).copied().filter(|&row| index.name(row) == &target[..]);
+    end.checked_sub(1).and_then(at).or_else(|| at(end))
+}
+
+fn follow(link: &Link, targets: &HashMap<u64, Option<u64>>) -> Result<u64, BadReason> {
+    let mut row = link.row;
+    for _ in 0..=MAX_LINKS {
+        match targets.get(&row) {
+            None => return Ok(row),
+            Some(next) => row = next.ok_or(BadReason::Dangling)?,
+        }
+    }
+    Err(BadReason::Cyclic)
+}
+
+/// The member to which the link `name` with `target` leads.
+fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
+    if target.starts_with(b"/") {
+        return Err(BadReason::LeavesSource);
+    }
+    let mut at: Vec<&[u8]> = name.split(|&byte| byte == b'/').collect();
+    at.pop();
+    for part in target.split(|&byte| byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(at.pop().ok_or(BadReason::LeavesSource)?),
+            part => at.push(part),
+        }
+    }
+    clean_name(&at.join(&b'/')).map_err(|_| BadReason::Dangling)
+}
+
+/// `a/b.seg.png` is the field `seg.png` of the key `a/b`.
+///
+/// # Errors
+/// `Name`: there is no key before a dot, or no field after it.
+pub fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
+    let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let dot = name[base..].iter().position(|&byte| byte == b'.').map(|dot| base + dot);
+    match dot {
+        Some(dot) if dot > base && dot + 1 < name.len() => {
+            Ok((&name[..dot], name[dot + 1..].to_ascii_lowercase()))
+        }
+        _ => Err(BadReason::Name("has no key before a dot and no field behind it")),
+    }
+}
+
+/// The number in a `.cls` member; `None` if it is not a number.
+fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64> {
+    let mut text = [0; MAX_LABEL_BYTES];
+    let len = usize::try_from(member.len_bytes).ok().filter(|&len| len <= text.len())?;
+    let mut filled = 0;
+    while filled < len {
+        match members.read_payload(&mut text[filled..len]) {
+            Ok(read) if read > 0 => filled += read,
+            _ => return None, // reading the next header reports the error
+        }
+    }
+    parse_label(&text[..len])
+}
+
+/// The name of the folder directly in `above` that `folder` lies in, or is; `None` if it lies elsewhere.
+fn first_below<'a>(folder: &'a [u8], above: &[u8]) -> Option<&'a [u8]> {
+    let rest = match above {
+        [] => folder,
+        _ => folder.strip_prefix(above)?.strip_prefix(b"/")?,
+    };
+    rest.split(|&byte| byte == b'/').next().filter(|name| !name.is_empty())
+}
+
+/// Parses a class number.
+pub fn parse_label(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
+}
+
+/// What a member of this name is, if it is left out whatever it holds.
+pub(super) fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
+    if !hidden && is_dropping(name) {
+        return Some(HIDDEN);
+    }
+    let is_side = || is_note(name) || is_side_file(name) && key_and_field(name).is_err();
+    (grouped && is_side()).then_some("side file")
+}
+
+/// Whether a member is called as an archive of its own.
+pub(super) fn is_archive(name: &[u8]) -> bool {
+    named_kind(name) == Some(SourceKind::Tar)
+}
+
+/// Two members with one key and two fields, one behind the other.
+pub type Pair = (Vec<u8>, Vec<u8>);
+
+/// Looks for a pair of members that WebDataset takes as one sample.
+#[derive(Debug, Default)]
+pub(super) struct Pairs {
+    last: Option<Vec<u8>>,
+    pub(super) found: Option<Pair>,
+}
+
+impl Pairs {
+    /// Files of two shards are no pair.
+    pub(super) fn begin_shard(&mut self) {
+        self.last = None;
+    }
+
+    /// Sees the next member, which is not hidden.
+    pub(super) fn see(&mut self, name: &[u8]) {
+        if self.found.is_some() || set_aside(name, true, true).is_some() {
+            return;
+        }
+        let last = self.last.replace(name.to_vec());
+        let (Some(last), Ok((key, field))) = (last, key_and_field(name)) else { return };
+        if key_and_field(&last).is_ok_and(|(before, other)| before == key && other != field) {
+            self.found = Some((last, name.to_vec()));
+        }
+    }
+}
+
+/// The error for archives that were taken as plain until a pair was found.
+pub(super) fn undecided(shard: &Path, pair: &Pair) -> Error {
+    let [first, second] = [&pair.0, &pair.1].map(|name| name.escape_ascii());
+    let text = format!(
+        "the archives begin with one file for each sample, and then come {first} and {second}"
+    );
+    let hint =
+        "--from webdataset takes files of one key as one sample, --from tar each file as a sample";
+    Error::new(ErrorKind::BadSource, text).path(shard).hint(hint)
+}
+
+/// Two adjacent files with one key and two fields at the beginning of an archive: that of a WebDataset shard.
+pub fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
+    let (mut members, mut pairs) = (Members::new(archive), Pairs::default());
+    let mut files = 0;
+    while files < MEMBERS_LOOKED_AT && pairs.found.is_none() {
+        let Ok(Some(member)) = members.next_member() else { break };
+        let Ok(name) = clean_name(&member.name) else { continue };
+        if member.kind == MemberKind::File && !is_dropping(&name) {
+            files += 1;
+            pairs.see(&name);
+        }
+    }
+    pairs.found
+}
+
+const MAX_LINKS: u32 = 40;
+/// Archives within each other.
+const MAX_NESTED: usize = 8;
+const NOT_TAKEN_APART: &str = "is an archive within an archive that is compressed, sparse, or within 8 others, and is \
+                               not taken apart";
+const MAX_LABEL_BYTES: usize = 32;
+const MEMBERS_LOOKED_AT: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_end_at_the_first_dot_of_the_last_part() {
+        let split = |name: &'static str| key_and_field(name.as_bytes());
+        assert_eq!(split("a.b/c.seg.PNG"), Ok((&b"a.b/c"[..], b"seg.png".to_vec())));
+        assert_eq!(split("c.jpg"), Ok((&b"c"[..], b"jpg".to_vec())));
+        for none in ["a.b/c", "a/.hidden", "c.", "c"] {
+            assert!(split(none).is_err(), "{none}");
+        }
+    }
+
+    #[test]
+    fn links_are_seen_from_their_folder_and_may_not_climb_out() {
+        assert_eq!(beside(b"a/b/link", b"../c").unwrap(), b"a/c");
+        assert_eq!(beside(b"link", b"./x//y").unwrap(), b"x/y");
+        assert_eq!(beside(b"a/link", b"../../c"), Err(BadReason::LeavesSource));
+        assert_eq!(beside(b"a/link", b"/a/c"), Err(BadReason::LeavesSource));
+    }
+
+    #[test]
+    fn labels_are_numbers_from_0() {
+        assert_eq!(parse_label(b" 12\n"), Some(12));
+        for none in [&b"-3"[..], b"dog", b"", b"\xff", b"99999999999999999999"] {
+            assert_eq!(parse_label(none), None);
+        }
+    }
+}

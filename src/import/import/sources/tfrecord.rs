@@ -1,0 +1,171 @@
+//! TFRecord shards: length, its masked CRC, payload, its masked CRC.
+//!
+//! | bytes        | field     | meaning                                    |
+//! |--------------|-----------|--------------------------------------------|
+//! | 0..8         | `len`     | payload length, little-endian              |
+//! | 8..12        | `len_crc` | masked CRC32C of the eight bytes before it |
+//! | 12..12+len   | payload   |                                            |
+//! | 12+len..+4   | `crc`     | masked CRC32C of the payload               |
+//!
+//! A record's name is its shard and its number in it, from 0. Payload checksums are verified when the
+//! payload is read, so that no payload is read twice.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload};
+use super::indexing::Indexing;
+use super::shard::FrontToBack;
+use super::tar_members::Input;
+use dlfs_base::checksum::crc32c;
+
+/// Appends the records of one shard, named after `stem`; if it is broken, the rest of it is one bad entry.
+pub fn index_shard(
+    file: Arc<File>,
+    stem: &[u8],
+    container: u32,
+    index: &mut Index,
+    indexing: &mut Indexing<'_>,
+) {
+    let shard = index.containers[container as usize].clone();
+    if stem.len() + MAX_NUMBER_BYTES > MAX_NAME_BYTES {
+        let reason = BadReason::Name("is longer than 4,096 bytes");
+        return index.bad.push(BadEntry::new(stem, reason).within(&shard.path));
+    }
+    let mut records = Records {
+        input: FrontToBack::new(file, shard.len_bytes),
+        offset: 0,
+        len_bytes: shard.len_bytes,
+    };
+    for number in 0.. {
+        let mut name = stem.to_vec();
+        name.extend_from_slice(format!("/{number}").as_bytes());
+        match records.next_record() {
+            Ok(None) => return,
+            Ok(Some((offset, len))) if len <= MAX_SAMPLE_BYTES => {
+                index.push(&name, None);
+                let len_bytes = len as u32; // within the limit just tested
+                index.push_payload(Payload {
+                    field: 0,
+                    len_bytes,
+                    offset_or_stamp: offset,
+                    container,
+                });
+                if !indexing.found(1, len) {
+                    return;
+                }
+            }
+            Ok(Some((_, len))) => {
+                let bad = BadEntry::new(&name, BadReason::TooLarge(len)).within(&shard.path);
+                index.bad.push(bad);
+            }
+            Err(reason) => {
+                let rest = records.offset..shard.len_bytes;
+                let bad = BadEntry::new(&name, reason).within(&shard.path).rest(rest);
+                return index.bad.push(bad);
+            }
+        }
+    }
+}
+
+/// Compares the CRC32C of a payload with the stored checksum after it.
+pub fn check_crc(crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
+    check("payload", crc, stored)
+}
+
+/// Whether a file that begins with these bytes is a TFRecord shard: the checksum of the length is valid.
+pub fn looks_like(head: &[u8]) -> bool {
+    head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
+}
+
+/// Offset of a payload's stored checksum.
+pub fn crc_offset(payload: &Payload) -> u64 {
+    payload.offset_or_stamp + u64::from(payload.len_bytes)
+}
+
+struct Records {
+    input: FrontToBack,
+    offset: u64,
+    len_bytes: u64,
+}
+
+impl Records {
+    /// Offset and length of the next payload; `None` at the end of the shard.
+    fn next_record(&mut self) -> Result<Option<(u64, u64)>, BadReason> {
+        if self.offset == self.len_bytes {
+            return Ok(None);
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.fill(&mut header)?;
+        let len = length(&header)?;
+        let offset = self.offset + HEADER_BYTES as u64;
+        let end = len.checked_add(CRC_BYTES as u64).and_then(|len| offset.checked_add(len));
+        let end = end.filter(|&end| end <= self.len_bytes);
+        let end = end.ok_or(BadReason::Truncated("the shard ends inside the record"))?;
+        self.input.skip(end - offset).map_err(unreadable)?;
+        self.offset = end;
+        Ok(Some((offset, len)))
+    }
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), BadReason> {
+        let mut filled = 0;
+        while filled < into.len() {
+            match self.input.read(&mut into[filled..]).map_err(unreadable)? {
+                0 => return Err(BadReason::Truncated("the shard ends inside a record's header")),
+                read => filled += read,
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
+    let (len, crc) = header.split_first_chunk::<8>().expect("the header is longer than 8 bytes");
+    check("length", crc32c(len), crc.try_into().expect("12 - 8 bytes"))?;
+    Ok(u64::from_le_bytes(*len))
+}
+
+fn check(what: &'static str, crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
+    let found = u32::from_le_bytes(stored);
+    let expected = masked(crc);
+    match expected == found {
+        true => Ok(()),
+        false => Err(BadReason::BadCrc { what, expected, found }),
+    }
+}
+
+/// TensorFlow masks stored checksums, since the CRC of data that contains its own CRC is weak.
+fn masked(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xA282_EAD8)
+}
+
+fn unreadable(error: std::io::Error) -> BadReason {
+    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Bytes before a payload.
+pub(super) const HEADER_BYTES: usize = 12;
+
+/// A slash and a 64-bit number.
+const MAX_NUMBER_BYTES: usize = 21;
+
+/// Bytes of a stored checksum.
+pub const CRC_BYTES: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_masked_checksum_is_tensorflows() {
+        // RFC 3720's vector for 32 zero bytes, rotated and masked by hand.
+        assert_eq!(crc32c(&[0; 32]), 0x8A91_36AA);
+        assert_eq!(masked(0x8A91_36AA), 0x6D55_1522_u32.wrapping_add(0xA282_EAD8));
+        // The header that TensorFlow writes for a record of 5 bytes.
+        let header = [5, 0, 0, 0, 0, 0, 0, 0, 0xea, 0xb2, 0x04, 0x3e];
+        assert_eq!(length(&header), Ok(5));
+        assert!(
+            looks_like(&header) && !looks_like(&header[..11]) && !looks_like(b"path\tlabel\n..")
+        );
+    }
+}

@@ -1,0 +1,255 @@
+//! A folder given as a source: detects whether its files are samples or shards.
+//!
+//! Shards are recognised by their bytes. To read the first bytes of every file of a folder of samples would
+//! take ten seconds per million files. So files are grouped by extension, and in each group only the first,
+//! second, third, fifth, ninth and so on are read, and all whose extension is that of shards. Only if this
+//! finds a shard are all of them read.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags};
+
+use super::SourceOptions;
+use super::beneath::Root;
+use super::content::{Content, is_shard_name, is_side_file};
+use super::file_counts::{FileCount, Role};
+use super::folder;
+use super::index::{BadEntry, BadReason, Index};
+use super::indexing::Indexing;
+use dlfs_base::Result;
+
+/// A folder and its contents.
+#[derive(Debug)]
+pub struct Tree {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its files, indexed as samples.
+    pub index: Index,
+    /// The open folder.
+    pub root: Root,
+}
+
+/// A file of a tree with its detected content.
+#[derive(Debug, Clone)]
+pub struct DetectedFile {
+    /// Its name beneath the folder.
+    pub name: Vec<u8>,
+    /// Its length.
+    pub len_bytes: u64,
+    /// What it holds.
+    pub content: Content,
+}
+
+impl Tree {
+    /// Indexes the folder at `path`.
+    ///
+    /// # Errors
+    /// It does not open. `Interrupted`: indexing was asked to stop.
+    pub fn list(path: &Path, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Tree> {
+        let (index, mut roots) = folder::index(&[path.to_path_buf()], options, indexing)?;
+        let root = roots.pop().expect("one folder has one root");
+        Ok(Tree { path: path.to_path_buf(), index, root })
+    }
+
+    /// Counts its files by sort, and reads some of each if `looks` is set.
+    pub fn survey(&self, looks: bool) -> Survey {
+        let mut counts: HashMap<Sort, Count> = HashMap::new();
+        let mut survey = Survey::default();
+        let (mut named, mut looked_at, mut unread) = (0, 0, 0);
+        for row in 0..self.index.len() {
+            let (name, len_bytes) = (self.index.name(row), self.index.payload_bytes(row));
+            let sort = Sort::of(name);
+            let is_known = counts.len() < MAX_SORTS || counts.contains_key(&sort);
+            let sort = if is_known { sort } else { Sort::Another };
+            let count = counts.entry(sort).or_insert_with(|| Count::new(sort, name));
+            count.total.files += 1;
+            count.total.bytes = count.total.bytes.saturating_add(len_bytes);
+            if !looks || len_bytes == 0 && !count.named_as_shards {
+                continue;
+            }
+            let drawn = count.full < 2 || count.full.is_power_of_two();
+            count.full += 1;
+            let by_name = !drawn && count.named_as_shards && named < MOST_BY_NAME;
+            named += u64::from(by_name);
+            if drawn || by_name {
+                let content = self.content(name);
+                survey.shards |= content.is_shard();
+                looked_at += u64::from(!is_side_file(name));
+                if let Content::Unread(format) = content {
+                    unread += 1;
+                    survey.unread.get_or_insert((format, name.to_vec()));
+                }
+            }
+        }
+        if looks {
+            let mut elsewhere = self.elsewhere().take(MOST_BY_NAME as usize);
+            survey.shards |= elsewhere.any(|(name, _)| self.content(name).is_shard());
+        }
+        if unread < looked_at {
+            survey.unread = None;
+        }
+        survey.file_counts = counts.into_values().map(|count| count.total).collect();
+        let larger_first =
+            |a: &FileCount, b: &FileCount| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what));
+        survey.file_counts.sort_unstable_by(larger_first);
+        survey
+    }
+
+    /// Detects the content of every file, in the order of their names.
+    ///
+    /// The second list holds entries that are neither files nor links to files. With `may_give_up`, it
+    /// stops opening files once many of two sorts are found: then nothing is imported anyway.
+    pub fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
+        let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
+            .map(|row| (self.index.name(row), self.index.payload_bytes(row)))
+            .chain(self.elsewhere())
+            .collect();
+        names.sort_unstable();
+        let (mut shards, mut others) = (0_u64, 0_u64);
+        let mut detected = Vec::new();
+        for (name, len_bytes) in names {
+            let known = may_give_up && shards > 0 && others > 0 && shards + others > MOST_OPENED;
+            let content = if known { NOT_OPENED } else { self.content(name) };
+            match content.is_shard() {
+                true => shards += 1,
+                false => others += u64::from(!is_side_file(name)),
+            }
+            detected.push(DetectedFile { name: name.to_vec(), len_bytes, content });
+        }
+        let elsewhere: HashSet<&[u8]> = self.elsewhere().map(|(name, _)| name).collect();
+        let bad = self.index.bad.iter().filter(|bad| !elsewhere.contains(&bad.name[..]));
+        let bad = bad.cloned().collect();
+        (detected, bad)
+    }
+
+    /// Files that are not samples but may be shards: those that are too large, and those behind a link out
+    /// of the folder.
+    fn elsewhere(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        self.index.bad.iter().filter_map(|bad| match bad.reason {
+            BadReason::TooLarge(len) => Some((&bad.name[..], len)),
+            BadReason::LeavesSource => {
+                let found = std::fs::metadata(self.path_of(&bad.name)).ok()?;
+                found.is_file().then_some((&bad.name[..], found.len()))
+            }
+            _ => None,
+        })
+    }
+
+    /// The content of a file; an unreadable file is not classified: reading it will report the error.
+    fn content(&self, name: &[u8]) -> Content {
+        let file = self.root.open_file(name).ok().map(File::from).or_else(|| {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+            let fd = rustix::fs::open(self.path_of(name), flags, Mode::empty()).ok()?;
+            Some(File::from(fd))
+        });
+        let is_file = |file: &File| {
+            rustix::fs::fstat(file)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+        };
+        let content = file.filter(is_file).and_then(|file| Content::of(&file, name).ok());
+        content.unwrap_or(Content::Other)
+    }
+
+    /// The path of a file beneath the folder.
+    pub fn path_of(&self, name: &[u8]) -> PathBuf {
+        self.path.join(std::ffi::OsStr::from_bytes(name))
+    }
+}
+
+/// The sorts of files in a tree, as far as they were examined.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// Whether one of the files that were read is a shard.
+    pub shards: bool,
+    /// The format and a name, if all of them have unsupported formats.
+    pub unread: Option<(&'static str, Vec<u8>)>,
+    /// All files, counted by extension, each as a sample.
+    pub file_counts: Vec<FileCount>,
+}
+
+/// Files of one sort.
+struct Count {
+    total: FileCount,
+    /// Those that are not empty.
+    full: u64,
+    /// Whether the extension is that of shards.
+    named_as_shards: bool,
+}
+
+impl Count {
+    fn new(sort: Sort, name: &[u8]) -> Count {
+        let (role, example) = (Role::Sample, name.to_vec());
+        let total = FileCount { what: sort.label(), role, files: 0, bytes: 0, example };
+        Count { total, full: 0, named_as_shards: is_shard_name(name) }
+    }
+}
+
+/// A lower-case extension in which `#` replaces runs of digits; zeroes if there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Sort {
+    Extension([u8; MAX_EXTENSION_BYTES]),
+    /// One of many further extensions, or a long one.
+    Another,
+}
+
+impl Sort {
+    fn of(name: &[u8]) -> Sort {
+        let mut extension = [0; MAX_EXTENSION_BYTES];
+        let mut len = 0;
+        let base = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
+        let dot = base.iter().rposition(|&byte| byte == b'.').filter(|&dot| dot > 0);
+        for &byte in dot.map_or(&[][..], |dot| &base[dot + 1..]) {
+            let byte = if byte.is_ascii_digit() { b'#' } else { byte.to_ascii_lowercase() };
+            if byte == b'#' && len > 0 && extension[len - 1] == b'#' {
+                continue;
+            }
+            if len == MAX_EXTENSION_BYTES {
+                return Sort::Another;
+            }
+            extension[len] = byte;
+            len += 1;
+        }
+        Sort::Extension(extension)
+    }
+
+    fn label(self) -> String {
+        match self {
+            Sort::Another => "file with another extension".to_owned(),
+            Sort::Extension(extension) if extension[0] == 0 => "file without extension".to_owned(),
+            Sort::Extension(extension) => {
+                let text = extension.split(|&byte| byte == 0).next().unwrap_or_default();
+                format!("file .{}", text.escape_ascii())
+            }
+        }
+    }
+}
+
+/// Space for `tfrecord-#-of-#`.
+const MAX_EXTENSION_BYTES: usize = 16;
+/// Enough for any data set made by hand.
+const MAX_SORTS: usize = 64;
+/// Maximum files that are read because of their names alone.
+const MOST_BY_NAME: u64 = 4096;
+/// Placeholder for the content of files that were not opened.
+const NOT_OPENED: Content = Content::Unread("file not opened");
+/// Maximum files that are opened to count them for an error message.
+const MOST_OPENED: u64 = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_sorted_by_their_extensions() {
+        let label = |name: &str| Sort::of(name.as_bytes()).label();
+        assert_eq!(label("d/a.JPG"), "file .jpg");
+        assert_eq!(label("a.tar.gz"), "file .gz");
+        assert_eq!(label("a.0001"), "file .#");
+        assert_eq!(label("train-00000-of-00002"), "file without extension");
+        assert_eq!(label("d.x/a"), "file without extension");
+        assert_eq!(label("a.averyveryverylongextension"), "file with another extension");
+    }
+}

@@ -1,0 +1,482 @@
+//! Imports a stream: it is read once, in its own order, and written as it arrives.
+//!
+//! An indexed import lays out every chunk before it begins; this one does so as it reads. It is resumed by
+//! reading the stream again: a chunk that is on the media with the expected bytes is not written again. Of shards in
+//! a store, what is on the media is not read again either: see `points.rs` and `restore.rs`.
+
+use std::cell::OnceCell;
+
+use crate::import::checked::{Checked, Checks};
+use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
+use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
+use crate::import::field_types::typed_fields;
+use crate::import::formats::{self, RowSource, SharedOrigins};
+use crate::import::lease::Lease;
+use crate::import::media::Media;
+use crate::import::options::{
+    BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
+    stopped,
+};
+use crate::import::points::{self, Points};
+use crate::import::prepare::{self, ImportState, write_journals};
+use crate::import::restore::Restored;
+use crate::import::retry::with_retry;
+use crate::import::sources::expansion::Expansion;
+use crate::import::sources::file_counts::set_piped_bytes;
+use crate::import::sources::objects::push_origin;
+use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
+use crate::import::sources::shuffled::Shuffled;
+use crate::import::sources::stream::StreamSource;
+use crate::import::sources::{
+    BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
+    SourceOptions,
+};
+use crate::import::write_behind::PIECE_BYTES;
+use dlfs_base::units::SampleId;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::columns::{ColumnSpec, ColumnTable, RowValues};
+use dlfs_format::format::superblock::used_bytes;
+use dlfs_format::format::{SampleMeta, fields};
+use dlfs_places::{Client, Object};
+
+/// Imports the streams `found` onto `media`.
+pub(super) fn run(
+    found: Found,
+    columns: Option<ColumnFile>,
+    media: Media,
+    lease: &Lease,
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    let state = prepare::prepare(media, options, NO_FINGERPRINT, 0)?;
+    if state.done {
+        return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to resume"));
+    }
+    let image = state.current.as_ref().map(|current| &*current.directory);
+    options.numbered(image)?;
+    let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
+    let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
+    let mut judged = Judged { kind: found.kind, decided: found.decided };
+    let origins = SharedOrigins::default();
+    let objects = points::listed(&found.objects);
+    let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
+    let field_columns = OnceCell::new();
+    let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
+    let expansion = Expansion::new(options.max_expansion);
+    let mut opened = open(found.files, found.objects, &mut judged, checks, &origins, &expansion)?;
+    if let Opened::Rows(rows) = &mut opened
+        && !state.resumed
+    {
+        rows.begin()?;
+    }
+    let (kind, shards) = (judged.kind, opened.shards());
+    let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
+    progress.stage(Stage::Writing, 0, 0);
+    let layout = &state.journal.layout;
+    for namespace in 0..state.media.len() {
+        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
+    }
+    with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
+    let mut import = StreamImport::new(&state, checks, lease, progress)?;
+    import.points = points;
+    let restored = match &again {
+        Some((_, objects)) => import.restore(objects, opened.shards())?,
+        None => None,
+    };
+    let mut source = match again.zip(restored) {
+        Some((again, restored)) => go_on(opened, again, &judged, checks, restored, expansion)?,
+        None => placed(Checked::new(opened.samples(), checks), options, 0),
+    };
+    loop {
+        import.note(&*source)?;
+        let Some(sample) = source.next_sample()? else { break };
+        import.only_names_matter = options.on_error == OnError::Stop && !source.bad().is_empty();
+        import.take(&sample, &mut *source)?;
+        source.give_back(sample);
+    }
+    let bad = found.bad.iter().chain(source.bad());
+    let bad: Vec<BadEntry> = bad.cloned().collect();
+    // Without the later member of a name, the earlier one would stay.
+    let is_older = bad.iter().any(|bad| bad.reason == BadReason::ComesAgain);
+    if is_older || options.on_error == OnError::Stop && !bad.is_empty() {
+        return Err(BadEntries(bad).into_error());
+    }
+    if image_fields.is_some_and(|fields| fields != source.fields()) {
+        let message = "samples of the stream have other fields than those of the image";
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    let mut file_counts: Vec<FileCount> =
+        found.file_counts.into_iter().chain(source.appended()).collect();
+    set_piped_bytes(&mut file_counts, source.piped_bytes());
+    if import.samples == 0 {
+        return Err(no_samples(bad, kind, &file_counts));
+    }
+    let classes = [source.classes(), &options.classes].into_iter().find(|all| !all.is_empty());
+    if let Some(classes) = classes {
+        import.chunks.set_classes(classes.to_vec());
+    }
+    import.chunks.add_origins(&origins.lock());
+    import.finish(judged, bad, file_counts)
+}
+
+/// The kind of a source, and why it is that.
+struct Judged {
+    kind: SourceKind,
+    decided: Option<Decided>,
+}
+
+impl Judged {
+    /// Whether archives are plain ones because nothing has told the contrary.
+    fn is_open(&self) -> bool {
+        self.decided == Some(Decided::NoPair)
+    }
+
+    fn archives(
+        &self,
+        inputs: Inputs,
+        fields: Option<Vec<Vec<u8>>>,
+        checks: Checks<'_>,
+    ) -> Result<StreamSource> {
+        let source = StreamSource::of_inputs(inputs, self.kind, fields)?;
+        let &ImportOptions { prefix, nested, folders, .. } = checks.options;
+        let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
+        Ok(source.decided(&members, self.is_open()).at_once(most_at_once(checks)))
+    }
+}
+
+/// A source of which no sample has been read.
+enum Opened<'a> {
+    Rows(Box<RowSource<'a>>),
+    Other(Box<dyn SampleStream>),
+}
+
+impl<'a> Opened<'a> {
+    /// The objects that are read and were not given.
+    fn shards(&self) -> &[(Client, Object)] {
+        match self {
+            Opened::Rows(rows) => rows.shards(),
+            Opened::Other(_) => &[],
+        }
+    }
+
+    /// All its samples.
+    fn samples(self) -> Box<dyn SampleStream + 'a> {
+        match self {
+            Opened::Rows(rows) => rows,
+            Opened::Other(samples) => samples,
+        }
+    }
+}
+
+/// Opens `files`.
+fn open<'a>(
+    files: Vec<FoundFile>,
+    objects: Vec<(Client, Vec<Object>)>,
+    judged: &mut Judged,
+    checks: Checks<'a>,
+    origins: &SharedOrigins,
+    expansion: &Expansion,
+) -> Result<Opened<'a>> {
+    for (client, objects) in &objects {
+        objects.iter().for_each(|object| push_origin(&mut origins.lock(), client, object));
+    }
+    let Checks { image, options, .. } = checks;
+    Ok(match judged.kind {
+        rows if rows.is_rows() => {
+            let rows =
+                formats::open(files, objects, judged.kind, image, options, origins, expansion)?;
+            Opened::Rows(Box::new(rows))
+        }
+        SourceKind::TfRecord => {
+            let inputs = Inputs::new(files, objects, expansion.clone());
+            Opened::Other(Box::new(RecordStream::new(inputs).at_once(most_at_once(checks))))
+        }
+        _ => {
+            let mut inputs = Inputs::new(files, objects, expansion.clone());
+            if judged.is_open()
+                && let Some(pair) = inputs.pair_at_beginning()?
+            {
+                *judged = Judged { kind: SourceKind::WebDataset, decided: Some(pair) };
+            }
+            let fields = image.map(|image| image.fields().to_vec());
+            Opened::Other(Box::new(judged.archives(inputs, fields, checks)?))
+        }
+    })
+}
+
+/// The most bytes of a sample that is read at once, unless nobody looks into samples.
+fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
+    let has_types = image.is_some_and(|image| image.field_types().iter().next().is_some());
+    match options.field_types.is_empty() && options.field_columns.is_empty() && !has_types {
+        true => WINDOW_BYTES as u64,
+        false => u64::MAX,
+    }
+}
+
+/// The samples of shards in a store behind those that are there.
+fn go_on<'a>(
+    opened: Opened<'a>,
+    (files, objects): (Vec<FoundFile>, Vec<(Client, Vec<Object>)>),
+    judged: &Judged,
+    checks: Checks<'a>,
+    (place, restored): (StreamPlace, Restored),
+    expansion: Expansion,
+) -> Result<Box<dyn SampleStream + 'a>> {
+    let StreamPlace { input, offset, record, windows, .. } = place;
+    if let Opened::Rows(rows) = opened {
+        let rows = rows.after(&place, restored.names, &restored.classes);
+        let source = Checked::new(Box::new(rows), checks).after(restored.field_types);
+        return Ok(placed(source, checks.options, windows));
+    }
+    let inputs = Inputs::from(files, objects, input, offset, expansion)?;
+    let source: Box<dyn SampleStream> = match judged.kind {
+        SourceKind::TfRecord => {
+            Box::new(RecordStream::new(inputs).at_once(most_at_once(checks)).after(offset, record))
+        }
+        _ => {
+            let source = judged.archives(inputs, Some(restored.fields), checks)?;
+            Box::new(source.after(offset, restored.names))
+        }
+    };
+    let source = Checked::new(source, checks).after(restored.field_types);
+    Ok(placed(source, checks.options, windows))
+}
+
+/// The samples in the order of placement, behind so many windows.
+fn placed<'a>(
+    source: Checked<'a>,
+    options: &ImportOptions,
+    windows: u64,
+) -> Box<dyn SampleStream + 'a> {
+    let source = Box::new(source);
+    match options.placement {
+        PlacementOrder::Source => source,
+        PlacementOrder::Shuffled => {
+            Box::new(Shuffled::new(source, options.seed, WINDOW_BYTES).after(windows))
+        }
+    }
+}
+
+/// A stream that is being imported.
+struct StreamImport<'a> {
+    state: &'a ImportState,
+    lease: &'a Lease,
+    file: Option<&'a ColumnFile>,
+    /// The columns from fields, known when the first sample comes.
+    field_columns: &'a OnceCell<FieldColumns>,
+    /// A row of them, if there are any.
+    row: Option<ColumnTable>,
+    /// The values of the samples so far, if the import gives any.
+    values: Option<RowColumns<'a>>,
+    /// The name of the first sample, if there are values.
+    example: Option<Vec<u8>>,
+    progress: &'a mut dyn Progress,
+    chunks: ChunkStream<'a>,
+    /// Where it may go on if it is interrupted, if it can.
+    points: Option<Points>,
+    samples: u64,
+    sample_bytes: u64,
+    /// The import has failed already; the rest of the stream is read only to list bad entries.
+    only_names_matter: bool,
+}
+
+impl<'a> StreamImport<'a> {
+    fn new(
+        state: &'a ImportState,
+        checks: Checks<'a>,
+        lease: &'a Lease,
+        progress: &'a mut dyn Progress,
+    ) -> Result<StreamImport<'a>> {
+        let columns = checks.file;
+        let current = state.current.as_ref().map(|current| &*current.directory);
+        Ok(StreamImport {
+            state,
+            lease,
+            file: columns,
+            field_columns: checks.field_columns,
+            row: None,
+            values: columns.map(ColumnFile::of_stream),
+            example: None,
+            progress,
+            chunks: ChunkStream::new(state, lease, columns_with(columns, current))?,
+            points: None,
+            samples: 0,
+            sample_bytes: 0,
+            only_names_matter: false,
+        })
+    }
+
+    /// Takes over what is on the media up to the last point of an interrupted import; returns where the source goes on.
+    fn restore(
+        &mut self,
+        objects: &[(Client, Vec<Object>)],
+        shards: &[(Client, Object)],
+    ) -> Result<Option<(StreamPlace, Restored)>> {
+        let Some(points) = &mut self.points else { return Ok(None) };
+        for (point, classes) in points.saved(self.state, objects, shards)? {
+            let (values, example) = (&mut self.values, &mut self.example);
+            let mut seen = |name: &[u8]| {
+                if let Some(values) = values {
+                    example.get_or_insert_with(|| name.to_vec());
+                    values.next(name);
+                }
+            };
+            let restored = self.chunks.restore(point.samples, &mut seen, self.progress)?;
+            if let Some(mut restored) = restored {
+                restored.classes = classes;
+                (self.samples, self.sample_bytes) = (point.samples, restored.sample_bytes);
+                points.begin_at(point, self.sample_bytes);
+                self.progress.advance(self.samples, self.sample_bytes);
+                return Ok(Some((point.place, restored)));
+            }
+            let current = self.state.current.as_ref().map(|current| &*current.directory);
+            let columns = columns_with(self.file, current);
+            self.chunks = ChunkStream::new(self.state, self.lease, columns)?;
+            (self.values, self.example) = (self.file.map(ColumnFile::of_stream), None);
+        }
+        Ok(None)
+    }
+
+    /// Notes where the source is, and writes the last such place behind which all chunks are written.
+    fn note(&mut self, source: &dyn SampleStream) -> Result<()> {
+        let Some(points) = &mut self.points else { return Ok(()) };
+        points.write(&mut self.chunks)?;
+        if !self.only_names_matter {
+            points.note(self.state, self.samples, self.sample_bytes, source);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, sample: &StreamSample, source: &mut dyn SampleStream) -> Result<()> {
+        if self.only_names_matter {
+            return Ok(());
+        }
+        if self.samples == 0 {
+            // The first sample determines them.
+            self.chunks.set_fields(source.fields(), source.field_types());
+        }
+        let values = match &mut self.values {
+            Some(values) => {
+                self.example.get_or_insert_with(|| sample.name.clone());
+                values.next(&sample.name)
+            }
+            None => RowValues::default(),
+        };
+        let values = match self.field_columns.get() {
+            Some(columns) => {
+                let row = self.row.get_or_insert_with(|| {
+                    let image = self.state.current.as_ref().map(|current| &*current.directory);
+                    self.chunks.set_columns(columns.join(columns_with(self.file, image)));
+                    columns.table()
+                });
+                row.clear();
+                columns.push(row, &sample.name, self.file, &sample.values);
+                row.row(0)
+            }
+            None => values,
+        };
+        let lens = sample.lens();
+        let len = fields::record_len(&lens)?;
+        // Slots are ids here: samples lie on media in the order of the stream.
+        let id = SampleId(self.chunks.next_slot().0);
+        let meta = SampleMeta { id, name: &sample.name, label: sample.label, values };
+        let mut bad = None;
+        let mut give = |take: &mut dyn FnMut(&[u8]) -> Result<()>| match sample.unread {
+            0 => give_record(sample, &lens, take),
+            len => give_unread(source, len, take, &mut bad),
+        };
+        let pushed = self.chunks.push(&meta, NewRecord { len, give: &mut give });
+        if let Some(reason) = bad {
+            self.values.iter_mut().for_each(RowColumns::forget_last);
+            source.reject(&sample.name, reason);
+            return Ok(());
+        }
+        pushed?;
+        self.samples += 1;
+        self.sample_bytes += u64::from(len);
+        self.progress.advance(1, u64::from(len));
+        if self.progress.stop() {
+            return Err(stopped());
+        }
+        Ok(())
+    }
+
+    fn finish(
+        self,
+        Judged { kind, decided }: Judged,
+        bad: Vec<BadEntry>,
+        file_counts: Vec<FileCount>,
+    ) -> Result<ImportReport> {
+        if let Some(values) = &self.values {
+            values.check(self.example.as_deref())?;
+        }
+        self.progress.stage(Stage::Committing, 0, 0);
+        let Streamed { commit, chunks, found, media } = self.chunks.commit()?;
+        Ok(ImportReport {
+            uuid: commit.directory.uuid(),
+            generation: commit.directory.generation(),
+            kind,
+            decided,
+            samples: self.samples,
+            sample_bytes: self.sample_bytes,
+            live_samples: commit.directory.num_live(),
+            chunks,
+            chunks_found: found,
+            image_bytes: used_bytes(&commit.superblocks),
+            media,
+            pack: commit.directory.layout().pack,
+            bad,
+            file_counts,
+            columns: self.values.as_ref().map(RowColumns::counts),
+            field_types: typed_fields(&commit.directory),
+        })
+    }
+}
+
+/// The typed columns of an image and those of a file.
+fn columns_with(file: Option<&ColumnFile>, image: Option<&Directory>) -> Vec<ColumnSpec> {
+    file.map_or_else(|| columns_of(image), |file| file.join(image))
+}
+
+/// Gives the record of a sample: the length table if there are several fields, and the fields.
+fn give_record(
+    sample: &StreamSample,
+    lens: &[Option<u64>],
+    take: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    take(&fields::table(lens))?;
+    sample.fields.iter().flatten().try_for_each(|field| take(field))
+}
+
+/// Gives the `len` bytes that are unread of the sample that was read last; `bad` says why it cannot be imported, if so.
+fn give_unread(
+    source: &mut dyn SampleStream,
+    len: u64,
+    take: &mut dyn FnMut(&[u8]) -> Result<()>,
+    bad: &mut Option<BadReason>,
+) -> Result<()> {
+    let (mut piece, mut left) = (vec![0; PIECE_BYTES], len);
+    while left > 0 {
+        let read = source.read_on(&mut piece).and_then(|read| {
+            // The length is laid out already: with fewer bytes the sample would end in what was there before.
+            let rest = left.checked_sub(read as u64).filter(|_| read > 0);
+            left = rest.ok_or(BadReason::Truncated("it has not as many bytes as it states"))?;
+            Ok(read)
+        });
+        match read {
+            Ok(read) => take(&piece[..read])?,
+            Err(reason) => {
+                let error = Error::new(ErrorKind::BadSource, reason.to_string());
+                *bad = Some(reason);
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Samples that are shuffled together where they come as a stream; a longer one is read in pieces, where it can be.
+const WINDOW_BYTES: usize = 64 << 20;
+/// A stream has no fingerprint before it is read.
+const NO_FINGERPRINT: u64 = 0;

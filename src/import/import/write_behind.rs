@@ -1,0 +1,289 @@
+//! Write-behind: chunks are written while the thread that builds them reads on.
+//!
+//! A chunk is written in several writes, in any order. None counts before the import flushes; after a
+//! crash, checksums decide. Memory is bounded: a few chunks, and a few pieces of oversize samples.
+
+use std::collections::VecDeque;
+
+use crate::import::media::{Channel, PendingWrite};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::{Error, Result};
+
+/// One thread's writes in flight. `T` is the caller's data about a chunk.
+pub(super) struct WriteBehind<T> {
+    channel: Channel,
+    /// Writes of the chunk that is being built.
+    open: ChunkWrites,
+    /// Chunks whose writes have all been submitted, oldest first.
+    chunks: VecDeque<(Option<T>, ChunkWrites)>,
+    /// Length of a chunk's buffer, and the maximum number of chunks in flight.
+    buf_len: usize,
+    max_chunks: usize,
+    spare_bufs: Vec<IoBuf>,
+    spare_pieces: Vec<IoBuf>,
+    /// Flushes in flight, and the first one's failure.
+    flushes: Vec<PendingWrite>,
+    flush_failed: Option<Error>,
+    /// Bytes that the caller has read since the last poll.
+    unpolled_bytes: usize,
+}
+
+/// Writes of one chunk.
+#[derive(Default)]
+struct ChunkWrites {
+    under_way: Vec<(PendingWrite, ReturnTo)>,
+    /// The first failure.
+    failed: Option<Error>,
+}
+
+/// Where the buffer of a write returns to.
+pub(super) enum ReturnTo {
+    /// The middle of a chunk's buffer, between these two.
+    Chunk(IoBuf, IoBuf),
+    /// A piece.
+    Piece,
+    /// It is dropped.
+    None,
+}
+
+impl<T> WriteBehind<T> {
+    /// Writes on `channel`; chunks have buffers of `buf_len` bytes.
+    pub(super) fn new(channel: Channel, buf_len: usize) -> WriteBehind<T> {
+        WriteBehind {
+            channel,
+            open: ChunkWrites::default(),
+            chunks: VecDeque::new(),
+            buf_len,
+            max_chunks: (MAX_CHUNK_BYTES / buf_len).clamp(1, MAX_CHUNKS),
+            spare_bufs: Vec::new(),
+            spare_pieces: Vec::new(),
+            flushes: Vec::new(),
+            flush_failed: None,
+            unpolled_bytes: 0,
+        }
+    }
+
+    /// The channel to the namespaces, for calls that block.
+    pub(super) fn channel(&mut self) -> &mut Channel {
+        &mut self.channel
+    }
+
+    /// A buffer for a chunk, with undefined contents.
+    pub(super) fn chunk_buf(&mut self) -> IoBuf {
+        self.spare_bufs.pop().unwrap_or_else(|| IoBuf::zeroed(self.buf_len))
+    }
+
+    /// Returns a chunk's buffer that was not written.
+    pub(super) fn give_back(&mut self, buf: IoBuf) {
+        self.spare_bufs.push(buf);
+    }
+
+    /// A piece of [`PIECE_BYTES`]; blocks while too many are in flight.
+    pub(super) fn piece(&mut self) -> IoBuf {
+        while self.pieces_in_flight() >= MAX_PIECES {
+            self.wait_for_io();
+        }
+        self.spare_pieces.pop().unwrap_or_else(|| IoBuf::zeroed(PIECE_BYTES))
+    }
+
+    /// Submits a write of the chunk that is being built.
+    ///
+    /// # Errors
+    /// The write could not be submitted, or an earlier one or a flush has failed.
+    pub(super) fn write(
+        &mut self,
+        namespace: u16,
+        offset: u64,
+        buf: IoBuf,
+        home: ReturnTo,
+    ) -> Result<()> {
+        self.check_flushes()?;
+        if let Some(error) = self.open.failed.take() {
+            return Err(error);
+        }
+        let under_way = self.channel.begin_write(namespace, offset, buf)?;
+        self.open.under_way.push((under_way, home));
+        self.poll();
+        Ok(())
+    }
+
+    /// Starts to make all that is written durable, without waiting for it, unless that is under way already.
+    ///
+    /// # Errors
+    /// A flush could not be submitted.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        if self.flushes.is_empty() {
+            for namespace in 0..self.channel.media().len() {
+                let under_way = self.channel.begin_flush(namespace)?;
+                self.flushes.push(under_way);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the failure of a flush.
+    ///
+    /// # Errors
+    /// That failure: what was written before may be lost.
+    pub(super) fn check_flushes(&mut self) -> Result<()> {
+        self.flush_failed.take().map_or(Ok(()), Err)
+    }
+
+    /// All writes of the chunk are submitted: [`WriteBehind::ended`] returns its result.
+    pub(super) fn close(&mut self, what: T) {
+        let parts = std::mem::take(&mut self.open);
+        self.chunks.push_back((Some(what), parts));
+    }
+
+    /// Abandons the chunk that is being built: what was written of it is useless.
+    pub(super) fn give_up(&mut self) {
+        let parts = std::mem::take(&mut self.open);
+        self.chunks.push_back((None, parts));
+    }
+
+    /// Notes that the caller has read this many bytes, and polls now and then, so that a target that waits
+    /// for data (R2T) does not wait until the chunk is complete.
+    pub(super) fn has_read(&mut self, bytes: usize) {
+        self.unpolled_bytes += bytes;
+        if self.unpolled_bytes >= POLL_EVERY_BYTES {
+            self.poll();
+        }
+    }
+
+    /// Whether a chunk must complete before another may be started.
+    pub(super) fn is_full(&self) -> bool {
+        self.chunks.len() >= self.max_chunks
+    }
+
+    /// Whether nothing is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.chunks.is_empty() && self.flushes.is_empty()
+    }
+
+    /// The oldest chunk in flight.
+    pub(super) fn oldest(&self) -> Option<&T> {
+        self.chunks.iter().find_map(|(what, _)| what.as_ref())
+    }
+
+    /// Polls without blocking; returns whether any write has ended.
+    pub(super) fn poll(&mut self) -> bool {
+        self.unpolled_bytes = 0;
+        let moved = self.channel.poll();
+        if moved {
+            self.reap();
+        }
+        moved
+    }
+
+    /// Blocks until a chunk may have completed; returns at once if one has and was not taken.
+    pub(super) fn wait(&mut self) {
+        if self.chunks.iter().all(|(_, parts)| !parts.under_way.is_empty()) {
+            self.wait_for_io();
+        }
+    }
+
+    /// Blocks until a poll makes progress; something must be in flight.
+    ///
+    /// A blocking call in between may have completed or abandoned writes already.
+    fn wait_for_io(&mut self) {
+        if !self.poll() && !self.reap() {
+            self.channel.wait();
+            self.poll();
+            self.reap(); // also writes that timed out
+        }
+    }
+
+    /// A completed chunk with its result.
+    pub(super) fn ended(&mut self) -> Option<(T, Result<()>)> {
+        loop {
+            let at = self.chunks.iter().position(|(_, parts)| parts.under_way.is_empty())?;
+            let (what, parts) = self.chunks.remove(at).expect("found above");
+            if let Some(what) = what {
+                return Some((what, parts.failed.map_or(Ok(()), Err)));
+            }
+        }
+    }
+
+    fn pieces_in_flight(&self) -> usize {
+        let all = self.chunks.iter().map(|(_, parts)| parts).chain([&self.open]);
+        let is_piece = |(_, home): &&(PendingWrite, ReturnTo)| matches!(home, ReturnTo::Piece);
+        all.map(|parts| parts.under_way.iter().filter(is_piece).count()).sum()
+    }
+
+    /// Takes completed writes and flushes; returns whether there were any.
+    fn reap(&mut self) -> bool {
+        let mut any = self.reap_flushes();
+        let WriteBehind { channel, open, chunks, spare_bufs, spare_pieces, .. } = self;
+        for parts in chunks.iter_mut().map(|(_, parts)| parts).chain([open]) {
+            for (write, home) in std::mem::take(&mut parts.under_way) {
+                let result = match channel.take(write) {
+                    Ok(result) => result,
+                    Err(write) => {
+                        parts.under_way.push((write, home));
+                        continue;
+                    }
+                };
+                any = true;
+                match (result, home) {
+                    (Ok(body), ReturnTo::Chunk(head, tail)) => {
+                        spare_bufs.push(join(head, body, tail))
+                    }
+                    (Ok(piece), ReturnTo::Piece) if piece.len() == PIECE_BYTES => {
+                        spare_pieces.push(piece);
+                    }
+                    (Ok(_), _) => {}
+                    // The failed write may still own its buffer.
+                    (Err(error), _) => parts.failed = parts.failed.take().or(Some(error)),
+                }
+            }
+        }
+        any
+    }
+
+    fn reap_flushes(&mut self) -> bool {
+        let before = self.flushes.len();
+        for flush in std::mem::take(&mut self.flushes) {
+            match self.channel.take(flush) {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => self.flush_failed = self.flush_failed.take().or(Some(error)),
+                Err(flush) => self.flushes.push(flush),
+            }
+        }
+        self.flushes.len() < before
+    }
+}
+
+/// An import writes nothing after it has ended, however it ended; each write has a timeout.
+impl<T> Drop for WriteBehind<T> {
+    fn drop(&mut self) {
+        self.give_up();
+        while self.chunks.iter().any(|(_, parts)| !parts.under_way.is_empty()) {
+            self.wait_for_io();
+        }
+    }
+}
+
+fn join(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
+    head.rejoin(body);
+    head.rejoin(tail);
+    head
+}
+
+/// Bytes of an oversize sample that are in memory at a time.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+/// Maximum pieces in flight per thread.
+const MAX_PIECES: usize = 8;
+
+/// Maximum chunks in flight per thread: one that the target stores while the next is transferred.
+const MAX_CHUNKS: usize = 2;
+
+/// Maximum bytes of them, for large chunks; one chunk is always allowed.
+const MAX_CHUNK_BYTES: usize = 64 << 20;
+
+/// Bytes between two flushes, which keep the medium busy while the source is read, and leave little to flush at the
+/// end.
+pub(super) const FLUSH_EVERY_BYTES: u64 = 64 << 20;
+
+/// Bytes to read between two polls: far fewer than a socket buffer holds.
+const POLL_EVERY_BYTES: usize = 128 << 10;

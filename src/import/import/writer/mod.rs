@@ -1,0 +1,490 @@
+//! Writes an image from a program that makes the samples: [`Writer`].
+//!
+//! # What it is
+//! [`Writer::write`] copies a sample into a *window* in memory. A full window goes to a thread that places its
+//! samples in chunks and writes them, while the next one fills. [`Writer::finish`] commits.
+//!
+//! # What it is not
+//! It cannot be resumed: the samples do not come again. What an interrupted writer leaves is free space for the
+//! next one.
+//!
+//! # Invariants
+//! - Until `finish` returns, a reader opens the previous generation, complete; if there was none, nothing.
+//! - A sample that is refused changes nothing: the writer goes on with the next one.
+//! - Memory does not grow with the bytes that are written: two windows, and a few chunks. It grows with the number
+//!   of samples, by fingerprints of their names and by what the directory needs at the end.
+//!
+//! Read this file first, then `window.rs`, and `placing.rs` for the thread.
+
+mod options;
+mod placing;
+mod window;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use xxhash_rust::xxh3::xxh3_128;
+
+pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
+pub(super) use placing::{Placer, Started, Thread, check};
+
+use crate::import::writer::placing::Work;
+use crate::import::writer::window::{NewRow, Window};
+use dlfs_base::process::Forked;
+use dlfs_base::threads;
+use dlfs_base::units::{SampleId, Slot};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::columns::ColumnSpec;
+use dlfs_format::format::meta::check_label;
+use dlfs_format::format::{FieldTypes, Placement, fields};
+use dlfs_io::qpair::{ConnectOptions, Device};
+use dlfs_nvme::nvme::Address;
+
+/// Writes the samples of a program as a new image, or appends them to one.
+///
+/// Dropping it without [`finish`](Writer::finish) discards what it wrote.
+pub struct Writer {
+    window_bytes: usize,
+    order: WriteOrder,
+    /// For each field of the image, its place in a [`NewSample`].
+    field_order: Vec<usize>,
+    columns: Vec<ColumnSpec>,
+    started: Started,
+    /// With [`WriteOrder::Whole`]: which id comes next.
+    placement: Option<Placement>,
+    written: u64,
+    window: Window,
+    /// Fingerprints of the names so far.
+    names: HashSet<u128>,
+    classes: HashMap<Vec<u8>, i64>,
+    class_names: Vec<Vec<u8>>,
+    labels_are: Option<LabelsAre>,
+    thread: Option<Forked<PlacingThread>>,
+}
+
+/// What the labels of a writer's samples are: all of them alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LabelsAre {
+    Numbers,
+    Classes,
+}
+
+/// The thread that places full windows.
+struct PlacingThread {
+    work: Sender<Work>,
+    /// Windows whose samples are written, for reuse.
+    spare: Receiver<Window>,
+    handle: JoinHandle<Result<Written>>,
+}
+
+/// What a writer leaves at its end.
+#[derive(Debug)]
+enum Written {
+    /// A generation.
+    Image(WriteReport),
+    /// A part of one, of which its thread says more.
+    Part,
+}
+
+impl Writer {
+    /// Begins to write the image at `image`. A file that does not exist is created.
+    ///
+    /// # Errors
+    /// `Refused`: there is data that the options do not allow to overwrite. `Busy`: an import or another writer is
+    /// at work. `InvalidArgument`: fields or columns that are not those of the image that is appended to. Errors of
+    /// opening.
+    pub fn create(
+        image: &[Address],
+        options: WriterOptions,
+        connect: &ConnectOptions,
+    ) -> Result<Writer> {
+        let (image, connect) = (image.to_vec(), connect.clone());
+        Writer::start_image(options, move |onto, created| {
+            crate::import::device::open_for_import(&image, onto, &connect, created)
+        })
+    }
+
+    /// As [`create`](Self::create), onto open namespaces.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_on(devices: &[Arc<dyn Device>], options: WriterOptions) -> Result<Writer> {
+        let devices = devices.to_vec();
+        Writer::start_image(options, move |_, _| Ok(devices))
+    }
+
+    /// Begins to write a part of an image that others commit; `place` is the work of its thread.
+    ///
+    /// # Errors
+    /// Those of `place`, until it has started.
+    pub(super) fn start_part(
+        options: &WriterOptions,
+        place: impl FnOnce(&Thread) -> Result<()> + Send + 'static,
+    ) -> Result<Writer> {
+        Writer::start(options, move |thread| place(&thread).map(|()| Written::Part))
+    }
+
+    fn start_image(options: WriterOptions, open: impl placing::Open) -> Result<Writer> {
+        Writer::start(&options.clone(), move |thread| {
+            placing::run(&options, open, &thread).map(Written::Image)
+        })
+    }
+
+    fn start(
+        options: &WriterOptions,
+        place: impl FnOnce(Thread) -> Result<Written> + Send + 'static,
+    ) -> Result<Writer> {
+        let (window_bytes, order) = (options.window_bytes.max(1), options.order);
+        let given_fields = options.fields.clone();
+        let (tell, told) = bounded(1);
+        let (work, to_do) = bounded(0);
+        let (give_back, spare) = unbounded();
+        let thread = Thread { started: tell, work: to_do, spare: give_back };
+        let place = move || place(thread);
+        let handle = std::thread::Builder::new()
+            .name(NAME.into())
+            .spawn(move || threads::caught(NAME, place).flatten())?;
+        let Ok(started) = told.recv() else {
+            // It ended before it could begin, and says why.
+            return Err(joined(handle).err().unwrap_or_else(ended_early));
+        };
+        let field_order = order_of(&started.fields, &given_fields)?;
+        let window = Window::new(&started.columns, window_bytes);
+        let classes = (0..).zip(&started.classes).map(|(number, name)| (name.clone(), number));
+        Ok(Writer {
+            window_bytes,
+            order,
+            field_order,
+            columns: started.columns.clone(),
+            placement: started.whole.map(Placement::new),
+            written: 0,
+            window,
+            names: HashSet::new(),
+            classes: classes.collect(),
+            class_names: started.classes.clone(),
+            started,
+            labels_are: None,
+            thread: Some(Forked::new(PlacingThread { work, spare, handle })),
+        })
+    }
+
+    /// The names of the fields, in the order that a [`NewSample`] has them; empty for one field without a name.
+    pub fn fields(&self) -> impl Iterator<Item = &[u8]> {
+        let mut names = vec![&b""[..]; self.started.fields.len()];
+        for (name, &at) in self.started.fields.iter().zip(&self.field_order) {
+            names[at] = name;
+        }
+        names.into_iter()
+    }
+
+    /// The types of the fields, in the order of [`fields`](Self::fields).
+    pub fn field_types(&self) -> FieldTypes {
+        let mut types = vec![None; self.started.fields.len()];
+        for (field, kind) in self.started.field_types.iter() {
+            types[self.field_order[field]] = Some(kind.clone());
+        }
+        FieldTypes::new(types)
+    }
+
+    /// The typed columns: those of the options and of the image.
+    pub fn columns(&self) -> &[ColumnSpec] {
+        &self.columns
+    }
+
+    /// Samples written so far.
+    pub fn len(&self) -> u64 {
+        self.written
+    }
+
+    /// Whether no sample was written yet.
+    pub fn is_empty(&self) -> bool {
+        self.written == 0
+    }
+
+    /// The id of the sample to be written next. Ids ascend, but for [`WriteOrder::Whole`].
+    ///
+    /// `None`: as many are written as were announced.
+    pub fn next_id(&self) -> Option<SampleId> {
+        self.id_of(self.written)
+    }
+
+    /// The id of the sample that is written as number `nth`, from 0; `None`: fewer are announced.
+    pub fn id_of(&self, nth: u64) -> Option<SampleId> {
+        let slot = self.started.first_id.checked_add(nth)?;
+        match &self.placement {
+            None => Some(SampleId(slot)),
+            Some(placement) => placement.contains(slot).then(|| placement.id_at(Slot(slot))),
+        }
+    }
+
+    /// The first id that this writer assigns: the number of samples before it.
+    pub fn first_id(&self) -> SampleId {
+        SampleId(self.started.first_id)
+    }
+
+    /// Writes a sample; returns its id. Blocks while two windows wait to be written.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: what is wrong with the sample; the writer goes on without it. Any other: those of writing;
+    /// the writer is of no more use.
+    pub fn write(&mut self, sample: &NewSample<'_>) -> Result<SampleId> {
+        let Some(id) = self.next_id() else {
+            let text = format!("{} samples were announced, and more are written", self.written);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        };
+        let lens = self.lens(sample)?;
+        self.check_values(sample)?;
+        let len = fields::record_len(&lens).map_err(|_| {
+            let bytes: u64 = lens.iter().flatten().sum();
+            invalid(sample, format!("it has {bytes} bytes, and a sample has less than 4 GiB"))
+        })?;
+        let name = self.name(sample, id)?;
+        let label = self.label(sample)?;
+        let in_order = self.field_order.iter().map(|&at| sample.fields[at]);
+        let table = fields::table(&lens);
+        let parts = std::iter::once(&table[..]).chain(in_order.flatten());
+        let row = NewRow { id, name: &name, label, len };
+        self.window.push(row, parts, |column| sample.value(column)).map_err(|error| {
+            let text = format!("its name, label or values cannot be stored: {error}");
+            invalid(sample, text)
+        })?;
+        self.names.insert(xxh3_128(&name));
+        self.keep_label(sample.label);
+        self.written += 1;
+        if self.window.len_bytes() >= self.window_bytes {
+            self.hand_over()?;
+        }
+        Ok(id)
+    }
+
+    /// Writes what is left, and commits all of it as one generation.
+    ///
+    /// # Errors
+    /// Those of writing: the image is as it was before. `InvalidArgument`: there is no sample, or fewer than
+    /// announced.
+    pub fn finish(mut self) -> Result<WriteReport> {
+        if let (WriteOrder::Whole { count }, true) = (self.order, self.next_id().is_some()) {
+            let text = format!("{count} samples were announced, and {} written", self.written);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if self.written == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "no sample was written"));
+        }
+        match self.end()? {
+            Written::Image(report) => Ok(report),
+            Written::Part => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
+        }
+    }
+
+    /// Writes what is left of a part, and makes it durable.
+    ///
+    /// # Errors
+    /// Those of writing: the part is not there.
+    pub(super) fn finish_part(mut self) -> Result<()> {
+        match self.end()? {
+            Written::Part => Ok(()),
+            Written::Image(_) => Err(Error::new(ErrorKind::Internal, "a generation is no part")),
+        }
+    }
+
+    fn end(&mut self) -> Result<Written> {
+        self.hand_over()?;
+        let classes = std::mem::take(&mut self.class_names);
+        let commit = Work::Commit { classes };
+        let thread = self.take_thread()?;
+        // If it has ended already, its result says why.
+        let _ = thread.work.send(commit);
+        joined(thread.handle)
+    }
+
+    /// Lengths of the fields, in the image's order.
+    fn lens(&self, sample: &NewSample<'_>) -> Result<Vec<Option<u64>>> {
+        if sample.fields.len() != self.field_order.len() {
+            let (found, expected) = (sample.fields.len(), self.field_order.len());
+            let text = format!("it has {found} fields, and this image's samples have {expected}");
+            return Err(invalid(sample, text));
+        }
+        for (field, kind) in self.started.field_types.iter() {
+            let Some(bytes) = sample.fields[self.field_order[field]] else { continue };
+            if let Err(why) = kind.check_len(bytes.len() as u64) {
+                let name = self.started.fields[field].escape_ascii();
+                return Err(invalid(sample, format!("field {name} {why}")));
+            }
+        }
+        let len = |&at: &usize| sample.fields[at].map(|bytes| bytes.len() as u64);
+        if sample.fields.len() == 1 && sample.fields[0].is_none() {
+            return Err(invalid(sample, "its only field is absent".into()));
+        }
+        Ok(self.field_order.iter().map(len).collect())
+    }
+
+    /// An error unless the columns hold its values.
+    fn check_values(&self, sample: &NewSample<'_>) -> Result<()> {
+        for (name, value) in sample.values {
+            let Some(column) = self.columns.iter().find(|column| column.name == *name) else {
+                return Err(invalid(sample, format!("there is no column {name}")));
+            };
+            if !column.kind.holds(*value) {
+                let what = format!("column {name} is {}, which does not hold {value}", column.kind);
+                return Err(invalid(sample, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Its name, or that of its id; in a part, the numbers of part and sample.
+    fn name(&self, sample: &NewSample<'_>, id: SampleId) -> Result<Vec<u8>> {
+        let name = match sample.name {
+            Some(name) => name.to_vec(),
+            None => match self.started.part {
+                Some(part) => format!("{part:05}-{:09}", id.0).into_bytes(),
+                None => format!("{:09}", id.0).into_bytes(),
+            },
+        };
+        if sample.name.is_some_and(<[u8]>::is_empty) {
+            return Err(invalid(sample, "its name is empty".into()));
+        }
+        let is_taken = self.names.contains(&xxh3_128(&name))
+            || match &self.started.image {
+                Some(image) => image.lookup(&name)?.is_some(),
+                None => false,
+            };
+        match is_taken {
+            true => Err(invalid(sample, "another sample has its name".into())),
+            false => Ok(name),
+        }
+    }
+
+    /// Its label, as a number. A class that is new gets the next one, once the sample is taken.
+    fn label(&self, sample: &NewSample<'_>) -> Result<Option<i64>> {
+        let (are, number) = match sample.label {
+            Label::None => return Ok(None),
+            Label::Number(number) => (LabelsAre::Numbers, number),
+            Label::Class(name) => {
+                let known = self.classes.get(name).copied();
+                if known.is_none() && self.started.part.is_some() {
+                    let text = format!(
+                        "the plan has no class {:?}: a class has one number in all parts",
+                        String::from_utf8_lossy(name)
+                    );
+                    return Err(invalid(sample, text));
+                }
+                (LabelsAre::Classes, known.unwrap_or(self.class_names.len() as i64))
+            }
+        };
+        if check_label(Some(number)).is_err() {
+            return Err(invalid(sample, format!("{number} is not a label")));
+        }
+        if self.labels_are.is_some_and(|before| before != are) {
+            let text = "its label and those before are not alike: labels are numbers, or names";
+            return Err(invalid(sample, text.into()));
+        }
+        Ok(Some(number))
+    }
+
+    /// Notes the label of a sample that was taken.
+    fn keep_label(&mut self, label: Label<'_>) {
+        match label {
+            Label::None => {}
+            Label::Number(_) => self.labels_are = Some(LabelsAre::Numbers),
+            Label::Class(name) => {
+                self.labels_are = Some(LabelsAre::Classes);
+                if !self.classes.contains_key(name) {
+                    self.classes.insert(name.to_vec(), self.class_names.len() as i64);
+                    self.class_names.push(name.to_vec());
+                }
+            }
+        }
+    }
+
+    /// Gives the window to the thread that places it.
+    fn hand_over(&mut self) -> Result<()> {
+        if self.window.is_empty() {
+            return Ok(());
+        }
+        let thread = self.thread.as_ref().ok_or_else(ended_early)?;
+        let thread = thread.get().ok_or_else(forked)?;
+        let next = thread.spare.try_recv().ok();
+        let next = next.unwrap_or_else(|| Window::new(&self.columns, self.window_bytes));
+        let full = std::mem::replace(&mut self.window, next);
+        if thread.work.send(Work::Place(full)).is_ok() {
+            return Ok(());
+        }
+        let thread = self.take_thread()?;
+        Err(joined(thread.handle).err().unwrap_or_else(ended_early))
+    }
+
+    fn take_thread(&mut self) -> Result<PlacingThread> {
+        self.thread.take().ok_or_else(ended_early)?.into_inner().ok_or_else(forked)
+    }
+}
+
+/// What is not committed is discarded.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Ok(thread) = self.take_thread() {
+            drop(thread.work);
+            // That it was not committed is no news to the caller.
+            let _ = thread.handle.join();
+        }
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer")
+            .field("first_id", &self.started.first_id)
+            .field("written", &self.written)
+            .finish_non_exhaustive()
+    }
+}
+
+/// For each field of the image, its place among those that the caller named.
+fn order_of(image: &[Vec<u8>], given: &[Vec<u8>]) -> Result<Vec<usize>> {
+    if image.is_empty() && given.is_empty() {
+        return Ok(vec![0]);
+    }
+    if given.is_empty() {
+        return Ok((0..image.len()).collect());
+    }
+    let place = |name: &Vec<u8>| given.iter().position(|own| own == name);
+    let order: Option<Vec<usize>> = image.iter().map(place).collect();
+    order.filter(|order| order.len() == given.len()).ok_or_else(|| {
+        let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
+        let text = format!(
+            "samples of the writer have the fields [{}], those of the image [{}]",
+            list(given),
+            list(image)
+        );
+        Error::new(ErrorKind::InvalidArgument, text)
+    })
+}
+
+/// The error for a sample that cannot be written.
+fn invalid(sample: &NewSample<'_>, why: String) -> Error {
+    let name = sample.name.map_or_else(
+        || "without a name".into(),
+        |name| format!("{:?}", String::from_utf8_lossy(name)),
+    );
+    Error::new(ErrorKind::InvalidArgument, format!("the sample {name} is not written: {why}"))
+}
+
+/// The result of the thread, which reports its panics as errors.
+fn joined(handle: JoinHandle<Result<Written>>) -> Result<Written> {
+    handle.join().unwrap_or_else(|_| Err(ended_early()))
+}
+
+fn forked() -> Error {
+    let text = "a writer writes in the process that created it, not in a forked child";
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+fn ended_early() -> Error {
+    let text = "this writer has ended: a write failed, or its thread did";
+    Error::new(ErrorKind::Interrupted, text)
+}
+
+const NAME: &str = "dlfs-writer";

@@ -1,0 +1,357 @@
+//! The thread of a writer: it opens the image, places full windows in chunks, and commits.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
+use crate::import::columns::columns_of;
+use crate::import::lease::Lease;
+use crate::import::media::Media;
+use crate::import::options::{ImportOptions, Onto, PlacementOrder};
+use crate::import::prepare::{self, ImportState, write_journals};
+use crate::import::retry::with_retry;
+use crate::import::writer::options::{WriteOrder, WriteReport, WriterOptions};
+use crate::import::writer::window::Window;
+use dlfs_base::units::{Generation, Slot};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::builder::encode_fields;
+use dlfs_format::format::columns::{ColumnSpec, check_columns};
+use dlfs_format::format::superblock::used_bytes;
+use dlfs_format::format::{ChunkSpec, FieldTypes, ImageLayout, Part, Placement, Uuid};
+use dlfs_io::qpair::Device;
+
+/// Opens the namespaces; names the files that it created.
+pub(super) trait Open:
+    FnOnce(Onto, &mut Vec<PathBuf>) -> Result<Vec<Arc<dyn Device>>> + Send + 'static
+{
+}
+
+impl<F> Open for F where
+    F: FnOnce(Onto, &mut Vec<PathBuf>) -> Result<Vec<Arc<dyn Device>>> + Send + 'static
+{
+}
+
+/// What the thread does next.
+pub(in crate::import) enum Work {
+    /// Writes the samples of a window.
+    Place(Window),
+    /// Commits, with these names of classes; a part has those of its plan.
+    Commit { classes: Vec<Vec<u8>> },
+}
+
+/// The thread's ends of the channels to its writer.
+pub(in crate::import) struct Thread {
+    /// Takes what the writer must know, once.
+    pub(super) started: Sender<Started>,
+    /// What to do next. It ends when the writer is discarded.
+    pub(super) work: Receiver<Work>,
+    /// Takes windows whose samples are written.
+    pub(super) spare: Sender<Window>,
+}
+
+impl Thread {
+    /// Tells the writer that it may begin.
+    ///
+    /// # Errors
+    /// It was discarded.
+    pub(in crate::import) fn start(&self, started: Started) -> Result<()> {
+        self.started.send(started).map_err(|_| discarded())
+    }
+
+    /// What to do next.
+    ///
+    /// # Errors
+    /// The writer was discarded.
+    pub(in crate::import) fn next(&self) -> Result<Work> {
+        self.work.recv().map_err(|_| discarded())
+    }
+}
+
+/// What the writer must know of the image.
+#[derive(Debug)]
+pub(in crate::import) struct Started {
+    /// The part that is written, if it is one that others commit.
+    pub(in crate::import) part: Option<u64>,
+    /// The generation that is appended to.
+    pub(in crate::import) image: Option<Arc<Directory>>,
+    /// Samples before the first one.
+    pub(in crate::import) first_id: u64,
+    /// With [`WriteOrder::Whole`]: the part that all samples form.
+    pub(in crate::import) whole: Option<Part>,
+    pub(in crate::import) fields: Vec<Vec<u8>>,
+    pub(in crate::import) field_types: FieldTypes,
+    pub(in crate::import) columns: Vec<ColumnSpec>,
+    pub(in crate::import) classes: Vec<Vec<u8>>,
+}
+
+/// Runs until the commit, a failure, or the end of `work`. What is not committed is discarded: files that were
+/// created go, others become as long as they were.
+pub(super) fn run(
+    options: &WriterOptions,
+    open: impl Open,
+    thread: &Thread,
+) -> Result<WriteReport> {
+    let mut created = Vec::new();
+    let result = open(options.image.onto, &mut created)
+        .and_then(|devices| write_all(options, &devices, thread));
+    if result.is_err() {
+        for path in created {
+            // If this fails, the user sees the file and can delete it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    result
+}
+
+fn write_all(
+    options: &WriterOptions,
+    devices: &[Arc<dyn Device>],
+    thread: &Thread,
+) -> Result<WriteReport> {
+    if options.image.onto == Onto::Resume {
+        let text = "a writer cannot be resumed: its samples do not come again";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let lengths: Vec<u64> = devices.iter().map(|device| device.namespace().len_bytes()).collect();
+    let media = prepare::in_image_order(&Media::new(devices.to_vec())?)?;
+    let lease = Lease::take(&media, options.image.lease)?;
+    let result = lease.explain(write_leased(options, media, &lease, thread));
+    if result.is_err() && lease.check().is_ok() {
+        for (device, len_bytes) in devices.iter().zip(lengths) {
+            // Files become as long as they were. Nobody reads what is behind.
+            let _ = device.trim(&[], len_bytes);
+        }
+    }
+    result
+}
+
+fn write_leased(
+    options: &WriterOptions,
+    media: Media,
+    lease: &Lease,
+    thread: &Thread,
+) -> Result<WriteReport> {
+    if options.image.onto != Onto::Append {
+        // Before what is there is discarded.
+        let ImportOptions { chunk_size_bytes, pack, .. } = options.image;
+        let layout = ImageLayout::new(Uuid([0; 16]), chunk_size_bytes, pack, media.len())?;
+        check(layout, &options.fields, &options.field_types, &options.columns)?;
+    }
+    let state = prepare_image(options, media)?;
+    let start = start_of(options, &state)?;
+    let (first, columns) = (start.first_id, start.columns.clone());
+    let (fields, types) = (start.fields.clone(), start.field_types.clone());
+    thread.start(start)?;
+    // Nothing is written before the first window is full: a writer that ends before has changed nothing.
+    let next = thread.next()?;
+    begin(&state)?;
+    let mut chunks = ChunkStream::new(&state, lease, columns)?;
+    chunks.set_fields(&fields, types);
+    let mut placer = Placer::new(options, options.image.seed, first, chunks);
+    let classes = placer.place_all(thread, next)?;
+    placer.commit(classes)
+}
+
+/// Looks at the image, and decides what is written.
+fn prepare_image(options: &WriterOptions, media: Media) -> Result<ImportState> {
+    let image = ImportOptions { placement: PlacementOrder::Source, ..options.image.clone() };
+    let mut state = prepare::prepare(media, &image, FINGERPRINT, 0)?;
+    if let WriteOrder::Whole { count } = options.order {
+        let seed = options.image.seed;
+        state.journal.part = Part { count, seed, window: count.max(1), ..state.journal.part };
+        state.journal.part.check()?;
+    }
+    Ok(state)
+}
+
+fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
+    let image = state.current.as_ref().map(|current| current.directory.clone());
+    let mut columns = columns_of(image.as_deref());
+    for own in &options.columns {
+        match columns.iter().find(|column| column.name == own.name) {
+            None => columns.push(own.clone()),
+            Some(column) if column.kind == own.kind => {}
+            Some(column) => {
+                let text = format!(
+                    "the image's column {:?} is of type {}, the writer's of {}",
+                    own.name, column.kind, own.kind
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+        }
+    }
+    let fields = image.as_ref().map_or(options.fields.clone(), |image| image.fields().to_vec());
+    let field_types = types_of(options, image.as_deref())?;
+    check(state.journal.layout, &fields, &field_types, &columns)?;
+    Ok(Started {
+        part: None,
+        first_id: state.journal.part.first,
+        whole: (state.journal.part.window > 0).then_some(state.journal.part),
+        fields,
+        field_types,
+        classes: image.as_ref().map_or_else(Vec::new, |image| image.classes().to_vec()),
+        columns,
+        image,
+    })
+}
+
+/// Refuses names and types that no image can have, before the first sample.
+pub(in crate::import) fn check(
+    layout: ImageLayout,
+    fields: &[Vec<u8>],
+    field_types: &FieldTypes,
+    columns: &[ColumnSpec],
+) -> Result<()> {
+    if let Some(twice) = (1..fields.len()).find(|&at| fields[..at].contains(&fields[at])) {
+        let text = format!("field {} is there twice", fields[twice].escape_ascii());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    check_columns(columns)?;
+    let spec = ChunkSpec {
+        layout,
+        generation: Generation(1),
+        part_first: 0,
+        part_seed: 0,
+        part_window: 0,
+        part_count: 0,
+        fields: fields.to_vec(),
+        field_types: field_types.clone(),
+        columns: columns.to_vec(),
+    };
+    encode_fields(&spec)?;
+    Ok(())
+}
+
+/// The types of the image's fields, or those that a new image gets.
+fn types_of(options: &WriterOptions, image: Option<&Directory>) -> Result<FieldTypes> {
+    let Some(image) = image else { return Ok(options.field_types.clone()) };
+    for (at, given) in options.field_types.iter() {
+        let name = &options.fields[at];
+        let own = image.fields().iter().position(|field| field == name);
+        let own = own.and_then(|field| image.field_types().of(field));
+        if own != Some(given) {
+            let own = own.map_or("bytes, without a type".into(), |own| own.to_string());
+            let text =
+                format!("field {} is {given}, and in the image it is {own}", name.escape_ascii());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+    }
+    Ok(image.field_types().clone())
+}
+
+/// Writes the journals: from here on others know that something was begun.
+fn begin(state: &ImportState) -> Result<()> {
+    let layout = &state.journal.layout;
+    for namespace in 0..state.media.len() {
+        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
+    }
+    with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))
+}
+
+/// Places the samples of windows in chunks.
+pub(in crate::import) struct Placer<'a> {
+    options: &'a WriterOptions,
+    seed: u64,
+    /// The first id, and the next one.
+    first: u64,
+    next: u64,
+    windows: u64,
+    sample_bytes: u64,
+    chunks: ChunkStream<'a>,
+}
+
+impl<'a> Placer<'a> {
+    /// Places samples from the id `first` on in `chunks`; `seed` is that of the first window.
+    pub(in crate::import) fn new(
+        options: &'a WriterOptions,
+        seed: u64,
+        first: u64,
+        chunks: ChunkStream<'a>,
+    ) -> Placer<'a> {
+        Placer { options, seed, first, next: first, windows: 0, sample_bytes: 0, chunks }
+    }
+
+    /// Places all windows, `next` first; returns the names of the classes.
+    ///
+    /// # Errors
+    /// Those of writing, or the writer was discarded.
+    pub(in crate::import) fn place_all(
+        &mut self,
+        thread: &Thread,
+        mut next: Work,
+    ) -> Result<Vec<Vec<u8>>> {
+        loop {
+            match next {
+                Work::Place(mut window) => {
+                    self.place(&window)?;
+                    window.clear(self.options.window_bytes);
+                    // The writer may have ended, and does not take it any more.
+                    let _ = thread.spare.send(window);
+                }
+                Work::Commit { classes } => return Ok(classes),
+            }
+            next = thread.next()?;
+        }
+    }
+
+    /// The chunks, and the bytes of all samples.
+    pub(in crate::import) fn into_chunks(self) -> (ChunkStream<'a>, u64) {
+        (self.chunks, self.sample_bytes)
+    }
+
+    fn place(&mut self, window: &Window) -> Result<()> {
+        let count = window.len() as u64;
+        match self.options.order {
+            WriteOrder::Windows => {
+                let seed = self.seed.wrapping_add(self.windows);
+                let part = Part { first: self.next, count, seed, window: count };
+                self.chunks.begin_part(part)?;
+                let placement = Placement::new(part);
+                for slot in part.first..part.first + count {
+                    let id = placement.id_at(Slot(slot));
+                    self.push(window, (id.0 - part.first) as usize)?;
+                }
+            }
+            // They come in the order of slots.
+            WriteOrder::Written | WriteOrder::Whole { .. } => {
+                for at in 0..window.len() {
+                    self.push(window, at)?;
+                }
+            }
+        }
+        self.next += count;
+        self.windows += 1;
+        Ok(())
+    }
+
+    fn push(&mut self, window: &Window, at: usize) -> Result<()> {
+        let record = window.record(at);
+        let len = record.len() as u32; // it was counted as one
+        self.sample_bytes += u64::from(len);
+        self.chunks.push(&window.meta(at), NewRecord { len, give: &mut |take| take(record) })
+    }
+
+    fn commit(mut self, classes: Vec<Vec<u8>>) -> Result<WriteReport> {
+        self.chunks.set_classes(classes);
+        let Streamed { commit, chunks, .. } = self.chunks.commit()?;
+        Ok(WriteReport {
+            uuid: commit.directory.uuid(),
+            generation: commit.directory.generation(),
+            samples: self.next - self.first,
+            sample_bytes: self.sample_bytes,
+            live_samples: commit.directory.num_live(),
+            chunks,
+            image_bytes: used_bytes(&commit.superblocks),
+        })
+    }
+}
+
+fn discarded() -> Error {
+    Error::new(ErrorKind::Interrupted, "the writer was discarded before it was finished")
+}
+
+/// In the journal, it says that no source can continue what was begun: "written!" in ASCII.
+const FINGERPRINT: u64 = u64::from_be_bytes(*b"written!");

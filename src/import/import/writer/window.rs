@@ -1,0 +1,115 @@
+//! Samples in memory that are placed together.
+
+use std::ops::Range;
+
+use dlfs_base::units::SampleId;
+use dlfs_format::format::columns::{ColumnSpec, ColumnTable, Value};
+use dlfs_format::format::{FormatError, SampleMeta};
+
+/// Samples in the order in which they were written, one behind the other: name and record of each.
+#[derive(Debug)]
+pub(in crate::import) struct Window {
+    bytes: Vec<u8>,
+    rows: Vec<Row>,
+    values: ColumnTable,
+}
+
+#[derive(Debug)]
+struct Row {
+    id: SampleId,
+    label: Option<i64>,
+    name_start: usize,
+    record_start: usize,
+    record_len: u32,
+}
+
+/// What is known of a sample beside its bytes and values.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NewRow<'a> {
+    pub(super) id: SampleId,
+    pub(super) name: &'a [u8],
+    pub(super) label: Option<i64>,
+    /// Length of its record.
+    pub(super) len: u32,
+}
+
+impl Window {
+    /// An empty window with room for `len_bytes`.
+    pub(super) fn new(columns: &[ColumnSpec], len_bytes: usize) -> Window {
+        // A larger window grows as its samples arrive.
+        let bytes = Vec::with_capacity(len_bytes.min(MAX_RESERVED_BYTES));
+        Window { bytes, rows: Vec::new(), values: ColumnTable::new(columns) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Bytes that it takes, but for the values of typed columns.
+    pub(super) fn len_bytes(&self) -> usize {
+        self.bytes.len() + self.rows.len() * size_of::<Row>()
+    }
+
+    /// Adds a sample whose record is `parts`, one behind the other.
+    ///
+    /// # Errors
+    /// Its name, label or values are none that an image can have; it is not added.
+    pub(super) fn push<'p, 'v>(
+        &mut self,
+        row: NewRow<'_>,
+        parts: impl Iterator<Item = &'p [u8]>,
+        value: impl FnMut(&ColumnSpec) -> Value<'v>,
+    ) -> Result<(), FormatError> {
+        let NewRow { id, name, label, len } = row;
+        let at = self.rows.len();
+        self.values.push(value);
+        let meta = SampleMeta { id, name, label, values: self.values.row(at) };
+        if let Err(error) = meta.check() {
+            self.values.truncate(at);
+            return Err(error);
+        }
+        let name_start = self.bytes.len();
+        self.bytes.extend_from_slice(name);
+        let record_start = self.bytes.len();
+        parts.for_each(|part| self.bytes.extend_from_slice(part));
+        assert_eq!(self.bytes.len() - record_start, len as usize, "the length was counted");
+        self.rows.push(Row { id, label, name_start, record_start, record_len: len });
+        Ok(())
+    }
+
+    /// The sample that was written as number `at` of this window.
+    pub(super) fn meta(&self, at: usize) -> SampleMeta<'_> {
+        let row = &self.rows[at];
+        SampleMeta {
+            id: row.id,
+            name: &self.bytes[row.name_start..row.record_start],
+            label: row.label,
+            values: self.values.row(at),
+        }
+    }
+
+    /// Its record.
+    pub(super) fn record(&self, at: usize) -> &[u8] {
+        &self.bytes[self.record_range(at)]
+    }
+
+    fn record_range(&self, at: usize) -> Range<usize> {
+        let row = &self.rows[at];
+        row.record_start..row.record_start + row.record_len as usize
+    }
+
+    /// Removes all samples; a single large one does not keep its memory.
+    pub(super) fn clear(&mut self, len_bytes: usize) {
+        self.bytes.clear();
+        self.bytes.shrink_to(len_bytes.saturating_mul(2));
+        self.rows.clear();
+        self.values.clear();
+    }
+}
+
+/// What an empty window asks the allocator for.
+const MAX_RESERVED_BYTES: usize = 256 << 20;

@@ -1,0 +1,227 @@
+//! Opens addresses as devices; addresses of one subsystem share a controller.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::file::{FileNamespace, FileOptions};
+use super::folder::FolderNamespace;
+use super::tcp::TcpNamespace;
+use super::{ConnectOptions, Device};
+use dlfs_base::error::Result;
+use dlfs_base::threads::map_at_once;
+use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_places::Place;
+
+/// Opens the namespace at `address`.
+///
+/// # Errors
+/// As [`FileNamespace::open`] for a path and [`TcpNamespace::connect`] for a remote namespace. `Unsupported`:
+/// an address that this build does not support.
+pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
+    let device = open_as_it_is(address, options)?;
+    Ok(as_told(device))
+}
+
+/// Opens the namespaces at `addresses` in parallel. Returns the devices of each address: one namespace, or
+/// all of a subsystem whose address has no `?ns=`.
+///
+/// Namespaces of one subsystem at one transport address share a controller. If there are several addresses,
+/// each uses those of `options.paths` that name the same namespace; a single address uses all.
+///
+/// # Errors
+/// Those of [`open`], for the first address that cannot be opened.
+pub fn open_all(
+    addresses: &[Address],
+    options: &ConnectOptions,
+) -> Result<Vec<Vec<Arc<dyn Device>>>> {
+    let groups = group(addresses, options);
+    let opened = map_at_once(OPENING, &groups, Group::open)?;
+    let mut devices: Vec<Vec<Arc<dyn Device>>> = vec![Vec::new(); addresses.len()];
+    for (group, opened) in groups.iter().zip(opened) {
+        for (&(at, _), found) in group.members.iter().zip(opened) {
+            devices[at] = found.into_iter().map(as_told).collect();
+        }
+    }
+    Ok(devices)
+}
+
+/// Addresses that are opened together.
+struct Group {
+    address: Address,
+    options: ConnectOptions,
+    /// The index of each address in the list, and its namespace.
+    members: Vec<(usize, Option<Nsid>)>,
+}
+
+/// What addresses must have in common to share a controller.
+#[derive(PartialEq, Eq, Hash)]
+struct Subsystem {
+    traddr: String,
+    trsvcid: u16,
+    subnqn: Nqn,
+    /// Whether the address means all namespaces.
+    is_whole: bool,
+    /// Its other paths: a namespace with fewer paths than another cannot fail over together with it.
+    paths: Vec<(String, u16)>,
+}
+
+fn group(addresses: &[Address], options: &ConnectOptions) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    let mut of_subsystem: HashMap<Subsystem, usize> = HashMap::new();
+    for (at, address) in addresses.iter().enumerate() {
+        let mut options = options.clone();
+        if addresses.len() > 1 {
+            options.paths.retain(|path| path.is_same_namespace(address));
+        }
+        let nsid = match address {
+            Address::Tcp(address) => address.nsid,
+            _ => None,
+        };
+        let next = groups.len();
+        let index = match subsystem_of(address, &options) {
+            Some(subsystem) if addresses.len() > 1 => {
+                *of_subsystem.entry(subsystem).or_insert(next)
+            }
+            _ => next,
+        };
+        match groups.get_mut(index) {
+            Some(group) => group.members.push((at, nsid)),
+            None => {
+                groups.push(Group { address: address.clone(), options, members: vec![(at, nsid)] })
+            }
+        }
+    }
+    groups
+}
+
+fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem> {
+    let Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid }) = address else { return None };
+    let place_of = |path: &Address| match path {
+        Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
+        Address::Path(_) | Address::Objects(_) | Address::Spdk(_) | Address::Named(_) => None,
+    };
+    // An invalid path is refused when it is opened.
+    let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;
+    let (traddr, subnqn) = (traddr.clone(), subnqn.clone());
+    Some(Subsystem { traddr, trsvcid: *trsvcid, subnqn, is_whole: nsid.is_none(), paths })
+}
+
+impl Group {
+    /// The devices of each member.
+    fn open(&self) -> Result<Vec<Vec<Arc<dyn Device>>>> {
+        let Address::Tcp(address) = &self.address else {
+            return Ok(vec![vec![open_as_it_is(&self.address, &self.options)?]]);
+        };
+        let as_devices = |namespaces: Vec<TcpNamespace>| {
+            namespaces.into_iter().map(|one| Arc::new(one) as Arc<dyn Device>).collect::<Vec<_>>()
+        };
+        if address.nsid.is_none() {
+            let all = as_devices(TcpNamespace::connect_all(address, &self.options)?);
+            return Ok(vec![all; self.members.len()]);
+        }
+        if let [_] = self.members[..] {
+            return Ok(vec![vec![open_as_it_is(&self.address, &self.options)?]]);
+        }
+        let mut nsids: Vec<Nsid> = self.members.iter().filter_map(|(_, nsid)| *nsid).collect();
+        nsids.sort_unstable();
+        nsids.dedup();
+        let devices = as_devices(TcpNamespace::connect_to(address, &nsids, &self.options)?);
+        let index_of = |nsid| nsids.binary_search(&nsid).expect("it is one of them");
+        let of = |nsid: &Option<Nsid>| vec![Arc::clone(&devices[index_of(nsid.expect("named"))])];
+        Ok(self.members.iter().map(|(_, nsid)| of(nsid)).collect())
+    }
+}
+
+fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    #[cfg(debug_assertions)]
+    let device = super::broken::as_told(device);
+    device
+}
+
+fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
+    let ConnectOptions { direct, writable, .. } = *options;
+    match address {
+        Address::Path(path) if !writable && path.is_dir() => {
+            Ok(Arc::new(FolderNamespace::open(path, options.folders)?))
+        }
+        Address::Path(path) => {
+            let options =
+                FileOptions { direct, writable, or_lease: true, ..FileOptions::default() };
+            Ok(Arc::new(FileNamespace::open(path, options)?))
+        }
+        Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
+        Address::Objects(_) if writable => {
+            use dlfs_base::error::{Error, ErrorKind};
+            let message =
+                "objects of a store are only read, and hold no image that could be written";
+            Err(Error::new(ErrorKind::InvalidArgument, message).target(address.to_string()))
+        }
+        Address::Objects(place) => {
+            Ok(Arc::new(FolderNamespace::open_objects(&Place::parse(place)?, options)?))
+        }
+        Address::Named(_) => {
+            use dlfs_base::error::{Error, ErrorKind};
+            let message = "a name in a catalogue stands for a whole image, not for a namespace";
+            Err(Error::new(ErrorKind::InvalidArgument, message)
+                .target(address.to_string())
+                .hint("give the address of the namespace: dlfs catalog show prints it"))
+        }
+        Address::Spdk(_) if options.tls_keyring.is_some() => {
+            use dlfs_base::error::{Error, ErrorKind};
+            let message = "SPDK does not take the key of TLS from the kernel's keyring";
+            Err(Error::new(ErrorKind::InvalidArgument, message)
+                .target(address.to_string())
+                .hint("give a key file, or leave out spdk:"))
+        }
+        #[cfg(feature = "spdk")]
+        Address::Spdk(address) => {
+            Ok(Arc::new(super::spdk::SpdkNamespace::connect(address, options)?))
+        }
+        #[cfg(not(feature = "spdk"))]
+        Address::Spdk(_) => {
+            use dlfs_base::error::{Error, ErrorKind};
+            let message = "this build cannot use SPDK";
+            Err(Error::new(ErrorKind::Unsupported, message)
+                .target(address.to_string())
+                .hint("build with --features spdk, where SPDK is installed; nvme-tcp: addresses need neither"))
+        }
+    }
+}
+
+/// The name of the threads that open namespaces in parallel.
+const OPENING: &str = "dlfs-open";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(text: &str) -> Vec<Address> {
+        Address::parse_list(text).unwrap()
+    }
+
+    fn places(addresses: &str, paths: &str) -> Vec<Vec<usize>> {
+        let paths = if paths.is_empty() { Vec::new() } else { list(paths) };
+        let options = ConnectOptions { paths, ..ConnectOptions::default() };
+        let of = |group: Group| group.members.iter().map(|(at, _)| *at).collect();
+        group(&list(addresses), &options).into_iter().map(of).collect()
+    }
+
+    const A: &str = "nvme-tcp://one/nqn.2026-11.io.dlfs:a";
+    const B: &str = "nvme-tcp://two/nqn.2026-11.io.dlfs:a";
+
+    #[test]
+    fn namespaces_of_one_subsystem_at_one_address_are_opened_together() {
+        let addresses = format!("{A}?ns=2,file,{B}?ns=1,{A}?ns=1,{B}?ns=1,{A},{A}?ns=1");
+        assert_eq!(places(&addresses, ""), [vec![0, 3, 6], vec![1], vec![2, 4], vec![5]]);
+        let other = format!("{A}?ns=1,nvme-tcp://one:4421/nqn.2026-11.io.dlfs:a?ns=2,{A}x?ns=3");
+        assert_eq!(places(&other, ""), [vec![0], vec![1], vec![2]]);
+    }
+
+    #[test]
+    fn a_namespace_shares_a_controller_only_with_those_that_have_the_same_paths() {
+        let addresses = format!("{A}?ns=1,{A}?ns=2,{A}?ns=3");
+        assert_eq!(places(&addresses, &format!("{B}?ns=1,{B}?ns=2")), [vec![0, 1], vec![2]]);
+        assert_eq!(places(&format!("{A}?ns=1"), &format!("{B}?ns=7")), [vec![0]]);
+    }
+}

@@ -1,0 +1,392 @@
+//! A medium with files beside it, as one namespace: the addresses behind those of the medium are files of a folder.
+//!
+//! A tier keeps long samples in this way, so that a program can open the copy of one as a file. A file is made by its
+//! first write, with its whole length, and is sparse until all of it is written; whoever removes it need not tell: each
+//! I/O looks whether the file that it has open still has its name. The part of a page behind the end of a file reads as
+//! zeroes and is not written.
+//!
+//! Threads make the calls, as for a plain folder.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::folder::helpers::{Helpers, MAX_THREADS};
+use super::readiness::Registry;
+use super::{
+    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
+};
+use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::error::Result;
+use dlfs_base::process::mark_ours;
+use dlfs_base::units::Lba;
+
+/// One of the files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BesideFile {
+    /// Its name in the folder.
+    pub name: String,
+    /// The address of its first byte: a whole page.
+    pub offset_bytes: u64,
+    pub len_bytes: u64,
+}
+
+/// See the module's page.
+pub struct WithFiles {
+    medium: Arc<dyn Device>,
+    files: Arc<Files>,
+}
+
+struct Files {
+    folder: PathBuf,
+    /// In the order of their addresses.
+    files: Vec<BesideFile>,
+    is_writable: bool,
+    block_len: u64,
+}
+
+impl WithFiles {
+    /// The `files` of `folder` behind `medium`, in the order of their addresses, of which there is at least one.
+    pub fn new(medium: Arc<dyn Device>, folder: PathBuf, files: Vec<BesideFile>) -> WithFiles {
+        let namespace = medium.namespace();
+        let (is_writable, block_len) = (!namespace.read_only, namespace.block_len_bytes.into());
+        WithFiles { medium, files: Arc::new(Files { folder, files, is_writable, block_len }) }
+    }
+
+    fn describe(&self, medium: Namespace) -> Namespace {
+        let end = self.files.files.last().map_or(0, BesideFile::end_bytes);
+        Namespace { num_blocks: medium.num_blocks.max(end / self.files.block_len), ..medium }
+    }
+}
+
+impl BesideFile {
+    /// The end of its last page.
+    fn end_bytes(&self) -> u64 {
+        self.offset_bytes + self.len_bytes.next_multiple_of(ALIGN)
+    }
+}
+
+impl Device for WithFiles {
+    fn namespace(&self) -> Namespace {
+        self.describe(self.medium.namespace())
+    }
+
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let medium = self.medium.queue_pair_in(scope)?;
+        Ok(Box::new(Pair {
+            namespace: self.describe(medium.namespace().clone()),
+            medium,
+            first_block: self.files.files.first().map_or(0, |file| file.offset_bytes)
+                / self.files.block_len,
+            files: Arc::clone(&self.files),
+            helpers: None,
+            registry: None,
+            with_helpers: 0,
+            ready: VecDeque::new(),
+            scratch: VecDeque::new(),
+        }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.medium.capabilities()
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.medium.grow(len_bytes)
+    }
+
+    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
+        self.medium.trim(unused, len_bytes)
+    }
+
+    fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
+        self.medium.can_trim(unused, len_bytes)
+    }
+}
+
+struct Pair {
+    medium: Box<dyn QueuePair>,
+    namespace: Namespace,
+    /// Where the addresses of files begin.
+    first_block: u64,
+    files: Arc<Files>,
+    /// Started by the first I/O of a file.
+    helpers: Option<Helpers>,
+    registry: Option<Registry>,
+    /// I/Os that the helpers have.
+    with_helpers: usize,
+    ready: VecDeque<Completion>,
+    /// Empty between calls.
+    scratch: VecDeque<Io>,
+}
+
+impl Pair {
+    fn is_beside(&self, io: &Io) -> bool {
+        io.op != IoOp::Flush && io.slba.0 >= self.first_block
+    }
+
+    fn run(&mut self, io: Io) {
+        let started = match &self.helpers {
+            Some(_) => Ok(()),
+            None => self.start_helpers(),
+        };
+        let checked = self.namespace.check(&io);
+        let refused = checked.err().or(started.err().map(|_| IoError::Os(libc::EAGAIN)));
+        match (&self.helpers, refused) {
+            (Some(helpers), None) => {
+                helpers.submit(std::iter::once(io));
+                self.with_helpers += 1;
+            }
+            (_, refused) => {
+                let result = Err(refused.unwrap_or(IoError::Os(libc::EAGAIN)));
+                self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result });
+            }
+        }
+    }
+
+    fn start_helpers(&mut self) -> Result<()> {
+        let open = Open { files: Arc::clone(&self.files), last: Mutex::default() };
+        let mut helpers = Helpers::start(Box::new(move |io| open.run(io)), MAX_THREADS)?;
+        self.registry.iter().for_each(|registry| helpers.register(registry));
+        self.helpers = Some(helpers);
+        Ok(())
+    }
+}
+
+impl QueuePair for Pair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let (before, depth) = (pending.len(), usize::from(self.namespace.queue_depth));
+        while let Some(io) = pending.front() {
+            if !self.is_beside(io) {
+                let run = pending.iter().take_while(|io| !self.is_beside(io)).count();
+                self.scratch.extend(pending.drain(..run));
+                self.medium.submit(&mut self.scratch);
+                if !self.scratch.is_empty() {
+                    while let Some(io) = self.scratch.pop_back() {
+                        pending.push_front(io);
+                    }
+                    break;
+                }
+            } else if self.with_helpers + self.ready.len() < depth
+                && let Some(io) = pending.pop_front()
+            {
+                self.run(io);
+            } else {
+                break;
+            }
+        }
+        before - pending.len()
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let mut count = self.medium.poll(now, max, done);
+        if let Some(helpers) = &mut self.helpers
+            && self.with_helpers > 0
+        {
+            let ended = helpers.poll(now, max - count, done);
+            self.with_helpers -= ended;
+            count += ended;
+        }
+        let refused = (max - count).min(self.ready.len());
+        done.extend(self.ready.drain(..refused));
+        count + refused
+    }
+
+    fn start(&mut self) {
+        self.medium.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.medium.use_pool(pool);
+    }
+
+    /// What is written to files are copies, which no fence guards.
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.medium.use_fence(fence);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.medium.outstanding() + self.with_helpers + self.ready.len()
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.medium.shared_queue()
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        if slba.0 < self.first_block {
+            self.medium.report_corrupt(slba, len_bytes);
+        }
+    }
+
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        (slba.0 < self.first_block).then(|| self.medium.borrow(slba, len_bytes))?
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.medium.register(registry);
+        self.helpers.iter_mut().for_each(|helpers| helpers.register(registry));
+        self.registry = Some(registry.clone());
+    }
+
+    fn notice(&self) -> Notice {
+        if !self.ready.is_empty() {
+            return Notice::Poll;
+        }
+        match (self.with_helpers, self.medium.outstanding()) {
+            (0, _) => self.medium.notice(),
+            (_, 0) => Notice::Look, // completions are in memory
+            _ => self.medium.notice().max(Notice::Look),
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let of_helpers = self.helpers.as_ref().and_then(Helpers::joins_at);
+        self.medium.next_timeout().into_iter().chain(of_helpers).min()
+    }
+}
+
+/// The files that the threads of one queue pair have open.
+struct Open {
+    files: Arc<Files>,
+    /// By index, the newest last.
+    last: Mutex<VecDeque<(usize, Arc<File>)>>,
+}
+
+impl Open {
+    /// Runs `io`; blocks as long as the file system does.
+    fn run(&self, io: &mut Io) -> std::result::Result<(), IoError> {
+        let start = io.slba.0 * self.files.block_len;
+        let end = start + io.buf.len() as u64;
+        let is_write = io.op == IoOp::Write;
+        let files = &self.files.files;
+        let first = files.partition_point(|file| file.end_bytes() <= start);
+        let mut done = 0;
+        for (index, file) in (first..).zip(&files[first..]) {
+            if file.offset_bytes >= end {
+                break;
+            }
+            let from = file.offset_bytes.saturating_sub(start) as usize;
+            let skip = start.saturating_sub(file.offset_bytes);
+            let len = file.len_bytes.saturating_sub(skip).min(end - start - from as u64) as usize;
+            let part = &mut io.buf[from..from + len];
+            let opened = self.file(index, is_write);
+            let moved = opened.and_then(|file| match is_write {
+                true => file.write_all_at(part, skip),
+                false => file.read_exact_at(part, skip),
+            });
+            moved.map_err(|error| IoError::Os(error.raw_os_error().unwrap_or(libc::EIO)))?;
+            if !is_write {
+                io.buf[done..from].fill(0);
+            }
+            done = from + len;
+        }
+        if !is_write {
+            io.buf[done..].fill(0);
+        }
+        Ok(())
+    }
+
+    fn file(&self, index: usize, creates: bool) -> std::io::Result<Arc<File>> {
+        let known = self.last.lock().iter().find(|(known, _)| *known == index).cloned();
+        if let Some((_, file)) = known
+            && file.metadata()?.nlink() > 0
+        {
+            return Ok(file);
+        }
+        let Files { folder, files, is_writable, .. } = &*self.files;
+        let (listed, creates) = (&files[index], creates && *is_writable);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(*is_writable)
+            .create(creates)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(folder.join(&listed.name))?;
+        if creates && file.metadata()?.len() != listed.len_bytes {
+            file.set_len(listed.len_bytes)?;
+        }
+        mark_ours(&file);
+        let file = Arc::new(file);
+        let mut last = self.last.lock();
+        last.retain(|(known, _)| *known != index);
+        if last.len() == MAX_OPEN {
+            last.pop_front();
+        }
+        last.push_back((index, Arc::clone(&file)));
+        Ok(file)
+    }
+}
+
+/// Files begin at multiples of this.
+const ALIGN: u64 = dlfs_base::units::ALIGN_BYTES as u64;
+
+/// The most files that a queue pair keeps open.
+const MAX_OPEN: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qpair::blocking::Blocking;
+    use crate::qpair::mem::MemNamespace;
+
+    fn with_files(folder: &std::path::Path) -> WithFiles {
+        let medium = Arc::new(MemNamespace::new(64 << 10, 4096).unwrap());
+        let file = |name: &str, offset_bytes, len_bytes| BesideFile {
+            name: name.to_owned(),
+            offset_bytes,
+            len_bytes,
+        };
+        let files = vec![file("a", 1 << 20, 5000), file("b", (1 << 20) + 8192, 4096)];
+        WithFiles::new(medium, folder.to_owned(), files)
+    }
+
+    #[test]
+    fn what_is_written_behind_the_medium_is_in_files_of_exactly_their_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = with_files(folder.path());
+        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+        assert!(io.read(1 << 20, 4096).is_err(), "a file that was never written");
+        io.write_at(4096, &[1; 4096]).unwrap();
+        let bytes: Vec<u8> = (0..12288_u32).map(|at| (at / 100) as u8 + 1).collect();
+        io.write_at(1 << 20, &bytes).unwrap();
+        let on_disk = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+        assert!(on_disk("a") == bytes[..5000] && on_disk("b") == bytes[8192..]);
+        let read = io.read(1 << 20, 12288).unwrap();
+        assert!(read[..5000] == bytes[..5000] && read[8192..] == bytes[8192..]);
+        assert!(read[5000..8192].iter().all(|&byte| byte == 0), "behind the end of the first");
+        assert!(io.read(4096, 4096).unwrap().iter().all(|&byte| byte == 1));
+        let end = device.namespace().len_bytes();
+        assert_eq!(end, (1 << 20) + 12288);
+        assert!(io.read(end, 4096).is_err() && io.read(512 << 10, 4096).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_removed_is_not_there_and_is_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = with_files(folder.path());
+        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+        io.write_at(1 << 20, &[7; 8192]).unwrap();
+        let path = folder.path().join("a");
+        let held = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(io.read(1 << 20, 4096).is_err());
+        io.write_at((1 << 20) + 4096, &[9; 4096]).unwrap();
+        let read = io.read(1 << 20, 8192).unwrap();
+        assert!(read[..4096].iter().all(|&byte| byte == 0) && read[4096] == 9);
+        let mut old = [0; 5000];
+        held.read_exact_at(&mut old, 0).unwrap();
+        assert_eq!(old, [7; 5000], "who has it open keeps its bytes");
+    }
+}

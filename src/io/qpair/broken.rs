@@ -1,0 +1,164 @@
+//! Engines with injected faults, for the tests of the command, of C and of Python: only in builds with debug
+//! assertions.
+//!
+//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` makes every device that [`open`](super::open) opens fail at the N-th I/O
+//! of each of its queue pairs, counted from 0, in threads whose names begin with THREAD (all threads, if it
+//! is empty): it `panics`, `hangs` (completes nothing any more), `blocks` (does not return from `poll`), or
+//! `fails` (EIO from then on).
+//!
+//! Why an environment variable: the tests must see how a front end as it is built handles a broken engine, in
+//! the same process and at any address. An address scheme would be part of the address grammar of every
+//! build. A cargo feature that one package's tests enable would also be in the other packages built with it.
+//! A release build contains neither the variable's name nor the call.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::readiness::Registry;
+use super::{
+    Capabilities, Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair,
+};
+use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::error::Result;
+use dlfs_base::units::Lba;
+
+/// `device`, or a device that wraps it and breaks as the environment says.
+pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    match std::env::var("DLFS_TEST_ENGINE") {
+        Ok(spec) => broken(device, &spec),
+        Err(_) => device,
+    }
+}
+
+/// Wraps `device` in the faults that `spec` describes.
+pub(super) fn broken(device: Arc<dyn Device>, spec: &str) -> Arc<dyn Device> {
+    let words: Vec<&str> = spec.splitn(3, ':').collect();
+    let [fault, healthy, thread] = words[..] else { panic!("not FAULT:N:THREAD: {spec}") };
+    let fault = match fault {
+        "panics" => Fault::Panics,
+        "hangs" => Fault::Hangs,
+        "blocks" => Fault::Blocks,
+        "fails" => Fault::Fails,
+        other => panic!("no fault is called {other}"),
+    };
+    let healthy = healthy.parse().expect("a number of I/Os");
+    Arc::new(Broken { device, fault, healthy, thread: thread.into() })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    Panics,
+    Hangs,
+    Blocks,
+    Fails,
+}
+
+struct Broken {
+    device: Arc<dyn Device>,
+    fault: Fault,
+    healthy: usize,
+    thread: Arc<str>,
+}
+
+impl Device for Broken {
+    fn namespace(&self) -> Namespace {
+        self.device.namespace()
+    }
+
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let (pair, fault, healthy) = (self.device.queue_pair_in(scope)?, self.fault, self.healthy);
+        let thread = Arc::clone(&self.thread);
+        Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.device.grow(len_bytes)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.device.capabilities()
+    }
+}
+
+struct BrokenPair {
+    pair: Box<dyn QueuePair>,
+    fault: Fault,
+    /// The number of I/Os before the fault.
+    healthy: usize,
+    thread: Arc<str>,
+    is_broken: bool,
+}
+
+impl QueuePair for BrokenPair {
+    fn namespace(&self) -> &Namespace {
+        self.pair.namespace()
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let taken = self.pair.submit(pending);
+        let here = std::thread::current();
+        let is_it = here.name().unwrap_or("").starts_with(&*self.thread);
+        self.is_broken |= is_it && taken > self.healthy;
+        self.healthy = self.healthy.saturating_sub(taken);
+        taken
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let before = done.len();
+        match self.fault {
+            Fault::Panics if self.is_broken => panic!("an engine that was told to panic"),
+            Fault::Hangs if self.is_broken => return 0,
+            Fault::Blocks if self.is_broken => loop {
+                std::thread::sleep(Duration::from_secs(3600));
+            },
+            _ => {}
+        }
+        let count = self.pair.poll(now, max, done);
+        if self.is_broken {
+            let failed = done[before..].iter_mut();
+            failed.for_each(|completion| completion.result = Err(IoError::Os(libc::EIO)));
+        }
+        count
+    }
+
+    fn start(&mut self) {
+        self.pair.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.pair.use_pool(pool);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.pair.outstanding()
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.pair.report_corrupt(slba, len_bytes);
+    }
+
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.pair.borrow(slba, len_bytes)
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.pair.use_fence(fence);
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.pair.shared_queue()
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.pair.register(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        self.pair.notice()
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.pair.next_timeout()
+    }
+}

@@ -1,0 +1,490 @@
+//! Calls: reads and writes of any length, split into I/Os, several at a time on several queue pairs.
+//!
+//! A call is started, advanced by [`Calls::turn`], and taken when it has ended; it returns its whole buffer.
+//! [`super::blocking`] waits for each call at once; an import keeps several calls outstanding while it reads
+//! its source.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::group::{PollGroup, Waker};
+use super::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Lba;
+
+/// Calls on queue pairs that one thread polls together.
+pub struct Calls {
+    group: PollGroup,
+    /// For each pair, the I/Os that it had no room for yet.
+    pending: Vec<VecDeque<Io>>,
+    /// In the order in which they were started.
+    calls: VecDeque<Call>,
+    /// The number of the last call. It identifies late completions of calls that timed out.
+    last: u32,
+    deadline: Duration,
+    done: Vec<(usize, Completion)>,
+    /// Whether a call has ended since the last [`Calls::turn`], while another call was waited for.
+    unseen: bool,
+    fence: Option<Arc<Fence>>,
+}
+
+/// Identifies a call until it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(u32);
+
+struct Call {
+    number: u32,
+    pair: usize,
+    op: IoOp,
+    slba: u64,
+    pieces: Vec<Option<IoBuf>>,
+    missing: usize,
+    failed: Option<(u64, IoError)>,
+    /// How many more of its pieces may be read again.
+    rereads: u8,
+    until: Option<Instant>,
+}
+
+impl Calls {
+    /// Creates calls without queue pairs. A call may last `deadline`.
+    ///
+    /// # Errors
+    /// The process has reached its limit of descriptors.
+    pub fn new(deadline: Duration) -> Result<Calls> {
+        Ok(Calls {
+            group: PollGroup::new()?,
+            pending: Vec::new(),
+            calls: VecDeque::new(),
+            last: 0,
+            deadline,
+            done: Vec::new(),
+            unseen: false,
+            fence: None,
+        })
+    }
+
+    /// Sets the fence of queue pairs that are added from now on: their writes are not sent while it is
+    /// closed.
+    pub fn set_fence(&mut self, fence: Arc<Fence>) {
+        self.fence = Some(fence);
+    }
+
+    /// Adds a queue pair and returns its index.
+    pub fn add(&mut self, mut pair: Box<dyn QueuePair>) -> usize {
+        if let Some(fence) = &self.fence {
+            pair.use_fence(fence);
+        }
+        self.pending.push(VecDeque::new());
+        self.group.add(pair)
+    }
+
+    /// Sets how long a call may last that is started from now on.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// The namespace of a pair.
+    pub fn namespace(&self, pair: usize) -> &Namespace {
+        self.group.pair(pair).namespace()
+    }
+
+    /// Reads `len` bytes from any offset into a new buffer.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the range is not within the namespace. `TimedOut`: the deadline passed. Otherwise
+    /// the error of the first I/O that failed, see [`IoError::at`].
+    pub fn read(&mut self, pair: usize, offset_bytes: u64, len: usize) -> Result<IoBuf> {
+        let namespace = self.namespace(pair);
+        let block_len = u64::from(namespace.block_len_bytes);
+        let outside = || outside(namespace, "read", offset_bytes, len);
+        let end = offset_bytes.checked_add(len as u64).ok_or_else(outside)?;
+        if end > namespace.len_bytes() {
+            return Err(outside());
+        }
+        let start = offset_bytes - offset_bytes % block_len;
+        let whole =
+            usize::try_from(end.next_multiple_of(block_len) - start).map_err(|_| outside())?;
+        if len == 0 {
+            return Ok(IoBuf::empty());
+        }
+        let mut buf = self.run(pair, IoOp::Read, start / block_len, IoBuf::try_zeroed(whole)?)?;
+        let mut bytes = buf.split_off((offset_bytes - start) as usize); // less than a block
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+
+    /// Reads whole blocks into `buf` and returns it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not whole blocks. Otherwise as [`Calls::read`]. After an error the buffer is lost.
+    pub fn read_into(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
+        if buf.is_empty() {
+            return Ok(buf);
+        }
+        let slba = self.block_of(pair, "read", offset_bytes, &buf)?;
+        self.run(pair, IoOp::Read, slba, buf)
+    }
+
+    /// Writes whole blocks and returns the buffer. Durable only after [`Calls::flush`].
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not whole blocks, not all in the namespace, or it is read-only. `NoSpace`:
+    /// the medium is full. Otherwise as [`Calls::read`]. Some of the blocks may have been written.
+    pub fn write(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
+        if buf.is_empty() {
+            return Ok(buf);
+        }
+        let slba = self.block_of(pair, "write", offset_bytes, &buf)?;
+        self.run(pair, IoOp::Write, slba, buf)
+    }
+
+    /// Starts to write whole blocks, at least one: [`Calls::write`] without waiting.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not whole blocks. [`Calls::take`] returns all other errors.
+    pub fn begin_write(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
+        let slba = self.block_of(pair, "write", offset_bytes, &buf)?;
+        Ok(self.begin(pair, IoOp::Write, slba, buf))
+    }
+
+    /// Starts to read whole blocks, at least one, into `buf`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not whole blocks. [`Calls::take`] returns all other errors.
+    pub fn begin_read(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
+        let slba = self.block_of(pair, "read", offset_bytes, &buf)?;
+        Ok(self.begin(pair, IoOp::Read, slba, buf))
+    }
+
+    /// A handle by which another thread ends a wait.
+    pub fn waker(&self) -> Waker {
+        self.group.waker()
+    }
+
+    /// As [`QueuePair::report_corrupt`], for bytes at any offset.
+    pub fn report_corrupt(&mut self, pair: usize, offset_bytes: u64, len: usize) {
+        let block_len = u64::from(self.namespace(pair).block_len_bytes);
+        self.group.report_corrupt(pair, Lba(offset_bytes / block_len), len);
+    }
+
+    /// Makes all completed writes durable.
+    ///
+    /// # Errors
+    /// As [`Calls::read`].
+    pub fn flush(&mut self, pair: usize) -> Result<()> {
+        self.run(pair, IoOp::Flush, 0, IoBuf::empty()).map(drop)
+    }
+
+    /// Starts to make all completed writes durable: [`Calls::flush`] without waiting.
+    pub fn begin_flush(&mut self, pair: usize) -> Ticket {
+        self.begin(pair, IoOp::Flush, 0, IoBuf::empty())
+    }
+
+    /// Starts to transfer `buf` from or to the blocks from `slba` on. It starts with the next
+    /// [`Calls::turn`].
+    fn begin(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Ticket {
+        self.last = self.last.wrapping_add(1);
+        let number = self.last;
+        let ios = self.cut(pair, op, slba, buf);
+        let missing = ios.len();
+        let mut pieces: Vec<Option<IoBuf>> = Vec::new();
+        pieces.resize_with(missing, || None);
+        self.pending[pair].extend(ios);
+        let until = Instant::now().checked_add(self.deadline);
+        let (failed, rereads) = (None, MAX_REREADS);
+        self.calls.push_back(Call {
+            number,
+            pair,
+            op,
+            slba,
+            pieces,
+            missing,
+            failed,
+            rereads,
+            until,
+        });
+        Ticket(number)
+    }
+
+    /// Advances all calls without waiting; returns whether any I/O has ended since the last turn.
+    pub fn turn(&mut self) -> bool {
+        let moved = self.advance();
+        // Other calls may have ended while one call was waited for.
+        std::mem::take(&mut self.unseen) || moved
+    }
+
+    fn advance(&mut self) -> bool {
+        let refused = self.refuse_fenced();
+        for (pair, pending) in self.pending.iter_mut().enumerate() {
+            if !pending.is_empty() {
+                self.group.submit(pair, pending);
+            }
+        }
+        let ended = self.group.poll(Instant::now(), usize::MAX, &mut self.done);
+        let mut done = std::mem::take(&mut self.done);
+        for (_, completion) in done.drain(..) {
+            self.note(completion);
+        }
+        self.done = done;
+        ended > 0 || refused
+    }
+
+    /// Fails waiting writes when the fence is closed; returns whether there were any.
+    fn refuse_fenced(&mut self) -> bool {
+        if self.fence.as_ref().is_none_or(|fence| fence.is_open()) {
+            return false;
+        }
+        let mut refused = Vec::new();
+        for pending in &mut self.pending {
+            let writes = |io: &Io| io.op == IoOp::Write;
+            refused.extend(pending.iter().filter(|io| writes(io)).map(|io| io.tag));
+            pending.retain(|io| !writes(io));
+        }
+        let any = !refused.is_empty();
+        for tag in refused {
+            let (buf, result) = (IoBuf::empty(), Err(IoError::Fenced));
+            self.note(Completion { tag, buf, result });
+        }
+        any
+    }
+
+    /// The result of a call, with its buffer; `None` while it is running. A call that exceeds its deadline
+    /// ends with `TimedOut`, and its buffer is lost.
+    pub fn take(&mut self, ticket: Ticket) -> Option<Result<IoBuf>> {
+        let at = self.calls.iter().position(|call| call.number == ticket.0);
+        let at = at.expect("a ticket is good until its call is taken");
+        let call = &self.calls[at];
+        if call.missing > 0 && call.until.is_none_or(|until| Instant::now() < until) {
+            return None;
+        }
+        let call = self.calls.remove(at).expect("found above");
+        let namespace = self.group.pair(call.pair).namespace();
+        if call.missing > 0 {
+            self.forget_pending(&call);
+            return Some(Err(self.timed_out(&call)));
+        }
+        Some(match call.failed {
+            Some((piece, error)) => Err(error.at(namespace, lba_of(namespace, call.slba, piece))),
+            None => Ok(join(call.pieces)),
+        })
+    }
+
+    /// Waits until a turn may find something, a [`Waker`] calls, or `until` has passed.
+    pub fn wait_until(&mut self, until: Instant) {
+        if !self.unseen {
+            self.group.wait(until);
+        }
+    }
+
+    /// Waits until a turn may find something, or a call exceeds its deadline.
+    pub fn wait(&mut self) {
+        let limit = Instant::now() + WAIT;
+        let until = self.calls.iter().filter_map(|call| call.until).fold(limit, Instant::min);
+        self.wait_until(until);
+    }
+
+    /// Runs one call to its end.
+    fn run(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Result<IoBuf> {
+        let ticket = self.begin(pair, op, slba, buf);
+        let until = self.calls.back().and_then(|call| call.until);
+        loop {
+            let moved = self.advance();
+            self.unseen |= moved;
+            if let Some(result) = self.take(ticket) {
+                return result;
+            }
+            if !moved {
+                self.group.wait(until.unwrap_or_else(|| Instant::now() + WAIT));
+            }
+        }
+    }
+
+    /// The block at `offset_bytes`; refuses ranges that are not whole blocks.
+    fn block_of(&self, pair: usize, what: &str, offset_bytes: u64, buf: &IoBuf) -> Result<u64> {
+        let namespace = self.namespace(pair);
+        let block_len = u64::from(namespace.block_len_bytes);
+        let are_whole = |bytes: u64| bytes.is_multiple_of(block_len);
+        match are_whole(offset_bytes) && are_whole(buf.len() as u64) {
+            true => Ok(offset_bytes / block_len),
+            false => {
+                let what = format!("{what} whole blocks as");
+                Err(outside(namespace, &what, offset_bytes, buf.len()))
+            }
+        }
+    }
+
+    fn note(&mut self, completion: Completion) {
+        let number = (completion.tag >> 32) as u32;
+        let Some(at) = self.calls.iter().position(|call| call.number == number) else {
+            return; // it belongs to a call that timed out
+        };
+        let call = &mut self.calls[at];
+        let piece = completion.tag & u64::from(u32::MAX);
+        if call.may_reread(&completion) {
+            call.rereads -= 1;
+            let slba = lba_of(self.group.pair(call.pair).namespace(), call.slba, piece);
+            let Completion { tag, buf, .. } = completion;
+            return self.pending[call.pair].push_front(Io { op: call.op, slba, buf, tag });
+        }
+        call.missing -= 1;
+        match completion.result {
+            Ok(()) => call.pieces[piece as usize] = Some(completion.buf),
+            Err(error) => {
+                let pending = &mut self.pending[call.pair];
+                let before = pending.len();
+                pending.retain(|io| (io.tag >> 32) as u32 != number);
+                call.missing -= before - pending.len();
+                call.failed.get_or_insert((piece, error));
+            }
+        }
+    }
+
+    fn forget_pending(&mut self, call: &Call) {
+        self.pending[call.pair].retain(|io| (io.tag >> 32) as u32 != call.number);
+    }
+
+    /// Splits `buf` into I/Os of at most the transfer limit, numbered from 0.
+    fn cut(&self, pair: usize, op: IoOp, slba: u64, mut buf: IoBuf) -> Vec<Io> {
+        let namespace = self.namespace(pair);
+        let max_len = namespace.max_transfer_bytes as usize;
+        let mut ios = Vec::with_capacity(buf.len() / max_len + 1);
+        for piece in 0.. {
+            let rest = buf.split_off(max_len.min(buf.len()));
+            let tag = u64::from(self.last) << 32 | piece;
+            ios.push(Io { op, slba: lba_of(namespace, slba, piece), buf, tag });
+            buf = rest;
+            if buf.is_empty() {
+                break;
+            }
+        }
+        ios
+    }
+
+    fn timed_out(&self, call: &Call) -> Error {
+        let message = format!("no answer to a {:?} within {:?}", call.op, self.deadline);
+        Error::new(ErrorKind::TimedOut, message)
+            .target(self.namespace(call.pair).address.clone())
+            .lba(Lba(call.slba))
+    }
+}
+
+impl Call {
+    /// Whether the piece was damaged in transfer or is incomplete, so that another read may succeed.
+    fn may_reread(&self, completion: &Completion) -> bool {
+        let damaged = matches!(completion.result, Err(IoError::DataDigest | IoError::Short { .. }));
+        damaged && self.op == IoOp::Read && self.rereads > 0 && self.failed.is_none()
+    }
+}
+
+fn lba_of(namespace: &Namespace, slba: u64, piece: u64) -> Lba {
+    let Namespace { max_transfer_bytes, block_len_bytes, .. } = namespace;
+    Lba(slba.saturating_add(piece * u64::from(max_transfer_bytes / block_len_bytes)))
+}
+
+fn outside(namespace: &Namespace, what: &str, offset_bytes: u64, len: usize) -> Error {
+    let size = namespace.len_bytes();
+    let message = format!("cannot {what} {len} bytes at {offset_bytes} of {size}");
+    Error::new(ErrorKind::InvalidArgument, message).target(namespace.address.clone())
+}
+
+/// Rejoins the pieces of one buffer.
+fn join(pieces: Vec<Option<IoBuf>>) -> IoBuf {
+    let mut whole = IoBuf::empty();
+    for piece in pieces {
+        whole.rejoin(piece.expect("each piece completed without an error"));
+    }
+    whole
+}
+
+/// The longest single wait.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// How many pieces of one call are read again after damage in transfer.
+const MAX_REREADS: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qpair::Device;
+    use crate::qpair::mem::MemNamespace;
+
+    fn calls(num_pairs: usize, queue_depth: u16) -> (MemNamespace, Calls) {
+        let device = MemNamespace::new(1 << 20, 512).unwrap().with_limits(4096, queue_depth);
+        let mut calls = Calls::new(Duration::from_secs(60)).unwrap();
+        for _ in 0..num_pairs {
+            calls.add(device.queue_pair().unwrap());
+        }
+        (device, calls)
+    }
+
+    fn filled(len: usize, with: u8) -> IoBuf {
+        let mut buf = IoBuf::zeroed(len);
+        buf.fill(with);
+        buf
+    }
+
+    #[test]
+    fn several_calls_on_several_pairs_end_each_with_its_own_buffer() {
+        let (_device, mut calls) = calls(2, 2);
+        let begun: Vec<(u8, Ticket)> = (0..6u8)
+            .map(|at| {
+                let slba = u64::from(at) * 32;
+                let buf = filled(16_384, at);
+                (at, calls.begin(usize::from(at) % 2, IoOp::Write, slba, buf))
+            })
+            .collect();
+        // They are taken in another order than they were started in.
+        for (at, ticket) in begun.into_iter().rev() {
+            let buf = loop {
+                calls.turn();
+                if let Some(result) = calls.take(ticket) {
+                    break result.unwrap();
+                }
+            };
+            assert_eq!((buf.len(), buf[0], buf[16_383]), (16_384, at, at));
+        }
+        let read = calls.run(0, IoOp::Read, 0, IoBuf::zeroed(6 * 16_384)).unwrap();
+        assert!(read.chunks(16_384).zip(0..).all(|(part, at)| part.iter().all(|&b| b == at)));
+    }
+
+    #[test]
+    fn a_call_that_fails_does_not_touch_the_others() {
+        let (_device, mut calls) = calls(1, 1);
+        let outside = calls.begin(0, IoOp::Write, (1 << 20) / 512 - 8, filled(16_384, 1));
+        let inside = calls.begin(0, IoOp::Write, 0, filled(8_192, 2));
+        let mut end = |ticket| loop {
+            calls.turn();
+            if let Some(result) = calls.take(ticket) {
+                return result;
+            }
+        };
+        assert_eq!(end(inside).unwrap().len(), 8_192);
+        assert_eq!(end(outside).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn a_call_that_ends_while_another_is_waited_for_is_reported_without_a_sleep() {
+        let (_device, mut calls) = calls(1, 8);
+        let begun = calls.begin(0, IoOp::Write, 0, filled(4096, 1));
+        calls.run(0, IoOp::Read, 64, IoBuf::zeroed(4096)).unwrap(); // ends the write too
+        let far = Instant::now() + Duration::from_secs(3600);
+        calls.wait_until(far); // would sleep for an hour
+        assert!(calls.turn(), "the end of the write is told");
+        assert!(!calls.turn(), "once");
+        assert_eq!(calls.take(begun).unwrap().unwrap().len(), 4096);
+    }
+
+    #[test]
+    fn a_call_that_exceeds_its_deadline_is_given_up_and_its_late_completion_is_dropped() {
+        let (_device, mut calls) = calls(1, 1);
+        calls.set_deadline(Duration::ZERO);
+        let late = calls.begin(0, IoOp::Write, 0, filled(16_384, 1));
+        calls.turn();
+        assert_eq!(calls.take(late).unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+        calls.set_deadline(Duration::from_secs(60));
+        let buf = calls.run(0, IoOp::Read, 0, IoBuf::zeroed(8_192)).unwrap();
+        assert_eq!(buf.len(), 8_192);
+    }
+}

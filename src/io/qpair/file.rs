@@ -1,0 +1,467 @@
+//! An image file or a block device as a namespace.
+//!
+//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` if io_uring is not
+//! permitted (`pread.rs`). A device opened with O_DIRECT keeps a second descriptor without it, for the few
+//! I/Os whose memory or offset is not aligned for O_DIRECT.
+//!
+//! A writer holds an exclusive `flock` on the file, so a second writer is refused. Where the file system has no
+//! locks, as some that several machines mount, a writer of an image keeps others away by a lease, as on devices.
+//! Readers hold no lock, because generations (see `format`) protect them. A read past the current end of the file
+//! is an error; it never returns zeroes.
+
+use std::fs::{File, OpenOptions};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::io::Errno;
+
+use super::pread::PreadPair;
+use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
+use super::uring::UringPair;
+use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::{NotInherited, mark_ours};
+use dlfs_base::units::round_up;
+
+/// How to open a file as a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FileOptions {
+    /// Whether to bypass the page cache.
+    pub direct: Direct,
+    /// Whether to allow writes; takes the lock that only one writer can hold.
+    pub writable: bool,
+    /// Whether to write also where the file system has no locks, since a lease keeps other writers away.
+    pub or_lease: bool,
+    /// Create the file if there is none, and make it at least this long. Implies `writable`.
+    pub create_len: Option<u64>,
+    /// Only the owner may read or write the file. An older file of this user is changed so, too.
+    pub private: bool,
+    /// Which system calls transfer the bytes.
+    pub calls: FileCalls,
+}
+
+/// Which system calls transfer the bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FileCalls {
+    /// io_uring, or else `pread` and `pwrite`.
+    #[default]
+    Auto,
+    /// `pread` and `pwrite`, each of which blocks the thread that polls.
+    Pread,
+}
+
+/// An opened image file or block device.
+pub struct FileNamespace {
+    files: Arc<Files>,
+    namespace: Namespace,
+    calls: FileCalls,
+    is_locked: bool,
+}
+
+impl FileNamespace {
+    /// Opens `path`. If that fails, a file that it created is removed again.
+    ///
+    /// Blocks are 4,096 bytes long, or 512 if the file's length is not a multiple of 4,096 (a partial block
+    /// at the end cannot be used); a block device has its own block length.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: as the operating system says. `InvalidArgument`: neither a file nor a block
+    /// device. `Busy`: another writer has it open. `Unsupported`: O_DIRECT was asked for and is not
+    /// available, or blocks above 4,096 bytes; the file system has no locks, and they are needed. `NoSpace`: a block
+    /// device is shorter than `create_len`.
+    pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileNamespace> {
+        let path = path.as_ref();
+        let writable = options.writable || options.create_len.is_some();
+        refuse_what_is_no_medium(path)?;
+        let is_new = options.create_len.is_some() && !path.exists();
+        let buffered = open_file(path, &options, writable, 0).map_err(|e| cannot_open(path, e))?;
+        if is_new {
+            sync_name(path);
+        }
+        let opened = FileNamespace::of(path, options, writable, buffered);
+        // Somebody who has it open made it theirs in between.
+        if is_new && opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Busy) {
+            // If this fails, an empty file is left.
+            let _ = std::fs::remove_file(path);
+        }
+        opened
+    }
+
+    fn of(
+        path: &Path,
+        options: FileOptions,
+        writable: bool,
+        buffered: File,
+    ) -> Result<FileNamespace> {
+        let is_locked = writable && lock(&buffered, path, options.or_lease)?;
+        let is_block_device = is_block_device(&buffered, path)?;
+        if let Some(len) = options.create_len {
+            grow_file(&buffered, is_block_device, len).map_err(|e| e.path(path))?;
+        }
+        let len = len_of(&buffered).map_err(|e| cannot_open(path, e))?;
+        let block_len_bytes = block_len(&buffered, is_block_device, len, path)?;
+        // Other machines see what a lease says, and we what they say, past the page cache.
+        let has_to = is_block_device || writable && !is_locked;
+        let direct = open_direct(path, &options, writable, has_to, len)?;
+        let files = Files::new(path, buffered, direct, is_block_device, len / block_len_bytes);
+        let calls = match options.calls {
+            FileCalls::Auto if !writable && is_in_memory(&files.buffered) => FileCalls::Pread,
+            FileCalls::Auto if !UringPair::is_available() => FileCalls::Pread,
+            calls => calls,
+        };
+        let namespace = Namespace {
+            address: path.display().to_string(),
+            block_len_bytes: block_len_bytes as u32, // at most 4,096, see `block_len`
+            num_blocks: len / block_len_bytes,
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+            queue_depth: QUEUE_DEPTH,
+            nguid: [0; 16],
+            read_only: !writable,
+            engine: engine(calls, files.is_direct()),
+        };
+        Ok(FileNamespace { files: Arc::new(files), namespace, calls, is_locked })
+    }
+
+    /// Frees the blocks of a file in `range` (NVMe's Deallocate); they then read as zeroes, and the length
+    /// stays. A range behind the end changes nothing, and says whether the file system can do it.
+    ///
+    /// # Errors
+    /// `Unsupported`: a block device, or the file system cannot. Errors of the operating system.
+    pub fn deallocate(&self, range: Range<u64>) -> Result<()> {
+        let Files { buffered, is_block_device, path, .. } = &*self.files;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punched = match is_block_device {
+            true => Err(Errno::OPNOTSUPP),
+            false => {
+                let len = range.end - range.start;
+                rustix::fs::fallocate(buffered, flags, range.start, len)
+            }
+        };
+        punched.map_err(|errno| match errno {
+            Errno::OPNOTSUPP | Errno::NOSYS => {
+                let text = "blocks of it cannot be freed one by one";
+                Error::new(ErrorKind::Unsupported, text).path(path)
+            }
+            errno => Error::from(std::io::Error::from(errno)).path(path),
+        })
+    }
+
+    /// While the result exists, a forked child gets its own descriptor, for reading and without the lock. Else
+    /// the lock outlives this process with any of its children.
+    pub fn keep_lock_from_children(&self) -> NotInherited {
+        NotInherited::reopen(self.files.buffered.as_fd())
+    }
+}
+
+impl FileNamespace {
+    /// The length of a file that holds this many bytes.
+    fn whole_blocks(&self, len_bytes: u64) -> u64 {
+        round_up(len_bytes, u64::from(self.namespace.block_len_bytes)).unwrap_or(len_bytes)
+    }
+}
+
+impl Device for FileNamespace {
+    fn namespace(&self) -> Namespace {
+        let mut namespace = self.namespace.clone();
+        if let Ok(len) = len_of(&self.files.buffered) {
+            // On failure the last known length stays: reads past the end fail anyway.
+            self.files.set_num_blocks(len / u64::from(namespace.block_len_bytes));
+        }
+        self.files.refresh(&mut namespace);
+        namespace
+    }
+
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let (files, mut namespace) = (Arc::clone(&self.files), self.namespace());
+        if self.calls == FileCalls::Auto {
+            match UringPair::new(Arc::clone(&files), namespace.clone()) {
+                Ok(pair) => return Ok(Box::new(pair)),
+                Err(error) => tracing::warn!(%error, "cannot create another io_uring; using pread \
+                                                      instead"),
+            }
+        }
+        namespace.engine = engine(FileCalls::Pread, files.is_direct());
+        Ok(Box::new(PreadPair::new(files, namespace)))
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        let path = &self.files.path;
+        if self.namespace.read_only {
+            let message = "a namespace opened for reading cannot grow";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).path(path));
+        }
+        let block_len = u64::from(self.namespace.block_len_bytes);
+        let len = round_up(len_bytes, block_len)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no file is that long"))?;
+        let Files { buffered, is_block_device, .. } = &*self.files;
+        grow_file(buffered, *is_block_device, len).map_err(|e| e.path(path))?;
+        self.files.set_num_blocks(len.max(self.namespace.len_bytes()) / block_len);
+        Ok(())
+    }
+
+    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
+        let Files { buffered, is_block_device, path, .. } = &*self.files;
+        if *is_block_device || self.namespace.read_only {
+            return Ok(());
+        }
+        for range in unused.iter().filter(|range| !range.is_empty()) {
+            match self.deallocate(range.clone()) {
+                // The bytes stay where they are, and are used again later.
+                Err(error) if error.kind() == ErrorKind::Unsupported => break,
+                punched => punched?,
+            }
+        }
+        let len = self.whole_blocks(len_bytes);
+        let cut = || if len_of(buffered)? > len { buffered.set_len(len) } else { Ok(()) };
+        cut().map_err(|error| Error::from(error).path(path))
+    }
+
+    fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
+        let Files { buffered, is_block_device, path, .. } = &*self.files;
+        if *is_block_device || self.namespace.read_only {
+            return Ok(false);
+        }
+        let told = || -> std::io::Result<bool> {
+            if len_of(buffered)? > self.whole_blocks(len_bytes) {
+                return Ok(true);
+            }
+            let block_len = rustix::fs::fstat(buffered)?.st_blksize.unsigned_abs();
+            let block_len = block_len.max(1).next_power_of_two();
+            Ok(unused.iter().any(|range| has_data(buffered, range, block_len)))
+        };
+        told().map_err(|error| Error::from(error).path(path))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: !self.namespace.read_only && !self.files.is_block_device,
+            is_exclusive: self.is_locked,
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: !self.files.is_direct(),
+            local_path: Some(self.files.path.clone()),
+            allocated_bytes: None,
+        }
+    }
+}
+
+fn cannot_open(path: &Path, error: std::io::Error) -> Error {
+    let kind = Error::from(std::io::Error::from(error.kind())).kind();
+    Error::new(kind, "cannot open the image").path(path).source(error)
+}
+
+/// Checked before opening, because opening a FIFO would wait for its other end.
+fn refuse_what_is_no_medium(path: &Path) -> Result<()> {
+    let kind = match std::fs::metadata(path) {
+        Ok(metadata) => metadata.file_type(),
+        Err(_) => return Ok(()), // opening reports why, or creates the file
+    };
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    }
+    let message = "an image is a file or a block device, and this is neither";
+    Err(Error::new(ErrorKind::InvalidArgument, message).path(path))
+}
+
+fn open_file(
+    path: &Path,
+    options: &FileOptions,
+    writable: bool,
+    flags: i32,
+) -> std::io::Result<File> {
+    let create = options.create_len.is_some();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(writable)
+        .create(create)
+        .mode(if options.private { 0o600 } else { 0o666 })
+        .custom_flags(flags)
+        .open(path)?;
+    mark_ours(&file);
+    let found = file.metadata()?;
+    if options.private && found.is_file() && found.mode() & 0o077 != 0 {
+        // Another user's file has the permissions that its owner gave it.
+        let _ = file.set_permissions(std::fs::Permissions::from_mode(0o600));
+    }
+    Ok(file)
+}
+
+/// Makes the name of a new file survive a power loss: a flush makes its bytes durable, not its name.
+fn sync_name(path: &Path) {
+    let synced = std::fs::canonicalize(path)
+        .and_then(|place| File::open(place.parent().unwrap_or(Path::new("/"))))
+        .and_then(|folder| folder.sync_all());
+    if let Err(error) = synced {
+        tracing::warn!(path = %path.display(), %error, "after a power loss this new file may be gone");
+    }
+}
+
+/// Takes the lock that only one writer can hold; false: there are no locks, and a lease will do.
+///
+/// The ring of a killed process releases its files a moment after the process is gone, so taking the lock is
+/// retried for a short time.
+fn lock(file: &File, path: &Path, or_lease: bool) -> Result<bool> {
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let message = "somebody has it open for writing: another process, or another part of this one";
+                return Err(Error::new(ErrorKind::Busy, message).path(path));
+            }
+            Err(errno) if is_without_locks(errno) && or_lease => {
+                tell_of_lease(path, errno);
+                return Ok(false);
+            }
+            Err(errno) if is_without_locks(errno) => {
+                let message =
+                    "the file system has no locks (flock), and this file must be ours alone";
+                let error = Error::new(ErrorKind::Unsupported, message).path(path);
+                return Err(error.source(std::io::Error::from(errno)));
+            }
+            Err(errno) => return Err(cannot_open(path, errno.into())),
+        }
+    }
+}
+
+/// Whether an error of `flock` says that the file system does not have it: Lustre without `-o flock`, some servers of
+/// NFS, some file systems in user space.
+#[doc(hidden)]
+pub fn is_without_locks(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK)
+}
+
+/// Says once what takes the place of locks.
+fn tell_of_lease(path: &Path, errno: Errno) {
+    static TOLD: Once = Once::new();
+    let why = std::io::Error::from(errno);
+    TOLD.call_once(|| {
+        tracing::warn!(
+            "{}: the file system has no locks (flock: {why}); a lease in the image keeps other writers away",
+            path.display()
+        );
+    });
+}
+
+fn is_block_device(file: &File, path: &Path) -> Result<bool> {
+    let metadata = file.metadata().map_err(|e| cannot_open(path, e))?;
+    Ok(metadata.file_type().is_block_device())
+}
+
+/// The length of the file or device: `seek` reports it for both, and the position is not used otherwise.
+fn len_of(file: &File) -> std::io::Result<u64> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(std::io::Error::from)
+}
+
+/// Whether a file has data in whole blocks of `range`: only those become holes. False where the file system
+/// does not tell.
+fn has_data(file: &File, range: &Range<u64>, block_len: u64) -> bool {
+    let start = round_up(range.start, block_len).unwrap_or(u64::MAX);
+    let end = range.end - range.end % block_len;
+    let data = || rustix::fs::seek(file, rustix::fs::SeekFrom::Data(start));
+    start < end && data().is_ok_and(|data| data < end)
+}
+
+fn grow_file(file: &File, is_block_device: bool, len: u64) -> Result<()> {
+    if len_of(file)? >= len {
+        return Ok(());
+    }
+    if is_block_device {
+        return Err(Error::new(ErrorKind::NoSpace, format!("the device is not {len} bytes long")));
+    }
+    file.set_len(len).map_err(|error| {
+        let message = format!("cannot make the image {len} bytes long");
+        let kind = match error.raw_os_error() {
+            Some(libc::EFBIG | libc::ENOSPC | libc::EDQUOT) => ErrorKind::NoSpace,
+            _ => Error::from(std::io::Error::from(error.kind())).kind(),
+        };
+        let is_limit = error.raw_os_error() == Some(libc::EFBIG);
+        let error = Error::new(kind, message).source(error);
+        let hint = "the limit is that of the file system or of this shell: ulimit -f";
+        if is_limit { error.hint(hint) } else { error }
+    })
+}
+
+/// The block length: a power of two, 512 to 4,096.
+fn block_len(file: &File, is_block_device: bool, len: u64, path: &Path) -> Result<u64> {
+    if !is_block_device {
+        return Ok(if len.is_multiple_of(4096) { 4096 } else { 512 });
+    }
+    let block_len = rustix::fs::ioctl_blksszget(file).map_err(|e| cannot_open(path, e.into()))?;
+    if block_len.is_power_of_two() && (512..=4096).contains(&block_len) {
+        return Ok(u64::from(block_len));
+    }
+    let message = format!("logical blocks of {block_len} bytes");
+    Err(Error::new(ErrorKind::Unsupported, message).path(path))
+}
+
+/// Whether the file is in tmpfs. There io_uring hands each read to a thread of the kernel, which costs more than
+/// the read itself; writes gain from it.
+fn is_in_memory(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == TMPFS_MAGIC)
+}
+
+/// The descriptor with O_DIRECT, if it is wanted and available.
+fn open_direct(
+    path: &Path,
+    options: &FileOptions,
+    writable: bool,
+    has_to: bool,
+    len: u64,
+) -> Result<Option<DirectFile>> {
+    let wanted = match options.direct {
+        Direct::On => true,
+        Direct::Off => false,
+        Direct::Auto => has_to || len > memory_bytes() / 2,
+    };
+    if !wanted {
+        return Ok(None);
+    }
+    let opened = open_file(path, options, writable, libc::O_DIRECT).and_then(DirectFile::new);
+    match opened {
+        Ok(direct) => Ok(Some(direct)),
+        Err(_) if options.direct == Direct::Auto => Ok(None),
+        Err(error) => {
+            let message = "this file system has no direct I/O";
+            let error = Error::new(ErrorKind::Unsupported, message).path(path).source(error);
+            Err(error.hint("open it with --direct auto"))
+        }
+    }
+}
+
+impl Direct {
+    /// What suits a sparse file of which `len_bytes` will be used: `Auto` decides by the length.
+    pub fn for_sparse(len_bytes: u64) -> Direct {
+        if len_bytes > memory_bytes() / 2 { Direct::Auto } else { Direct::Off }
+    }
+}
+
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}
+
+fn engine(calls: FileCalls, direct: bool) -> String {
+    let calls = match calls {
+        FileCalls::Auto => "io_uring",
+        FileCalls::Pread => "pread",
+    };
+    format!("file ({calls}{})", if direct { ", O_DIRECT" } else { "" })
+}
+
+/// In statfs(2).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// How long the lock may outlive its process.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;

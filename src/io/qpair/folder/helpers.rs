@@ -1,0 +1,255 @@
+//! Threads that make the blocking calls of one queue pair, so that a slow file system blocks no poller.
+//!
+//! One thread suffices for a fast file system, and keeps the order of the reads. Another thread is added
+//! whenever a read has waited for a while and no thread is free: a parallel file system is faster with more
+//! requests. The threads end with their queue pair, each after its current call.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::qpair::readiness::{Registry, Watched};
+use crate::qpair::{Completion, Io, IoError};
+use dlfs_base::error::{Error, Result};
+use dlfs_base::process::{Condvar, Forked, Mutex, mark_ours};
+use dlfs_base::threads::caught;
+
+/// The threads of one queue pair, and the queues between them and it.
+pub(in crate::qpair) struct Helpers {
+    shared: Arc<Shared>,
+    /// The event that its poller watches.
+    watched: Watched<Arc<Shared>>,
+    num_threads: usize,
+    most_threads: usize,
+    /// Only the process that created it has its threads.
+    home: Forked<()>,
+}
+
+/// Runs one I/O; may block.
+pub(in crate::qpair) type Call = Box<dyn Fn(&mut Io) -> Result<(), IoError> + Send + Sync>;
+
+struct Shared {
+    call: Call,
+    queue: Mutex<Queue>,
+    /// The queue is not empty, or it is closed.
+    work: Condvar,
+    /// A thread has ended its last call.
+    ended: Condvar,
+    done: Mutex<Vec<Completion>>,
+    /// Readable while `done` is not empty.
+    event: OwnedFd,
+}
+
+struct Queue {
+    waiting: VecDeque<Io>,
+    /// When a thread last took an I/O from the queue, or when the queue was last empty.
+    moved: Instant,
+    num_idle: usize,
+    /// Threads in a call.
+    num_busy: usize,
+    is_closed: bool,
+}
+
+impl Helpers {
+    /// Starts the first thread, of `most_threads`.
+    ///
+    /// # Errors
+    /// The process has reached its limit of threads or descriptors.
+    pub(in crate::qpair) fn start(call: Call, most_threads: usize) -> Result<Helpers> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(std::io::Error::from)?;
+        mark_ours(&event);
+        let queue = Queue {
+            waiting: VecDeque::new(),
+            moved: Instant::now(),
+            num_idle: 0,
+            num_busy: 0,
+            is_closed: false,
+        };
+        let (work, ended) = (Condvar::new(), Condvar::new());
+        let (queue, done) = (Mutex::new(queue), Mutex::default());
+        let shared = Arc::new(Shared { call, queue, work, ended, done, event });
+        let watched = Watched::new(Arc::clone(&shared));
+        let (num_threads, home) = (0, Forked::new(()));
+        let mut helpers = Helpers { shared, watched, num_threads, most_threads, home };
+        helpers.spawn()?;
+        Ok(helpers)
+    }
+
+    fn spawn(&mut self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        std::thread::Builder::new()
+            .name("dlfs-folder".into())
+            .spawn(move || shared.run())
+            .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
+        self.num_threads += 1;
+        Ok(())
+    }
+
+    /// Queues I/Os.
+    pub(in crate::qpair) fn submit(&self, ios: impl Iterator<Item = Io>) {
+        let mut queue = self.shared.queue.lock();
+        if queue.waiting.is_empty() {
+            queue.moved = Instant::now();
+        }
+        queue.waiting.extend(ios);
+        if queue.num_idle > 0 {
+            self.shared.work.notify_one();
+        }
+    }
+
+    /// Takes at most `max` completions, and adds a thread if reads have waited too long.
+    pub(in crate::qpair) fn poll(
+        &mut self,
+        now: Instant,
+        max: usize,
+        done: &mut Vec<Completion>,
+    ) -> usize {
+        if self.joins_at().is_some_and(|at| at <= now) {
+            self.shared.queue.lock().moved = now; // so that the next thread is not added at once
+            if let Err(error) = self.spawn() {
+                tracing::debug!(%error, "no further thread reads the folder");
+            }
+        }
+        let mut list = self.shared.done.lock();
+        let count = max.min(list.len());
+        done.extend(list.drain(..count));
+        if count > 0 && list.is_empty() {
+            // Under the lock, so that no event is lost; it fails only if there is none.
+            let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
+        }
+        count
+    }
+
+    /// Registers the event with a poller.
+    pub(in crate::qpair) fn register(&mut self, registry: &Registry) {
+        self.watched.register_for_sleep(registry);
+    }
+
+    /// When to add another thread, if no I/O is taken until then.
+    pub(in crate::qpair) fn joins_at(&self) -> Option<Instant> {
+        if self.num_threads == self.most_threads {
+            return None;
+        }
+        let queue = self.shared.queue.lock();
+        (!queue.waiting.is_empty() && queue.num_idle == 0).then(|| queue.moved + ADD_THREAD_AFTER)
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        if self.home.is_ours() {
+            let mut queue = self.shared.queue.lock();
+            queue.is_closed = true;
+            queue.waiting.clear();
+            self.shared.work.notify_all();
+            // Then the buffers belong to the caller again; a call on a file system that hangs does not end.
+            let until = Instant::now() + LAST_CALLS;
+            while queue.num_busy > 0 && !self.shared.ended.wait_until(&mut queue, until) {}
+            self.shared.done.lock().clear();
+        }
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut is_busy = false;
+        while let Some(mut io) = self.next(is_busy) {
+            is_busy = true;
+            // Otherwise the read would never end, and the queue pair would lose the thread.
+            let result = caught("the thread dlfs-folder", || (self.call)(&mut io))
+                .unwrap_or_else(|error| Err(IoError::Panicked(error.to_string())));
+            let mut done = self.done.lock();
+            done.push(Completion { tag: io.tag, buf: io.buf, result });
+            if done.len() == 1 {
+                // The only possible failure is a counter at its maximum, and then it is readable anyway.
+                let _ = rustix::io::write(&self.event, &[1; 8]);
+            }
+        }
+    }
+
+    /// The oldest waiting I/O; `was_busy` says whether the thread has just ended a call. `None` when the
+    /// queue pair is gone.
+    fn next(&self, was_busy: bool) -> Option<Io> {
+        let mut queue = self.queue.lock();
+        queue.num_busy -= usize::from(was_busy);
+        loop {
+            if queue.is_closed {
+                self.ended.notify_all();
+                return None;
+            }
+            if let Some(io) = queue.waiting.pop_front() {
+                queue.moved = Instant::now();
+                queue.num_busy += 1;
+                if queue.num_idle > 0 && !queue.waiting.is_empty() {
+                    self.work.notify_one();
+                }
+                return Some(io);
+            }
+            queue.num_idle += 1;
+            self.work.wait(&mut queue);
+            queue.num_idle -= 1;
+        }
+    }
+}
+
+/// The most threads of a queue pair on a file system.
+pub(in crate::qpair) const MAX_THREADS: usize = 8;
+
+/// How long dropping a queue pair waits for outstanding calls.
+const LAST_CALLS: Duration = Duration::from_secs(1);
+
+/// How long a read waits before another thread is added: longer than a read from memory takes.
+const ADD_THREAD_AFTER: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::super::FolderNamespace;
+    use crate::qpair::{Device, IoError, IoOp};
+    use dlfs_base::buf::IoBuf;
+    use dlfs_base::units::Lba;
+
+    use super::*;
+
+    #[test]
+    fn a_read_that_panics_fails_with_the_panic_message_and_the_thread_continues() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(root.path().join(name), vec![name.as_bytes()[0]; 5000]).unwrap();
+        }
+        let mut folder = FolderNamespace::open(root.path(), Default::default()).unwrap();
+        // An invalid listing: two files at one address.
+        let files = &mut Arc::get_mut(&mut folder.folder).unwrap().listing.files;
+        files[1].offset_bytes = files[0].offset_bytes + 1;
+        let places = [0, 2].map(|file: usize| files[file].offset_bytes / 4096);
+        let mut pair = folder.queue_pair().unwrap();
+        let read =
+            |slba, tag| Io { op: IoOp::Read, slba: Lba(slba), buf: IoBuf::zeroed(8192), tag };
+        let mut pending: VecDeque<Io> =
+            (0..20).map(|tag| read(places[tag as usize % 2], tag)).collect();
+        assert_eq!(pair.submit(&mut pending), 20);
+        let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        while done.len() < 20 && Instant::now() < until {
+            pair.poll(Instant::now(), usize::MAX, &mut done);
+        }
+        assert_eq!((done.len(), pair.outstanding()), (20, 0));
+        for completion in done {
+            match (completion.tag % 2, completion.result) {
+                (0, Err(IoError::Panicked(words))) => {
+                    assert!(words.starts_with("the thread dlfs-folder panicked: "), "{words}");
+                }
+                (1, Ok(())) => assert_eq!(completion.buf[..5000], [b'c'; 5000]),
+                (_, result) => panic!("{}: {result:?}", completion.tag),
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! A plain folder as a read-only namespace: data on a parallel file system, or in an object store, without an import.
+//!
+//! The addresses of files follow from the sorted listing ([`FolderFile`]); the gaps between files read as
+//! zeroes. Directory, tiers and target work on it as on any namespace.
+//!
+//! A file is opened when a read needs it and closed after its last byte was read; only files that are read in
+//! pieces stay open, a few at a time. Opening, `pread` and closing block, on a parallel file system for long.
+//! So threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a file
+//! that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
+//!
+//! Objects beneath a prefix of a store are such a folder, too: `objects.rs` reads them, and the same threads wait.
+//!
+//! Read `listing.rs` first, then `files.rs`.
+
+mod files;
+pub(super) mod helpers;
+mod listing;
+mod objects;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+pub use files::LentFile;
+pub use listing::{FOLDER_CELL_BYTES, FolderFile};
+
+use super::readiness::Registry;
+use super::{
+    Capabilities, Completion, ConnectOptions, Device, Fence, Io, Namespace, Notice, PairScope,
+    QueuePair,
+};
+use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::error::{Error, Result};
+use dlfs_base::folders::FolderOptions;
+use dlfs_base::metrics::{self, Measured, Snapshot};
+use dlfs_base::process::Forked;
+use dlfs_base::registry::Registration;
+use dlfs_base::units::Lba;
+use dlfs_places::{Client, Place};
+use files::Files;
+use helpers::{Helpers, MAX_THREADS};
+use listing::{Listing, Stamp};
+use objects::Store;
+
+/// An open folder. Its listing is that of the time when it was opened.
+pub struct FolderNamespace {
+    folder: Arc<Folder>,
+    namespace: Namespace,
+    _metered: Registration,
+}
+
+/// Counts of the system calls so far, of all queue pairs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FolderStats {
+    /// Files opened.
+    pub opens: u64,
+    /// `pread` calls.
+    pub reads: u64,
+    /// Bytes that they returned.
+    pub bytes: u64,
+}
+
+/// The counters behind [`FolderStats`].
+#[derive(Default)]
+struct Counters {
+    opens: AtomicU64,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+struct Folder {
+    root: PathBuf,
+    /// The store, if its files are objects; then `root` is its address, to be shown.
+    store: Option<Store>,
+    listing: Listing,
+    counters: Arc<Counters>,
+    /// Open files of others, by index, the newest last.
+    lent: Forked<Mutex<LentFiles>>,
+}
+
+type LentFiles = VecDeque<(usize, Arc<dyn LentFile>)>;
+
+impl FolderNamespace {
+    /// Lists the folder `path` and everything beneath it. Costs one `stat` for each file.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: as the operating system says, or a link that is not to be followed. `Unsupported`: a
+    /// file of 4 GiB or more.
+    pub fn open(path: impl AsRef<Path>, options: FolderOptions) -> Result<FolderNamespace> {
+        let path = path.as_ref();
+        let listing = Listing::of(path, options)?;
+        // The program may change its working folder.
+        let root = std::path::absolute(path).map_err(|error| Error::from(error).path(path))?;
+        let namespace = Namespace {
+            address: path.display().to_string(),
+            block_len_bytes: BLOCK_LEN_BYTES,
+            num_blocks: listing.len_bytes / u64::from(BLOCK_LEN_BYTES),
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+            queue_depth: QUEUE_DEPTH,
+            nguid: listing.identity,
+            read_only: true,
+            engine: "folder (pread)".into(),
+        };
+        Ok(FolderNamespace::of(root, None, listing, namespace))
+    }
+
+    /// Lists the objects of a store beneath `place`, and reads them as files of a folder: data in a store without an
+    /// import.
+    ///
+    /// # Errors
+    /// `NotFound`: there is none. `Refused`, `Disconnected`: as the store says. `Unsupported`: an object of 4 GiB or
+    /// more, or this build reads no stores.
+    pub fn open_objects(place: &Place, options: &ConnectOptions) -> Result<FolderNamespace> {
+        let ConnectOptions { places: options, folders, .. } = options;
+        let client = Client::open(place, options)?;
+        let prefix = match place.key() {
+            "" => String::new(),
+            key => format!("{}/", key.trim_end_matches('/')),
+        };
+        let listing = Listing::of_objects(&client, &prefix, folders.hidden)?;
+        let namespace = Namespace {
+            address: place.to_string(),
+            block_len_bytes: BLOCK_LEN_BYTES,
+            num_blocks: listing.len_bytes / u64::from(BLOCK_LEN_BYTES),
+            max_transfer_bytes: MAX_OBJECT_TRANSFER_BYTES,
+            queue_depth: QUEUE_DEPTH,
+            nguid: listing.identity,
+            read_only: true,
+            engine: format!("objects ({})", place.scheme().name()),
+        };
+        let (root, store) = (place.to_string().into(), Some(Store::new(client, prefix, options)));
+        Ok(FolderNamespace::of(root, store, listing, namespace))
+    }
+
+    fn of(
+        root: PathBuf,
+        store: Option<Store>,
+        listing: Listing,
+        namespace: Namespace,
+    ) -> FolderNamespace {
+        let counters = Arc::<Counters>::default();
+        let metered = Registration::new(&counters);
+        let folder = Folder { root, store, listing, counters, lent: Forked::empty() };
+        FolderNamespace { folder: Arc::new(folder), namespace, _metered: metered }
+    }
+
+    /// The files in the order of their addresses.
+    pub fn files(&self) -> &[FolderFile] {
+        &self.folder.listing.files
+    }
+
+    /// The names of the class folders: the index of each is the class of its files.
+    pub fn classes(&self) -> &[Vec<u8>] {
+        &self.folder.listing.classes
+    }
+
+    /// The index of the file whose first byte has this address.
+    pub fn index_at(&self, offset_bytes: u64) -> Option<usize> {
+        let files = &self.folder.listing.files;
+        let first = files.partition_point(|file| file.offset_bytes < offset_bytes);
+        // Empty files have the address of the one that follows.
+        let at = files[first..].iter().position(|file| file.len_bytes > 0)? + first;
+        (files[at].offset_bytes == offset_bytes).then_some(at)
+    }
+
+    /// Opens the file with this index, for reading; `None` where that fails, where it is no longer the listed one, and
+    /// of objects.
+    pub fn open_listed(&self, index: usize) -> Option<File> {
+        let is_folder = self.folder.store.is_none();
+        let file = is_folder.then(|| files::open(&self.folder.path_of(index)).ok()).flatten()?;
+        self.is_listed(index, &file).then_some(file)
+    }
+
+    /// Whether `file` is still the listed one with this index: the same, of the same length and time.
+    pub fn is_listed(&self, index: usize, file: &File) -> bool {
+        let listed = &self.folder.listing.files[index];
+        file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp)
+    }
+
+    /// Lends an open file, so that reads need not open it a second time: an open of a parallel file system is
+    /// dear. The last [`MOST_LENT`] are kept, each until it fails, or is no longer the listed file.
+    pub fn lend(&self, index: usize, file: Arc<dyn LentFile>) {
+        let mut lent = self.folder.lent.get_or_init(Mutex::default).lock();
+        lent.retain(|(other, _)| *other != index);
+        if lent.len() == MOST_LENT {
+            lent.pop_front();
+        }
+        lent.push_back((index, file));
+    }
+
+    /// Takes back what was lent for the file with this index.
+    pub fn take_back(&self, index: usize) {
+        self.folder.give_back(index);
+    }
+
+    /// Counts of the system calls so far.
+    pub fn stats(&self) -> FolderStats {
+        self.folder.counters.read()
+    }
+}
+
+impl Counters {
+    fn read(&self) -> FolderStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { opens, reads, bytes } = self;
+        FolderStats { opens: load(opens), reads: load(reads), bytes: load(bytes) }
+    }
+}
+
+impl Measured for Counters {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let FolderStats { opens, reads, bytes } = self.read();
+        snapshot.count(&metrics::FOLDER_OPENS, &[], opens);
+        snapshot.count(&metrics::FOLDER_READS, &[], reads);
+        snapshot.count(&metrics::FOLDER_READ_BYTES, &[], bytes);
+    }
+}
+
+impl Device for FolderNamespace {
+    fn namespace(&self) -> Namespace {
+        self.namespace.clone()
+    }
+
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let namespace = self.namespace.clone();
+        let files = Files::new(Arc::clone(&self.folder), namespace.clone());
+        let most = if self.folder.store.is_some() { MOST_AT_ONCE } else { MAX_THREADS };
+        let helpers = Helpers::start(Box::new(move |io| files.run(io)), most)?;
+        Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: false,
+            local_path: self.folder.store.is_none().then(|| self.folder.root.clone()),
+            allocated_bytes: None,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
+    }
+}
+
+impl Folder {
+    fn path_of(&self, index: usize) -> PathBuf {
+        self.root.join(std::ffi::OsStr::from_bytes(&self.listing.files[index].name))
+    }
+
+    fn lent(&self, index: usize) -> Option<Arc<dyn LentFile>> {
+        let lent = self.lent.get()?.lock();
+        lent.iter().find(|(other, _)| *other == index).map(|(_, file)| Arc::clone(file))
+    }
+
+    fn give_back(&self, index: usize) {
+        if let Some(lent) = self.lent.get() {
+            lent.lock().retain(|(other, _)| *other != index);
+        }
+    }
+}
+
+struct FolderPair {
+    namespace: Namespace,
+    helpers: Helpers,
+    outstanding: usize,
+}
+
+impl QueuePair for FolderPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let count = pending.len().min(usize::from(QUEUE_DEPTH) - self.outstanding);
+        if count > 0 {
+            self.helpers.submit(pending.drain(..count));
+            self.outstanding += count;
+        }
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        if self.outstanding == 0 {
+            return 0;
+        }
+        let count = self.helpers.poll(now, max, done);
+        self.outstanding -= count;
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    /// It never writes.
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    /// There is no other copy: each read goes to the file system.
+    fn report_corrupt(&mut self, _: Lba, _: usize) {}
+
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.helpers.register(registry);
+    }
+
+    /// Completions are in memory, so looking costs no system call.
+    fn notice(&self) -> Notice {
+        Notice::Look
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.helpers.joins_at()
+    }
+}
+
+const BLOCK_LEN_BYTES: u32 = 4096;
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+/// A request takes long, whatever its length.
+const MAX_OBJECT_TRANSFER_BYTES: u32 = 4 << 20;
+/// I/Os of a queue pair that wait for a store at once.
+const MOST_AT_ONCE: usize = 32;
+const QUEUE_DEPTH: u16 = 128;
+/// Open files of others that are kept.
+pub const MOST_LENT: usize = 64;

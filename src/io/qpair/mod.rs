@@ -1,0 +1,401 @@
+//! Polled queue pairs: the I/O trait of dlfs ([`QueuePair`]) and its engines.
+//!
+//! An I/O owns its buffer, and its completion returns it. No lifetime crosses the trait, no callback enters
+//! it, no method blocks. It transfers blocks and knows nothing of samples.
+//!
+//! Read [`QueuePair`] below first, then `device.rs`, then `mem.rs`, the smallest engine. `addresses.rs` chooses the
+//! engine of an address.
+
+mod addresses;
+#[doc(hidden)]
+pub mod beside;
+pub mod blocking;
+#[cfg(debug_assertions)]
+mod broken;
+pub mod calls;
+mod cpus;
+mod device;
+mod engines;
+mod fence;
+pub mod file;
+pub mod folder;
+pub mod group;
+pub mod mem;
+mod opening;
+mod options;
+mod outstanding;
+#[doc(hidden)]
+pub mod pieces;
+pub mod plain;
+mod pread;
+pub mod readiness;
+mod remote;
+mod scope;
+pub mod session;
+pub mod shared;
+#[cfg(feature = "spdk")]
+pub mod spdk;
+#[doc(hidden)]
+pub mod spinning;
+pub mod tcp;
+mod transfer;
+mod uring;
+mod wake;
+
+pub use addresses::{open, open_all};
+pub use cpus::Cpus;
+pub use device::{Capabilities, Device, ambiguous};
+pub use engines::{Engine, engines};
+pub use fence::Fence;
+#[doc(hidden)]
+pub use opening::open_pairs;
+pub use options::{ConnectOptions, Direct, SpdkOptions};
+pub use remote::host_identity;
+#[doc(hidden)]
+pub use remote::{hostnqn, machine_uuid};
+pub use scope::PairScope;
+
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use self::readiness::Registry;
+use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Lba;
+use dlfs_nvme::nvme::Status;
+
+/// What an [`Io`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoOp {
+    /// Fill the buffer from the namespace.
+    Read,
+    /// Write the buffer to the namespace.
+    Write,
+    /// Make all completed writes durable; the buffer is empty.
+    Flush,
+}
+
+/// One I/O, which owns its buffer while it runs.
+#[derive(Debug)]
+pub struct Io {
+    /// What to do.
+    pub op: IoOp,
+    /// First logical block.
+    pub slba: Lba,
+    /// Whole blocks, at most [`Namespace::max_transfer_bytes`]; empty for a flush.
+    pub buf: IoBuf,
+    /// A number of the caller's choice, which the completion returns.
+    pub tag: u64,
+}
+
+/// The result of one [`Io`], with its buffer.
+#[derive(Debug)]
+pub struct Completion {
+    /// The tag of the I/O.
+    pub tag: u64,
+    /// The buffer of the I/O. Its bytes are valid only when `result` is `Ok`.
+    pub buf: IoBuf,
+    /// `Ok` only when all bytes were transferred.
+    pub result: Result<(), IoError>,
+}
+
+/// Why an I/O failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IoError {
+    /// The controller answered with an error status.
+    #[error("the controller answered {0}")]
+    Status(Status),
+    /// The connection was lost, and reconnecting failed until its time was up.
+    #[error("disconnected: {0}")]
+    Disconnected(String),
+    /// The target reported success with fewer bytes than asked.
+    #[error("only {found} of {expected} bytes arrived, without an error: the rest is missing")]
+    Short {
+        /// Bytes asked for.
+        expected: u64,
+        /// Bytes that came.
+        found: u64,
+    },
+    /// The data digest of the transfer differs.
+    #[error("the data digest of the transfer differs")]
+    DataDigest,
+    /// The operating system reports more bytes than it was asked to transfer, so no byte can be trusted.
+    #[error("the operating system moved {found} bytes where {expected} were asked for")]
+    Excess {
+        /// Bytes asked for.
+        expected: u64,
+        /// Bytes that it counted.
+        found: u64,
+    },
+    /// The thread that ran it panicked with this message.
+    #[error("{0}")]
+    Panicked(String),
+    /// The system call failed with this error number.
+    #[error("operating system error {0} ({name})", name = std::io::Error::from_raw_os_error(*.0))]
+    Os(i32),
+    /// The fence of the writer was closed before the write was sent, see [`Fence`].
+    #[error("the write was not sent: the time of its writer has passed")]
+    Fenced,
+    /// A file of a folder namespace has changed since it was listed; the text names it.
+    #[error("{0} has changed since the folder was listed: open the folder again")]
+    Changed(String),
+    /// The request is not whole blocks, passes the end of the namespace, or is too large: a mistake of the
+    /// caller.
+    #[error("{0}")]
+    Invalid(&'static str),
+}
+
+/// The properties of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Namespace {
+    /// The address that the user opened it by.
+    pub address: String,
+    /// Bytes of a logical block: a power of two, 512 to 4,096.
+    pub block_len_bytes: u32,
+    /// Size in logical blocks.
+    pub num_blocks: u64,
+    /// The largest transfer of one I/O, in bytes: a multiple of 4,096.
+    pub max_transfer_bytes: u32,
+    /// The most I/Os that may be outstanding on one queue pair.
+    pub queue_depth: u16,
+    /// Globally unique identifier, zero when there is none.
+    pub nguid: [u8; 16],
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The engine in use, as text: `mem`, `file (io_uring, O_DIRECT)`, `tcp`.
+    pub engine: String,
+}
+
+impl Namespace {
+    /// Size in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.num_blocks.saturating_mul(u64::from(self.block_len_bytes))
+    }
+
+    /// Checks that it has at least `len_bytes`, for devices that cannot grow.
+    ///
+    /// # Errors
+    /// `NoSpace`: it is shorter.
+    pub fn must_hold(&self, len_bytes: u64) -> Result<()> {
+        if len_bytes <= self.len_bytes() {
+            return Ok(());
+        }
+        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
+        Err(Error::new(ErrorKind::NoSpace, message).target(self.address.clone()))
+    }
+
+    /// Checks an I/O against the namespace. Every engine calls this before it transfers a byte, and completes
+    /// an invalid I/O with the error.
+    ///
+    /// # Errors
+    /// `IoError::Invalid` with the reason.
+    pub fn check(&self, io: &Io) -> Result<(), IoError> {
+        let len = io.buf.len() as u64;
+        let block_len = u64::from(self.block_len_bytes);
+        let refuse = |reason| Err(IoError::Invalid(reason));
+        if io.op == IoOp::Write && self.read_only {
+            return refuse("the namespace is read-only");
+        }
+        if io.op == IoOp::Flush {
+            return if len == 0 { Ok(()) } else { refuse("a flush carries no bytes") };
+        }
+        if len == 0 || !len.is_multiple_of(block_len) {
+            return refuse("not one or more whole blocks");
+        }
+        if len > u64::from(self.max_transfer_bytes) {
+            return refuse("more bytes than one I/O may carry");
+        }
+        match io.slba.0.checked_add(len / block_len) {
+            Some(end) if end <= self.num_blocks => Ok(()),
+            _ => refuse("past the end of the namespace"),
+        }
+    }
+}
+
+impl IoError {
+    /// What it means that the operating system has moved `found` bytes where `expected` were asked for, and moves
+    /// no more.
+    ///
+    /// # Errors
+    /// The numbers differ.
+    pub fn check_count(expected: u64, found: u64) -> Result<(), IoError> {
+        match found.cmp(&expected) {
+            Ordering::Equal => Ok(()),
+            Ordering::Less => Err(IoError::Short { expected, found }),
+            Ordering::Greater => Err(IoError::Excess { expected, found }),
+        }
+    }
+
+    /// Whether the failure concerns only these blocks: a medium error, or bytes that arrived damaged.
+    /// Otherwise the namespace as a whole is out of reach, or the request was wrong.
+    pub fn is_of_the_blocks(&self) -> bool {
+        match self {
+            IoError::Short { .. } | IoError::DataDigest => true,
+            IoError::Status(status) => {
+                const OF_THE_BLOCKS: [Status; 2] =
+                    [Status::INTERNAL_ERROR, Status::DATA_TRANSFER_ERROR];
+                // Status code types 2h, media and data integrity errors, and 7h, vendor specific.
+                matches!(status.sct, 2 | 7) || OF_THE_BLOCKS.iter().any(|of| status.is(*of))
+            }
+            // A device's medium error is ENODATA or EREMOTEIO; file systems answer EBADMSG or EUCLEAN.
+            IoError::Os(errno) => [
+                libc::EIO,
+                libc::EILSEQ,
+                libc::ENODATA,
+                libc::EREMOTEIO,
+                libc::EBADMSG,
+                libc::EUCLEAN,
+            ]
+            .contains(errno),
+            _ => false,
+        }
+    }
+
+    /// The error kind that a caller can act on. Only this function maps I/O errors to kinds.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            // Status code type 2h: media and data integrity errors.
+            IoError::Status(status) if status.sct == 2 => ErrorKind::Corrupt,
+            IoError::Status(_) => ErrorKind::Refused,
+            IoError::Disconnected(_) | IoError::Fenced => ErrorKind::Disconnected,
+            IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
+            IoError::Os(28 | 122) => ErrorKind::NoSpace, // ENOSPC, EDQUOT
+            IoError::Os(errno) => Error::from(std::io::Error::from_raw_os_error(*errno)).kind(),
+            IoError::Excess { .. } => ErrorKind::Io,
+            IoError::Panicked(_) => ErrorKind::Internal,
+            IoError::Changed(_) => ErrorKind::Stale,
+            IoError::Invalid(_) => ErrorKind::InvalidArgument,
+        }
+    }
+
+    /// The library's error for a failed I/O on `namespace`.
+    #[doc(hidden)]
+    pub fn on(self, namespace: &Namespace) -> Error {
+        Error::new(self.kind(), "an I/O failed").target(namespace.address.clone()).source(self)
+    }
+
+    /// The library's error for a failed I/O on `namespace` at `slba`.
+    pub fn at(self, namespace: &Namespace, slba: Lba) -> Error {
+        self.on(namespace).lba(slba)
+    }
+}
+
+/// Separates the failures of single blocks: `Ok(Err(text))` says why the blocks cannot be read, see
+/// [`IoError::is_of_the_blocks`].
+///
+/// # Errors
+/// The namespace as a whole cannot be read.
+#[doc(hidden)]
+pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Result<T, String>> {
+    let is_of_the_blocks = |error: &Error| {
+        let cause = std::error::Error::source(error);
+        let cause = cause.and_then(|cause| cause.downcast_ref::<IoError>());
+        cause.is_some_and(IoError::is_of_the_blocks)
+    };
+    match result {
+        Ok(found) => Ok(Ok(found)),
+        Err(error) if is_of_the_blocks(&error) => {
+            let cause = std::error::Error::source(&error).expect("looked at just above");
+            Ok(Err(cause.to_string()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A polled submission and completion queue pair. One thread at a time uses it; no method blocks.
+///
+/// No method has a default implementation: a queue pair that wraps others must answer or forward each call.
+/// An engine without a feature does nothing when it is asked for it.
+pub trait QueuePair: Send {
+    /// The namespace. Its size or identity may change only when the engine reconnects.
+    fn namespace(&self) -> &Namespace;
+
+    /// Takes I/Os from the front of `pending` while there is room; returns how many it took.
+    ///
+    /// Each I/O that was taken gets exactly one [`Completion`], also when the connection dies. It starts with
+    /// the next [`QueuePair::poll`] at the latest: poll once before sleeping.
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
+
+    /// Advances I/Os; appends at most `max` completions to `done` and returns how many. Fewer than `max`
+    /// means that there are no more for now. A completion returns its I/O's buffer, or other memory of equal
+    /// length if a lost device may still write to the buffer. This call also handles timeouts and
+    /// reconnecting.
+    ///
+    /// Makes no system call on a descriptor that was registered by [`QueuePair::register`] and is not ready.
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
+
+    /// Starts the I/Os that were taken, on devices that transfer bytes by themselves; completes none. Other
+    /// engines start them with the next [`QueuePair::poll`].
+    fn start(&mut self);
+
+    /// Announces that most buffers will be windows of `pool`. An engine that can use this, for example by
+    /// registering the memory, does so and may keep the pool. Buffers from elsewhere stay allowed.
+    fn use_pool(&mut self, pool: &Pool);
+
+    /// Writes submitted from now on are not sent while `fence` is closed: they end with [`IoError::Fenced`].
+    /// An engine that never holds writes back does nothing.
+    fn use_fence(&mut self, fence: &Arc<Fence>);
+
+    /// The number of I/Os taken and not yet completed.
+    fn outstanding(&self) -> usize;
+
+    /// Identifies the I/O queue that this queue pair shares with others of its [`PairScope`]. Queue pairs
+    /// with the same value together take at most one [`Namespace::queue_depth`]. `None`: it has a queue of
+    /// its own.
+    fn shared_queue(&self) -> Option<usize>;
+
+    /// Reports that a read of this range returned corrupt data. If there is another copy, the next read uses
+    /// that one.
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize);
+
+    /// Borrows the bytes of a read in place, without copying them: `len_bytes` from `slba`, whole blocks
+    /// within the namespace.
+    ///
+    /// Borrowed bytes never change: a later write goes to other memory, or has to wait. `None`: the engine does not
+    /// hold these bytes contiguously in memory, so submit a read.
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
+
+    /// Whether a read of these blocks would be served by copies on this machine alone, as far as is known.
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        let (_, _) = (slba, len_bytes);
+        false
+    }
+
+    /// Registers every descriptor that signals work with the poller's `registry`, including those of later
+    /// connections. Called again after a fork, with the child's registry.
+    ///
+    /// A queue pair that receives another one's completion marks that one: [`Registry::mark`].
+    fn register(&mut self, registry: &Registry);
+
+    /// How its poller learns that an outstanding I/O can advance.
+    fn notice(&self) -> Notice;
+
+    /// When `poll` must be called again even if no descriptor becomes ready.
+    fn next_timeout(&self) -> Option<Instant>;
+}
+
+/// How a poller learns that a queue pair has work. For several queue pairs the largest value holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Notice {
+    /// A registered descriptor becomes ready, the queue pair is marked, or its [`QueuePair::next_timeout`]
+    /// expires.
+    Event,
+    /// As [`Notice::Event`] for a poller that sleeps. Polling costs no system call, so a poller that does not
+    /// sleep polls it in every turn.
+    Look,
+    /// There is no event: while I/Os are outstanding, the poller polls in every turn and never sleeps.
+    Poll,
+}
+
+/// A file descriptor to sleep on, and for which events.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wait<'a> {
+    /// The descriptor.
+    pub fd: BorrowedFd<'a>,
+    /// Whether to wake for room to write, besides data to read.
+    pub writable: bool,
+}

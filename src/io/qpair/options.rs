@@ -1,0 +1,186 @@
+//! Options of opening namespaces, and time limits.
+//!
+//! The names are those of nvme-cli if it has them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dlfs_base::folders::FolderOptions;
+use dlfs_nvme::auth::{ConfiguredPsk, Derivation, Secret};
+use dlfs_nvme::nvme::{Address, Nqn};
+use dlfs_places::PlaceOptions;
+
+/// Options of [`crate::qpair::open`]; the defaults suit a training job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Ask for header digests; a target that declines them is refused.
+    pub hdr_digest: bool,
+    /// Ask for data digests; a target that declines them is refused.
+    pub data_digest: bool,
+    /// Ask for both digests in addition, but accept that the target declines them.
+    pub prefer_digests: bool,
+    /// Host NQN; `None`: that of `/etc/nvme/hostnqn`, else one derived from this machine's identity.
+    pub hostnqn: Option<Nqn>,
+    /// Host identifier; `None`: that of `/etc/nvme/hostid` when the NQN comes from there too, else the
+    /// UUID in the host NQN, else one derived from the host NQN.
+    pub hostid: Option<[u8; 16]>,
+    /// The secret by which this host authenticates if a controller requires it (DH-HMAC-CHAP). Not for
+    /// `spdk:` addresses, which use files: [`SpdkOptions::dhchap_key`].
+    pub dhchap_secret: Option<Secret>,
+    /// The subsystem's secret: the controller must authenticate, too. Requires `dhchap_secret`.
+    pub dhchap_ctrl_secret: Option<Secret>,
+    /// Whether the authentication generates the key of TLS (secure channel concatenation): the admin queue
+    /// authenticates on a plain connection, and then all queues connect inside TLS. Requires `dhchap_secret`, and
+    /// a build with the feature `tls`; not together with `tls_key`.
+    pub concat: bool,
+    /// The key with which each connection establishes TLS 1.3 before anything else; `None`: plain TCP. Needs a
+    /// build with the feature `tls`. Not for `spdk:` addresses, which use a file: [`SpdkOptions::tls_key`].
+    pub tls_key: Option<ConfiguredPsk>,
+    /// The keyring of the kernel that has the key of TLS instead, such as [`crate::tls::keyring::NVME`], where
+    /// nvme-cli puts keys. Not together with `tls_key` or `concat`, and not for `spdk:` addresses.
+    pub tls_keyring: Option<String>,
+    /// How keys of TLS are derived: [`Derivation::Compatible`] for targets whose key was installed by a libnvme
+    /// before July 2025.
+    pub tls_derivation: Derivation,
+    /// The number of I/O queues to ask for: one for each queue pair. The target may grant fewer.
+    pub nr_io_queues: u16,
+    /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
+    pub queue_size: u16,
+    /// Keep Alive Timeout (KATO): a side that receives nothing for this long gives the other up; zero
+    /// switches it off.
+    pub keep_alive_tmo: Duration,
+    /// How long the host tries to reconnect before it gives up a lost controller.
+    pub ctrl_loss_tmo: Duration,
+    /// How long a queue pair with outstanding I/O may go without progress before its connection is
+    /// torn down and its reads are issued again on another.
+    pub io_timeout: Duration,
+    /// The least data that must arrive within `io_timeout` while no I/O ends; 0: a whole PDU is progress, or 64 KiB in
+    /// either direction. For connections that only read, and where somebody else has the data, too.
+    pub least_progress_bytes: u32,
+    /// The limit of opening, with all paths and steps.
+    pub connect_timeout: Duration,
+    /// The limit of a TCP connect.
+    pub tcp_connect_timeout: Duration,
+    /// Further addresses of the same namespace, used when the first is down.
+    pub paths: Vec<Address>,
+    /// Whether files are opened with O_DIRECT.
+    pub direct: Direct,
+    /// Whether to allow writes: otherwise files are opened for reading only, and writes are refused.
+    pub writable: bool,
+    /// Options of SPDK.
+    pub spdk: SpdkOptions,
+    /// How object stores are read.
+    pub places: PlaceOptions,
+    /// Which entries of a folder, or of a prefix in a store, are samples.
+    pub folders: FolderOptions,
+}
+
+/// Options of namespaces that are reached through SPDK.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpdkOptions {
+    /// Memory for SPDK and its devices, in bytes. The first namespace that a process opens decides.
+    pub memory_bytes: usize,
+    /// Whether this memory lies in huge pages; `None`: if enough are free. Local drives need them. The first
+    /// namespace that a process opens decides.
+    pub huge_pages: Option<bool>,
+    /// File with this host's key for DH-HMAC-CHAP, as nvme-cli makes it.
+    pub dhchap_key: Option<PathBuf>,
+    /// File with the controller's key for DH-HMAC-CHAP: the controller must authenticate too.
+    pub dhchap_ctrl_key: Option<PathBuf>,
+    /// File with the pre-shared key for TLS.
+    pub tls_key: Option<PathBuf>,
+}
+
+impl Default for SpdkOptions {
+    fn default() -> SpdkOptions {
+        SpdkOptions {
+            memory_bytes: 512 << 20,
+            huge_pages: None,
+            dhchap_key: None,
+            dhchap_ctrl_key: None,
+            tls_key: None,
+        }
+    }
+}
+
+/// Whether the file engine bypasses the page cache (O_DIRECT).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direct {
+    /// For block devices and for images larger than half of the memory.
+    #[default]
+    Auto,
+    /// Always; opening fails if the file system does not support it.
+    On,
+    /// Never.
+    Off,
+}
+
+impl ConnectOptions {
+    /// Sets the limit of opening, and lowers that of a TCP connect if it is longer.
+    pub fn set_connect_timeout(&mut self, limit: Duration) {
+        self.connect_timeout = limit;
+        self.tcp_connect_timeout = self.tcp_connect_timeout.min(limit);
+    }
+
+    /// How long after it was sent a write may still reach the medium. A queue pair gives up after
+    /// `io_timeout`. Bytes that the network still holds die with the controller, which a target gives up
+    /// after at most two keep alive timeouts.
+    pub(super) fn late_writes(&self) -> Duration {
+        let controller = match self.keep_alive_tmo.is_zero() {
+            true => LONGEST_CONTROLLER,
+            false => self.keep_alive_tmo.saturating_mul(2),
+        };
+        self.io_timeout.saturating_add(controller).saturating_add(SLACK)
+    }
+}
+
+/// The assumed life of a controller without keep alive after its host is gone: there is no limit.
+const LONGEST_CONTROLLER: Duration = Duration::from_secs(120);
+
+/// The inaccuracy of a target's timers.
+const SLACK: Duration = Duration::from_secs(1);
+
+impl Default for ConnectOptions {
+    fn default() -> ConnectOptions {
+        ConnectOptions {
+            hdr_digest: false,
+            data_digest: false,
+            prefer_digests: false,
+            hostnqn: None,
+            hostid: None,
+            dhchap_secret: None,
+            dhchap_ctrl_secret: None,
+            concat: false,
+            tls_key: None,
+            tls_keyring: None,
+            tls_derivation: Derivation::Specification,
+            nr_io_queues: 16,
+            queue_size: 128,
+            keep_alive_tmo: Duration::from_secs(15),
+            ctrl_loss_tmo: Duration::from_secs(600),
+            io_timeout: Duration::from_secs(5),
+            least_progress_bytes: 0,
+            connect_timeout: Duration::from_secs(10),
+            tcp_connect_timeout: Duration::from_secs(3),
+            paths: Vec::new(),
+            direct: Direct::Auto,
+            writable: false,
+            spdk: SpdkOptions::default(),
+            places: PlaceOptions::default(),
+            folders: FolderOptions::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_wait_ends_and_inner_waits_end_before_outer_ones() {
+        let options = ConnectOptions::default();
+        assert!(options.tcp_connect_timeout < options.connect_timeout);
+        assert!(options.connect_timeout < options.ctrl_loss_tmo);
+        assert!(options.io_timeout < options.keep_alive_tmo);
+    }
+}

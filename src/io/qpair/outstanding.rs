@@ -1,0 +1,75 @@
+//! The outstanding I/Os of a handle of a shared queue: a child process may be unable to continue them.
+
+use std::collections::VecDeque;
+
+use super::{Completion, Io, IoError};
+use dlfs_base::buf::IoBuf;
+
+/// The I/Os that one handle still owes a completion.
+#[derive(Default)]
+pub(super) struct Outstanding {
+    /// The tags of I/Os taken whose completions were not handed out. They mostly complete in this order.
+    tags: VecDeque<u64>,
+    /// Those of them that fail because nobody continues them.
+    lost: VecDeque<Completion>,
+}
+
+impl Outstanding {
+    /// The number of I/Os without a completion.
+    pub(super) fn len(&self) -> usize {
+        self.tags.len() + self.lost.len()
+    }
+
+    /// Whether the next poll has an I/O to fail.
+    pub(super) fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Lets `take` take I/Os from the front of `pending`, at most `most`, and records them; returns how many
+    /// it took.
+    pub(super) fn take(
+        &mut self,
+        pending: &mut VecDeque<Io>,
+        most: usize,
+        take: impl FnOnce(&mut VecDeque<Io>) -> usize,
+    ) -> usize {
+        let before = self.tags.len();
+        self.tags.extend(pending.iter().take(most).map(|io| io.tag));
+        let count = take(pending);
+        self.tags.truncate(before + count);
+        count
+    }
+
+    /// All I/Os taken fail, for this reason: their buffers are out of reach.
+    pub(super) fn lose(&mut self, reason: &str) {
+        let tags = std::mem::take(&mut self.tags);
+        self.lost.extend(tags.into_iter().map(|tag| failed(tag, IoBuf::empty(), reason)));
+    }
+
+    /// Takes all of `pending`, which fail for this reason; returns how many.
+    pub(super) fn refuse(&mut self, pending: &mut VecDeque<Io>, reason: &str) -> usize {
+        let count = pending.len();
+        self.lost.extend(pending.drain(..).map(|io| failed(io.tag, io.buf, reason)));
+        count
+    }
+
+    /// Hands out at most `max` failures; returns how many.
+    pub(super) fn fail_lost(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = self.lost.len().min(max);
+        done.extend(self.lost.drain(..count));
+        count
+    }
+
+    /// Records completions that are handed out.
+    pub(super) fn forget(&mut self, done: &[Completion]) {
+        for completion in done {
+            if let Some(at) = self.tags.iter().position(|tag| *tag == completion.tag) {
+                self.tags.swap_remove_front(at);
+            }
+        }
+    }
+}
+
+fn failed(tag: u64, buf: IoBuf, reason: &str) -> Completion {
+    Completion { tag, buf, result: Err(IoError::Disconnected(reason.to_owned())) }
+}

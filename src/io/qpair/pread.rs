@@ -1,0 +1,112 @@
+//! The file engine without io_uring: each I/O is a `pread` or `pwrite` in `poll`, which blocks.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::readiness::Registry;
+use super::transfer::{Files, Step, Transfer};
+use super::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::units::Lba;
+
+/// A queue pair that makes plain system calls.
+pub(super) struct PreadPair {
+    files: Arc<Files>,
+    namespace: Namespace,
+    taken: VecDeque<Io>,
+}
+
+impl PreadPair {
+    pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> PreadPair {
+        let taken = VecDeque::with_capacity(usize::from(namespace.queue_depth));
+        PreadPair { files, namespace, taken }
+    }
+
+    fn run(&self, io: Io) -> Completion {
+        if let Err(error) = self.namespace.check(&io) {
+            return Completion { tag: io.tag, buf: io.buf, result: Err(error) };
+        }
+        let mut transfer = Transfer::new(io, self.namespace.block_len_bytes);
+        let result = self.finish(&mut transfer);
+        Completion { tag: transfer.io.tag, buf: transfer.io.buf, result }
+    }
+
+    fn finish(&self, transfer: &mut Transfer) -> Result<(), IoError> {
+        loop {
+            let result = self.call(transfer);
+            if let Step::Ended(result) = transfer.advance(result) {
+                return result;
+            }
+        }
+    }
+
+    fn call(&self, transfer: &mut Transfer) -> Result<usize, Errno> {
+        let (file, offset, moved) = (transfer.file(&self.files), transfer.offset(), transfer.moved);
+        match transfer.io.op {
+            IoOp::Read => rustix::io::pread(file, &mut transfer.io.buf[moved..], offset),
+            IoOp::Write => rustix::io::pwrite(file, &transfer.io.buf[moved..], offset),
+            IoOp::Flush => rustix::fs::fdatasync(file).map(|()| 0),
+        }
+    }
+}
+
+impl QueuePair for PreadPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.files.refresh(&mut self.namespace);
+        let room = usize::from(self.namespace.queue_depth) - self.taken.len();
+        let count = room.min(pending.len());
+        self.taken.extend(pending.drain(..count));
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = max.min(self.taken.len()).min(BURST);
+        for _ in 0..count {
+            let io = self.taken.pop_front().expect("counted above");
+            done.push(self.run(io));
+        }
+        count
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.files.drop_cached(slba, len_bytes, &self.namespace);
+    }
+
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn outstanding(&self) -> usize {
+        self.taken.len()
+    }
+
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
+    fn register(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Poll
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// The most I/Os of one `poll`, so that the caller's clock advances between slow ones.
+const BURST: usize = 16;

@@ -1,0 +1,455 @@
+//! The I/Os of a queue that are not on a connection: they wait, are retried, or have failed.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+
+use super::{Failure, Session, Shared};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::error::ErrorKind;
+use dlfs_base::units::Lba;
+use dlfs_nvme::nvme::{RetryClass, Status};
+
+/// An I/O that was taken, and its earlier attempts.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The I/O.
+    pub io: Io,
+    /// The member that submitted it.
+    pub member: usize,
+    /// The index of its namespace in the session.
+    pub ns_index: usize,
+    /// How many times it was issued before.
+    tries: u8,
+    /// For a flush: the writes that it covers.
+    covers: u64,
+    /// For a write: the fence that must be open.
+    fence: Option<Arc<Fence>>,
+    /// For a read: whether earlier ones of its blocks have returned corrupt data, so that no cache may serve it.
+    pub forces_unit_access: bool,
+    /// The split I/O that it is a piece of, and its index there.
+    of: Option<(u32, u32)>,
+}
+
+impl AsRef<[u8]> for Attempt {
+    fn as_ref(&self) -> &[u8] {
+        &self.io.buf
+    }
+}
+
+impl AsMut<[u8]> for Attempt {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.io.buf
+    }
+}
+
+impl Attempt {
+    /// Its result is reported to nobody, so a failed flush must not count as a report of lost writes.
+    pub fn discard_result(&mut self) {
+        self.covers = 0;
+    }
+
+    /// Whether its fence forbids to send it.
+    pub fn is_fenced(&self) -> bool {
+        self.fence.as_ref().is_some_and(|fence| !fence.is_open())
+    }
+}
+
+/// A completion and its member.
+#[derive(Debug)]
+pub struct Answer {
+    /// The member that submitted the I/O.
+    pub member: usize,
+    /// The completion.
+    pub completion: Completion,
+}
+
+/// An I/O above the session's transfer limit, while its pieces are outstanding.
+#[derive(Debug)]
+struct Cut {
+    attempt: Attempt,
+    pieces: Vec<IoBuf>,
+    missing: usize,
+    failed: Option<IoError>,
+}
+
+/// The I/Os that an I/O queue has taken and that are not on its connection.
+///
+/// While the connection is down, I/Os are taken and wait. Reads that were on the lost connection are issued
+/// again. Writes and flushes are not, because the target may still apply them: they complete with
+/// `Disconnected`, and the caller must read back to know.
+#[derive(Debug)]
+pub struct Backlog {
+    /// I/Os that wait to be issued, in order.
+    waiting: VecDeque<Attempt>,
+    /// I/Os that the target asked to retry, with the time to do so.
+    delayed: VecDeque<(Instant, Attempt)>,
+    cuts: Slab<Cut>,
+    /// Completions that wait to be handed out.
+    finished: VecDeque<Answer>,
+    /// The number of I/Os taken and not completed.
+    owed: usize,
+    /// Since when no I/O and no connection has succeeded.
+    down_since: Option<Instant>,
+    /// The last failure.
+    last_failure: Option<Failure>,
+}
+
+impl Backlog {
+    /// Creates the backlog of a queue that has no connection yet.
+    pub fn new(now: Instant) -> Backlog {
+        Backlog {
+            waiting: VecDeque::new(),
+            delayed: VecDeque::new(),
+            cuts: Slab::new(),
+            finished: VecDeque::new(),
+            owed: 0,
+            down_since: Some(now),
+            last_failure: None,
+        }
+    }
+
+    /// Takes I/Os of `member` for the namespace at index `ns_index` while there is room. An invalid I/O
+    /// completes with the reason. Reads of blocks in `corrupt` ask for unit access, once.
+    pub fn take(
+        &mut self,
+        (member, ns_index): (usize, usize),
+        pending: &mut VecDeque<Io>,
+        namespace: &Namespace,
+        fence: Option<&Arc<Fence>>,
+        corrupt: &mut Vec<Range<u64>>,
+    ) -> usize {
+        let room = usize::from(namespace.queue_depth).saturating_sub(self.owed);
+        let count = room.min(pending.len());
+        for io in pending.drain(..count) {
+            match namespace.check(&io) {
+                Ok(()) => {
+                    let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
+                    let (tries, covers, of) = (0, 0, None);
+                    let forces_unit_access = is_corrupt(&io, namespace, corrupt);
+                    let attempt = Attempt {
+                        io,
+                        member,
+                        ns_index,
+                        tries,
+                        covers,
+                        fence,
+                        forces_unit_access,
+                        of,
+                    };
+                    self.waiting.push_back(attempt);
+                }
+                Err(error) => self.finished.push_back(Answer {
+                    member,
+                    completion: Completion { tag: io.tag, buf: io.buf, result: Err(error) },
+                }),
+            }
+        }
+        self.owed += count;
+        count
+    }
+
+    /// The number of I/Os taken and not completed.
+    pub fn owed(&self) -> usize {
+        self.owed
+    }
+
+    /// The next I/O to issue in `session`. An I/O that exceeds the session's transfer limit is split first.
+    pub fn next_to_issue<P: Clone + fmt::Display, J>(
+        &mut self,
+        shared: &Shared<P, J>,
+        session: &Session<P, J>,
+    ) -> Option<Attempt> {
+        loop {
+            let mut attempt = self.waiting.pop_front()?;
+            let namespace = &session.namespaces[attempt.ns_index].namespace;
+            if attempt.is_fenced() {
+                self.end(attempt, Err(IoError::Fenced));
+                continue;
+            }
+            if attempt.io.buf.len() > namespace.max_transfer_bytes as usize {
+                self.cut(attempt, namespace);
+                continue;
+            }
+            if attempt.io.op == IoOp::Flush {
+                let durability = shared.durability(attempt.ns_index);
+                if durability.take_lost() {
+                    let reason = "writes that had completed were not durable when the target was \
+                                  lost";
+                    self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
+                    continue;
+                }
+                attempt.covers = durability.flush_begins();
+            }
+            return Some(attempt);
+        }
+    }
+
+    /// Splits an I/O; its pieces wait in its place.
+    fn cut(&mut self, mut attempt: Attempt, namespace: &Namespace) {
+        let (op, tries, block_len) = (attempt.io.op, attempt.tries, namespace.block_len_bytes);
+        let most = namespace.max_transfer_bytes.max(block_len) as usize;
+        let mut rest = std::mem::take(&mut attempt.io.buf);
+        let mut slba = attempt.io.slba;
+        let key = self.cuts.vacant_key();
+        let mut pieces = Vec::with_capacity(rest.len().div_ceil(most));
+        while !rest.is_empty() {
+            let behind = rest.split_off(most.min(rest.len()));
+            let buf = std::mem::replace(&mut rest, behind);
+            let next = Lba(slba.0 + (buf.len() / block_len as usize) as u64);
+            let io = Io { op, slba, buf, tag: attempt.io.tag };
+            pieces.push(Attempt {
+                io,
+                member: attempt.member,
+                ns_index: attempt.ns_index,
+                tries,
+                covers: 0,
+                fence: attempt.fence.clone(),
+                forces_unit_access: attempt.forces_unit_access,
+                of: Some((key as u32, pieces.len() as u32)),
+            });
+            slba = next;
+        }
+        let missing = pieces.len();
+        let bufs = std::iter::repeat_with(IoBuf::empty).take(missing).collect();
+        self.cuts.insert(Cut { attempt, pieces: bufs, missing, failed: None });
+        pieces.into_iter().rev().for_each(|piece| self.waiting.push_front(piece));
+    }
+
+    /// The completion of an attempt that has ended; `None` for a piece while others are outstanding.
+    fn completion(&mut self, attempt: Attempt, result: Result<(), IoError>) -> Option<Answer> {
+        let Attempt { io: Io { tag, buf, .. }, member, of, .. } = attempt;
+        let Some((key, number)) = of else {
+            return Some(Answer { member, completion: Completion { tag, buf, result } });
+        };
+        let (key, number) = (key as usize, number as usize);
+        let cut = &mut self.cuts[key];
+        cut.pieces[number] = buf;
+        cut.missing -= 1;
+        cut.failed = cut.failed.take().or(result.err());
+        if cut.missing > 0 {
+            return None;
+        }
+        let Cut { mut attempt, pieces, failed, .. } = self.cuts.remove(key);
+        pieces.into_iter().for_each(|piece| attempt.io.buf.rejoin(piece));
+        self.completion(attempt, failed.map_or(Ok(()), Err))
+    }
+
+    /// Ends an attempt; its completion is handed out later.
+    pub fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
+        let completion = self.completion(attempt, result);
+        self.finished.extend(completion);
+    }
+
+    /// Puts back an I/O for which there was no room after all.
+    #[cfg(feature = "spdk")]
+    pub fn put_back(&mut self, attempt: Attempt) {
+        self.waiting.push_front(attempt);
+    }
+
+    /// Fails the waiting I/Os of `member`.
+    pub fn fail_those_of(&mut self, member: usize, reason: &str) {
+        let is_of = |attempt: &Attempt| attempt.member == member;
+        let (ended, waiting): (VecDeque<Attempt>, VecDeque<Attempt>) =
+            self.waiting.drain(..).partition(is_of);
+        let (late, delayed): (VecDeque<_>, VecDeque<_>) =
+            self.delayed.drain(..).partition(|(_, attempt)| is_of(attempt));
+        (self.waiting, self.delayed) = (waiting, delayed);
+        for attempt in ended.into_iter().chain(late.into_iter().map(|(_, attempt)| attempt)) {
+            self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
+        }
+    }
+
+    /// Takes back the I/Os of a lost connection, oldest first. Reads wait to be issued again, `MAX_TRIES` times
+    /// at most; writes and flushes fail. If the session continues (`session_ends` is false), a failed flush does
+    /// not count as a report of lost writes: a later flush can still make them durable, and must report it if
+    /// they are lost.
+    pub fn recover<P: Clone + fmt::Display, J>(
+        &mut self,
+        unfinished: impl DoubleEndedIterator<Item = Attempt>,
+        shared: &Shared<P, J>,
+        reason: &str,
+        session_ends: bool,
+    ) {
+        for attempt in unfinished.rev() {
+            let op = attempt.io.op;
+            if op == IoOp::Read && attempt.tries < MAX_TRIES {
+                shared.retried.fetch_add(1, Ordering::Relaxed);
+                self.waiting.push_front(Attempt { tries: attempt.tries + 1, ..attempt });
+                continue;
+            }
+            if op == IoOp::Flush && session_ends {
+                shared.durability(attempt.ns_index).flush_failed(attempt.covers);
+            }
+            self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
+        }
+    }
+
+    /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.
+    pub fn complete_or_retry<P: Clone + fmt::Display, J>(
+        &mut self,
+        now: Instant,
+        shared: &Shared<P, J>,
+        session: &Session<P, J>,
+        attempt: Attempt,
+        result: Result<Status, IoError>,
+    ) -> Option<Answer> {
+        let status = match result {
+            Ok(status) => status,
+            Err(error) => return self.completion(attempt, Err(error)),
+        };
+        if status.is_success() {
+            session.proven.store(true, Ordering::Relaxed);
+            self.down_since = None;
+            match attempt.io.op {
+                IoOp::Read => {}
+                IoOp::Write if session.has_volatile_write_cache => {
+                    shared.wrote(session.number, attempt.ns_index);
+                }
+                IoOp::Write => {}
+                IoOp::Flush => shared.durability(attempt.ns_index).flushed(attempt.covers),
+            }
+            return self.completion(attempt, Ok(()));
+        }
+        if attempt.tries >= max_tries(status, attempt.io.op) {
+            return self.completion(attempt, Err(IoError::Status(status)));
+        }
+        if is_path_related(status) {
+            let message = format!("the controller answered {status}");
+            shared.avoid_path(session.number, Failure::new(ErrorKind::Disconnected, message));
+        }
+        shared.retried.fetch_add(1, Ordering::Relaxed);
+        let attempt = Attempt { tries: attempt.tries + 1, ..attempt };
+        self.delayed.push_back((now + RETRY_DELAY, attempt));
+        None
+    }
+
+    /// The completion of a successful read in a session that is known to work; `None` for a piece.
+    pub fn succeed(&mut self, attempt: Attempt) -> Option<Answer> {
+        self.down_since = None;
+        self.completion(attempt, Ok(()))
+    }
+
+    /// The connection is up.
+    pub fn set_up(&mut self) {
+        if self.owed == 0 {
+            self.down_since = None;
+        }
+    }
+
+    /// The connection is down.
+    pub fn set_down(&mut self, now: Instant) {
+        self.down_since.get_or_insert(now);
+    }
+
+    /// Restarts in a child process.
+    pub fn reset_after_fork(&mut self, now: Instant) {
+        self.down_since = Some(now);
+    }
+
+    /// The last failure, if there was one.
+    pub fn last_failure(&self) -> Option<&Failure> {
+        self.last_failure.as_ref()
+    }
+
+    /// Records why an attempt failed.
+    pub fn note(&mut self, failure: Failure) {
+        self.last_failure = Some(failure);
+    }
+
+    /// Moves the delayed I/Os whose time has come to those that wait to be issued.
+    pub fn wake_delayed(&mut self, now: Instant) {
+        while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
+            let (_, attempt) = self.delayed.pop_front().expect("just seen");
+            self.waiting.push_back(attempt);
+        }
+    }
+
+    /// Fails the waiting I/Os when nothing has succeeded for `limit`, after which a controller is given up.
+    pub fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
+        if self.down_since.is_some_and(|since| now.saturating_duration_since(since) >= limit) {
+            let last = self.last_failure.as_ref().map_or("no connection", |f| &f.message);
+            let reason = format!("nothing worked for {} s: {last}", limit.as_secs());
+            self.fail_all(&reason);
+        }
+    }
+
+    /// Fails all waiting I/Os.
+    pub fn fail_all(&mut self, reason: &str) {
+        let delayed = self.delayed.drain(..).map(|(_, attempt)| attempt);
+        let all: Vec<Attempt> = self.waiting.drain(..).chain(delayed).collect();
+        for attempt in all {
+            self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
+        }
+    }
+
+    /// Stores a completion that is handed out later.
+    pub fn finish(&mut self, answer: Answer) {
+        self.finished.push_back(answer);
+    }
+
+    /// The next stored completion.
+    pub fn pop_finished(&mut self) -> Option<Answer> {
+        self.finished.pop_front()
+    }
+
+    /// `count` completions were handed out.
+    pub fn handed_out(&mut self, count: usize) {
+        self.owed -= count;
+    }
+
+    /// Whether an I/O waits to be issued.
+    #[cfg(feature = "spdk")]
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// When to poll again: at once (`now`) if a completion is stored, else when the first delay ends.
+    pub fn next_timeout(&self, now: Instant) -> Option<Instant> {
+        let ready = (!self.finished.is_empty()).then_some(now);
+        ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
+    }
+}
+
+/// Whether `io` reads blocks of which corrupt data were reported; forgets the reports of which it reads all blocks.
+fn is_corrupt(io: &Io, namespace: &Namespace, corrupt: &mut Vec<Range<u64>>) -> bool {
+    if corrupt.is_empty() || io.op != IoOp::Read {
+        return false;
+    }
+    let end = io.slba.0 + io.buf.len() as u64 / u64::from(namespace.block_len_bytes);
+    let is_in = corrupt.iter().any(|blocks| blocks.start < end && io.slba.0 < blocks.end);
+    corrupt.retain(|blocks| blocks.start < io.slba.0 || end < blocks.end);
+    is_in
+}
+
+/// How many retries an I/O gets after this status.
+fn max_tries(status: Status, op: IoOp) -> u8 {
+    match status.retry_class() {
+        // The controller says that it did nothing, so a write may be sent again.
+        RetryClass::Path if is_path_related(status) => MAX_TRIES,
+        RetryClass::Retry if op == IoOp::Read => MAX_RETRIES_IN_PLACE,
+        _ => 0,
+    }
+}
+
+/// Whether the path failed, not the medium.
+fn is_path_related(status: Status) -> bool {
+    const SCT_PATH: u8 = 3;
+    status.sct == SCT_PATH || status.is(Status::ABORTED_SQ_DELETED)
+}
+
+/// How many times an I/O is issued again after a lost connection or a path error. A read that kills every
+/// connection must end, too.
+const MAX_TRIES: u8 = 10;
+
+/// How many times a read is issued again because the controller asks for it.
+const MAX_RETRIES_IN_PLACE: u8 = 3;
+
+/// The wait before such a retry.
+const RETRY_DELAY: Duration = Duration::from_millis(100);

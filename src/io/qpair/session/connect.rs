@@ -1,0 +1,508 @@
+//! The connection of one queue until it can be used: TCP, TLS, ICReq, Connect, authentication.
+//!
+//! Admin queues and I/O queues connect in the same way; only their Connect commands differ.
+
+mod authentication;
+
+pub use authentication::Credentials;
+
+use std::time::{Duration, Instant};
+
+use zerocopy::IntoBytes;
+
+use self::authentication::{Authentication, Step};
+use super::{Failure, HostIdentity};
+use crate::tls::HANDSHAKE_LIMIT;
+use dlfs_base::error::ErrorKind;
+use dlfs_base::units::deadline;
+use dlfs_nvme::auth::TlsPsk;
+use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
+use dlfs_nvme::nvme::{ConnectData, Cqe, Nqn, Sqe, Status};
+use dlfs_nvme::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
+use dlfs_nvme::tcp::{Digests, ProtocolError};
+
+/// The parameters of a queue's connection.
+#[derive(Debug, Clone)]
+pub struct ConnectTerms {
+    /// The identity of this host.
+    pub host: HostIdentity,
+    /// The subsystem.
+    pub subnqn: Nqn,
+    /// The controller; an admin queue asks for a new one ([`ConnectData::CNTLID_DYNAMIC`]).
+    pub cntlid: u16,
+    /// Queue identifier; 0 is the admin queue.
+    pub qid: u16,
+    /// Entries of the queue, one of which stays empty.
+    pub num_entries: u16,
+    /// Keep Alive Timeout, on an admin queue.
+    pub keep_alive_tmo: Duration,
+    /// Digests to ask for.
+    pub digests: Digests,
+    /// The digests that the target must accept.
+    pub required: Digests,
+    /// The key of TLS; `None`: the connection is plain TCP.
+    pub psk: Option<TlsPsk>,
+    /// The limit of a TCP connect.
+    pub tcp_timeout: Duration,
+    /// The limit of an answer.
+    pub io_timeout: Duration,
+    /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
+    pub least_progress_bytes: u32,
+}
+
+/// What happened on a channel.
+#[derive(Debug)]
+pub enum Event<B> {
+    /// Commands can be submitted.
+    Ready {
+        /// The controller.
+        cntlid: u16,
+    },
+    /// The authentication has generated a key of TLS: connect again with it, in place of this connection.
+    Concatenated {
+        /// The key.
+        psk: TlsPsk,
+    },
+    /// The connection failed: abandon the channel.
+    Failed {
+        /// The reason.
+        failure: Failure,
+        /// Whether the controller answered Connect with an error status, which may be transient.
+        refused: bool,
+    },
+    /// A command has ended; see [`host::Event::Done`].
+    Done {
+        /// The submitted payload.
+        payload: B,
+        /// The completion, or why it is invalid.
+        result: Result<Cqe, CommandError>,
+    },
+}
+
+/// The payload of a command on a channel.
+#[derive(Debug)]
+pub enum Payload<B> {
+    /// The Connect command's data.
+    Connect(Box<ConnectData>),
+    /// An authentication message, or room for one.
+    Authentication(Vec<u8>),
+    /// A payload of the channel's user.
+    Own(B),
+}
+
+impl<B: AsRef<[u8]>> AsRef<[u8]> for Payload<B> {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Payload::Own(payload) => payload.as_ref(),
+            Payload::Connect(data) => data.as_bytes(),
+            Payload::Authentication(message) => message,
+        }
+    }
+}
+
+impl<B: AsMut<[u8]>> AsMut<[u8]> for Payload<B> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Payload::Own(payload) => payload.as_mut(),
+            Payload::Connect(data) => data.as_mut_bytes(),
+            Payload::Authentication(message) => message,
+        }
+    }
+}
+
+/// The payload of a completed command, and its result.
+pub type Ended<B> = (B, Result<Cqe, CommandError>);
+
+/// The connection of one queue. It owns no socket and never reads a clock.
+///
+/// Connect a socket, call [`Channel::handle_connected`]; if it has a [`Channel::psk`], establish TLS with it and
+/// call [`Channel::handle_secured`]. Transfer the bytes of [`Channel::connection`], call
+/// [`Channel::handle_timeout`], and take [`Channel::poll_event`] until it returns `None`; then send.
+#[derive(Debug)]
+pub struct Channel<B> {
+    terms: Box<ConnectTerms>,
+    stage: Stage,
+    /// `Some` once TCP is connected and, with a key, TLS established.
+    connection: Option<Box<Connection<Payload<B>>>>,
+    /// `Some` while [`Stage::Authenticating`].
+    authentication: Option<Box<Authentication>>,
+}
+
+/// The progress of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// TCP is connecting, until this time at most.
+    Opening { deadline: Instant },
+    /// TLS is being established, until this time at most.
+    Securing { deadline: Instant },
+    /// ICReq was sent.
+    Initialising,
+    /// Connect was sent.
+    Connecting,
+    /// Connect has succeeded, and the controller requires authentication.
+    Authenticating,
+    /// The queue can be used.
+    Ready,
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
+    /// Creates a channel whose TCP connection has been started.
+    pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
+        let stage = Stage::Opening { deadline: deadline(now, terms.tcp_timeout) };
+        Channel { terms: Box::new(terms), stage, connection: None, authentication: None }
+    }
+
+    /// TCP is connected.
+    pub fn handle_connected(&mut self, now: Instant) {
+        match self.terms.psk {
+            Some(_) => self.stage = Stage::Securing { deadline: deadline(now, HANDSHAKE_LIMIT) },
+            None => self.initialise(now),
+        }
+    }
+
+    /// The key with which TLS is to be established before anything else is sent.
+    pub fn psk(&self) -> Option<&TlsPsk> {
+        self.terms.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
+    }
+
+    /// TLS is established.
+    pub fn handle_secured(&mut self, now: Instant) {
+        self.initialise(now);
+    }
+
+    fn initialise(&mut self, now: Instant) {
+        let options = HostOptions {
+            digests: self.terms.digests,
+            may_decline: self.terms.digests != self.terms.required,
+            max_outstanding: self.terms.num_entries - 1,
+            ic_timeout: self.terms.io_timeout,
+            io_timeout: self.terms.io_timeout,
+            least_progress_bytes: self.terms.least_progress_bytes,
+        };
+        self.stage = Stage::Initialising;
+        self.connection = Some(Box::new(Connection::new(now, &options)));
+    }
+
+    /// The connection that transfers its bytes; `None` before TCP is connected and TLS established.
+    pub fn connection(&mut self) -> Option<&mut Connection<Payload<B>>> {
+        self.connection.as_deref_mut()
+    }
+
+    /// Whether TCP is not connected yet.
+    pub fn is_opening(&self) -> bool {
+        matches!(self.stage, Stage::Opening { .. })
+    }
+
+    /// Whether there are bytes to send.
+    pub fn wants_transmit(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.wants_transmit())
+    }
+
+    /// Whether there are bytes to send, or TCP is not connected yet.
+    pub fn wants_writable(&self) -> bool {
+        self.is_opening() || self.wants_transmit()
+    }
+
+    /// Handles timeouts; an early call does nothing.
+    ///
+    /// # Errors
+    /// A limit has passed: the channel has failed.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Failure> {
+        match (&mut self.connection, self.stage) {
+            (Some(connection), _) => Ok(connection.handle_timeout(now)?),
+            (None, Stage::Opening { deadline }) if now >= deadline => {
+                let message = format!("no answer within {:?}", self.terms.tcp_timeout);
+                Err(Failure::new(ErrorKind::TimedOut, message))
+            }
+            (None, Stage::Securing { deadline }) if now >= deadline => {
+                let message = format!("not established within {HANDSHAKE_LIMIT:?}");
+                Err(Failure::new(ErrorKind::TimedOut, message).hint(NO_TLS))
+            }
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// When to call [`Channel::handle_timeout`]; may change after any call.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match (&self.connection, self.stage) {
+            (Some(connection), _) => connection.poll_timeout(),
+            (None, Stage::Opening { deadline } | Stage::Securing { deadline }) => Some(deadline),
+            (None, _) => None,
+        }
+    }
+
+    /// The next event. Afterwards there may be more to send.
+    pub fn poll_event(&mut self, now: Instant) -> Option<Event<B>> {
+        loop {
+            let event = self.connection.as_mut()?.poll_event()?;
+            let came = match event {
+                host::Event::Done { payload: Payload::Own(payload), result } => {
+                    return Some(Event::Done { payload, result });
+                }
+                host::Event::Done { payload: Payload::Connect(_), result } => {
+                    self.handle_answer(now, result)
+                }
+                host::Event::Done { payload: Payload::Authentication(message), result } => {
+                    self.handle_message(now, &message, result)
+                }
+                host::Event::Initialised => self.send_connect(now).map(|()| None),
+            };
+            match came {
+                Ok(None) => {}
+                Ok(Some((cntlid, None))) => return Some(Event::Ready { cntlid }),
+                Ok(Some((_, Some(psk)))) => return Some(Event::Concatenated { psk }),
+                Err(Refusal { failure, refused }) => {
+                    return Some(Event::Failed { failure, refused });
+                }
+            }
+        }
+    }
+
+    /// The connection is initialised.
+    fn send_connect(&mut self, now: Instant) -> Result<(), Refusal> {
+        let Channel { terms, stage, connection: Some(connection), .. } = self else {
+            return Ok(());
+        };
+        if connection.failed().is_some() {
+            return Ok(()); // transferring its bytes reports the failure
+        }
+        let (granted, required) = (connection.digests(), terms.required);
+        if required.header && !granted.header || required.data && !granted.data {
+            return Err(Failure::from(ProtocolError::DigestDeclined).into());
+        }
+        let ConnectTerms { host, subnqn, cntlid, .. } = &**terms;
+        let data = Box::new(ConnectData::new(host.id, *cntlid, subnqn, &host.nqn));
+        let kato_ms = u32::try_from(terms.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX);
+        let sqe = Sqe::connect(0, terms.qid, terms.num_entries - 1, kato_ms);
+        *stage = Stage::Connecting;
+        let taken = connection.submit(now, sqe, Transfer::Out, false, Payload::Connect(data));
+        taken.map_err(|_| {
+            Failure::new(ErrorKind::Disconnected, "a new connection takes no command").into()
+        })
+    }
+
+    /// Handles the answer to Connect; returns what [`Channel::take_step`] returns.
+    fn handle_answer(
+        &mut self,
+        now: Instant,
+        result: Result<Cqe, CommandError>,
+    ) -> Result<Option<Usable>, Refusal> {
+        let cqe = result
+            .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()).at(CONNECT))?;
+        if !cqe.status().is_success() {
+            let refused = !cqe.status().is(Status::AUTHENTICATION_REQUIRED);
+            return Err(Refusal { failure: refusal(&cqe).at(CONNECT), refused });
+        }
+        let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
+        let cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
+        let begun = Authentication::begin(&self.terms, wanted, cntlid);
+        let Some((authentication, step)) = begun.map_err(|failure| failure.at(CONNECT))? else {
+            self.stage = Stage::Ready;
+            return Ok(Some((cntlid, None)));
+        };
+        self.stage = Stage::Authenticating;
+        self.authentication = Some(Box::new(authentication));
+        self.take_step(now, step)
+    }
+
+    /// Handles the answer to an authentication command.
+    fn handle_message(
+        &mut self,
+        now: Instant,
+        message: &[u8],
+        result: Result<Cqe, CommandError>,
+    ) -> Result<Option<Usable>, Refusal> {
+        let Some(authentication) = &mut self.authentication else { return Ok(None) };
+        let step = authentication.answered(message, result);
+        self.take_step(now, step.map_err(|failure| failure.at(AUTHENTICATION))?)
+    }
+
+    /// Performs a step of the authentication; after the last one returns the controller's identifier, and the
+    /// key of TLS that the authentication has generated, if it should.
+    fn take_step(&mut self, now: Instant, step: Step) -> Result<Option<Usable>, Refusal> {
+        let (sqe, transfer, message) = match step {
+            Step::Send(message) => {
+                let len = message.len() as u32;
+                (Sqe::authentication_send(0, len), Transfer::Out, message)
+            }
+            Step::Receive { len } => {
+                (Sqe::authentication_receive(0, len), Transfer::In, vec![0; len as usize])
+            }
+            Step::Authenticated { cntlid, generated } => {
+                self.authentication = None;
+                self.stage = Stage::Ready;
+                return Ok(Some((cntlid, generated)));
+            }
+        };
+        let Some(connection) = &mut self.connection else { return Ok(None) };
+        let payload = Payload::Authentication(message);
+        let taken = connection.submit(now, sqe, transfer, false, payload);
+        taken.map(|()| None).map_err(|_| {
+            Failure::new(ErrorKind::Disconnected, "the connection takes no command").into()
+        })
+    }
+
+    /// Sends write data of up to this length in the command capsule.
+    pub fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
+        if let Some(connection) = &mut self.connection {
+            connection.set_max_in_capsule(max_in_capsule);
+        }
+    }
+
+    /// The negotiated digests; none before the connection is initialised.
+    pub fn digests(&self) -> Digests {
+        self.connection.as_ref().map_or(Digests::default(), |connection| connection.digests())
+    }
+
+    /// Whether commands can be submitted.
+    pub fn has_room(&self) -> bool {
+        self.stage == Stage::Ready && self.connection.as_ref().is_some_and(|c| c.has_room())
+    }
+
+    /// Takes a command; see [`Connection::submit`].
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        sqe: Sqe,
+        transfer: Transfer,
+        no_timeout: bool,
+        payload: B,
+    ) -> Result<(), B> {
+        let Some(connection) = self.connection.as_mut().filter(|_| self.stage == Stage::Ready)
+        else {
+            return Err(payload);
+        };
+        let taken = connection.submit(now, sqe, transfer, no_timeout, Payload::Own(payload));
+        taken.map_err(|payload| match payload {
+            Payload::Own(payload) => payload,
+            Payload::Connect(_) | Payload::Authentication(_) => {
+                unreachable!("it is what was given")
+            }
+        })
+    }
+
+    /// The payloads of outstanding commands.
+    pub fn outstanding(&self) -> impl Iterator<Item = &B> {
+        let payloads = self.connection.iter().flat_map(|connection| connection.payloads());
+        payloads.filter_map(|payload| match payload {
+            Payload::Own(payload) => Some(payload),
+            Payload::Connect(_) | Payload::Authentication(_) => None,
+        })
+    }
+
+    /// Whether a command with data for the controller is outstanding: then unsent bytes must be discarded
+    /// when the socket closes.
+    pub fn owes_data(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.owes_data())
+    }
+
+    /// Abandons the channel; returns the payloads of outstanding commands, and the commands that have ended.
+    /// Close the socket before using any of the payloads again.
+    pub fn abandon(mut self) -> (Vec<B>, Vec<Ended<B>>) {
+        let Some(mut connection) = self.connection.take() else { return (Vec::new(), Vec::new()) };
+        let own = |payload| match payload {
+            Payload::Own(payload) => Some(payload),
+            Payload::Connect(_) | Payload::Authentication(_) => None,
+        };
+        let payloads = connection.abandon().into_iter().filter_map(own).collect();
+        let events = std::iter::from_fn(|| connection.poll_event());
+        let ended = events.filter_map(|event| match event {
+            host::Event::Done { payload: Payload::Own(payload), result } => Some((payload, result)),
+            _ => None,
+        });
+        (payloads, ended.collect())
+    }
+
+    /// Adds a hint to the failure of a connection: a target without room for it closes it before sending
+    /// anything.
+    pub fn explain(&self, failure: Failure) -> Failure {
+        let is_early = matches!(self.stage, Stage::Initialising);
+        match failure.kind {
+            ErrorKind::Disconnected if is_early => failure.hint(NO_WORD_SAID),
+            _ => failure,
+        }
+    }
+
+    /// The current step, as text; `None` once the queue can be used.
+    pub fn stage(&self) -> Option<&'static str> {
+        match self.stage {
+            Stage::Opening { .. } => Some("TCP connect"),
+            Stage::Securing { .. } => Some("TLS handshake"),
+            Stage::Initialising => Some("initialising the connection"),
+            Stage::Connecting => Some(CONNECT),
+            Stage::Authenticating => {
+                Some(self.authentication.as_ref().map_or(AUTHENTICATION, |a| a.stage()))
+            }
+            Stage::Ready => None,
+        }
+    }
+}
+
+/// The controller's identifier, and the key that its authentication has generated.
+type Usable = (u16, Option<TlsPsk>);
+
+/// Why a queue failed to connect.
+struct Refusal {
+    failure: Failure,
+    /// See [`Event::Failed`].
+    refused: bool,
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal { failure, refused: false }
+    }
+}
+
+/// Explains an error status of Connect.
+fn refusal(cqe: &Cqe) -> Failure {
+    let status = cqe.status();
+    let invalid = InvalidParameter::from_wire(cqe.dw0.get());
+    if status.is(Status::CONNECT_INVALID_HOST) {
+        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+            .hint(
+                "have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn; \
+                 a target that has a TLS key for this host needs it: --tls-key; \
+                 `dlfs discover HOST:PORT` lists what the target offers this one",
+            );
+    }
+    if status.is(Status::CONNECT_CONTROLLER_BUSY) {
+        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+            .hint(NO_PLACE);
+    }
+    if status.is(Status::AUTHENTICATION_REQUIRED) {
+        return authentication::required();
+    }
+    if status.is(Status::CONNECT_INVALID_PARAMETERS) {
+        if (invalid.offset, invalid.in_data) == (ConnectData::SUBNQN_OFFSET, true) {
+            let message = format!("the target has no such subsystem ({status})");
+            return Failure::new(ErrorKind::NotFound, message).hint(LIST_SUBSYSTEMS);
+        }
+        let place = if invalid.in_data { "data" } else { "command" };
+        let message = format!("{status}, offset {} of the {place}", invalid.offset);
+        return Failure::new(ErrorKind::Refused, message).hint(LIST_SUBSYSTEMS);
+    }
+    Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+}
+
+/// The hint when a target has no controller left.
+const NO_PLACE: &str = "the target has as many controllers as it allows, of all hosts or of this address: \
+    close what is not in use, or raise its limits (dlfs serve --max-controllers and \
+    --max-controllers-per-address); its log says which was reached";
+/// The hint when a target closes the connection at once.
+const NO_WORD_SAID: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
+    its log (dlfs serve --max-connections and --max-connections-per-address are such limits)";
+/// The hint when a target does not answer TLS.
+const NO_TLS: &str =
+    "does the target have a TLS key for this host? A target without any offers no TLS";
+/// The hint for an NQN that the target does not know.
+const LIST_SUBSYSTEMS: &str = "check the subsystem NQN in the address: `dlfs discover HOST:PORT` lists those that the \
+     target offers to this host";
+
+/// The name of the command in failures.
+const CONNECT: &str = "Connect";
+/// The name of the authentication in failures.
+const AUTHENTICATION: &str = "authentication";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! Authentication after Connect: its messages in Fabrics commands.
+
+use super::ConnectTerms;
+use crate::qpair::session::Failure;
+use dlfs_base::error::{ErrorKind, Result as DlfsResult};
+use dlfs_nvme::auth::{
+    Concatenation, Failed, Group, Hash, Host, HostTerms, IdentityVersion, Next, Randomness, Secret,
+    TlsPsk,
+};
+use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
+use dlfs_nvme::nvme::{Cqe, Nqn, RetryClass};
+use dlfs_nvme::tcp::host::CommandError;
+
+/// The secrets that a host authenticates with.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    /// The host's secret.
+    pub secret: Secret,
+    /// The subsystem's secret, if the controller must authenticate too.
+    pub ctrl_secret: Option<Secret>,
+    /// Whether the authentication of an admin queue generates the key of TLS for all queues.
+    pub concatenates: bool,
+    /// Random numbers for one authentication.
+    pub randomness: fn() -> DlfsResult<Randomness>,
+}
+
+/// An authentication in progress.
+#[derive(Debug)]
+pub(super) struct Authentication {
+    host: Host,
+    /// The host and the subsystem.
+    names: (Nqn, Nqn),
+    cntlid: u16,
+    is_receiving: bool,
+}
+
+/// The next step.
+pub(super) enum Step {
+    /// Authentication Send of this message.
+    Send(Vec<u8>),
+    /// Authentication Receive of at most this many bytes.
+    Receive { len: u32 },
+    /// The queue can be used; with a generated key: another one inside TLS in its place.
+    Authenticated { cntlid: u16, generated: Option<TlsPsk> },
+}
+
+impl Authentication {
+    /// Starts the authentication if the controller requires it: `wanted` is [`CONNECT_ATR`] and
+    /// [`CONNECT_ASCR`] of its answer to Connect.
+    ///
+    /// # Errors
+    /// The controller requires what this host lacks; or the controller must authenticate and does not offer
+    /// it.
+    pub(super) fn begin(
+        terms: &ConnectTerms,
+        wanted: u32,
+        cntlid: u16,
+    ) -> Result<Option<(Authentication, Step)>, Failure> {
+        let Some(credentials) = &terms.host.credentials else {
+            return if wanted == 0 { Ok(None) } else { Err(required()) };
+        };
+        let is_secured = terms.psk.is_some();
+        // Inside TLS with a generated key, both sides have proved themselves before.
+        let is_generated = credentials.concatenates && is_secured;
+        if wanted & CONNECT_ASCR != 0 && !credentials.concatenates {
+            let message = "the target requires TLS on keys of the authentication \
+                           (secure channel concatenation)";
+            return Err(Failure::new(ErrorKind::Unsupported, message).hint("give --concat"));
+        }
+        if wanted & (CONNECT_ATR | CONNECT_ASCR) == 0 {
+            let is_needed = credentials.ctrl_secret.is_some() || credentials.concatenates;
+            if is_generated || !is_needed {
+                return Ok(None);
+            }
+            let message = "the controller does not authenticate, although it must";
+            let hint = "it may be an impostor, or the target has no key for this host: \
+                        give it one, or do not ask the controller to prove itself";
+            return Err(Failure::new(ErrorKind::Refused, message).hint(hint));
+        }
+        let Credentials { secret, ctrl_secret, randomness, .. } = credentials;
+        let concatenates = credentials.concatenates && !is_secured;
+        let randomness = randomness().map_err(|error| {
+            Failure::new(error.kind(), format!("no random numbers for the authentication: {error}"))
+        })?;
+        let host_terms = HostTerms {
+            hostnqn: terms.host.nqn.clone(),
+            subnqn: terms.subnqn.clone(),
+            secret: secret.clone(),
+            ctrl_secret: ctrl_secret.clone(),
+            // No cipher suite has SHA-512.
+            hashes: Hash::ALL[..if concatenates { 2 } else { 3 }].to_vec(),
+            groups: GROUPS.to_vec(),
+            concatenation: match concatenates {
+                true => Concatenation::Required,
+                false => Concatenation::No,
+            },
+        };
+        let names = (terms.host.nqn.clone(), terms.subnqn.clone());
+        let tid = (randomness.sequence & 0xFFFF) as u16;
+        let (host, next) = Host::new(host_terms, &randomness, tid);
+        let mut begun = Authentication { host, names, cntlid, is_receiving: false };
+        let step = begun.step(next)?;
+        Ok(Some((begun, step)))
+    }
+
+    /// Handles the answer to its last command; `message` is the data of that command.
+    pub(super) fn answered(
+        &mut self,
+        message: &[u8],
+        result: Result<Cqe, CommandError>,
+    ) -> Result<Step, Failure> {
+        match result {
+            Ok(cqe) if !cqe.status().is_success() => {
+                let text = format!("the controller answered {}", cqe.status());
+                // A target has others to authenticate first.
+                let kind = match cqe.status().retry_class() {
+                    RetryClass::Retry => ErrorKind::Busy,
+                    _ => ErrorKind::Refused,
+                };
+                return Err(Failure::new(kind, text));
+            }
+            Ok(_) => {}
+            Err(error) => return Err(Failure::new(ErrorKind::Corrupt, error.to_string())),
+        }
+        let next = match self.is_receiving {
+            true => self.host.handle(message),
+            false => self.host.sent(),
+        };
+        self.step(next)
+    }
+
+    /// The current step, as text.
+    pub(super) fn stage(&self) -> &'static str {
+        self.host.stage()
+    }
+
+    fn step(&mut self, mut next: Next) -> Result<Step, Failure> {
+        loop {
+            next = match next {
+                Next::Compute(work) => self.host.computed(work.compute()),
+                Next::Send(message) => {
+                    self.is_receiving = false;
+                    return Ok(Step::Send(message));
+                }
+                Next::Receive => {
+                    self.is_receiving = true;
+                    return Ok(Step::Receive { len: MESSAGE_ROOM_BYTES });
+                }
+                Next::Authenticated => {
+                    let (hostnqn, subnqn) = &self.names;
+                    let of = |(psk, hash)| {
+                        TlsPsk::generated(psk, hash, IdentityVersion::V1, hostnqn, subnqn)
+                    };
+                    let generated = self.host.generated_psk().and_then(of);
+                    return Ok(Step::Authenticated { cntlid: self.cntlid, generated });
+                }
+                Next::Failed(failed) => return Err(failure(&failed)),
+            }
+        }
+    }
+}
+
+/// The target requires authentication, and this host has no secret.
+pub(super) fn required() -> Failure {
+    Failure::new(ErrorKind::Unsupported, "the target requires authentication")
+        .hint("give this host's key: --dhchap-secret FILE, or dhchap_secret in Rust, C and Python")
+}
+
+fn failure(failed: &Failed) -> Failure {
+    let hint =
+        "check that both sides have the same key for this host's NQN and the subsystem's NQN";
+    Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
+}
+
+/// Strongest first; no group (Null) only if the controller has no other.
+const GROUPS: [Group; 3] = [Group::Ffdhe3072, Group::Ffdhe2048, Group::Null];
+
+/// Longer than any message of the controller.
+const MESSAGE_ROOM_BYTES: u32 = 4096;

@@ -1,0 +1,332 @@
+//! Identifies the namespaces of a controller, by several commands at a time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::{Failure, IdentifiedNamespace};
+use dlfs_base::error::ErrorKind;
+use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::identify::{NamespaceDescriptors, decode_namespace_list};
+use dlfs_nvme::nvme::{IdentifyError, IdentifyNamespace, Status};
+
+/// The purpose of an admin queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Goal {
+    /// I/O on these namespaces.
+    Namespaces(Arc<[Nsid]>),
+    /// I/O on the first active namespace.
+    FirstNamespace,
+    /// I/O on all active namespaces.
+    AllNamespaces,
+    /// The Identify data of the controller and of all active namespaces, as they are, and no I/O.
+    Pages,
+    /// The records of a discovery service.
+    Discovery,
+}
+
+/// The namespaces that are still to be identified. An index counts in
+/// [`Identified::namespaces`](super::Identified).
+#[derive(Debug, Default)]
+pub(super) struct Identification {
+    /// The active namespaces that were listed so far.
+    listed: Vec<Nsid>,
+    /// To be identified.
+    waiting: VecDeque<usize>,
+    /// Being identified.
+    under_way: usize,
+}
+
+/// What is known so far of a namespace that is being identified.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Known {
+    pub(super) ns_index: usize,
+    pub(super) identified: IdentifiedNamespace,
+    /// Its ANA group.
+    pub(super) anagrpid: u32,
+}
+
+impl Identification {
+    /// Takes a page of the active namespace list.
+    ///
+    /// # Errors
+    /// The list is malformed, or longer than an image can use.
+    pub(super) fn take_page(&mut self, page: &[u8], status: Status) -> Result<Page, Failure> {
+        if !status.is_success() {
+            if let Some(last) = self.listed.last() {
+                let message = format!("the controller answered {status} behind namespace {last}");
+                return Err(Failure::new(ErrorKind::Refused, message));
+            }
+            self.listed.push(Nsid(1)); // the controller does not support the list
+            return Ok(Page::Last);
+        }
+        let page = decode_namespace_list(page).map_err(unsupported)?;
+        for &nsid in &page {
+            if self.listed.last().is_some_and(|last| *last >= nsid) {
+                let message = format!("the list of active namespaces does not rise at {nsid}");
+                return Err(Failure::new(ErrorKind::Corrupt, message));
+            }
+            self.listed.push(nsid);
+        }
+        if self.listed.is_empty() {
+            return Err(Failure::new(ErrorKind::NotFound, "the subsystem has no namespace"));
+        }
+        if self.listed.len() > MAX_NAMESPACES {
+            let message = format!("the subsystem has more than {MAX_NAMESPACES} namespaces");
+            return Err(Failure::new(ErrorKind::Unsupported, message)
+                .hint("name those of the image with ?ns="));
+        }
+        Ok(if page.len() == PAGE_ENTRIES { Page::MayContinue } else { Page::Last })
+    }
+
+    /// The last namespace listed so far, 0 before the first.
+    pub(super) fn last_listed(&self) -> Nsid {
+        self.listed.last().copied().unwrap_or(Nsid(0))
+    }
+
+    /// Selects the namespaces that `goal` asks for, and queues all of them for identification.
+    pub(super) fn begin(&mut self, goal: &Goal) -> Vec<IdentifiedNamespace> {
+        let nsids = match goal {
+            Goal::Namespaces(nsids) => nsids.to_vec(),
+            Goal::FirstNamespace => self.listed.iter().copied().take(1).collect(),
+            Goal::AllNamespaces | Goal::Pages => std::mem::take(&mut self.listed),
+            Goal::Discovery => Vec::new(),
+        };
+        self.waiting = (0..nsids.len()).collect();
+        nsids
+            .into_iter()
+            .map(|nsid| IdentifiedNamespace { nsid, ..IdentifiedNamespace::default() })
+            .collect()
+    }
+
+    /// Queues the namespaces that the changed namespace log names for identification: all, if it names none.
+    /// Returns whether there are any.
+    pub(super) fn begin_again(
+        &mut self,
+        log: &[u8],
+        status: Status,
+        known: &[IdentifiedNamespace],
+    ) -> bool {
+        let changed = decode_namespace_list(log).ok().filter(|_| status.is_success());
+        let changed = changed.filter(|list| !list.is_empty() && list[0] != TOO_MANY_CHANGED);
+        match changed {
+            None => self.waiting = (0..known.len()).collect(),
+            Some(changed) => {
+                let indexes = (0..known.len()).filter(|&at| changed.contains(&known[at].nsid));
+                let new = indexes.filter(|ns_index| !self.waiting.contains(ns_index));
+                let new: Vec<usize> = new.collect();
+                self.waiting.extend(new);
+            }
+        }
+        !self.waiting.is_empty()
+    }
+
+    /// The next namespace to identify.
+    pub(super) fn next(&mut self) -> Option<usize> {
+        if self.under_way >= AT_ONCE {
+            return None;
+        }
+        let ns_index = self.waiting.pop_front()?;
+        self.under_way += 1;
+        Some(ns_index)
+    }
+
+    /// One namespace is identified; returns whether all are.
+    pub(super) fn finish_one(&mut self) -> bool {
+        self.under_way -= 1;
+        self.under_way == 0 && self.waiting.is_empty()
+    }
+}
+
+/// Whether more pages of a list follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Page {
+    /// This was the last page.
+    Last,
+    /// The page is full, so more may follow.
+    MayContinue,
+}
+
+impl Known {
+    /// Decodes the answer to Identify Namespace.
+    pub(super) fn take_namespace(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let nsid = self.identified.nsid;
+        let id = IdentifyNamespace::decode(bytes).map_err(|error| match error {
+            IdentifyError::Inactive => {
+                Failure::new(ErrorKind::NotFound, format!("there is no namespace {nsid}"))
+            }
+            error => unsupported(error),
+        })?;
+        self.anagrpid = id.anagrpid.get();
+        self.identified = IdentifiedNamespace {
+            nsid,
+            block_len_bytes: id.block_len_bytes(),
+            num_blocks: id.num_blocks(),
+            write_protected: id.is_write_protected(),
+            nguid: id.nguid,
+        };
+        Ok(())
+    }
+
+    /// Decodes the namespace's descriptors if Identify Namespace had no identifier.
+    pub(super) fn take_descriptors(&mut self, bytes: &[u8]) {
+        if self.identified.nguid == [0; 16] {
+            self.identified.nguid = best_identifier(bytes);
+        }
+    }
+}
+
+pub(super) fn unsupported(error: IdentifyError) -> Failure {
+    Failure::new(ErrorKind::Unsupported, error.to_string())
+}
+
+/// The NGUID, UUID or EUI-64 of the descriptors, in this order of preference; zero when there is none.
+fn best_identifier(bytes: &[u8]) -> [u8; 16] {
+    let ids = NamespaceDescriptors::decode(bytes);
+    let widen = |eui64: [u8; 8]| {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&eui64);
+        id
+    };
+    ids.nguid.filter(|id| *id != [0; 16]).or(ids.uuid).or(ids.eui64.map(widen)).unwrap_or_default()
+}
+
+/// Refuses a path on which the ANA group of a namespace is not reachable now. The log has a header of 16
+/// bytes with the number of groups at byte 8, then 32 bytes for each group with its identifier at byte 0 and
+/// its state at byte 16.
+pub(super) fn check_ana(log: &[u8], namespaces: &[(Nsid, u32)]) -> Result<(), Failure> {
+    let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));
+    let groups = log[16..].chunks_exact(32).take(num_groups);
+    for group in groups {
+        let id = u32::from_le_bytes([group[0], group[1], group[2], group[3]]);
+        let state = match group[16] & 0xF {
+            3 => "inaccessible",
+            4 => "in persistent loss",
+            0xF => "changing",
+            _ => continue, // 1 optimised, 2 non-optimised; other states do not block access
+        };
+        if let Some((nsid, _)) = namespaces.iter().find(|(_, anagrpid)| *anagrpid == id) {
+            let message = format!("the namespace's ANA group {id} is {state} on this path");
+            return Err(Failure::new(ErrorKind::Disconnected, message).of(*nsid));
+        }
+    }
+    Ok(())
+}
+
+/// The most namespaces identified at a time: with the other commands of an admin queue they fit into its 32
+/// entries.
+const AT_ONCE: usize = 16;
+
+/// The most namespaces of an image.
+const MAX_NAMESPACES: usize = u16::MAX as usize;
+
+/// Entries of a page of the active namespace list.
+const PAGE_ENTRIES: usize = 1024;
+
+/// The only entry of the changed namespace log when it has no room for all.
+const TOO_MANY_CHANGED: Nsid = Nsid(u32::MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_nvme::nvme::identify::{IDENTIFY_LEN_BYTES, encode_namespace_list};
+
+    /// An ANA log of these groups and states.
+    fn ana_log(groups: &[(u32, u8)]) -> Vec<u8> {
+        let mut log = vec![0; 4096];
+        log[8] = groups.len() as u8;
+        for (at, (id, state)) in groups.iter().enumerate() {
+            let group = &mut log[16 + at * 32..][..32];
+            group[..4].copy_from_slice(&id.to_le_bytes());
+            group[16] = *state;
+        }
+        log
+    }
+
+    #[test]
+    fn a_path_is_refused_only_if_an_ana_group_is_not_reachable() {
+        let ours = [(Nsid(4), 2), (Nsid(5), 7)];
+        for state in 0..=15 {
+            let log = ana_log(&[(1, 1), (7, state), (9, 3)]);
+            assert_eq!(check_ana(&log, &ours).is_err(), [3, 4, 15].contains(&state), "{state}");
+        }
+        assert_eq!(check_ana(&ana_log(&[(1, 3)]), &ours), Ok(()), "a group that is not listed");
+        let failure = check_ana(&ana_log(&[(2, 1), (7, 3)]), &ours).unwrap_err();
+        assert!(failure.message.contains("group 7 is inaccessible"), "{failure}");
+        assert_eq!(failure.nsid, Some(Nsid(5)));
+    }
+
+    #[test]
+    fn an_ana_log_that_claims_more_groups_than_it_holds_is_read_to_its_end() {
+        let mut log = ana_log(&[(1, 1)]);
+        (log[8], log[9]) = (0xFF, 0xFF);
+        assert_eq!(check_ana(&log, &[(Nsid(1), 7)]), Ok(()));
+    }
+
+    #[test]
+    fn a_namespace_is_identified_by_nguid_else_uuid_else_eui64() {
+        let (nguid, uuid, eui64) = (Some([1; 16]), Some([2; 16]), Some([3; 8]));
+        let id = |nguid, uuid, eui64| {
+            best_identifier(&NamespaceDescriptors { nguid, uuid, eui64, csi: None }.encode())
+        };
+        assert_eq!(id(nguid, uuid, eui64), [1; 16]);
+        assert_eq!(id(Some([0; 16]), uuid, eui64), [2; 16]);
+        assert_eq!(id(None, None, eui64)[..8], [3; 8]);
+        assert_eq!(id(None, None, None), [0; 16]);
+        assert_eq!(best_identifier(&[0xFF; 4096]), [0; 16]);
+    }
+
+    fn wanted(list: &mut Identification, goal: &Goal) -> Vec<u32> {
+        list.begin(goal).iter().map(|namespace| namespace.nsid.0).collect()
+    }
+
+    #[test]
+    fn the_first_active_namespace_is_taken_and_none_is_an_error() {
+        let empty = vec![0; IDENTIFY_LEN_BYTES];
+        let mut list = Identification::default();
+        let none = list.take_page(&empty, Status::SUCCESS).unwrap_err();
+        assert_eq!(none.kind, ErrorKind::NotFound);
+        assert_eq!(list.take_page(&empty, Status::INVALID_FIELD), Ok(Page::Last));
+        assert_eq!(wanted(&mut list, &Goal::FirstNamespace), [1]);
+        let mut list = Identification::default();
+        let page = encode_namespace_list([5, 9].map(Nsid).into_iter());
+        assert_eq!(list.take_page(&page, Status::SUCCESS), Ok(Page::Last));
+        assert_eq!(wanted(&mut list, &Goal::FirstNamespace), [5]);
+    }
+
+    #[test]
+    fn a_list_is_read_to_its_end_and_must_rise() {
+        let page = |nsids: std::ops::Range<u32>| encode_namespace_list(nsids.map(Nsid));
+        let mut list = Identification::default();
+        assert_eq!(list.take_page(&page(1..1025), Status::SUCCESS), Ok(Page::MayContinue));
+        assert_eq!(list.last_listed(), Nsid(1024));
+        let same = list.take_page(&page(1..1025), Status::SUCCESS).unwrap_err();
+        assert_eq!(same.kind, ErrorKind::Corrupt, "a target that says the same for ever");
+        assert_eq!(list.take_page(&page(1025..1025), Status::SUCCESS), Ok(Page::Last));
+        assert_eq!(wanted(&mut list, &Goal::AllNamespaces), Vec::from_iter(1..1025));
+        let mut list = Identification::default();
+        let pages = (0..).map(|n| page(n * 1024 + 1..(n + 1) * 1024 + 1));
+        let mut pages = pages.map(|page| list.take_page(&page, Status::SUCCESS));
+        let end = pages.find_map(Result::err).unwrap();
+        assert_eq!(end.kind, ErrorKind::Unsupported, "one that says more and more");
+    }
+
+    #[test]
+    fn only_changed_namespaces_are_identified_again() {
+        let mut list = Identification::default();
+        let known = list.begin(&Goal::Namespaces([3, 5, 7].map(Nsid).into()));
+        let mut ask = |log: &[u8], status| {
+            assert_eq!(list.begin_again(log, status, &known), !list.waiting.is_empty());
+            let indexes: Vec<usize> = std::iter::from_fn(|| list.next()).collect();
+            for left in (0..indexes.len()).rev() {
+                assert_eq!(list.finish_one(), left == 0);
+            }
+            indexes
+        };
+        let log = |nsids: &[u32]| encode_namespace_list(nsids.iter().copied().map(Nsid));
+        assert_eq!(ask(&log(&[1]), Status::INVALID_FIELD), [0, 1, 2], "opening is not over");
+        assert_eq!(ask(&log(&[5, 6]), Status::SUCCESS), [1]);
+        assert!(ask(&log(&[4]), Status::SUCCESS).is_empty());
+        assert_eq!(ask(&log(&[u32::MAX]), Status::SUCCESS), [0, 1, 2]);
+        assert_eq!(ask(&log(&[]), Status::SUCCESS), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,166 @@
+//! Sessions with a controller as pure state machines: time, bytes and failures go in; bytes, I/Os and actions
+//! come out.
+//!
+//! A *session* is one association with a controller, from the moment it is usable to its loss: an admin queue
+//! and I/O queues, for a fixed set of namespaces. Each queue has a [`Channel`], which is its connection from
+//! the first byte on. There is no socket, thread or clock here, so the same code runs below the engine `tcp`
+//! and in a simulated network (`tests/all/netsim`).
+//!
+//! This module decides what to do. Opening sockets, sleeping and waking are done by `remote` and the engine.
+//! The invariants, which the tests check, are listed in `remote/mod.rs`.
+//!
+//! | file | whose life | who owns it |
+//! |---|---|---|
+//! | [`connect`] | one connection, from TCP to its use | the two below |
+//! | [`controller`] | an admin queue | the keeper's thread |
+//! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
+//! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
+//! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
+//! | [`carrier`] | the turn of an I/O queue with its connection | the thread that polls it |
+//! | [`Backlog`] | an I/O that is in no connection | the queue |
+//!
+//! Read [`lifecycle`] first, then [`queue`].
+
+mod backlog;
+mod backoff;
+pub mod carrier;
+pub mod connect;
+pub mod controller;
+mod durability;
+mod failure;
+mod identification;
+pub mod keeping;
+pub mod lifecycle;
+pub mod queue;
+mod shared;
+
+pub use backlog::{Answer, Attempt, Backlog};
+pub use carrier::Carrier;
+pub use connect::{Channel, ConnectTerms, Credentials};
+pub use controller::{Controller, JoinInfo, Terms};
+pub use durability::Durability;
+pub use failure::Failure;
+pub use identification::Goal;
+pub use keeping::Keeping;
+pub use lifecycle::{Lifecycle, Limits, Phase, Session};
+pub use queue::{IoQueue, Portal};
+pub use shared::{SessionState, SessionStats, Shared};
+
+use super::Namespace;
+use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::Nqn;
+
+/// The identity of this host. One NQN always has the same identifier.
+#[derive(Debug, Clone)]
+pub struct HostIdentity {
+    /// The host NQN.
+    pub nqn: Nqn,
+    /// The host identifier.
+    pub id: [u8; 16],
+    /// The secrets that it authenticates with, if a controller requires that.
+    pub credentials: Option<Credentials>,
+}
+
+/// What polling an admin queue found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum AdminEvent {
+    /// Nothing that the session or its queues must know.
+    Nothing,
+    /// The goal is reached: [`Identified`] is complete.
+    Ready,
+    /// Namespaces were identified again after an asynchronous event: [`Identified`] has changed.
+    Changed,
+}
+
+/// What Identify and Get Features said about a controller and its namespaces.
+#[derive(Debug, Clone, Default)]
+pub struct Identified {
+    /// The number of I/O queues that the controller grants.
+    pub num_io_queues: u16,
+    /// The most entries of an I/O queue.
+    pub max_entries: u32,
+    /// The largest transfer of a command, if the controller limits it.
+    pub max_transfer_bytes: Option<u32>,
+    /// Whether completed writes may be lost with the controller.
+    pub has_volatile_write_cache: bool,
+    /// Whether headers carry digests.
+    pub hdr_digest: bool,
+    /// Whether data carry digests.
+    pub data_digest: bool,
+    /// Whether its connections are inside TLS, which detects every change.
+    pub is_secured: bool,
+    /// The requested namespaces in the order of the request; all namespaces in the order of their NSIDs.
+    pub namespaces: Vec<IdentifiedNamespace>,
+}
+
+/// What Identify said about a namespace.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct IdentifiedNamespace {
+    /// The NSID that commands use.
+    pub nsid: Nsid,
+    /// Bytes of a logical block.
+    pub block_len_bytes: u32,
+    /// Size in logical blocks.
+    pub num_blocks: u64,
+    /// Whether it takes no writes.
+    pub write_protected: bool,
+    /// The NGUID, else the UUID, else the EUI-64, else zero.
+    pub nguid: [u8; 16],
+}
+
+/// A namespace of a session. Its index is the same in all sessions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// The NSID that commands use.
+    pub nsid: Nsid,
+    /// Its properties.
+    pub namespace: Namespace,
+}
+
+impl Identified {
+    /// The namespaces as queue pairs see them, for a host that asks for queues of `queue_size` entries.
+    /// `address` gives the user's name of a namespace.
+    pub fn attached(
+        &self,
+        address: impl Fn(Nsid) -> String,
+        engine: &str,
+        queue_size: u16,
+        writable: bool,
+    ) -> Vec<Attached> {
+        let entries = u32::from(queue_size).clamp(2, MAX_QUEUE_ENTRIES);
+        let entries = entries.min(self.max_entries).max(2);
+        let most = self.max_transfer_bytes.unwrap_or(u32::MAX).min(MAX_TRANSFER_BYTES);
+        let attached = self.namespaces.iter().map(|namespace| Attached {
+            nsid: namespace.nsid,
+            namespace: Namespace {
+                address: address(namespace.nsid),
+                block_len_bytes: namespace.block_len_bytes,
+                num_blocks: namespace.num_blocks,
+                max_transfer_bytes: most.min(namespace.block_len_bytes.saturating_mul(MAX_BLOCKS)),
+                queue_depth: (entries - 1) as u16,
+                nguid: namespace.nguid,
+                read_only: namespace.write_protected || !writable,
+                engine: engine.to_owned(),
+            },
+        });
+        attached.collect()
+    }
+}
+
+impl Namespace {
+    /// The properties that a queue pair reports in a session where the namespace is `now`. Callers have split
+    /// their I/O by the earlier transfer limit, so the limit never shrinks; the backlog splits I/Os that a
+    /// session does not take whole.
+    pub(in crate::qpair) fn in_session(&self, now: &Namespace) -> Namespace {
+        let max_transfer_bytes = now.max_transfer_bytes.max(self.max_transfer_bytes);
+        Namespace { max_transfer_bytes, ..now.clone() }
+    }
+}
+
+/// Larger transfers are no faster, and some targets close the connection over them although they state no
+/// limit.
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+/// The range of the 0-based 16-bit block count of a read or write.
+const MAX_BLOCKS: u32 = 1 << 16;
+/// The most entries of a queue: the CID has 12 bits for the slot.
+const MAX_QUEUE_ENTRIES: u32 = 4096;

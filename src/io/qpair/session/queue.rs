@@ -1,0 +1,562 @@
+//! An I/O queue over NVMe/TCP: it joins sessions, issues I/Os in them and leaves them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+
+use super::connect::Event;
+use super::{
+    Answer, Attempt, Backlog, Channel, Failure, JoinInfo, Session, SessionState, Shared, Terms,
+};
+use crate::qpair::{Fence, Io, IoError, IoOp, Namespace};
+use dlfs_base::error::ErrorKind;
+use dlfs_nvme::auth::TlsPsk;
+use dlfs_nvme::nvme::{Cqe, Sgl, Sqe, TcpAddress};
+use dlfs_nvme::tcp::host::{CommandError, Transfer};
+
+/// One route to the namespaces: a socket address that the name in one of the user's paths resolves to.
+#[derive(Debug, Clone)]
+pub struct Portal {
+    /// The user's address.
+    pub address: TcpAddress,
+    /// The socket address that it resolves to.
+    pub socket: SocketAddr,
+    /// The key of TLS for the subsystem, if the kernel's keyring had it.
+    pub psk: Option<TlsPsk>,
+}
+
+impl fmt::Display for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.socket, self.address.subnqn)
+    }
+}
+
+/// The shared state of the queues of an NVMe/TCP controller.
+pub type TcpShared = Shared<Portal, JoinInfo>;
+type TcpSession = Session<Portal, JoinInfo>;
+type QueueChannel = Channel<Attempt>;
+
+/// What the turn must do with the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Start to connect to this address; report a failure by [`IoQueue::moved`].
+    Open(SocketAddr),
+    /// Close the connection, then call [`IoQueue::closed`]. With `owes_data`, discard what the socket has not
+    /// sent.
+    Close {
+        /// See above.
+        owes_data: bool,
+    },
+}
+
+/// An I/O queue. It owns no socket and never reads a clock. The [`Backlog`] holds the I/Os that are not on a
+/// connection.
+///
+/// Its members submit to it, each for one namespace of the session; a completion names its member.
+///
+/// [`super::carrier::turn`] advances it.
+#[derive(Debug)]
+pub struct IoQueue {
+    /// The parameters of a connection, without the subsystem, which the session's portal names.
+    terms: Terms,
+    ctrl_loss_tmo: Duration,
+    members: Slab<Member>,
+    /// Whether some member has a fence.
+    has_fence: bool,
+    /// How many sessions it has joined.
+    num_joins: u64,
+    state: State,
+    backlog: Backlog,
+    action: Option<Action>,
+    /// The time of the last turn.
+    now: Instant,
+}
+
+/// One submitter of a queue.
+#[derive(Debug)]
+struct Member {
+    /// The index of its namespace in the session.
+    ns_index: usize,
+    /// The namespace as of the last joined session, with the largest transfer limit of all sessions: see
+    /// [`Namespace::in_session`].
+    namespace: Namespace,
+    /// The fence of its writes.
+    fence: Option<Arc<Fence>>,
+    /// Blocks that were reported as corrupt and not read since.
+    corrupt: Vec<Range<u64>>,
+    /// Its I/Os that were taken and whose completions were not handed out.
+    owed: usize,
+    /// Whether it was removed; outstanding I/Os keep its number.
+    is_removed: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No connection; the next attempt is at this time. `attempt` counts the attempts within one session.
+    Down { retry_at: Instant, attempt: u32 },
+    /// There will be no further connection.
+    Dead { reason: String },
+    /// Connecting to a session.
+    Joining { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, attempt: u32 },
+    /// In a session.
+    Joined { channel: QueueChannel, session: Arc<TcpSession>, qid: u16 },
+    /// Closing: buffers that the connection may still write to are not free yet.
+    Closing { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, why: Why },
+}
+
+/// Why a connection is being closed.
+#[derive(Debug)]
+enum Why {
+    /// The session is over, or the queue is no longer needed.
+    Over(String),
+    /// This queue failed, and with it the session.
+    Failed(Failure),
+    /// Connect was refused for the `attempt`-th time; the next attempt is at this time.
+    Refused { failure: Failure, retry_at: Instant, attempt: u32 },
+}
+
+impl IoQueue {
+    /// Creates a queue that joins a session as soon as one is live.
+    pub fn new(now: Instant, terms: Terms, ctrl_loss_tmo: Duration) -> IoQueue {
+        IoQueue {
+            terms,
+            ctrl_loss_tmo,
+            members: Slab::new(),
+            has_fence: false,
+            num_joins: 0,
+            state: State::Down { retry_at: now, attempt: 1 },
+            backlog: Backlog::new(now),
+            action: None,
+            now,
+        }
+    }
+
+    /// Adds a member that submits I/Os for the namespace at index `ns_index`, whose properties are `namespace`;
+    /// returns its number.
+    pub fn add_member(&mut self, ns_index: usize, namespace: Namespace) -> usize {
+        let (fence, corrupt, owed, is_removed) = (None, Vec::new(), 0, false);
+        self.members.insert(Member { ns_index, namespace, fence, corrupt, owed, is_removed })
+    }
+
+    /// Removes a member, which submits nothing more and wants no completions. Its unsent I/Os are not sent.
+    /// If it has writes on the connection, the connection is closed, so that they cannot be applied after it,
+    /// and the session ends: a queue that joined it again could reach another target in its place.
+    pub fn remove_member(&mut self, member: usize) {
+        let reason = "its queue pair was dropped";
+        self.backlog.fail_those_of(member, reason);
+        let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
+        if self.channel().is_some_and(|channel| channel.outstanding().any(is_late)) {
+            let message = "a queue pair with writes on their way was dropped";
+            self.fail(Failure::new(ErrorKind::Disconnected, message));
+        }
+        self.members[member].is_removed = true;
+        self.forget_if_done(member);
+    }
+
+    fn forget_if_done(&mut self, member: usize) {
+        if self.members[member].is_removed && self.members[member].owed == 0 {
+            self.members.remove(member);
+        }
+    }
+
+    /// The namespace of a member, with the limits that I/Os must respect.
+    pub fn namespace(&self, member: usize) -> &Namespace {
+        &self.members[member].namespace
+    }
+
+    /// How many sessions it has joined: with each one the namespaces' properties may change.
+    pub fn num_joins(&self) -> u64 {
+        self.num_joins
+    }
+
+    /// The I/Os that are not on the connection.
+    pub fn backlog(&mut self) -> &mut Backlog {
+        &mut self.backlog
+    }
+
+    /// The number of I/Os taken and not completed, of all members.
+    pub fn owed(&self) -> usize {
+        self.backlog.owed()
+    }
+
+    /// Sets the fence of a member: writes taken from now on are not sent while it is closed.
+    pub fn use_fence(&mut self, member: usize, fence: &Arc<Fence>) {
+        self.members[member].fence = Some(Arc::clone(fence));
+        self.has_fence = true;
+    }
+
+    /// Whether it has joined a session.
+    pub fn is_joined(&self) -> bool {
+        matches!(self.state, State::Joined { .. })
+    }
+
+    /// The current step of a queue that has not joined a session, as text.
+    pub fn stage(&self) -> &'static str {
+        let stage = match &self.state {
+            State::Joining { channel, .. } => channel.stage(),
+            _ => None,
+        };
+        stage.unwrap_or("waiting for the controller")
+    }
+
+    /// What the turn must do with the connection.
+    pub(super) fn poll_action(&mut self) -> Option<Action> {
+        self.action.take()
+    }
+
+    /// The connection, if its bytes are to be transferred.
+    pub fn channel(&mut self) -> Option<&mut QueueChannel> {
+        match &mut self.state {
+            State::Joining { channel, .. } | State::Joined { channel, .. } => Some(channel),
+            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => None,
+        }
+    }
+
+    /// Whether to wait for room to send, besides data to receive.
+    pub fn wants_writable(&self) -> bool {
+        match &self.state {
+            State::Joining { channel, .. } | State::Joined { channel, .. } => {
+                channel.wants_writable()
+            }
+            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => false,
+        }
+    }
+
+    /// When the next turn must begin even if no bytes arrive.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let state = match &self.state {
+            State::Down { retry_at, .. } => Some(*retry_at),
+            State::Joining { channel, .. } | State::Joined { channel, .. } => {
+                channel.poll_timeout()
+            }
+            State::Dead { .. } | State::Closing { .. } => None,
+        };
+        [self.backlog.next_timeout(self.now), state].into_iter().flatten().min()
+    }
+
+    /// The next read of these blocks by a member asks for unit access: their data were corrupt.
+    pub fn report_corrupt(&mut self, member: usize, blocks: Range<u64>) {
+        let corrupt = &mut self.members[member].corrupt;
+        if corrupt.len() < MAX_CORRUPT {
+            corrupt.push(blocks);
+        }
+    }
+
+    /// Takes I/Os of a member while there is room.
+    pub fn take(&mut self, member: usize, pending: &mut VecDeque<Io>) -> usize {
+        let Member { ns_index, namespace, fence, corrupt, owed, .. } = &mut self.members[member];
+        let of = (member, *ns_index);
+        let count = self.backlog.take(of, pending, namespace, fence.as_ref(), corrupt);
+        *owed += count;
+        count
+    }
+
+    /// Begins a turn: notices a lost session and a closed fence, and tries to join a session.
+    pub(super) fn begin(&mut self, now: Instant, shared: &TcpShared) {
+        self.now = now;
+        self.notice_lost_session(shared);
+        self.notice_closed_fence();
+        if let State::Down { retry_at, attempt } = self.state
+            && now >= retry_at
+        {
+            self.try_join(attempt, shared);
+        }
+    }
+
+    /// Handles the result of transferring bytes, or of opening the connection.
+    pub(super) fn moved(&mut self, moved: Result<(), Failure>) {
+        // A failure is handled before events: a target may send answers in the same segment as the end of the
+        // connection. `closed` handles the answers.
+        match moved {
+            Ok(()) => self.go_on_joining(),
+            Err(failure) => self.fail(failure),
+        }
+    }
+
+    /// Ends a turn: puts waiting I/Os on the connection, which are then sent together.
+    pub(super) fn finish(&mut self, shared: &TcpShared) {
+        self.backlog.wake_delayed(self.now);
+        self.issue(self.now, shared);
+        match &self.state {
+            // There will be no further session.
+            State::Dead { reason } => self.backlog.fail_all(reason),
+            // The queue gives up after the same time as the controller.
+            _ => self.backlog.give_up_in_time(self.now, self.ctrl_loss_tmo),
+        }
+    }
+
+    /// Puts waiting I/Os on the connection.
+    pub fn issue(&mut self, now: Instant, shared: &TcpShared) {
+        self.now = now;
+        let State::Joined { channel, session, .. } = &mut self.state else { return };
+        while channel.has_room() {
+            let Some(attempt) = self.backlog.next_to_issue(shared, session) else { break };
+            if self.members[attempt.member].is_removed {
+                // Its connection was closed, or the controller asked for a retry.
+                let reason = IoError::Disconnected("its queue pair was dropped".to_owned());
+                self.backlog.end(attempt, Err(reason));
+                continue;
+            }
+            let (sqe, transfer) = command(session, &attempt);
+            let taken = channel.submit(self.now, sqe, transfer, false, attempt);
+            assert!(taken.is_ok(), "the connection said that it has room");
+        }
+    }
+
+    /// The next completion, which counts as handed out.
+    pub fn next_completion(&mut self, shared: &TcpShared) -> Option<Answer> {
+        loop {
+            let answer = self.next_answer(shared)?;
+            self.backlog.handed_out(1);
+            let member = &mut self.members[answer.member];
+            member.owed -= 1;
+            if !member.is_removed {
+                return Some(answer);
+            }
+            self.forget_if_done(answer.member);
+        }
+    }
+
+    fn next_answer(&mut self, shared: &TcpShared) -> Option<Answer> {
+        if let Some(answer) = self.backlog.pop_finished() {
+            return Some(answer);
+        }
+        loop {
+            let State::Joined { channel, session, .. } = &mut self.state else { return None };
+            let event = channel.poll_event(self.now)?;
+            let Event::Done { payload: attempt, result } = event else { continue };
+            let success = matches!(&result, Ok(cqe) if cqe.status().is_success());
+            let read = attempt.io.op == IoOp::Read;
+            if success && read && session.proven.load(Ordering::Relaxed) {
+                match self.backlog.succeed(attempt) {
+                    Some(answer) => return Some(answer),
+                    None => continue,
+                }
+            }
+            let session = Arc::clone(session);
+            if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
+                return Some(answer);
+            }
+        }
+    }
+
+    /// Leaves the session, if it has joined one.
+    pub fn leave_session(&mut self, reason: &str) {
+        self.close(Why::Over(reason.to_owned()));
+    }
+
+    /// Restarts in a child process: the shared state belongs to the parent.
+    pub fn reset_after_fork(&mut self, now: Instant) {
+        self.backlog.reset_after_fork(now);
+    }
+
+    /// The connection is closed, so its buffers are free. I/Os that were answered are completed; the others
+    /// are issued again or fail.
+    pub(super) fn closed(&mut self, shared: &TcpShared) {
+        let down = State::Down { retry_at: self.now, attempt: 1 };
+        let (channel, session, qid, why) = match std::mem::replace(&mut self.state, down) {
+            State::Closing { channel, session, qid, why } => (channel, session, qid, why),
+            other => {
+                self.state = other;
+                return;
+            }
+        };
+        self.backlog.set_down(self.now);
+        let (mut attempts, ended) = channel.abandon();
+        let is_removed = |attempt: &&mut Attempt| self.members[attempt.member].is_removed;
+        attempts.iter_mut().filter(is_removed).for_each(Attempt::discard_result);
+        for (attempt, result) in ended {
+            if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
+                self.backlog.finish(answer);
+            }
+        }
+        let reason = match &why {
+            Why::Over(reason) => reason,
+            Why::Failed(failure) | Why::Refused { failure, .. } => &failure.message,
+        };
+        let session_ends = matches!(why, Why::Failed(_)) || shared.live() != session.number;
+        self.backlog.recover(attempts.into_iter(), shared, reason, session_ends);
+        if shared.is_ours() {
+            shared.give_qid(session.number, qid);
+        }
+        match why {
+            Why::Over(_) => {}
+            // A failure of one queue counts as a failure of the controller, or of the path to it.
+            Why::Failed(failure) => {
+                shared.request_reset(session.number, failure.clone());
+                self.backlog.note(failure);
+            }
+            Why::Refused { failure, retry_at, attempt } => {
+                self.backlog.note(failure);
+                self.state = State::Down { retry_at, attempt };
+            }
+        }
+    }
+
+    fn notice_lost_session(&mut self, shared: &TcpShared) {
+        let session = match &self.state {
+            State::Joining { session, .. } | State::Joined { session, .. } => session,
+            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => return,
+        };
+        if let Some(reason) = shared.why_over(session.number) {
+            self.close(Why::Over(reason));
+        }
+    }
+
+    /// The rest of a write that may not be sent any more must not follow the bytes that were sent. So the
+    /// connection ends, and with it the session, whose target might hold some of these bytes back.
+    fn notice_closed_fence(&mut self) {
+        let State::Joined { channel, .. } = &self.state else { return };
+        if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
+            let message = "the time to write has passed";
+            self.fail(Failure::new(ErrorKind::Disconnected, message));
+        }
+    }
+
+    /// Starts to connect to the live session, if there is one.
+    fn try_join(&mut self, attempt: u32, shared: &TcpShared) {
+        let retry = State::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
+        let session = match shared.session_state(&mut self.backlog) {
+            SessionState::Live(session) => session,
+            SessionState::Pending => {
+                self.state = retry;
+                return;
+            }
+            SessionState::Ended(reason) => {
+                self.state = State::Dead { reason };
+                return;
+            }
+        };
+        let Some(qid) = shared.take_qid(session.number) else {
+            self.state = retry;
+            if session.number == shared.live() {
+                let granted = session.num_io_queues;
+                self.backlog.fail_all(&format!("the target now grants only {granted} I/O queues"));
+            }
+            return;
+        };
+        let mut terms = self.terms.of_io_queue(&session.join_info, qid, session.queue_entries);
+        terms.subnqn = session.portal.address.subnqn.clone();
+        self.action = Some(Action::Open(session.portal.socket));
+        let channel = Channel::new(self.now, terms);
+        self.state = State::Joining { channel, session, qid, attempt };
+    }
+
+    /// Handles the events of a connection that has not joined its session yet.
+    fn go_on_joining(&mut self) {
+        let State::Joining { channel, attempt, .. } = &mut self.state else { return };
+        match channel.poll_event(self.now) {
+            None => {}
+            Some(Event::Ready { .. }) => self.become_joined(),
+            // The target may not have noticed yet that the previous connection of this queue is closed.
+            Some(Event::Failed { failure, refused: true }) if *attempt < MAX_JOIN_ATTEMPTS => {
+                let (retry_at, attempt) = (self.now + JOIN_INTERVAL, *attempt + 1);
+                self.close(Why::Refused { failure, retry_at, attempt });
+            }
+            Some(Event::Failed { failure, .. }) => self.fail(failure),
+            Some(Event::Concatenated { .. }) => {
+                let message = "a key was generated on an I/O queue";
+                self.fail(Failure::new(ErrorKind::Internal, message));
+            }
+            Some(Event::Done { .. }) => unreachable!("nothing was submitted yet"),
+        }
+    }
+
+    fn become_joined(&mut self) {
+        let down = State::Down { retry_at: self.now, attempt: 1 };
+        let State::Joining { mut channel, session, qid, .. } =
+            std::mem::replace(&mut self.state, down)
+        else {
+            unreachable!("only a joining queue is answered its Connect")
+        };
+        channel.set_max_in_capsule(session.join_info.max_in_capsule);
+        for (_, member) in &mut self.members {
+            let now = &session.namespaces[member.ns_index].namespace;
+            member.namespace = member.namespace.in_session(now);
+        }
+        self.num_joins += 1;
+        self.state = State::Joined { channel, session, qid };
+        self.backlog.set_up();
+    }
+
+    /// Leaves the session and asks for a new one.
+    fn fail(&mut self, failure: Failure) {
+        let session = match &self.state {
+            State::Joining { session, .. } | State::Joined { session, .. } => session,
+            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => return,
+        };
+        let socket = session.portal.socket;
+        self.close(Why::Failed(failure.at(format_args!("I/O queue on {socket}"))));
+    }
+
+    /// Starts to close the connection.
+    fn close(&mut self, why: Why) {
+        let down = State::Down { retry_at: self.now, attempt: 1 };
+        self.state = match std::mem::replace(&mut self.state, down) {
+            State::Joining { channel, session, qid, .. }
+            | State::Joined { channel, session, qid } => {
+                self.action = Some(Action::Close { owes_data: channel.owes_data() });
+                State::Closing { channel, session, qid, why }
+            }
+            other => other,
+        };
+    }
+
+    /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.
+    fn complete_or_retry(
+        &mut self,
+        shared: &TcpShared,
+        session: &TcpSession,
+        attempt: Attempt,
+        result: Result<Cqe, CommandError>,
+    ) -> Option<Answer> {
+        let result = match result {
+            Ok(cqe) => Ok(cqe.status()),
+            Err(CommandError::DataDigest) => {
+                shared.damaged.fetch_add(1, Ordering::Relaxed);
+                Err(IoError::DataDigest)
+            }
+            Err(CommandError::Short { expected, found }) => {
+                Err(IoError::Short { expected: expected.into(), found: found.into() })
+            }
+        };
+        self.backlog.complete_or_retry(self.now, shared, session, attempt, result)
+    }
+}
+
+/// The command of an I/O, which was checked before.
+fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
+    let (io, to) = (&attempt.io, &session.namespaces[attempt.ns_index]);
+    let len = io.buf.len() as u32;
+    let num_blocks = len / to.namespace.block_len_bytes;
+    match io.op {
+        IoOp::Read => {
+            let read = Sqe::read(0, to.nsid, io.slba, num_blocks, len);
+            let forced = attempt.forces_unit_access;
+            (if forced { read.with_fua() } else { read }, Transfer::In)
+        }
+        IoOp::Write => {
+            let sgl = Sgl::transport(len);
+            (Sqe::write(0, to.nsid, io.slba, num_blocks, sgl), Transfer::Out)
+        }
+        IoOp::Flush => (Sqe::flush(0, to.nsid), Transfer::None),
+    }
+}
+
+/// The most ranges of corrupt blocks that a member remembers. A reader reads again at once what it reports.
+const MAX_CORRUPT: usize = 1024;
+
+/// The interval at which a queue looks for a new session.
+const SESSION_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The attempts to connect an I/O queue before the session is replaced.
+const MAX_JOIN_ATTEMPTS: u32 = 10;
+
+/// The wait after a refused Connect.
+const JOIN_INTERVAL: Duration = Duration::from_millis(20);

@@ -1,0 +1,251 @@
+//! The state of sessions that the threads of one process share.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::durability::Durability;
+use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session};
+use crate::qpair::Namespace;
+use dlfs_base::process::Forked;
+
+/// Whether a queue can join a session now.
+#[derive(Debug)]
+pub enum SessionState<P, J> {
+    /// It can join this session.
+    Live(Arc<Session<P, J>>),
+    /// No session is live yet: ask again later.
+    Pending,
+    /// There will be no further session, for this reason.
+    Ended(String),
+}
+
+/// What the sessions with a controller have seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    /// Whether a session is live now.
+    pub is_live: bool,
+    /// Sessions after the first.
+    pub reconnects: u64,
+    /// Paths to the controller: the socket addresses of all addresses that were given.
+    pub paths: u64,
+    /// Those of them that have failed since a session was last live.
+    pub failed_paths: u64,
+    /// Transfers whose data digest was wrong.
+    pub damaged: u64,
+    /// Commands that were issued again: after a lost connection, or because the controller asked for it.
+    pub retried: u64,
+}
+
+/// A [`Lifecycle`] behind a lock, and the values that queue pairs read in every turn without the lock.
+///
+/// Only the process that created it may take the lock: in a child process it may be held for ever.
+#[derive(Debug)]
+pub struct Shared<P, J> {
+    home: Forked<()>,
+    /// The number of the live session, 0 when there is none. Queue pairs compare it in every turn.
+    live: AtomicU64,
+    lifecycle: Mutex<Lifecycle<P, J>>,
+    changed: Condvar,
+    /// The namespaces as they were first identified. Readable without a lock, also after a fork.
+    identity: OnceLock<Arc<[Attached]>>,
+    /// For each namespace, the writes that are not durable yet.
+    durability: OnceLock<Box<[Durability]>>,
+    /// Whether some session had neither both digests nor TLS.
+    undigested: AtomicBool,
+    /// Transfers whose data digest was wrong.
+    pub(super) damaged: AtomicU64,
+    /// Commands that were issued again.
+    pub(super) retried: AtomicU64,
+    has_other_paths: bool,
+    /// Wakes the thread that owns the controller.
+    wake: fn(),
+}
+
+impl<P: Clone + fmt::Display, J> Shared<P, J> {
+    /// Shares `lifecycle` among the threads of the calling process; `wake` wakes the thread that owns the
+    /// controller.
+    pub fn new(lifecycle: Lifecycle<P, J>, has_other_paths: bool, wake: fn()) -> Shared<P, J> {
+        let seen = lifecycle.identity().cloned();
+        let shared = Shared {
+            home: Forked::new(()),
+            live: AtomicU64::new(0),
+            lifecycle: Mutex::new(lifecycle),
+            changed: Condvar::new(),
+            identity: OnceLock::new(),
+            durability: OnceLock::new(),
+            undigested: AtomicBool::new(false),
+            damaged: AtomicU64::new(0),
+            retried: AtomicU64::new(0),
+            has_other_paths,
+            wake,
+        };
+        if let Some(seen) = seen {
+            shared.note_identity(&seen);
+        }
+        shared
+    }
+
+    fn note_identity(&self, seen: &Arc<[Attached]>) {
+        self.durability.get_or_init(|| seen.iter().map(|_| Durability::default()).collect());
+        self.identity.get_or_init(|| Arc::clone(seen));
+    }
+
+    /// Whether it belongs to the calling process.
+    pub fn is_ours(&self) -> bool {
+        self.home.is_ours()
+    }
+
+    /// Runs `f` under the lock and publishes what changed.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Lifecycle<P, J>) -> R) -> R {
+        let mut lifecycle = self.lock();
+        let result = f(&mut lifecycle);
+        if let Some(identity) = lifecycle.identity() {
+            self.note_identity(identity);
+        }
+        if !lifecycle.was_always_digested() {
+            self.undigested.store(true, Ordering::Release);
+        }
+        let number = lifecycle.live().map_or(0, |session| session.number);
+        let before = self.live.swap(number, Ordering::SeqCst);
+        if before != number && before != 0 {
+            self.durability.get().into_iter().flatten().for_each(Durability::session_lost);
+        }
+        if before != number || lifecycle.is_dead() {
+            self.changed.notify_all();
+        }
+        result
+    }
+
+    /// Waits until `wanted` returns a value, for at most `limit`.
+    pub fn wait<R>(
+        &self,
+        limit: Duration,
+        mut wanted: impl FnMut(&Lifecycle<P, J>) -> Option<R>,
+    ) -> Option<R> {
+        let mut found = None;
+        let is_missing = |lifecycle: &mut Lifecycle<P, J>| {
+            found = wanted(lifecycle);
+            found.is_none()
+        };
+        let waited = self.changed.wait_timeout_while(self.lock(), limit, is_missing);
+        drop(waited);
+        found
+    }
+
+    /// The number of the live session, 0 when there is none.
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Acquire)
+    }
+
+    /// The current phase.
+    pub fn phase(&self) -> Phase<P, J> {
+        self.lock().phase()
+    }
+
+    /// The namespaces as they were first identified.
+    pub fn identity(&self) -> Option<&Arc<[Attached]>> {
+        self.identity.get()
+    }
+
+    /// The current properties of the namespace at index `ns_index`.
+    pub fn namespace(&self, ns_index: usize) -> Option<Namespace> {
+        let now = self.lock().live().map(|session| session.namespaces[ns_index].namespace.clone());
+        now.or_else(|| Some(self.identity.get()?.get(ns_index)?.namespace.clone()))
+    }
+
+    /// Whether all sessions so far had both digests, or TLS in their place.
+    pub fn was_always_digested(&self) -> bool {
+        !self.undigested.load(Ordering::Acquire)
+    }
+
+    /// The writes to the namespace at index `ns_index` that are not durable yet.
+    ///
+    /// # Panics
+    /// The namespaces were never identified, or the index is out of range.
+    pub fn durability(&self, ns_index: usize) -> &Durability {
+        &self.durability.get().expect("seen before any I/O")[ns_index]
+    }
+
+    /// The session to join, if one is live. `backlog` records why there is none.
+    pub fn session_state(&self, backlog: &mut Backlog) -> SessionState<P, J> {
+        match self.phase() {
+            Phase::Live(session) => SessionState::Live(session),
+            Phase::Opening => SessionState::Pending,
+            Phase::Lost(failure) => {
+                backlog.note(failure);
+                SessionState::Pending
+            }
+            Phase::Dead(failure) => SessionState::Ended(failure.message),
+        }
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> SessionStats {
+        let lifecycle = self.lock();
+        SessionStats {
+            is_live: lifecycle.live().is_some(),
+            reconnects: lifecycle.num_sessions().saturating_sub(1),
+            paths: lifecycle.num_paths(),
+            failed_paths: lifecycle.num_failed_paths(),
+            damaged: self.damaged.load(Ordering::Relaxed),
+            retried: self.retried.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Takes a queue identifier of session `number`; `None` when the session is over or grants no more.
+    pub fn take_qid(&self, number: u64) -> Option<u16> {
+        self.with(|lifecycle| lifecycle.take_qid(number))
+    }
+
+    /// Returns a queue identifier of session `number`.
+    pub fn give_qid(&self, number: u64, qid: u16) {
+        self.with(|lifecycle| lifecycle.give_qid(number, qid));
+    }
+
+    /// Subtracts a queue pair from the count.
+    pub fn remove_pair(&self) {
+        self.with(Lifecycle::remove_pair);
+    }
+
+    /// Why session `number` is over; `None` while it is live.
+    pub fn why_over(&self, number: u64) -> Option<String> {
+        let reason = || match self.phase() {
+            Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
+            Phase::Opening | Phase::Live(_) => "the controller was replaced".to_owned(),
+        };
+        (number != self.live()).then(reason)
+    }
+
+    /// Ends session `number` because a queue pair found it broken: see [`Lifecycle::reset`].
+    pub fn request_reset(&self, number: u64, reason: Failure) {
+        // In a child process the lock may be held for ever, and the session belongs to the parent.
+        if self.is_ours() && self.with(|lifecycle| lifecycle.reset(number, reason)) {
+            (self.wake)();
+        }
+    }
+
+    /// As [`Shared::request_reset`], but only if there is another path.
+    pub(super) fn avoid_path(&self, number: u64, reason: Failure) {
+        if self.has_other_paths {
+            self.request_reset(number, reason);
+        }
+    }
+
+    /// Records that a write of session `number` to the namespace at index `ns_index` has completed and may be in
+    /// the target's cache.
+    pub(super) fn wrote(&self, number: u64, ns_index: usize) {
+        let durability = self.durability(ns_index);
+        durability.wrote();
+        // If the session has ended meanwhile, the write was lost with it like those before.
+        if self.live.load(Ordering::SeqCst) != number {
+            durability.session_lost();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lifecycle<P, J>> {
+        // No panic can leave the lifecycle half changed.
+        self.lifecycle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,319 @@
+//! Controllers through SPDK: connected once for all their namespaces, and kept alive.
+//!
+//! SPDK has one controller for each transport id and host NQN, even if a process connects several times. So
+//! the namespaces of one process share it: the first one connects, the others find it in a list here. It is
+//! shut when its last namespace is dropped, or as soon as one of them finds it lost.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Portal, Spdk, failure};
+use crate::qpair::Wait;
+use crate::qpair::remote::{self, AdminEvent, Failure, Identified, Remote};
+use crate::qpair::session::IdentifiedNamespace;
+use crate::spdk::{self, Connecting, Controller, ControllerOptions, Key, TransportId};
+use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::{IdentifyController, IdentifyNamespace};
+
+/// The admin queue of a namespace's controller.
+pub(super) struct Admin {
+    target: TransportId,
+    options: ControllerOptions,
+    /// The requested namespace, then the one that was found.
+    nsid: Option<Nsid>,
+    stage: Stage,
+    is_ready: bool,
+    /// The controller and the namespace are identified.
+    is_lost: bool,
+    identified: Identified,
+    /// The events that were handled.
+    num_events: u64,
+    next_poll: Instant,
+}
+
+enum Stage {
+    /// Another namespace is connecting to the controller, or an earlier controller has not ended yet.
+    Awaiting,
+    Connecting(Option<Connecting>),
+    Up(Arc<Shared>),
+}
+
+/// A controller, and how many namespaces of this process use it.
+struct Shared {
+    controller: Arc<Controller>,
+    users: AtomicUsize,
+}
+
+/// The controllers of this process. Only the keeper's thread uses the list.
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { entries: Vec::new(), orphans: Vec::new() });
+
+struct Registry {
+    entries: Vec<Entry>,
+    /// Attempts that were given up, and that SPDK cannot cancel before they end.
+    orphans: Vec<(ControllerKey, Connecting)>,
+}
+
+type ControllerKey = (TransportId, String);
+
+struct Entry {
+    key: ControllerKey,
+    terms: String,
+    /// `None` while it is connecting.
+    shared: Option<Arc<Shared>>,
+}
+
+fn registry() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// Drops attempts that have ended by now.
+    fn bury(&mut self) {
+        let Registry { entries, orphans } = self;
+        orphans.retain_mut(|(key, connecting)| {
+            match connecting.poll() {
+                Ok(None) => return true,
+                Ok(Some(controller)) => controller.shut(false),
+                Err(_) => {} // it was given up because of this error
+            }
+            entries.retain(|entry| entry.key != *key);
+            false
+        });
+    }
+}
+
+impl remote::Admin<Spdk> for Admin {
+    fn start(now: Instant, remote: &Remote<Spdk>, portal: &Portal) -> Result<Admin, Failure> {
+        let _at_work = spdk::at_work();
+        let options = options(remote).map_err(|error| failure(&error).hint(Key::FILES))?;
+        let mut admin = Admin {
+            target: portal.target.clone(),
+            options,
+            nsid: portal.address.nsid(),
+            stage: Stage::Awaiting,
+            is_ready: false,
+            is_lost: false,
+            identified: Identified::default(),
+            num_events: 0,
+            next_poll: now,
+        };
+        admin.claim()?;
+        Ok(admin)
+    }
+
+    fn poll(&mut self, now: Instant, _scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
+        let _at_work = spdk::at_work();
+        registry().bury();
+        self.next_poll = now + CONNECT_INTERVAL;
+        match &mut self.stage {
+            Stage::Awaiting => {
+                self.claim()?;
+                Ok(AdminEvent::Nothing)
+            }
+            Stage::Connecting(connecting) => {
+                let connecting = connecting.as_mut().expect("there until it is dropped");
+                match connecting.poll() {
+                    Ok(None) => Ok(AdminEvent::Nothing),
+                    Ok(Some(controller)) => {
+                        self.share(controller);
+                        Ok(AdminEvent::Nothing)
+                    }
+                    Err(error) => {
+                        let key = self.key();
+                        registry().entries.retain(|entry| entry.key != key);
+                        self.stage = Stage::Awaiting;
+                        Err(explain(&error))
+                    }
+                }
+            }
+            Stage::Up(_) if !self.is_ready => self.become_ready(),
+            Stage::Up(shared) => {
+                self.next_poll = now + ADMIN_INTERVAL;
+                let controller = Arc::clone(&shared.controller);
+                controller.poll_admin().map_err(|error| failure(&error))?;
+                if controller.num_events() == self.num_events {
+                    return Ok(AdminEvent::Nothing);
+                }
+                self.read_identification()?;
+                Ok(AdminEvent::Changed)
+            }
+        }
+    }
+
+    fn identified(&self) -> &Identified {
+        &self.identified
+    }
+
+    fn join_info(&self) -> Arc<Controller> {
+        match &self.stage {
+            Stage::Up(shared) => Arc::clone(&shared.controller),
+            _ => unreachable!("asked for once a turn was ready"),
+        }
+    }
+
+    fn stage(&self) -> &'static str {
+        match self.stage {
+            Stage::Awaiting => "waiting for the controller, which is in use with other options",
+            Stage::Connecting(_) => "connecting",
+            Stage::Up(_) => "keeping the controller alive",
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Some(self.next_poll)
+    }
+
+    fn wait(&self) -> Option<Wait<'_>> {
+        None // SPDK is polled
+    }
+
+    fn give_up(&mut self, failure: &Failure) {
+        use ErrorKind::{NotFound, Stale, Unsupported};
+        // A failure of a namespace is not a failure of the controller.
+        self.is_lost = ![NotFound, Stale, Unsupported].contains(&failure.kind);
+    }
+}
+
+impl Admin {
+    fn key(&self) -> ControllerKey {
+        (self.target.clone(), self.options.hostnqn.clone())
+    }
+
+    /// Takes the controller from the list, or starts to connect to it.
+    fn claim(&mut self) -> Result<(), Failure> {
+        let (key, terms) = (self.key(), format!("{:?}", self.options));
+        let mut registry = registry();
+        match registry.entries.iter().find(|entry| entry.key == key) {
+            Some(Entry { shared: Some(shared), terms: theirs, .. }) if *theirs == terms => {
+                if !shared.controller.is_over() {
+                    shared.users.fetch_add(1, Ordering::Relaxed);
+                    self.stage = Stage::Up(Arc::clone(shared));
+                }
+            }
+            Some(_) => {}
+            None => {
+                let connecting = Connecting::start(&self.target, &self.options);
+                let connecting = connecting.map_err(|error| explain(&error))?;
+                registry.entries.push(Entry { key, terms, shared: None });
+                self.stage = Stage::Connecting(Some(connecting));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the controller to the list.
+    fn share(&mut self, controller: Arc<Controller>) {
+        let shared = Arc::new(Shared { controller, users: AtomicUsize::new(1) });
+        let key = self.key();
+        for entry in registry().entries.iter_mut().filter(|entry| entry.key == key) {
+            entry.shared = Some(Arc::clone(&shared));
+        }
+        self.stage = Stage::Up(shared);
+    }
+
+    fn become_ready(&mut self) -> Result<AdminEvent, Failure> {
+        self.read_identification()?;
+        self.nsid = self.identified.namespaces.first().map(|namespace| namespace.nsid);
+        self.is_ready = true;
+        Ok(AdminEvent::Ready)
+    }
+
+    fn read_identification(&mut self) -> Result<(), Failure> {
+        let Stage::Up(shared) = &self.stage else { return Ok(()) };
+        self.num_events = shared.controller.num_events();
+        let found = shared.controller.identify(self.nsid).map_err(|error| failure(&error))?;
+        let unsupported = |message: String| Failure::new(ErrorKind::Unsupported, message);
+        let controller = IdentifyController::decode(&found.controller)
+            .map_err(|error| unsupported(error.to_string()))?;
+        let namespace = IdentifyNamespace::decode(&found.namespace)
+            .map_err(|error| unsupported(error.to_string()))?;
+        let nguid = if namespace.nguid != [0; 16] { namespace.nguid } else { found.uuid };
+        self.identified = Identified {
+            num_io_queues: found.num_io_queues.min(u16::MAX.into()) as u16,
+            max_entries: found.queue_entries,
+            max_transfer_bytes: Some(found.max_transfer_bytes),
+            has_volatile_write_cache: controller.has_volatile_write_cache(),
+            namespaces: vec![IdentifiedNamespace {
+                nsid: found.nsid,
+                block_len_bytes: namespace.block_len_bytes(),
+                num_blocks: namespace.num_blocks(),
+                write_protected: namespace.is_write_protected(),
+                nguid,
+            }],
+            ..Identified::default()
+        };
+        Ok(())
+    }
+}
+
+impl Drop for Admin {
+    /// Ends the session. The controller is shut if this was its last session, or if it is lost.
+    fn drop(&mut self) {
+        let _at_work = spdk::at_work();
+        let key = self.key();
+        match std::mem::replace(&mut self.stage, Stage::Awaiting) {
+            Stage::Awaiting => {}
+            Stage::Connecting(connecting) => {
+                registry().orphans.extend(connecting.map(|connecting| (key, connecting)));
+            }
+            Stage::Up(shared) => {
+                let is_lost = self.is_lost || shared.controller.poll_admin().is_err();
+                let is_last = shared.users.fetch_sub(1, Ordering::Relaxed) == 1;
+                if is_lost || is_last {
+                    shared.controller.shut(is_lost);
+                    registry().entries.retain(|entry| {
+                        !entry.shared.as_ref().is_some_and(|other| Arc::ptr_eq(other, &shared))
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn options(remote: &Remote<Spdk>) -> Result<ControllerOptions, Error> {
+    let options = &remote.options;
+    let key = |path: &Option<std::path::PathBuf>| {
+        path.as_deref().map(|path: &Path| Key::read(path).map(Arc::new)).transpose()
+    };
+    Ok(ControllerOptions {
+        hostnqn: remote.host.nqn.as_str().to_owned(),
+        hostid: remote.host.id,
+        hdr_digest: options.hdr_digest || options.prefer_digests,
+        data_digest: options.data_digest || options.prefer_digests,
+        // All namespaces of the controller share them.
+        num_io_queues: u32::from(options.nr_io_queues).max(MIN_IO_QUEUES),
+        queue_entries: u32::from(options.queue_size).clamp(2, MAX_QUEUE_ENTRIES),
+        keep_alive_tmo: options.keep_alive_tmo,
+        step_timeout: options.io_timeout,
+        dhchap_key: key(&options.spdk.dhchap_key)?,
+        dhchap_ctrl_key: key(&options.spdk.dhchap_ctrl_key)?,
+        tls_key: key(&options.spdk.tls_key)?,
+    })
+}
+
+/// A failure to connect, with a hint for the user.
+fn explain(error: &Error) -> Failure {
+    let failure = failure(error);
+    let available = spdk::transports();
+    if failure.message.contains("not available") {
+        let message = format!("{} (SPDK was built with {})", failure.message, available.join(", "));
+        return Failure::new(ErrorKind::Unsupported, message);
+    }
+    failure.hint("is the target running, does it know this host, and is the address right? -vv shows what SPDK says")
+}
+
+/// The interval at which an attempt to connect is polled.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The interval at which the admin queue is polled: less than half of the shortest keep alive timeout.
+const ADMIN_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The least number of I/O queues to ask for.
+const MIN_IO_QUEUES: u32 = 64;
+
+/// As with NVMe/TCP: more are of no use.
+const MAX_QUEUE_ENTRIES: u32 = 4096;

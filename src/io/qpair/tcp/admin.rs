@@ -1,0 +1,96 @@
+//! The admin queue of one controller: its state machine and its socket.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use super::link::Link;
+use super::{Portal, Tcp};
+use crate::qpair::Wait;
+use crate::qpair::remote::{self, Remote};
+use crate::qpair::session::{AdminEvent, Controller, Failure, Identified, JoinInfo, Terms};
+use dlfs_base::units::Nsid;
+use dlfs_nvme::auth::TlsPsk;
+use dlfs_nvme::nvme::fabrics::DiscoveryRecord;
+
+/// One admin queue.
+pub(super) struct Admin {
+    /// Dropped, and so closed, before the controller's buffers are freed.
+    link: Link,
+    controller: Controller,
+    /// How to connect again with another key of TLS.
+    again: Box<(SocketAddr, Terms)>,
+}
+
+impl remote::Admin<Tcp> for Admin {
+    fn start(now: Instant, remote: &Remote<Tcp>, portal: &Portal) -> Result<Admin, Failure> {
+        Admin::connect(now, portal.socket, super::terms(remote, portal))
+    }
+
+    fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
+        let Admin { link, controller, again } = self;
+        let moved = link.poll(now, controller.channel(), scratch, false);
+        if link.refuses_identity()
+            && let Some(psk) = again.1.psk_v0.take()
+        {
+            return self.connect_again(now, psk);
+        }
+        let turn = controller.advance(now, moved)?;
+        if let Some(psk) = controller.take_generated() {
+            return self.connect_again(now, psk);
+        }
+        let sent = link.send(now, controller.channel());
+        sent.map_err(|failure| failure.at(controller.stage()))?;
+        Ok(turn)
+    }
+
+    fn identified(&self) -> &Identified {
+        self.controller.identified()
+    }
+
+    fn join_info(&self) -> JoinInfo {
+        self.controller.join_info()
+    }
+
+    fn stage(&self) -> &'static str {
+        self.controller.stage()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.controller.poll_timeout()
+    }
+
+    fn wait(&self) -> Option<Wait<'_>> {
+        Some(self.link.wait(self.controller.wants_writable()))
+    }
+}
+
+impl Admin {
+    /// Starts to connect.
+    pub(super) fn connect(
+        now: Instant,
+        address: SocketAddr,
+        terms: Terms,
+    ) -> Result<Admin, Failure> {
+        let link = Link::start(address)?;
+        let again = Box::new((address, terms.clone()));
+        Ok(Admin { link, controller: Controller::new(now, terms), again })
+    }
+
+    /// Replaces the connection by one with this key of TLS, which is not replaced again.
+    fn connect_again(&mut self, now: Instant, psk: TlsPsk) -> Result<AdminEvent, Failure> {
+        let (address, terms) = &*self.again;
+        let terms = Terms { psk: Some(psk), psk_v0: None, ..terms.clone() };
+        *self = Admin::connect(now, *address, terms)?;
+        Ok(AdminEvent::Nothing)
+    }
+
+    /// Identify data: see [`Controller::pages`].
+    pub(super) fn pages(&self) -> &[(Nsid, Vec<u8>)] {
+        self.controller.pages()
+    }
+
+    /// The records of the discovery service.
+    pub(super) fn records(&self) -> &[DiscoveryRecord] {
+        self.controller.records()
+    }
+}

@@ -1,0 +1,117 @@
+//! Asks a controller without I/O: which subsystems a target offers, and what Identify says.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::admin::Admin;
+use super::link::SCRATCH_LEN;
+use crate::qpair::ConnectOptions;
+use crate::qpair::remote::Admin as _;
+use crate::qpair::session::{AdminEvent, Failure, Goal, HostIdentity, Terms};
+use dlfs_base::error::{ErrorKind, Result};
+use dlfs_base::units::{Nsid, deadline};
+use dlfs_nvme::nvme::fabrics::DiscoveryRecord;
+use dlfs_nvme::nvme::{Nqn, TcpAddress};
+use dlfs_nvme::tcp::Digests;
+
+/// Reads the records of the discovery service at a transport address (port 8009, or 4420 if the target itself
+/// answers).
+///
+/// Blocks for at most `options.connect_timeout`. The texts in the records come from the target: check them.
+///
+/// # Errors
+/// `Refused`, `TimedOut`, `NotFound`, `Disconnected`: as for connecting to a namespace. `Corrupt`: the log is
+/// malformed. `Busy`: it never stopped changing.
+pub fn discover(
+    traddr: &str,
+    trsvcid: u16,
+    options: &ConnectOptions,
+) -> Result<Vec<DiscoveryRecord>> {
+    let admin = reach(traddr, trsvcid, Nqn::discovery(), Goal::Discovery, options)?;
+    Ok(admin.records().to_vec())
+}
+
+/// Reads the Identify data of the controller and of all active namespaces of a subsystem, 4,096 bytes each, by
+/// NSID; those of the controller come first, with NSID 0. Connects with an admin queue alone.
+///
+/// Blocks for at most `options.connect_timeout`. The texts in the data come from the target: check them.
+///
+/// # Errors
+/// As for connecting to a namespace; `NotFound` also: the subsystem has no namespace.
+pub fn identify(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
+    let TcpAddress { traddr, trsvcid, subnqn, .. } = address;
+    let admin = reach(traddr, *trsvcid, subnqn.clone(), Goal::Pages, options)?;
+    let mut pages = admin.pages().to_vec();
+    pages.sort_by_key(|(nsid, _)| *nsid);
+    Ok(pages)
+}
+
+/// Connects an admin queue to the first address that answers, and reaches `goal`.
+fn reach(
+    traddr: &str,
+    trsvcid: u16,
+    subnqn: Nqn,
+    goal: Goal,
+    options: &ConnectOptions,
+) -> Result<Admin> {
+    let deadline = deadline(Instant::now(), options.connect_timeout);
+    let name = format!("{traddr}:{trsvcid}");
+    super::check_tls(options).map_err(|error| error.target(name.clone()))?;
+    let sockets = super::resolve(traddr, trsvcid, options.connect_timeout)
+        .map_err(|error| error.target(name.clone()))?;
+    let mut failure = None;
+    for address in sockets {
+        let digests = Digests { header: options.hdr_digest, data: options.data_digest };
+        let host = HostIdentity::new(options);
+        let kept = super::keyring_psk(options, &host.nqn, &subnqn)
+            .map_err(|error| error.target(name.clone()))?;
+        let (psk, psk_v0) = match kept {
+            Some(psk) => (Some(psk), None),
+            None => super::psks(options, &host.nqn, &subnqn),
+        };
+        let terms = Terms {
+            subnqn: subnqn.clone(),
+            goal: goal.clone(),
+            host,
+            digests,
+            required: digests,
+            psk,
+            psk_v0,
+            nr_io_queues: 0,
+            keep_alive_tmo: Duration::ZERO,
+            tcp_timeout: options.tcp_connect_timeout,
+            io_timeout: options.io_timeout,
+            least_progress_bytes: 0,
+        };
+        match reach_at(address, terms, deadline) {
+            Ok(admin) => return Ok(admin),
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    Err(failure.expect("a name stands for at least one address").to_error(&name))
+}
+
+fn reach_at(address: SocketAddr, terms: Terms, deadline: Instant) -> Result<Admin, Failure> {
+    let mut scratch = vec![0; SCRATCH_LEN];
+    let mut admin = Admin::connect(Instant::now(), address, terms)?;
+    loop {
+        let now = Instant::now();
+        if admin.poll(now, &mut scratch)? == AdminEvent::Ready {
+            return Ok(admin);
+        }
+        if now >= deadline {
+            let message = "no answer within its time";
+            return Err(Failure::new(ErrorKind::TimedOut, message).at(admin.stage()));
+        }
+        let until = admin.poll_timeout().unwrap_or(deadline).min(deadline);
+        let limit = Timespec::try_from(until.saturating_duration_since(now)).ok();
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        if let Some(wait) = admin.wait() {
+            let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            fds.push(PollFd::from_borrowed_fd(wait.fd, flags));
+        }
+        let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
+    }
+}

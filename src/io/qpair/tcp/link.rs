@@ -1,0 +1,351 @@
+//! A socket and the transfer of bytes between it and a channel, for admin and I/O queues: plain, or inside TLS.
+
+mod secured;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+
+use crate::qpair::Wait;
+use crate::qpair::readiness::{Registry, Watched};
+use crate::qpair::session::connect::Payload;
+use crate::qpair::session::{Channel, Failure};
+use crate::tls::TlsError;
+use dlfs_base::error::ErrorKind;
+use dlfs_base::process::mark_ours;
+use dlfs_nvme::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
+use dlfs_nvme::tcp::host::Connection;
+use secured::Secured;
+
+/// Why the operating system ended a connection.
+#[derive(Debug, Clone, thiserror::Error)]
+enum LinkError {
+    #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
+    Connect(Errno),
+    #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
+    Os(Errno),
+    #[error("the target closed the connection")]
+    Closed,
+    #[error(transparent)]
+    Tls(TlsError),
+    #[error("the operating system counted {found} bytes where {asked} were to be moved")]
+    Excess { asked: usize, found: usize },
+}
+
+impl From<LinkError> for Failure {
+    fn from(error: LinkError) -> Failure {
+        let kind = match &error {
+            LinkError::Connect(Errno::CONNREFUSED) => ErrorKind::Refused,
+            LinkError::Connect(Errno::TIMEDOUT) => ErrorKind::TimedOut,
+            LinkError::Connect(_)
+            | LinkError::Os(_)
+            | LinkError::Closed
+            | LinkError::Excess { .. }
+            | LinkError::Tls(TlsError::Closed) => ErrorKind::Disconnected,
+            LinkError::Tls(TlsError::Unsupported) => ErrorKind::Unsupported,
+            LinkError::Tls(TlsError::BadRecord | TlsError::Failed(_)) => ErrorKind::Corrupt,
+            LinkError::Tls(TlsError::Alert { .. } | TlsError::NotTls | TlsError::NoKey) => {
+                ErrorKind::Refused
+            }
+        };
+        let failure = Failure::new(kind, error.to_string());
+        match error {
+            LinkError::Connect(Errno::CONNREFUSED) => {
+                failure.hint("nothing listens at that address: is the target running?")
+            }
+            LinkError::Tls(TlsError::Alert { .. } | TlsError::NoKey) => failure.hint(TLS_KEYS),
+            LinkError::Tls(TlsError::NotTls) => failure.hint(NOT_TLS),
+            _ => failure,
+        }
+    }
+}
+
+/// The socket of one channel.
+pub(super) struct Link {
+    socket: Watched<Socket>,
+    receives: Receives,
+    /// The session of TLS, if the channel has a key.
+    secured: Option<Box<Secured>>,
+}
+
+/// How often the socket was read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Receives {
+    pub(super) calls: u64,
+    /// How many of the reads returned no bytes.
+    pub(super) empty: u64,
+}
+
+impl Link {
+    /// Starts to connect; [`Link::poll`] continues.
+    pub(super) fn start(address: SocketAddr) -> Result<Link, Failure> {
+        let socket = open_socket(address).map_err(LinkError::Connect)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS) => {
+                let receives = Receives::default();
+                Ok(Link { socket: Watched::new(socket), receives, secured: None })
+            }
+            Err(error) => Err(LinkError::Connect(error).into()),
+        }
+    }
+
+    /// Transfers bytes in both directions until there are none, or enough for one turn. The channel's events
+    /// tell the results. `must_look`: read the socket even if no event said that it is ready.
+    ///
+    /// # Errors
+    /// The connection is lost: take the channel's events, close the socket, then abandon the channel.
+    pub(super) fn poll<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        now: Instant,
+        channel: &mut Channel<B>,
+        scratch: &mut [u8],
+        must_look: bool,
+    ) -> Result<(), Failure> {
+        // An answer that seems late may have arrived without being reported yet.
+        let is_due = channel.poll_timeout().is_some_and(|at| at <= now);
+        let mut is_ready = self.socket.take_ready() || is_due || must_look;
+        if channel.is_opening() {
+            if !is_ready {
+                return Ok(());
+            }
+            if !is_connected(&self.socket)? {
+                return channel.handle_timeout(now);
+            }
+            channel.handle_connected(now);
+            is_ready = false; // nothing was read yet
+        }
+        if channel.psk().is_some() {
+            let result = self.secure(now, channel, is_ready);
+            self.set_writable(channel.wants_writable());
+            return result.and_then(|()| channel.handle_timeout(now));
+        }
+        let Some(connection) = channel.connection() else { return Ok(()) };
+        let (socket, receives) = (&self.socket, &mut self.receives);
+        let result = match (&mut self.secured, is_ready) {
+            (_, false) => Ok(()),
+            (None, true) => receive(socket, connection, now, scratch, receives),
+            (Some(secured), true) => secured.receive(socket, connection, now, scratch, receives),
+        };
+        match result.and_then(|()| channel.handle_timeout(now)) {
+            Ok(()) => self.send(now, channel),
+            Err(failure) => {
+                // Send the termination request, if there is one and the socket has room for it.
+                let _ = self.send(now, channel); // the connection is lost either way
+                Err(failure)
+            }
+        }
+    }
+
+    /// Advances the handshake of TLS; the channel goes on when it is established.
+    fn secure<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        now: Instant,
+        channel: &mut Channel<B>,
+        is_ready: bool,
+    ) -> Result<(), Failure> {
+        let Some(psk) = channel.psk() else { return Ok(()) };
+        let secured = match &mut self.secured {
+            Some(secured) => secured,
+            None => self.secured.insert(Box::new(Secured::new(psk)?)),
+        };
+        let result = secured.handshake(&self.socket, is_ready, &mut self.receives);
+        let explain = |error| match error {
+            // Linux's target sends no alert.
+            LinkError::Closed | LinkError::Os(Errno::CONNRESET) => {
+                Failure::from(error).hint(CLOSED_IN_HANDSHAKE)
+            }
+            _ => error.into(),
+        };
+        if result.map_err(explain)? {
+            channel.handle_secured(now);
+            return self.send(now, channel);
+        }
+        Ok(())
+    }
+
+    /// Whether the target has refused the identity of the key, so that another may be tried.
+    pub(super) fn refuses_identity(&self) -> bool {
+        self.secured.as_ref().is_some_and(|secured| secured.refuses_identity())
+    }
+
+    /// Sends queued bytes until the socket is full.
+    pub(super) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        now: Instant,
+        channel: &mut Channel<B>,
+    ) -> Result<(), Failure> {
+        let Some(connection) = channel.connection() else { return Ok(()) };
+        let result = match &mut self.secured {
+            None => send(&self.socket, connection, now),
+            Some(secured) => secured.send(&self.socket, connection, now),
+        };
+        self.set_writable(channel.wants_writable());
+        Ok(result?)
+    }
+
+    /// Says whether to wait for room to send; ciphertext may wait for it when the channel has sent all.
+    fn set_writable(&mut self, wanted: bool) {
+        let has_more = self.has_outgoing();
+        self.socket.set_writable(wanted || has_more);
+    }
+
+    fn has_outgoing(&self) -> bool {
+        self.secured.as_ref().is_some_and(|secured| secured.has_outgoing())
+    }
+
+    /// Registers the socket with a poller.
+    pub(super) fn register(&mut self, registry: &Registry, writable: bool) {
+        let has_more = self.has_outgoing();
+        self.socket.register(registry, writable || has_more);
+    }
+
+    /// Removes the socket from its poller's set.
+    pub(super) fn deregister(&mut self) {
+        self.socket.deregister();
+    }
+
+    /// Says whether an answer of the target is expected.
+    pub(super) fn expect(&mut self, is_expecting: bool) {
+        self.socket.expect(is_expecting);
+    }
+
+    /// The counts of reads since the last call.
+    pub(super) fn take_receives(&mut self) -> Receives {
+        std::mem::take(&mut self.receives)
+    }
+
+    /// Closes the connection. It sends nothing, so a child process may close a socket that its parent still
+    /// uses. With `owes_data`, the kernel discards what it has not sent.
+    pub(super) fn close(self, owes_data: bool) {
+        if owes_data {
+            // If this fails, the kernel sends the bytes.
+            let _ = self.socket.set_linger(Some(Duration::ZERO));
+        }
+    }
+
+    /// The descriptor to sleep on.
+    pub(super) fn wait(&self, writable: bool) -> Wait<'_> {
+        Wait { fd: self.socket.as_fd(), writable: writable || self.has_outgoing() }
+    }
+}
+
+fn open_socket(address: SocketAddr) -> Result<Socket, Errno> {
+    let open = || {
+        let kind = Type::STREAM.nonblocking().cloexec();
+        let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+        mark_ours(&socket);
+        socket.set_tcp_nodelay(true)?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(Duration::from_secs(1))
+            .with_interval(Duration::from_secs(1))
+            .with_retries(3);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(Duration::from_secs(5)))?;
+        if address.ip().is_loopback() {
+            // A storage network needs no fairness between flows, and BBR, where it is the default, paces by
+            // timers. Every kernel has this algorithm; where setting it is forbidden, the connection works,
+            // but slower.
+            let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
+        }
+        Ok(socket)
+    };
+    open().map_err(errno)
+}
+
+/// Whether a non-blocking connect has succeeded.
+fn is_connected(socket: &Socket) -> Result<bool, LinkError> {
+    let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+    let ready = match rustix::event::poll(&mut fds, Some(&Timespec::default())) {
+        Ok(ready) => ready > 0,
+        Err(Errno::INTR) => false,
+        Err(error) => return Err(LinkError::Os(error)),
+    };
+    match socket.take_error().map_err(|error| LinkError::Os(errno(error)))? {
+        Some(error) => Err(LinkError::Connect(errno(error))),
+        None => Ok(ready),
+    }
+}
+
+fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
+    socket: &Socket,
+    connection: &mut Connection<Payload<B>>,
+    now: Instant,
+    scratch: &mut [u8],
+    receives: &mut Receives,
+) -> Result<(), Failure> {
+    let mut budget = HOST_RECEIVE_BYTES;
+    while budget > 0 {
+        let (received, asked) = {
+            let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
+                std::array::from_fn(|_| IoSliceMut::new(&mut []));
+            let used = connection.poll_receive(scratch, &mut slices);
+            let slices = &mut slices[..used];
+            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
+            (rustix::io::readv(socket, slices), asked)
+        };
+        receives.calls += 1;
+        receives.empty += u64::from(received == Err(Errno::AGAIN));
+        let len = match received {
+            Ok(0) => return Err(LinkError::Closed.into()),
+            Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }.into()),
+            Ok(len) => len,
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(LinkError::Os(error).into()),
+        };
+        connection.handle_filled(now, scratch, len)?;
+        if len < asked {
+            return Ok(()); // the socket is drained: another read would return nothing
+        }
+        budget = budget.saturating_sub(len);
+    }
+    Ok(())
+}
+
+fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
+    socket: &Socket,
+    connection: &mut Connection<Payload<B>>,
+    now: Instant,
+) -> Result<(), LinkError> {
+    while connection.wants_transmit() {
+        let mut slices = [IoSlice::new(&[]); HOST_SEND_SLICES];
+        let used = connection.poll_transmit(&mut slices);
+        let asked = slices[..used].iter().map(|slice| slice.len()).sum();
+        let mut control = rustix::net::SendAncillaryBuffer::default();
+        let sent = rustix::net::sendmsg(
+            socket,
+            &slices[..used],
+            &mut control,
+            rustix::net::SendFlags::NOSIGNAL,
+        );
+        match sent {
+            Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }),
+            Ok(len) => connection.transmitted(now, len),
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(LinkError::Os(error)),
+        }
+    }
+    Ok(())
+}
+
+fn errno(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+/// The hint when the two sides have no common key of TLS.
+const TLS_KEYS: &str = "check that the target has this key for this host's NQN and the subsystem's NQN; a key that \
+    libnvme before July 2025 has installed there needs --tls-compat";
+/// The hint when a target ends the handshake without saying why.
+const CLOSED_IN_HANDSHAKE: &str = "it may not have this key for this host's NQN and the subsystem's NQN, or no place \
+    for another host: see its log; a key that libnvme before July 2025 has installed there needs --tls-compat";
+/// The hint when a target does not speak TLS.
+const NOT_TLS: &str = "the target has no TLS key for any host, or no NVMe/TCP target listens there";
+
+/// The length of the scratch buffer of [`Link::poll`].
+pub(super) const SCRATCH_LEN: usize = dlfs_nvme::tcp::host::SCRATCH_LEN;

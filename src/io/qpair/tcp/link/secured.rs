@@ -1,0 +1,194 @@
+//! The transfer of bytes inside TLS. It mirrors the plain transfer of [`super`].
+//!
+//! Received ciphertext passes through memory of the connection; OpenSSL moves the plaintext from there
+//! to where the connection wants it, mostly into the buffers of reads.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use socket2::Socket;
+
+use super::{LinkError, Receives};
+use crate::qpair::session::Failure;
+use crate::qpair::session::connect::Payload;
+use crate::tls::{RECORD_LEN_BYTES, Session};
+use dlfs_nvme::auth::TlsPsk;
+use dlfs_nvme::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
+use dlfs_nvme::tcp::host::Connection;
+
+/// The session of a socket.
+pub(super) struct Secured {
+    session: Session,
+    /// Memory for received ciphertext.
+    memory: Vec<u8>,
+    /// Whether the target ended the handshake as one that does not know the identity.
+    refuses_identity: bool,
+}
+
+impl Secured {
+    pub(super) fn new(psk: &TlsPsk) -> Result<Secured, Failure> {
+        let session = Session::host(psk).map_err(LinkError::Tls)?;
+        Ok(Secured { session, memory: vec![0; MEMORY_LEN], refuses_identity: false })
+    }
+
+    /// Whether there is ciphertext to send.
+    pub(super) fn has_outgoing(&self) -> bool {
+        !self.session.outgoing().is_empty()
+    }
+
+    pub(super) fn refuses_identity(&self) -> bool {
+        self.refuses_identity
+    }
+
+    /// Advances the handshake as far as possible; returns whether it is over. `is_ready`: the socket may have
+    /// received something.
+    pub(super) fn handshake(
+        &mut self,
+        socket: &Socket,
+        is_ready: bool,
+        receives: &mut Receives,
+    ) -> Result<bool, LinkError> {
+        let result = self.try_handshake(socket, is_ready, receives);
+        self.refuses_identity = match &result {
+            Err(LinkError::Tls(error)) => error.may_be_identity(),
+            Err(LinkError::Closed | LinkError::Os(Errno::CONNRESET)) => true,
+            _ => false,
+        };
+        result
+    }
+
+    fn try_handshake(
+        &mut self,
+        socket: &Socket,
+        is_ready: bool,
+        receives: &mut Receives,
+    ) -> Result<bool, LinkError> {
+        let mut result = self.session.handshake();
+        self.flush(socket)?;
+        while is_ready && result == Ok(false) {
+            let Some(len) = read(socket, &mut self.memory, receives)? else { break };
+            self.session.give(std::mem::take(&mut self.memory), len);
+            result = self.session.handshake();
+            self.memory = self.session.take_back();
+            self.flush(socket)?; // also an alert that says why this side breaks off
+        }
+        result.map_err(LinkError::Tls)
+    }
+
+    /// Receives ciphertext and hands its plaintext to the connection, enough for one turn.
+    pub(super) fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        socket: &Socket,
+        connection: &mut Connection<Payload<B>>,
+        now: Instant,
+        scratch: &mut [u8],
+        receives: &mut Receives,
+    ) -> Result<(), Failure> {
+        let mut budget = HOST_RECEIVE_BYTES;
+        while budget > 0 {
+            let Some(len) = read(socket, &mut self.memory, receives)? else { return Ok(()) };
+            let asked = self.memory.len();
+            self.session.give(std::mem::take(&mut self.memory), len);
+            let result = self.decrypt(connection, now, scratch);
+            self.memory = self.session.take_back();
+            result?;
+            if len < asked {
+                return Ok(()); // the socket is drained
+            }
+            budget = budget.saturating_sub(len);
+        }
+        Ok(())
+    }
+
+    /// Moves all plaintext that there is to where the connection wants it.
+    fn decrypt<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        connection: &mut Connection<Payload<B>>,
+        now: Instant,
+        scratch: &mut [u8],
+    ) -> Result<(), Failure> {
+        loop {
+            let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
+                std::array::from_fn(|_| IoSliceMut::new(&mut []));
+            let used = connection.poll_receive(scratch, &mut slices);
+            let (mut filled, mut is_drained) = (0, false);
+            for slice in &mut slices[..used] {
+                let len = self.session.open(slice).map_err(LinkError::Tls)?;
+                filled += len;
+                is_drained = len < slice.len();
+                if is_drained {
+                    break;
+                }
+            }
+            connection.handle_filled(now, scratch, filled)?;
+            if is_drained {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends queued bytes until the socket is full.
+    pub(super) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        socket: &Socket,
+        connection: &mut Connection<Payload<B>>,
+        now: Instant,
+    ) -> Result<(), LinkError> {
+        while self.flush(socket)? && connection.wants_transmit() {
+            let mut slices = [IoSlice::new(&[]); HOST_SEND_SLICES];
+            let used = connection.poll_transmit(&mut slices);
+            let sealed = self.session.seal(&slices[..used], SEAL_BYTES).map_err(LinkError::Tls)?;
+            connection.transmitted(now, sealed);
+        }
+        Ok(())
+    }
+
+    /// Sends ciphertext; returns whether all is sent.
+    fn flush(&mut self, socket: &Socket) -> Result<bool, LinkError> {
+        loop {
+            let outgoing = self.session.outgoing();
+            if outgoing.is_empty() {
+                return Ok(true);
+            }
+            match rustix::net::send(socket, outgoing, rustix::net::SendFlags::NOSIGNAL) {
+                Ok(found) if found > outgoing.len() => {
+                    return Err(LinkError::Excess { asked: outgoing.len(), found });
+                }
+                Ok(len) => self.session.sent(len),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(LinkError::Os(error)),
+            }
+        }
+    }
+}
+
+/// Reads the socket once; `None`: there is nothing.
+fn read(
+    socket: &Socket,
+    memory: &mut [u8],
+    receives: &mut Receives,
+) -> Result<Option<usize>, LinkError> {
+    loop {
+        let received = rustix::io::read(socket, &mut *memory);
+        receives.calls += 1;
+        receives.empty += u64::from(received == Err(Errno::AGAIN));
+        match received {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(found) if found > memory.len() => {
+                return Err(LinkError::Excess { asked: memory.len(), found });
+            }
+            Ok(len) => return Ok(Some(len)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(LinkError::Os(error)),
+        }
+    }
+}
+
+/// Ciphertext of one receive, few enough that it stays in the second-level cache.
+const MEMORY_LEN: usize = 8 * RECORD_LEN_BYTES;
+
+/// Plaintext that is encrypted before it is sent.
+const SEAL_BYTES: usize = 4 * RECORD_LEN_BYTES;

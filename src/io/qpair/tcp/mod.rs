@@ -1,0 +1,448 @@
+//! Remote namespaces over NVMe/TCP: sockets, time and recovery around [`dlfs_nvme::tcp::host`].
+//!
+//! [`TcpNamespace`] is one namespace, reached over one or several paths. Namespaces of one subsystem that
+//! were opened together share a controller. A *session* is one association with it: an admin queue, which the
+//! keeper thread owns, and for each [`PairScope`] an I/O queue, which the thread that uses the scope polls.
+//! When any connection of a session fails, the whole session is replaced, on another path first if there is
+//! one; each queue pair then joins the new session and issues its reads again. Only the sockets are here;
+//! `session` and `remote` have the rest.
+//!
+//! It has no policy about data: a read with a wrong digest or too few bytes ends with that error, and the
+//! reader decides.
+//!
+//! Invariants:
+//! - A socket is closed before a buffer that it may write to is given back.
+//! - The invariants of `remote`.
+//! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
+//! - Nothing waits without a limit.
+//!
+//! Read `queue.rs` first, then `connection.rs` and `admin.rs`.
+
+mod admin;
+mod connection;
+mod discover;
+mod link;
+mod queue;
+
+pub use discover::{discover, identify};
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use self::admin::Admin;
+use self::link::Receives;
+use self::queue::TcpQueuePair;
+use super::remote::keeper::Keepers;
+use super::remote::{self, Remote, Selection, Transport};
+use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, SessionStats, Terms};
+use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
+use crate::tls::keyring::{self, KeyringError};
+use crate::tls::{self, TlsError};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::metrics::{self, Measured, Snapshot};
+use dlfs_base::registry::Registration;
+use dlfs_base::units::{Nsid, deadline};
+use dlfs_nvme::auth::{IdentityVersion, TlsPsk};
+use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_nvme::tcp::Digests;
+
+/// The transport NVMe/TCP, by this library's own host.
+struct Tcp;
+
+static KEEPERS: Keepers<Tcp> = Keepers::new();
+
+impl Transport for Tcp {
+    type Portal = Portal;
+    type Admin = Admin;
+    type JoinInfo = JoinInfo;
+    const SCRATCH_LEN_BYTES: usize = link::SCRATCH_LEN;
+
+    fn keepers() -> &'static Keepers<Tcp> {
+        &KEEPERS
+    }
+
+    fn engine(_: &Remote<Tcp>, identified: &Identified) -> String {
+        let digests = match (identified.hdr_digest, identified.data_digest) {
+            (false, false) => None,
+            (true, false) => Some("header digest"),
+            (false, true) => Some("data digest"),
+            (true, true) => Some("header and data digest"),
+        };
+        let tls = identified.is_secured.then_some("TLS");
+        let more: Vec<&str> = tls.into_iter().chain(digests).collect();
+        if more.is_empty() { "tcp".to_owned() } else { format!("tcp ({})", more.join(", ")) }
+    }
+}
+
+impl remote::Portal for Portal {
+    fn address(&self, nsid: Option<Nsid>) -> String {
+        match nsid {
+            None => self.address.to_string(),
+            nsid => TcpAddress { nsid, ..self.address.clone() }.to_string(),
+        }
+    }
+}
+
+/// The parameters of a connection to a portal.
+fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
+    let options = &remote.options;
+    let (psk, psk_v0) = match &portal.psk {
+        Some(psk) => (Some(psk.clone()), None),
+        None => psks(options, &remote.host.nqn, &portal.address.subnqn),
+    };
+    // Inside TLS, digests could find nothing more: only those that are required are asked for.
+    let prefers = options.prefer_digests && psk.is_none() && !options.concat;
+    Terms {
+        subnqn: portal.address.subnqn.clone(),
+        goal: goal(remote, portal),
+        host: remote.host.clone(),
+        digests: Digests {
+            header: options.hdr_digest || prefers,
+            data: options.data_digest || prefers,
+        },
+        required: Digests { header: options.hdr_digest, data: options.data_digest },
+        psk,
+        psk_v0,
+        nr_io_queues: options.nr_io_queues,
+        keep_alive_tmo: options.keep_alive_tmo,
+        tcp_timeout: options.tcp_connect_timeout,
+        io_timeout: options.io_timeout,
+        least_progress_bytes: options.least_progress_bytes,
+    }
+}
+
+/// The host's key of TLS for a subsystem, with an identity of version 1 and of version 0.
+fn psks(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> (Option<TlsPsk>, Option<TlsPsk>) {
+    let of = |version| {
+        options.tls_key.as_ref()?.tls_psk(version, options.tls_derivation, hostnqn, subnqn)
+    };
+    (of(IdentityVersion::V1), of(IdentityVersion::V0))
+}
+
+/// The key that the kernel's keyring has for this host and subsystem, if it is to come from there.
+fn keyring_psk(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> Result<Option<TlsPsk>> {
+    let Some(keyring) = &options.tls_keyring else { return Ok(None) };
+    keyring::find(keyring, hostnqn, subnqn).map(Some).map_err(|error| {
+        let kind = match error {
+            KeyringError::NoKeyring(_) | KeyringError::NoKey { .. } => ErrorKind::NotFound,
+            KeyringError::Unreadable { .. } => ErrorKind::Refused,
+        };
+        Error::new(kind, error.to_string()).hint(KEYRING)
+    })
+}
+
+/// The hint when the kernel's keyring has no key.
+const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
+    is loaded, and only root may read it; or give a key file: --tls-key FILE, or tls_key in Rust, C and Python";
+
+/// Refuses options of TLS that contradict each other, and TLS in a build without it, before anything is sent.
+fn check_tls(options: &ConnectOptions) -> Result<()> {
+    let invalid = |message: &'static str| Err(Error::new(ErrorKind::InvalidArgument, message));
+    if options.concat && options.dhchap_secret.is_none() {
+        return invalid("concat needs dhchap_secret: the authentication generates the key of TLS");
+    }
+    if options.concat && options.tls_key.is_some() {
+        return invalid("give concat or tls_key: either generates the key of TLS or names it");
+    }
+    if options.tls_keyring.is_some() && (options.concat || options.tls_key.is_some()) {
+        return invalid(
+            "give tls_keyring, tls_key or concat: each says alone where the key of TLS comes from",
+        );
+    }
+    let is_plain = options.tls_key.is_none() && options.tls_keyring.is_none() && !options.concat;
+    if is_plain || tls::IS_SUPPORTED {
+        return Ok(());
+    }
+    let error = Error::new(ErrorKind::Unsupported, TlsError::Unsupported.to_string());
+    Err(error.hint(tls::HOW_TO_BUILD))
+}
+
+/// The namespaces that a controller at `portal` is connected for.
+fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
+    let one = || match portal.address.nsid {
+        Some(nsid) => Goal::Namespaces([nsid].into()),
+        None => Goal::FirstNamespace,
+    };
+    match (&remote.selection, remote.identity()) {
+        (Selection::These(nsids), _) => Goal::Namespaces(Arc::clone(nsids)),
+        (Selection::OfPath, _) => one(),
+        (Selection::All, None) if portal.address.nsid.is_none() => Goal::AllNamespaces,
+        // The namespaces of the first session: later ones are not used.
+        (Selection::All, Some(seen)) if seen.len() > 1 => {
+            Goal::Namespaces(seen.iter().map(|attached| attached.nsid).collect())
+        }
+        (Selection::All, _) => one(),
+    }
+}
+
+/// A namespace of an NVMe/TCP target.
+///
+/// The namespace and its queue pairs stay usable when the engine reconnects, and in a child process after a
+/// fork, where they connect again at first use.
+pub struct TcpNamespace {
+    remote: Arc<Remote<Tcp>>,
+    /// Its index among the namespaces of the controller.
+    ns_index: usize,
+    counters: Arc<Counters>,
+    _metered: Arc<Registration>,
+}
+
+/// What the namespaces of a controller count, and the name of their subsystem.
+struct Meter {
+    remote: Arc<Remote<Tcp>>,
+    counters: Arc<Counters>,
+    subsystem: Nqn,
+}
+
+impl Measured for Meter {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let SessionStats { is_live, reconnects, paths, failed_paths, damaged, retried } =
+            self.remote.stats();
+        let TcpStats { receives, empty_receives } = self.counters.read();
+        for (metric, value) in [
+            (&metrics::HOST_CONTROLLERS, u64::from(is_live)),
+            (&metrics::HOST_PATHS, paths),
+            (&metrics::HOST_FAILED_PATHS, failed_paths),
+            (&metrics::HOST_RECONNECTS, reconnects),
+            (&metrics::HOST_RETRIES, retried),
+            (&metrics::HOST_DIGEST_ERRORS, damaged),
+            (&metrics::HOST_RECEIVES, receives),
+            (&metrics::HOST_EMPTY_RECEIVES, empty_receives),
+        ] {
+            snapshot.count(metric, &[self.subsystem.as_str()], value);
+        }
+    }
+}
+
+/// Counts of the system calls on the sockets of I/O queues, by all queue pairs of a controller's namespaces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TcpStats {
+    /// Calls of `readv`.
+    pub receives: u64,
+    /// How many of them returned no bytes.
+    pub empty_receives: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    receives: AtomicU64,
+    empty_receives: AtomicU64,
+}
+
+impl Counters {
+    fn add(&self, Receives { calls, empty }: Receives) {
+        if calls > 0 {
+            self.receives.fetch_add(calls, Ordering::Relaxed);
+            self.empty_receives.fetch_add(empty, Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self) -> TcpStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { receives, empty_receives } = self;
+        TcpStats { receives: load(receives), empty_receives: load(empty_receives) }
+    }
+}
+
+impl TcpNamespace {
+    /// Connects to the namespace at `address`, or over one of `options.paths` when that address is down.
+    ///
+    /// Takes at most `options.connect_timeout`.
+    ///
+    /// # Errors
+    /// `Refused`: nothing listens there, or the target does not allow this host. `NotFound`: the host name,
+    /// the subsystem or the namespace does not exist. `TimedOut`: the error names the step that was not
+    /// answered. `Unsupported`: the namespace or the controller requires something that this host does not
+    /// support. `InvalidArgument`: a path that is not NVMe/TCP, or an address without `?ns=` of a subsystem
+    /// with several namespaces.
+    pub fn connect(address: &TcpAddress, options: &ConnectOptions) -> Result<TcpNamespace> {
+        let selection = match address.nsid {
+            Some(_) => Selection::OfPath,
+            None => Selection::All,
+        };
+        let mut namespaces = TcpNamespace::attach(address, selection, options)?;
+        match (namespaces.pop(), namespaces.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (last, _) => {
+                namespaces.extend(last);
+                let names = namespaces.iter().map(|namespace| namespace.namespace().address);
+                Err(super::ambiguous(&Address::Tcp(address.clone()), names))
+            }
+        }
+    }
+
+    /// Connects once to all active namespaces of the subsystem at `address`, whose NSID is ignored, or to the
+    /// one that one of `options.paths` names. They share the controller.
+    ///
+    /// # Errors
+    /// As [`TcpNamespace::connect`].
+    pub fn connect_all(
+        address: &TcpAddress,
+        options: &ConnectOptions,
+    ) -> Result<Vec<TcpNamespace>> {
+        let address = TcpAddress { nsid: None, ..address.clone() };
+        TcpNamespace::attach(&address, Selection::All, options)
+    }
+
+    /// As [`TcpNamespace::connect_all`], but to the namespaces `nsids`, in their order.
+    ///
+    /// # Errors
+    /// As [`TcpNamespace::connect`]; the error names the first namespace that failed.
+    pub fn connect_to(
+        address: &TcpAddress,
+        nsids: &[Nsid],
+        options: &ConnectOptions,
+    ) -> Result<Vec<TcpNamespace>> {
+        let address = TcpAddress { nsid: None, ..address.clone() };
+        TcpNamespace::attach(&address, Selection::These(nsids.into()), options)
+    }
+
+    fn attach(
+        address: &TcpAddress,
+        selection: Selection,
+        options: &ConnectOptions,
+    ) -> Result<Vec<TcpNamespace>> {
+        let started = Instant::now();
+        let portals = resolve_all(address, options)?;
+        let remote = Remote::new(options.clone(), portals, selection, None);
+        Tcp::keepers().of_this_process()?.keep(&remote);
+        // The keeper gives up in time with a reason; this limit is for a keeper that does not run.
+        let limit = deadline(started, options.connect_timeout) + Duration::from_secs(1);
+        let count = remote.wait_open(limit)?.len();
+        let counters = Arc::<Counters>::default();
+        let metered = Arc::new(Registration::new(&Arc::new(Meter {
+            remote: Arc::clone(&remote),
+            counters: Arc::clone(&counters),
+            subsystem: address.subnqn.clone(),
+        })));
+        let of = |ns_index| TcpNamespace {
+            remote: Arc::clone(&remote),
+            ns_index,
+            counters: Arc::clone(&counters),
+            _metered: Arc::clone(&metered),
+        };
+        Ok((0..count).map(of).collect())
+    }
+
+    /// Counts of the system calls on the sockets of I/O queues so far.
+    pub fn stats(&self) -> TcpStats {
+        self.counters.read()
+    }
+}
+
+impl Device for TcpNamespace {
+    fn namespace(&self) -> Namespace {
+        // A child process uses the inherited identity, because it must not take the parent's lock.
+        let seen = || Some(self.remote.identity()?[self.ns_index].namespace.clone());
+        let now = self.remote.is_ours().then(|| self.remote.namespace(self.ns_index)).flatten();
+        now.or_else(seen).expect("connected, so it was seen")
+    }
+
+    /// Waits until the queue is connected, for at most the connect timeout.
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let of = (self.ns_index, self.namespace());
+        Ok(Box::new(TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let options = &self.remote.options;
+        let max_queue_pairs = match self.remote.is_ours() {
+            true => self.remote.num_io_queues(),
+            false => options.nr_io_queues.into(), // the lock is the parent's
+        };
+        Capabilities {
+            max_queue_pairs,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: options.late_writes(),
+            checks_writes: self.remote.was_always_digested(),
+            is_page_cached: false,
+            local_path: None,
+            allocated_bytes: None,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
+    }
+}
+
+/// All socket addresses of all paths, in the user's order.
+fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Portal>> {
+    if options.dhchap_ctrl_secret.is_some() && options.dhchap_secret.is_none() {
+        // The controller authenticates only in answer to the host's own authentication.
+        let message = "the controller can prove itself only to a host that does so too";
+        let error = Error::new(ErrorKind::InvalidArgument, message).target(address.to_string());
+        return Err(error.hint("give dhchap_secret beside dhchap_ctrl_secret"));
+    }
+    check_tls(options).map_err(|error| error.target(address.to_string()))?;
+    let mut addresses = vec![address];
+    for path in &options.paths {
+        match path {
+            Address::Tcp(path) => addresses.push(path),
+            Address::Path(_) | Address::Objects(_) | Address::Spdk(_) | Address::Named(_) => {
+                let message =
+                    "a further path must be an NVMe/TCP address, without spdk:, as the first is";
+                return Err(
+                    Error::new(ErrorKind::InvalidArgument, message).target(path.to_string())
+                );
+            }
+        }
+    }
+    let mut portals = Vec::new();
+    let mut first_error = None;
+    let host = HostIdentity::new(options);
+    for address in addresses {
+        let psk = keyring_psk(options, &host.nqn, &address.subnqn)
+            .map_err(|error| error.target(address.to_string()))?;
+        match resolve(&address.traddr, address.trsvcid, options.connect_timeout) {
+            Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| Portal {
+                address: address.clone(),
+                socket,
+                psk: psk.clone(),
+            })),
+            Err(error) => {
+                first_error.get_or_insert(error.target(address.to_string()));
+            }
+        }
+    }
+    match first_error {
+        Some(error) if portals.is_empty() => Err(error),
+        _ => Ok(portals),
+    }
+}
+
+/// The socket addresses of a transport address: one, unless it is a name.
+pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
+    if let Ok(ip) = traddr.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, trsvcid)]);
+    }
+    // The system's resolver has no time limit, so a thread runs it and may outlive this call.
+    let (sender, receiver) = mpsc::channel();
+    let name = traddr.to_owned();
+    std::thread::Builder::new()
+        .name("dlfs-resolve".into())
+        .spawn(move || {
+            // The receiver is gone once the limit has passed.
+            let _ = sender.send((name.as_str(), trsvcid).to_socket_addrs().map(Vec::from_iter));
+        })
+        .map_err(|error| Error::new(ErrorKind::Io, "cannot start a thread").source(error))?;
+    let failed = |kind| Error::new(kind, format!("cannot resolve the host name '{traddr}'"));
+    match receiver.recv_timeout(limit) {
+        Ok(Ok(mut sockets)) if !sockets.is_empty() => {
+            sockets.dedup();
+            sockets.truncate(MAX_SOCKETS_PER_NAME);
+            Ok(sockets)
+        }
+        Ok(Ok(_)) => Err(failed(ErrorKind::NotFound)),
+        Ok(Err(error)) => Err(failed(ErrorKind::NotFound).source(error)),
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(failed(ErrorKind::TimedOut)),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(failed(ErrorKind::Internal)),
+    }
+}
+
+/// The most addresses of a name that are tried, so that each gets a share of the time.
+const MAX_SOCKETS_PER_NAME: usize = 4;

@@ -1,0 +1,427 @@
+//! The file engine with io_uring: one system call in each turn starts and ends any number of I/Os.
+//!
+//! The ring is set up so that completions are processed when this thread enters the kernel anyway
+//! (COOP_TASKRUN), and says when entering is useful (TASKRUN_FLAG). It does not use SINGLE_ISSUER with
+//! DEFER_TASKRUN, which bind a ring to the thread that created it: a queue pair may move to another thread,
+//! also with outstanding I/O.
+//!
+//! Buffers of the pool that the pair knows are registered with the ring when they are first used
+//! (`pinned.rs`): then the kernel neither looks up their pages nor, with O_DIRECT, pins them. Small reads
+//! from the page cache then take less processor time than `pread`, otherwise slightly more. One turn starts a
+//! burst that fits in the second-level cache, so that bytes from the page cache are used while they are in
+//! the processor's cache.
+#![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns
+
+mod pinned;
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{IoUring, opcode, squeue};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use slab::Slab;
+
+use self::pinned::Pinned;
+use super::readiness::{Registry, Watched};
+use super::transfer::{Files, QUEUE_DEPTH, Step, Transfer};
+use super::{Completion, Fence, Io, IoOp, Namespace, Notice, QueuePair};
+use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::process::{Forked, mark_ours};
+use dlfs_base::units::Lba;
+
+/// A queue pair on a ring of its own.
+pub(super) struct UringPair {
+    namespace: Namespace,
+    /// Invalid I/Os, which the next poll completes.
+    refused: VecDeque<Completion>,
+    /// I/Os taken, which the next poll starts.
+    fresh: VecDeque<Transfer>,
+    ring: Ring,
+}
+
+impl UringPair {
+    /// Whether the kernel permits this process to use rings.
+    pub(super) fn is_available() -> bool {
+        build_ring(8).is_ok()
+    }
+
+    pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> std::io::Result<UringPair> {
+        let (refused, fresh) = (VecDeque::new(), VecDeque::with_capacity(usize::from(QUEUE_DEPTH)));
+        let ring = Ring::new(files, &namespace)?;
+        Ok(UringPair { namespace, refused, fresh, ring })
+    }
+}
+
+impl QueuePair for UringPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.ring.files.refresh(&mut self.namespace);
+        let room = usize::from(self.namespace.queue_depth) - self.outstanding();
+        let count = room.min(pending.len());
+        for io in pending.drain(..count) {
+            match self.namespace.check(&io) {
+                Ok(()) => self.fresh.push_back(Transfer::new(io, self.namespace.block_len_bytes)),
+                Err(error) => {
+                    let result = Err(error);
+                    self.refused.push_back(Completion { tag: io.tag, buf: io.buf, result });
+                }
+            }
+        }
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let mut count = max.min(self.refused.len());
+        done.extend(self.refused.drain(..count));
+        loop {
+            self.start_burst();
+            self.ring.enter();
+            count += self.ring.reap(max - count, done);
+            if count > 0 || self.fresh.is_empty() {
+                return count; // the next poll, which follows at once, starts the rest
+            }
+        }
+    }
+
+    fn start(&mut self) {
+        while self.ring.files.is_direct() && !self.fresh.is_empty() {
+            self.start_burst();
+            self.ring.enter();
+        }
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.ring.use_pool(pool);
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.ring.files.drop_cached(slba, len_bytes, &self.namespace);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.ring.transfers.len() + self.fresh.len() + self.refused.len()
+    }
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.ring.uring.register_for_sleep(registry);
+    }
+
+    /// Completions are in shared memory, so looking costs no system call.
+    fn notice(&self) -> Notice {
+        Notice::Look
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
+    }
+}
+
+impl UringPair {
+    /// Queues the I/Os that one turn starts.
+    fn start_burst(&mut self) {
+        let mut bytes = 0;
+        while bytes < BURST_BYTES
+            && let Some(transfer) = self.fresh.pop_front()
+        {
+            bytes += transfer.io.buf.len();
+            self.ring.start(transfer);
+        }
+    }
+}
+
+/// A ring, and the transfers whose buffers the kernel may be using.
+///
+/// Invariant: from the moment its entry is pushed until its completion is taken from the ring, a
+/// transfer stays in `transfers`, and its buffer is neither touched nor freed.
+struct Ring {
+    uring: Watched<Uring>,
+    transfers: Slab<Transfer>,
+    files: Arc<Files>,
+    /// Whether entries name descriptors by their index in [`Files::to_register`].
+    registered: bool,
+    pinned: Option<Pinned>,
+    /// The user's name of the namespace.
+    address: String,
+    /// How long dropping the ring waits for outstanding I/Os.
+    last_ios: Duration,
+    /// The process that made the ring: after a fork, the child must not wait for the parent's I/O.
+    home: Forked<()>,
+}
+
+impl Ring {
+    fn new(files: Arc<Files>, namespace: &Namespace) -> std::io::Result<Ring> {
+        let uring = build_ring(u32::from(QUEUE_DEPTH))?;
+        mark_ours(&uring);
+        let uring = Watched::new(Uring(uring));
+        let descriptors = files.to_register(namespace);
+        // If this fails, the kernel counts references to the files for each read; all else works.
+        let registered =
+            !descriptors.is_empty() && uring.submitter().register_files(&descriptors).is_ok();
+        let transfers = Slab::with_capacity(usize::from(QUEUE_DEPTH));
+        let address = namespace.address.clone();
+        Ok(Ring {
+            uring,
+            transfers,
+            files,
+            registered,
+            pinned: None,
+            address,
+            last_ios: LAST_IOS,
+            home: Forked::new(()),
+        })
+    }
+
+    /// Registers the buffers of the first pool that is announced, when they are first used.
+    fn use_pool(&mut self, pool: &Pool) {
+        if self.pinned.is_none() {
+            self.pinned = Pinned::new(pool, &self.uring.submitter());
+        }
+    }
+
+    /// Queues a transfer; `enter` starts it.
+    fn start(&mut self, transfer: Transfer) {
+        let key = self.transfers.insert(transfer);
+        self.push(key);
+    }
+
+    /// Queues the remaining bytes of transfer `key`.
+    fn push(&mut self, key: usize) {
+        let mut entry = self.entry(key).user_data(key as u64);
+        if self.registered {
+            entry = entry.flags(squeue::Flags::FIXED_FILE);
+        }
+        // SAFETY: the entry points to the buffer of a transfer that is in `transfers`, which keeps it
+        // until the completion, and to descriptors that `files` keeps open.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        pushed.expect("the queue has an entry for each of the I/Os that may be outstanding");
+    }
+
+    fn entry(&mut self, key: usize) -> squeue::Entry {
+        let transfer = &mut self.transfers[key];
+        let fd = match self.registered {
+            true => Fd(transfer.file_index(&self.files) as RawFd),
+            false => Fd(transfer.file(&self.files).as_raw_fd()),
+        };
+        let (offset, moved) = (transfer.offset(), transfer.moved);
+        let rest = &mut transfer.io.buf[moved..];
+        let len = u32::try_from(rest.len()).expect("at most the largest transfer");
+        let pinned = &mut self.pinned;
+        let index =
+            pinned.as_mut().and_then(|pinned| pinned.index_of(rest, &self.uring.submitter()));
+        match (transfer.io.op, index) {
+            (IoOp::Read, Some(index)) => {
+                opcode::ReadFixed::new(fd, rest.as_mut_ptr(), len, index).offset(offset).build()
+            }
+            (IoOp::Read, None) => {
+                opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
+            }
+            (IoOp::Write, Some(index)) => {
+                opcode::WriteFixed::new(fd, rest.as_ptr(), len, index).offset(offset).build()
+            }
+            (IoOp::Write, None) => {
+                opcode::Write::new(fd, rest.as_ptr(), len).offset(offset).build()
+            }
+            (IoOp::Flush, _) => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        }
+    }
+
+    /// Enters the kernel if there is something to start or to process.
+    fn enter(&mut self) {
+        let queue = self.uring.submission();
+        let idle = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
+        drop(queue);
+        if !idle {
+            // After a failure (a signal, a lack of memory) the entries stay queued for the next turn.
+            let _ = self.uring.submit();
+        }
+    }
+
+    /// Takes at most `max` completions from the ring.
+    fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+        let mut count = 0;
+        while count < max {
+            let Some(entry) = self.uring.completion().next() else { break };
+            let key = entry.user_data() as usize; // as pushed
+            match self.transfers[key].advance(result_of(entry.result())) {
+                Step::Again => self.push(key),
+                Step::Ended(result) => {
+                    let Transfer { io, .. } = self.transfers.remove(key);
+                    done.push(Completion { tag: io.tag, buf: io.buf, result });
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
+    /// Waits for outstanding I/Os, for at most `limit`: a disk may hang for ever.
+    fn finish(&mut self, limit: Duration) {
+        let (until, mut done) = (Instant::now() + limit, Vec::new());
+        loop {
+            self.enter();
+            self.reap(usize::MAX, &mut done);
+            done.clear();
+            let left = until.saturating_duration_since(Instant::now());
+            if self.transfers.is_empty() || left.is_zero() {
+                return;
+            }
+            let mut fds = [PollFd::new(&*self.uring, PollFlags::IN)];
+            // The result does not matter: the ring is checked next. The wait is short, because the kernel may
+            // have work for this thread that it does not signal.
+            let nap = Timespec::try_from(left.min(NAP)).ok();
+            let _ = rustix::event::poll(&mut fds, nap.as_ref());
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if !self.transfers.is_empty() && self.home.is_ours() {
+            self.finish(self.last_ios);
+            if !self.transfers.is_empty() {
+                tracing::warn!(
+                    ios = self.transfers.len(),
+                    "{}: no answer for {:?}; the memory of these I/Os is given up, since the kernel may \
+                     still write to it",
+                    self.address,
+                    self.last_ios,
+                );
+            }
+        }
+        if !self.transfers.is_empty() {
+            // Memory that the kernel may still write to is never freed.
+            std::mem::forget(std::mem::take(&mut self.transfers));
+        }
+    }
+}
+
+/// The kernel's ring, as an owner of a descriptor.
+struct Uring(IoUring);
+
+impl AsFd for Uring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the ring, which outlives the borrow of `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
+    }
+}
+
+impl Deref for Uring {
+    type Target = IoUring;
+
+    fn deref(&self) -> &IoUring {
+        &self.0
+    }
+}
+
+impl DerefMut for Uring {
+    fn deref_mut(&mut self) -> &mut IoUring {
+        &mut self.0
+    }
+}
+
+/// The kernel's result of an entry: a count, or an error number below zero.
+fn result_of(result: i32) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(result.saturating_neg()))
+}
+
+fn build_ring(entries: u32) -> std::io::Result<IoUring> {
+    let best = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(entries);
+    match best {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries), // < 5.19
+        result => result,
+    }
+}
+
+/// The bytes that one turn starts: with their page cache pages, half of a small second-level cache.
+const BURST_BYTES: usize = 128 << 10;
+
+/// How long dropping a queue pair waits for outstanding I/Os: longer than a disk takes to spin up.
+const LAST_IOS: Duration = Duration::from_secs(10);
+
+/// The longest single sleep of that wait.
+const NAP: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_base::buf::{HugePages, PoolOptions};
+    use dlfs_base::units::Lba;
+
+    /// A ring whose reads never end, because nobody writes into the pipe.
+    fn ring_that_hangs(pool: &Pool) -> Option<(std::io::PipeWriter, Ring)> {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let namespace = Namespace {
+            address: "a disk that hangs".into(),
+            block_len_bytes: 4096,
+            num_blocks: 100,
+            max_transfer_bytes: 1 << 20,
+            queue_depth: QUEUE_DEPTH,
+            nguid: [0; 16],
+            read_only: false,
+            engine: "file".into(),
+        };
+        let files = Arc::new(Files::of_descriptor(reader.into()));
+        let mut ring = match Ring::new(files, &namespace) {
+            Ok(ring) => ring,
+            Err(error) => {
+                println!("SKIPPED: no io_uring here ({error})");
+                return None;
+            }
+        };
+        ring.use_pool(pool);
+        for tag in 0..3 {
+            let buf = pool.take(4096).unwrap();
+            let io = Io { op: IoOp::Read, slba: Lba(0), buf, tag };
+            ring.start(Transfer::new(io, 4096));
+        }
+        ring.enter();
+        Some((writer, ring))
+    }
+
+    fn pool() -> Pool {
+        let options =
+            PoolOptions { bytes: 64 << 10, slot_len_bytes: 4096, huge_pages: HugePages::Off };
+        Pool::new(options).unwrap()
+    }
+
+    #[test]
+    fn dropping_a_ring_waits_a_while_for_a_disk_that_hangs_and_leaks_its_memory() {
+        let pool = pool();
+        let Some((_writer, mut ring)) = ring_that_hangs(&pool) else { return };
+        ring.last_ios = Duration::from_millis(100);
+        drop(ring); // hangs where it waits for an answer
+        assert_eq!(pool.free_bytes(), pool.capacity_bytes() - 3 * 4096, "it may be written to yet");
+    }
+
+    #[test]
+    fn a_late_completion_ends_the_wait_and_returns_the_memory() {
+        use std::io::Write;
+        let pool = pool();
+        let Some((mut writer, ring)) = ring_that_hangs(&pool) else { return };
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            writer.write_all(&[7; 3 * 4096]).unwrap();
+        });
+        drop(ring);
+        late.join().unwrap();
+        assert_eq!(pool.free_bytes(), pool.capacity_bytes());
+    }
+}

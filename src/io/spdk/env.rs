@@ -1,0 +1,187 @@
+//! SPDK's environment (DPDK's EAL): memory and PCI, started once per process.
+
+use std::ffi::CString;
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use spdk_sys as sys;
+
+use super::log;
+use dlfs_base::error::{Error, ErrorKind, Result};
+
+/// The running environment, which stays until the process ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Environment {
+    /// Whether its memory is in reserved huge pages.
+    pub huge_pages: bool,
+    /// Requested memory in bytes; without huge pages, it never grows.
+    pub memory_bytes: usize,
+    /// The process that started it. This complements `FORKED`, because a bare `clone` calls no handler of
+    /// `pthread_atfork`.
+    pid: u32,
+}
+
+static STARTED: Mutex<Option<Result<Environment, String>>> = Mutex::new(None);
+
+/// Set in a child process, where SPDK must not be used.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Held while connecting, detaching or sending keep-alives in the background: the process must not
+/// exit meanwhile.
+static AT_WORK: ReentrantMutex<()> = ReentrantMutex::new(());
+
+/// Locks out process exit while a background thread works with controllers. During exit this never
+/// returns, because SPDK's memory is freed under the thread.
+pub fn at_work() -> ReentrantMutexGuard<'static, ()> {
+    AT_WORK.lock()
+}
+
+/// Waits at exit until background threads have left SPDK, and keeps them out.
+extern "C" fn hold_at_exit() {
+    if !has_forked() {
+        std::mem::forget(AT_WORK.try_lock_for(EXIT_LIMIT));
+    }
+}
+
+/// The environment of this process; the first call starts it with `memory_bytes`.
+///
+/// `huge_pages`: `Some(true)` requires them, `Some(false)` avoids them, `None` uses them if enough
+/// are free. The caller's processor affinity is restored before this returns.
+///
+/// # Errors
+/// `OutOfMemory`: too few huge pages, or too little memory. `Unsupported`: the process has forked
+/// since. `Io`: DPDK did not start, which cannot be retried in this process.
+pub fn start(memory_bytes: usize, huge_pages: Option<bool>) -> Result<Environment> {
+    if has_forked() {
+        return Err(forked());
+    }
+    let mut started = STARTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let outcome = match &*started {
+        Some(outcome) => outcome.clone(),
+        None => {
+            let huge_pages = choose(memory_bytes, huge_pages)?;
+            let outcome = init(memory_bytes, huge_pages);
+            *started = Some(outcome.clone());
+            outcome
+        }
+    };
+    drop(started);
+    let environment = outcome.map_err(|reason| {
+        Error::new(ErrorKind::Io, format!("SPDK's environment did not start{reason}"))
+            .hint("run dlfs doctor; it cannot be retried in this process")
+    })?;
+    if environment.pid != std::process::id() { Err(forked()) } else { Ok(environment) }
+}
+
+/// Whether this process is a child of the one that started the environment.
+pub(super) fn has_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+fn forked() -> Error {
+    Error::new(ErrorKind::Unsupported, "SPDK cannot be used in a child of the process that started it")
+        .hint("open spdk: addresses after the fork only, or start workers with spawn; nvme-tcp: addresses work in both")
+}
+
+/// Decides whether to use huge pages, before DPDK starts, since its start cannot be retried.
+fn choose(memory_bytes: usize, huge_pages: Option<bool>) -> Result<bool> {
+    let free = free_huge_bytes();
+    let short = |wanted: usize| {
+        let message =
+            format!("SPDK needs {} MiB of huge pages, {} MiB are free", wanted >> 20, free >> 20);
+        let pages = wanted.div_ceil(HUGE_LEN);
+        let hint = format!(
+            "sysctl vm.nr_hugepages={pages} (as root), or do without: --spdk-huge-pages off"
+        );
+        Err(Error::new(ErrorKind::OutOfMemory, message).hint(hint))
+    };
+    if memory_bytes < MIN_MEMORY {
+        let message =
+            format!("{memory_bytes} bytes are too little for SPDK: at least {MIN_MEMORY}");
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, message).hint("give more with --spdk-memory")
+        );
+    }
+    match huge_pages {
+        Some(true) if free < memory_bytes => short(memory_bytes),
+        Some(wanted) => Ok(wanted),
+        None if free >= memory_bytes => Ok(true),
+        None => {
+            tracing::info!(
+                "SPDK runs without huge pages ({} MiB free): fine for TCP and vfio-user, not for drives",
+                free >> 20
+            );
+            Ok(false)
+        }
+    }
+}
+
+/// Bytes of free huge pages of 2 MiB.
+fn free_huge_bytes() -> usize {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let pages: usize =
+        fs::read_to_string(path).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+    pages.saturating_mul(HUGE_LEN)
+}
+
+fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
+    let affinity = sched_getaffinity(None).ok();
+    let mask = core_mask(affinity.as_ref());
+    log::install();
+    // SAFETY: a struct of integers and pointers, for which zero means "not set".
+    let mut options: sys::spdk_env_opts = unsafe { std::mem::zeroed() };
+    options.opts_size = size_of::<sys::spdk_env_opts>();
+    // SAFETY: `opts_size` is set, as the function requires.
+    unsafe { sys::spdk_env_opts_init(&mut options) };
+    options.opts_size = size_of::<sys::spdk_env_opts>();
+    options.name = c"dlfs".as_ptr();
+    options.core_mask = mask.as_ptr();
+    options.shm_id = -1;
+    options.mem_size = (memory_bytes >> 20) as i32;
+    options.no_huge = !huge_pages;
+    // Without huge pages, memory has no physical addresses, and a drive could not be used.
+    options.no_pci = !huge_pages;
+    // One file, which vfio-user passes to the target. It is in memory: it needs no mount and leaves no file.
+    options.hugepage_single_segments = huge_pages;
+    let context =
+        if huge_pages { c"--in-memory --log-level=lib.eal:3" } else { c"--log-level=lib.eal:3" };
+    options.env_context = context.as_ptr().cast_mut().cast();
+    log::forget();
+    // SAFETY: the options and their strings live until the call returns, which copies them; it is called
+    // once, under the lock of `STARTED`.
+    let code = unsafe { sys::spdk_env_init(&options) };
+    if let Some(affinity) = &affinity {
+        let _ = sched_setaffinity(None, affinity); // cannot fail: the mask was this thread's before
+    }
+    if code != 0 {
+        let error = std::io::Error::from_raw_os_error(code.abs());
+        return Err(format!(" with {} MiB ({error}){}", memory_bytes >> 20, log::reason()));
+    }
+    // SAFETY: the function is `extern "C"`, only stores a value, and lives as long as the program.
+    unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
+    // SAFETY: the function is `extern "C"` and lives as long as the program; it runs before the destructors
+    // of SPDK and DPDK, which were registered earlier.
+    unsafe { libc::atexit(hold_at_exit) };
+    Ok(Environment { huge_pages, memory_bytes, pid: std::process::id() })
+}
+
+unsafe extern "C" fn note_fork() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// One processor that the caller may use, in SPDK's list syntax.
+fn core_mask(affinity: Option<&CpuSet>) -> CString {
+    let allowed = affinity.and_then(|set| (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)));
+    CString::new(format!("[{}]", allowed.unwrap_or(0))).expect("digits have no NUL")
+}
+
+/// Longer than detaching one controller can take.
+const EXIT_LIMIT: Duration = Duration::from_secs(15);
+
+const HUGE_LEN: usize = 2 << 20;
+/// The least that one controller with a few queues needs.
+const MIN_MEMORY: usize = 16 << 20;

@@ -1,0 +1,183 @@
+//! Keys of TLS in a keyring of the kernel, where nvme-cli (`nvme gen-tls-key --insert`) and tlshd keep them.
+//!
+//! Such a key is that of one host and one subsystem, ready for use: its description is its identity, its payload
+//! the pre-shared key. nvme-cli leaves it readable by whoever possesses it, so the calling thread takes hold of the
+//! keyring for a moment, which the kernel lets only its owner do: root.
+#![allow(unsafe_code)] // keyctl(2), which has no safe wrapper here
+
+use std::ffi::c_long;
+use std::io;
+
+use rustix::process::getuid;
+use zeroize::Zeroizing;
+
+use dlfs_nvme::auth::{IdentityParts, IdentityVersion, Origin, TlsPsk};
+use dlfs_nvme::nvme::Nqn;
+
+/// The keyring of Linux's own NVMe/TCP.
+pub const NVME: &str = ".nvme";
+
+/// Why no key was found.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyringError {
+    /// There is no such keyring, or this user may not see it.
+    #[error("this user sees no keyring {0:?} in the kernel")]
+    NoKeyring(String),
+    /// It cannot be read.
+    #[error("the keyring {name:?} cannot be read: {why}")]
+    Unreadable {
+        /// Its name.
+        name: String,
+        /// The kernel's answer.
+        why: io::Error,
+    },
+    /// It has no key for these two.
+    #[error("the keyring {name:?} has no key for host {hostnqn} and subsystem {subnqn}")]
+    NoKey {
+        /// Its name.
+        name: String,
+        /// The host.
+        hostnqn: String,
+        /// The subsystem.
+        subnqn: String,
+    },
+}
+
+/// The key for this host and subsystem in the keyring `name`: as Linux chooses, an identity of version 1 rather
+/// than 0, and a key with SHA-384 rather than SHA-256. Keys that have expired or were revoked do not count.
+///
+/// # Errors
+/// There is none, or this user may not read it.
+pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringError> {
+    let unreadable = |why| KeyringError::Unreadable { name: name.to_owned(), why };
+    let keys = std::fs::read_to_string("/proc/keys").map_err(unreadable)?;
+    let uid = getuid().as_raw();
+    let keyring = keys.lines().find_map(|line| keyring_of(line, name, uid));
+    let keyring = keyring.ok_or_else(|| KeyringError::NoKeyring(name.to_owned()))?;
+    let _held = Held::new(keyring);
+    let members = call(READ, keyring).map_err(unreadable)?;
+    let (mut found, mut unread) = (Vec::new(), None);
+    for member in members.as_chunks().0 {
+        let serial = i32::from_le_bytes(*member); // the processor's order, which is x86-64's
+        let Some(identity) = identity_of(serial) else { continue };
+        let Some(parts) = IdentityParts::parse(&identity) else { continue };
+        let is_theirs = parts.hostnqn == *hostnqn && parts.subnqn == *subnqn;
+        if !is_theirs || parts.origin != Origin::Retained {
+            continue;
+        }
+        match call(READ, serial) {
+            Ok(key) => {
+                let rank = (parts.version == IdentityVersion::V1, parts.hash);
+                found.extend(TlsPsk::stored(&identity, &key).map(|psk| (rank, psk)));
+            }
+            Err(error) if is_gone(&error) => {}
+            Err(error) => unread = Some(error),
+        }
+    }
+    let best = found.into_iter().max_by_key(|(rank, _)| *rank);
+    best.map(|(_, psk)| psk).ok_or_else(|| match unread {
+        Some(why) => unreadable(why),
+        None => KeyringError::NoKey {
+            name: name.to_owned(),
+            hostnqn: hostnqn.to_string(),
+            subnqn: subnqn.to_string(),
+        },
+    })
+}
+
+/// Whether the key no longer counts, or ended meanwhile.
+fn is_gone(error: &io::Error) -> bool {
+    [libc::EKEYEXPIRED, libc::EKEYREVOKED, libc::ENOKEY].map(Some).contains(&error.raw_os_error())
+}
+
+/// A keyring in the keyring of the calling thread, which so possesses its keys.
+struct Held(i32);
+
+impl Held {
+    fn new(keyring: i32) -> Held {
+        link(LINK, keyring); // if it is refused, the keys may be readable all the same
+        Held(keyring)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        link(UNLINK, self.0); // it may not have been linked
+    }
+}
+
+/// Puts a keyring into that of the thread, or takes it out.
+fn link(operation: c_long, keyring: i32) {
+    // SAFETY: both operations take two serial numbers and no address.
+    unsafe { libc::syscall(libc::SYS_keyctl, operation, c_long::from(keyring), THREAD_KEYRING) };
+}
+
+/// The serial number in a line of /proc/keys that is about this keyring, if it is root's or the user's own.
+fn keyring_of(line: &str, name: &str, uid: u32) -> Option<i32> {
+    let mut fields = line.split_whitespace();
+    let serial = fields.next()?;
+    let (owner, kind) = (fields.nth(4)?, fields.nth(1)?);
+    let described = fields.next()?.strip_suffix(':')?;
+    let is_trusted = owner.parse().is_ok_and(|owner: u32| owner == 0 || owner == uid);
+    let is_it = kind == "keyring" && described == name && is_trusted;
+    is_it.then(|| i32::from_str_radix(serial, 16).ok()).flatten()
+}
+
+/// The description of a key that may be one of TLS.
+fn identity_of(serial: i32) -> Option<String> {
+    let text = call(DESCRIBE, serial).ok()?;
+    let text = std::str::from_utf8(&text).ok()?.trim_end_matches('\0');
+    let mut fields = text.splitn(5, ';');
+    let kind = fields.next()?;
+    let description = fields.nth(3)?;
+    KINDS.contains(&kind).then(|| description.to_owned())
+}
+
+/// What KEYCTL_READ or KEYCTL_DESCRIBE says about a key.
+fn call(operation: c_long, serial: i32) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(vec![0; 1024]);
+    loop {
+        // SAFETY: the kernel writes at most as many bytes as `bytes` has, and keeps no address.
+        let len = unsafe {
+            let (at, room) = (bytes.as_mut_ptr(), bytes.len());
+            libc::syscall(libc::SYS_keyctl, operation, c_long::from(serial), at, room)
+        };
+        let Ok(len) = usize::try_from(len) else { return Err(io::Error::last_os_error()) };
+        if len <= bytes.len() {
+            bytes.truncate(len);
+            return Ok(bytes);
+        }
+        // The kernel says how many there are. It may be more by the time of the next call.
+        bytes = Zeroizing::new(vec![0; len]);
+    }
+}
+
+// linux/keyctl.h.
+const DESCRIBE: c_long = 6;
+const LINK: c_long = 8;
+const UNLINK: c_long = 9;
+const READ: c_long = 11;
+const THREAD_KEYRING: c_long = -1;
+/// The types of keys: Linux's own NVMe's, and that of keyrings elsewhere.
+const KINDS: [&str; 2] = ["psk", "user"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_keyring_is_found_by_its_name_if_root_or_the_user_owns_it() {
+        let of = |owner: u32, kind: &str, name: &str| {
+            let line = format!(
+                "1a26ff5d I------     1 perm 1f030000 {owner:>5}     0 {kind} {name}: empty"
+            );
+            keyring_of(&line, ".nvme", 1000)
+        };
+        assert_eq!(of(0, "keyring  ", ".nvme"), Some(0x1a26_ff5d));
+        assert_eq!(of(1000, "keyring  ", ".nvme"), Some(0x1a26_ff5d));
+        assert_eq!(of(1001, "keyring  ", ".nvme"), None);
+        assert_eq!(of(0, "user     ", ".nvme"), None);
+        assert_eq!(of(0, "keyring  ", ".nvme2"), None);
+        assert_eq!(keyring_of("", ".nvme", 0), None);
+    }
+}

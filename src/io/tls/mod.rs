@@ -1,0 +1,116 @@
+//! TLS 1.3 around one NVMe/TCP connection, with a pre-shared key and no certificate.
+//!
+//! A [`Session`] is sans-IO like [`dlfs_nvme::tcp`], which it wraps: ciphertext goes in and plaintext comes
+//! out, straight into the buffer of the read that waits for it; plaintext goes in and ciphertext comes
+//! out. It owns no socket and no clock. [`dlfs_nvme::auth`] derives its keys and their identities (NVMe/TCP
+//! Transport Specification 1.1, 3.6.1).
+//!
+//! The protocol is OpenSSL's (3.0 or newer, the system's), in builds with the feature `tls`. Without it,
+//! making a session fails with [`TlsError::Unsupported`], and nothing else differs.
+//!
+//! Invariants:
+//! - TLS 1.3 only, with an external pre-shared key and an ephemeral key exchange (`psk_dhe_ke`). A side that
+//!   proves itself in another way, such as by a certificate, is refused.
+//! - No session ticket is issued or used, and no data are sent early.
+//! - The end of the stream is the end of the connection, with or without a closing alert. Only what NVMe/TCP
+//!   has completed is complete.
+//! - No key is in an error or in a `Debug` output.
+//!
+//! Read [`Session`] first, in `openssl.rs`.
+
+#[cfg(not(feature = "tls"))]
+mod absent;
+pub mod keyring;
+#[cfg(feature = "tls")]
+mod openssl;
+
+#[cfg(not(feature = "tls"))]
+pub use absent::Session;
+#[cfg(feature = "tls")]
+pub use openssl::Session;
+
+use std::time::Duration;
+
+use dlfs_nvme::auth::TlsPsk;
+
+/// Whether this build has TLS.
+pub const IS_SUPPORTED: bool = cfg!(feature = "tls");
+
+/// What to do about a build without TLS.
+pub const HOW_TO_BUILD: &str = "install a build with TLS (cargo build --features tls, which needs OpenSSL 3), or \
+    leave TLS out on a network that you trust";
+
+/// The keys of a controller.
+pub trait Keys: Send + Sync {
+    /// The key of this identity, as a host sent it; `None`: there is no such key.
+    fn find(&self, identity: &str) -> Option<TlsPsk>;
+}
+
+/// Why a session cannot begin, or has ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TlsError {
+    /// This build has no TLS.
+    #[error("this build of dlfs has no TLS")]
+    Unsupported,
+    /// The other side ended the session with this alert.
+    #[error("the other side ended TLS: {name} (alert {number})", name = alert_name(*number))]
+    Alert {
+        /// The alert's number.
+        number: u8,
+    },
+    /// The other side does not speak TLS.
+    #[error("the other side does not speak TLS")]
+    NotTls,
+    /// The other side offered no key that this side has, or did not prove that it has it.
+    #[error("the other side has no common pre-shared key")]
+    NoKey,
+    /// A record was not authentic: it was changed on its way.
+    #[error("a TLS record is not authentic")]
+    BadRecord,
+    /// The other side closed the session.
+    #[error("the other side closed the TLS session")]
+    Closed,
+    /// The handshake failed, or OpenSSL reported an error; its words.
+    #[error("TLS failed: {0}")]
+    Failed(String),
+}
+
+impl TlsError {
+    /// Whether another identity of the same key may be tried: some peers know only version 0.
+    pub fn may_be_identity(&self) -> bool {
+        matches!(self, TlsError::Alert { .. } | TlsError::Closed)
+    }
+}
+
+/// The name of an alert (RFC 8446, 6).
+fn alert_name(alert: u8) -> &'static str {
+    match alert {
+        0 => "close_notify",
+        10 => "unexpected_message",
+        20 => "bad_record_mac",
+        22 => "record_overflow",
+        40 => "handshake_failure",
+        47 => "illegal_parameter",
+        50 => "decode_error",
+        51 => "decrypt_error",
+        70 => "protocol_version",
+        71 => "insufficient_security",
+        80 => "internal_error",
+        109 => "missing_extension",
+        115 => "unknown_psk_identity",
+        116 => "certificate_required",
+        _ => "unknown alert",
+    }
+}
+
+/// The first byte of a TLS connection: a handshake record. NVMe/TCP begins with 0 (ICReq).
+pub const FIRST_BYTE: u8 = 22;
+
+/// The most plaintext of a record.
+pub const RECORD_LEN_BYTES: usize = 16 << 10;
+
+/// How long a handshake may take.
+pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+
+#[cfg(all(test, feature = "tls"))]
+mod tests;

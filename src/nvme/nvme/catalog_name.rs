@@ -1,0 +1,167 @@
+//! Names of data sets in a catalogue: `dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]`.
+//!
+//! ```text
+//! dlfs://site/imagenet            the newest version, in the catalogue that is configured as `site`
+//! dlfs://site/imagenet@7          its generation 7
+//! dlfs://site/imagenet@stable     what the alias `stable` points to
+//! dlfs:///srv/data/imagenet       the same of the catalogue in the folder /srv/data
+//! dlfs://./data/imagenet          of one in a relative folder
+//! ```
+//! Names, aliases and configured catalogues are 1 to 100 letters, digits, `.`, `_` and `-`, and begin with a
+//! letter or digit: they never lead out of their folder. In a folder's path every `%XX` stands for a byte.
+
+use std::ffi::OsString;
+use std::fmt::{self, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::PathBuf;
+
+use super::tcp_address::{AddressError, unescape_all_bytes};
+use dlfs_base::units::Generation;
+
+/// A data set by its name in a catalogue.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CatalogName {
+    /// The catalogue.
+    pub catalog: CatalogPlace,
+    /// The data set's name in it.
+    pub name: String,
+    /// Which version; `None`: the newest.
+    pub version: Option<CatalogVersion>,
+}
+
+/// Where a catalogue is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum CatalogPlace {
+    /// What the configuration of this machine or user says about this word.
+    Configured(String),
+    /// A folder.
+    Folder(PathBuf),
+}
+
+/// A version of a data set.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum CatalogVersion {
+    /// A generation of its image.
+    Generation(Generation),
+    /// What an alias points to; never digits alone.
+    Alias(String),
+}
+
+impl CatalogName {
+    /// Reads what follows `dlfs://` in `text`.
+    pub(super) fn parse(text: &str, rest: &str) -> Result<CatalogName, AddressError> {
+        let malformed = || AddressError::CatalogName(text.to_owned());
+        let (place, last) = rest.rsplit_once('/').ok_or_else(malformed)?;
+        let (name, version) = match last.split_once('@') {
+            Some((name, version)) => (name, Some(version)),
+            None => (last, None),
+        };
+        if !is_catalog_word(name) {
+            return Err(malformed());
+        }
+        let version = version.map(|version| CatalogVersion::parse(version).ok_or_else(malformed));
+        Ok(CatalogName {
+            catalog: CatalogPlace::parse(place).ok_or_else(malformed)??,
+            name: name.to_owned(),
+            version: version.transpose()?,
+        })
+    }
+
+    /// The same data set in another version.
+    pub fn with_version(&self, version: Option<CatalogVersion>) -> CatalogName {
+        CatalogName { version, ..self.clone() }
+    }
+}
+
+impl CatalogPlace {
+    /// A catalogue by itself: `dlfs://site`, `dlfs:///srv/data`, or a plain path or word without the scheme.
+    ///
+    /// # Errors
+    /// `CatalogName`, `Escape`: it is none of these.
+    pub fn from_text(text: &str) -> Result<CatalogPlace, AddressError> {
+        let malformed = || AddressError::CatalogName(text.to_owned());
+        let Some(rest) = text.strip_prefix(CATALOG_SCHEME) else {
+            return match text.contains('/') {
+                true => Ok(CatalogPlace::Folder(text.into())),
+                false => CatalogPlace::parse(text).ok_or_else(malformed)?,
+            };
+        };
+        CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest)).ok_or_else(malformed)?
+    }
+
+    /// A catalogue as it stands in an address, between `dlfs://` and the last slash. `None`: it is neither a
+    /// folder nor a word.
+    fn parse(text: &str) -> Option<Result<CatalogPlace, AddressError>> {
+        if is_catalog_word(text) {
+            return Some(Ok(CatalogPlace::Configured(text.to_owned())));
+        }
+        let first = text.split('/').next()?;
+        if text.is_empty() || !["", ".", ".."].contains(&first) {
+            return None;
+        }
+        let bytes = match unescape_all_bytes(text) {
+            Ok(bytes) => bytes,
+            Err(error) => return Some(Err(error)),
+        };
+        let path = PathBuf::from(OsString::from_vec(bytes));
+        (!path.as_os_str().as_bytes().contains(&0)).then_some(Ok(CatalogPlace::Folder(path)))
+    }
+}
+
+impl CatalogVersion {
+    /// Reads a generation (digits) or an alias (anything else that is a word).
+    pub fn parse(text: &str) -> Option<CatalogVersion> {
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return text.parse().ok().map(|number| CatalogVersion::Generation(Generation(number)));
+        }
+        is_catalog_word(text).then(|| CatalogVersion::Alias(text.to_owned()))
+    }
+}
+
+/// Whether `text` may be the name of a data set, an alias or a configured catalogue.
+pub fn is_catalog_word(text: &str) -> bool {
+    text.len() <= MAX_WORD_BYTES
+        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
+
+impl fmt::Display for CatalogName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{CATALOG_SCHEME}{}/{}", self.catalog, self.name)?;
+        match &self.version {
+            Some(version) => write!(f, "@{version}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for CatalogPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = match self {
+            CatalogPlace::Configured(word) => return f.write_str(word),
+            CatalogPlace::Folder(path) => path.as_os_str().as_bytes(),
+        };
+        for &byte in path {
+            match byte {
+                b'/' | b'.' | b'_' | b'-' => f.write_char(byte.into())?,
+                byte if byte.is_ascii_alphanumeric() => f.write_char(byte.into())?,
+                byte => write!(f, "%{byte:02X}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for CatalogVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CatalogVersion::Generation(generation) => generation.fmt(f),
+            CatalogVersion::Alias(alias) => f.write_str(alias),
+        }
+    }
+}
+
+/// What a data set's name in a catalogue begins with.
+pub(super) const CATALOG_SCHEME: &str = "dlfs://";
+
+const MAX_WORD_BYTES: usize = 100;

@@ -1,0 +1,46 @@
+//! The meaning of NVMe commands: conversions between bytes and values, without I/O.
+//!
+//! One file per structure of the NVMe Base and Fabrics specifications, each with its byte table.
+//! There is no queue and no transport here: `tcp` transports these bytes, `qpair` and `target`
+//! exchange them.
+//!
+//! Invariants: wire structs are `#[repr(C)]` with little-endian fields of alignment 1, so any bytes
+//! of the right length are valid; methods that return errors check what a number *means*. Values
+//! that leave this module are 1-based and typed.
+//!
+//! Read `sqe.rs` first, then `cqe.rs`.
+
+pub mod address;
+pub mod catalog_name;
+pub mod cqe;
+pub mod fabrics;
+pub mod identify;
+pub mod nqn;
+pub mod sgl;
+pub mod spdk_address;
+pub mod sqe;
+pub mod tcp_address;
+
+pub use address::Address;
+pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
+pub use cqe::{Cqe, RetryClass, Status};
+pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
+pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
+pub use nqn::{Nqn, NqnError};
+pub use sgl::Sgl;
+pub use spdk_address::SpdkAddress;
+pub use sqe::Sqe;
+#[cfg(feature = "catalog")]
+#[doc(hidden)]
+pub use tcp_address::unescape_all;
+pub use tcp_address::{AddressError, TcpAddress};
+
+#[cfg(test)]
+mod tests {
+    /// Decodes hexadecimal digits; white space is ignored.
+    pub(super) fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> =
+            text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
+        digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+}

@@ -1,0 +1,204 @@
+//! Addresses of namespaces that SPDK reaches.
+//!
+//! ```text
+//! spdk:nvme-tcp://host[:4420]/NQN[?ns=N]   spdk:trtype:TCP ...   NVMe/TCP by SPDK's host
+//! trtype:PCIE traddr:0000:5e:00.0 [ns:N]                         a drive that SPDK's driver owns
+//! trtype:RDMA adrfam:IPv4 traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
+//! trtype:VFIOUSER traddr:DIRECTORY [subnqn:NQN] [ns:N]           a target on this machine, by shared memory
+//! ```
+//! `spdk:` may precede each.
+
+use std::fmt;
+
+use super::nqn::Nqn;
+use super::tcp_address::{
+    AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, parse_port, unescape_all,
+};
+use dlfs_base::units::Nsid;
+
+/// A namespace that SPDK reaches.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SpdkAddress {
+    /// NVMe/TCP, with SPDK's host instead of this library's.
+    Tcp(TcpAddress),
+    /// NVMe over RDMA.
+    Rdma(TcpAddress),
+    /// A local drive.
+    Pcie {
+        /// Domain, bus, device and function: `0000:5e:00.0`.
+        traddr: String,
+        /// Namespace; `None`: the first active one.
+        nsid: Option<Nsid>,
+    },
+    /// A target on this machine that emulates a drive over a socket and shared memory.
+    VfioUser {
+        /// The directory of its socket.
+        traddr: String,
+        /// Subsystem NQN, which the socket implies already.
+        subnqn: Option<Nqn>,
+        /// Namespace; `None`: the first active one.
+        nsid: Option<Nsid>,
+    },
+}
+
+/// The key-value pairs of a `trtype:` address that only SPDK reaches.
+pub(super) struct Words<'a> {
+    pub(super) traddr: Option<&'a str>,
+    pub(super) trsvcid: Option<&'a str>,
+    pub(super) subnqn: Option<&'a str>,
+    pub(super) ns: Option<&'a str>,
+}
+
+impl SpdkAddress {
+    /// Parses the values of transport `trtype`, given in upper case; `None`: another transport.
+    pub(super) fn from_words(
+        trtype: &str,
+        words: &Words<'_>,
+    ) -> Option<Result<SpdkAddress, AddressError>> {
+        match trtype {
+            "PCIE" => Some(pcie(words)),
+            "RDMA" => Some(rdma(words)),
+            "VFIOUSER" => Some(vfio_user(words)),
+            _ => None,
+        }
+    }
+
+    /// The transport, as SPDK names it.
+    pub fn trtype(&self) -> &'static str {
+        match self {
+            SpdkAddress::Tcp(_) => "TCP",
+            SpdkAddress::Rdma(_) => "RDMA",
+            SpdkAddress::Pcie { .. } => "PCIE",
+            SpdkAddress::VfioUser { .. } => "VFIOUSER",
+        }
+    }
+
+    /// The namespace; `None`: the first active one.
+    pub fn nsid(&self) -> Option<Nsid> {
+        match self {
+            SpdkAddress::Tcp(address) | SpdkAddress::Rdma(address) => address.nsid,
+            SpdkAddress::Pcie { nsid, .. } | SpdkAddress::VfioUser { nsid, .. } => *nsid,
+        }
+    }
+
+    /// Whether a device transfers the data by DMA, so that buffers must lie in memory that it can
+    /// access.
+    pub fn needs_dma_memory(&self) -> bool {
+        !matches!(self, SpdkAddress::Tcp(_))
+    }
+}
+
+fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
+    let traddr = traddr(words)?;
+    let digits = |text: &str, count: usize| {
+        text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let parts: Vec<&str> = traddr.split([':', '.']).collect();
+    let valid = match parts[..] {
+        [domain, bus, device, function] => {
+            digits(domain, 4) && digits(bus, 2) && digits(device, 2) && digits(function, 1)
+        }
+        _ => false,
+    };
+    if !valid {
+        let expected = "PCI addresses such as 0000:5e:00.0";
+        return Err(AddressError::Value { key: "traddr", value: traddr, expected });
+    }
+    Ok(SpdkAddress::Pcie { traddr, nsid: words.ns.map(parse_nsid).transpose()? })
+}
+
+fn rdma(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
+    let traddr = traddr(words)?;
+    let missing = || AddressError::Key { key: "subnqn".to_owned(), problem: "missing" };
+    let subnqn = parse_nqn(&unescape_all(words.subnqn.ok_or_else(missing)?)?)?;
+    let trsvcid = words.trsvcid.map_or(Ok(TcpAddress::DEFAULT_PORT), parse_port)?;
+    let nsid = words.ns.map(parse_nsid).transpose()?;
+    Ok(SpdkAddress::Rdma(TcpAddress { traddr, trsvcid, subnqn, nsid }))
+}
+
+fn vfio_user(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
+    let subnqn = words.subnqn.map(|text| parse_nqn(&unescape_all(text)?)).transpose()?;
+    let nsid = words.ns.map(parse_nsid).transpose()?;
+    Ok(SpdkAddress::VfioUser { traddr: traddr(words)?, subnqn, nsid })
+}
+
+/// The transport address, no longer than SPDK allows.
+fn traddr(words: &Words<'_>) -> Result<String, AddressError> {
+    let missing = || AddressError::Key { key: "traddr".to_owned(), problem: "missing" };
+    let traddr = unescape_all(words.traddr.ok_or_else(missing)?)?;
+    if traddr.is_empty() || traddr.len() > 256 || traddr.chars().any(char::is_control) {
+        let expected = "addresses of 1 to 256 bytes";
+        return Err(AddressError::Value { key: "traddr", value: traddr, expected });
+    }
+    Ok(traddr)
+}
+
+impl fmt::Display for SpdkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (traddr, subnqn) = match self {
+            SpdkAddress::Tcp(address) => return write!(f, "spdk:{address}"),
+            SpdkAddress::Rdma(address) => (&address.traddr, Some(&address.subnqn)),
+            SpdkAddress::Pcie { traddr, .. } => (traddr, None),
+            SpdkAddress::VfioUser { traddr, subnqn, .. } => (traddr, subnqn.as_ref()),
+        };
+        write!(f, "trtype:{} traddr:", self.trtype())?;
+        escape_word(f, traddr)?;
+        if let SpdkAddress::Rdma(address) = self {
+            write!(f, " trsvcid:{}", address.trsvcid)?;
+        }
+        if let Some(subnqn) = subnqn {
+            f.write_str(" subnqn:")?;
+            escape_word(f, subnqn.as_str())?;
+        }
+        match self.nsid() {
+            Some(nsid) => write!(f, " ns:{nsid}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Address;
+    use super::*;
+
+    fn parse(text: &str) -> Result<SpdkAddress, AddressError> {
+        match text.parse::<Address>()? {
+            Address::Spdk(address) => Ok(address),
+            other => panic!("{text} is {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_transport_is_read_and_printed_so_that_it_reads_back() {
+        let golden = [
+            ("trtype:PCIE traddr:0000:5e:00.0 ns:2", "PCIE", Some(Nsid(2))),
+            ("spdk:trtype:pcie traddr:0000:5e:00.0", "PCIE", None),
+            ("trtype:RDMA adrfam:IPv4 traddr:10.0.0.1 subnqn:nqn.2026-11.io.dlfs:a", "RDMA", None),
+            ("trtype:VFIOUSER traddr:/var/run/a%20b%2Cc ns:1", "VFIOUSER", Some(Nsid(1))),
+            ("trtype:VFIOUSER traddr:/x subnqn:nqn.2026-11.io.dlfs:a", "VFIOUSER", None),
+            ("spdk:nvme-tcp://h/nqn.2026-11.io.dlfs:a?ns=3", "TCP", Some(Nsid(3))),
+            ("spdk:trtype:TCP traddr:::1 subnqn:nqn.2026-11.io.dlfs:a", "TCP", None),
+        ];
+        for (text, trtype, nsid) in golden {
+            let address = parse(text).unwrap();
+            assert_eq!((address.trtype(), address.nsid()), (trtype, nsid), "{text}");
+            assert_eq!(parse(&address.to_string()), Ok(address), "{text}");
+        }
+    }
+
+    #[test]
+    fn fields_that_no_transport_has_are_refused_with_the_reason() {
+        for traddr in ["5e:00.0", "0000:5e:00", "0000:5e:00.0.1", "0000:5g:00.0", "x"] {
+            let error = parse(&format!("trtype:PCIE traddr:{traddr}")).unwrap_err();
+            assert!(matches!(error, AddressError::Value { key: "traddr", .. }), "{error}");
+        }
+        let long = format!("trtype:VFIOUSER traddr:/{}", "x".repeat(256));
+        assert!(matches!(parse(&long), Err(AddressError::Value { key: "traddr", .. })));
+        for text in ["trtype:PCIE", "trtype:RDMA traddr:1.2.3.4", "trtype:VFIOUSER"] {
+            assert!(matches!(parse(text), Err(AddressError::Key { problem: "missing", .. })));
+        }
+        let error = parse("spdk:train.dlfs").unwrap_err();
+        assert!(matches!(error, AddressError::SpdkPath(_)), "{error}");
+    }
+}

@@ -1,0 +1,218 @@
+//! Addresses of NVMe/TCP namespaces, and the parts that all address formats share: ports, namespace
+//! identifiers, NQNs and percent escapes.
+
+use std::fmt::{self, Write as _};
+use std::net::SocketAddr;
+
+use super::nqn::{Nqn, NqnError};
+use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::units::Nsid;
+
+/// A namespace of an NVMe/TCP target.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TcpAddress {
+    /// Transport address: host name, IPv4 or IPv6 address (without brackets).
+    pub traddr: String,
+    /// Transport service identifier: the port.
+    pub trsvcid: u16,
+    /// Subsystem NQN.
+    pub subnqn: Nqn,
+    /// Namespace; `None`: those of an image, or the only one.
+    pub nsid: Option<Nsid>,
+}
+
+impl TcpAddress {
+    /// The default port of NVM subsystems.
+    pub const DEFAULT_PORT: u16 = 4420;
+
+    /// The `traddr` of a socket: with the link (`%2`), if its address is that of a link alone.
+    pub fn traddr_of(socket: SocketAddr) -> String {
+        match socket {
+            SocketAddr::V6(socket) if socket.scope_id() > 0 => {
+                format!("{}%{}", socket.ip(), socket.scope_id())
+            }
+            socket => socket.ip().to_string(),
+        }
+    }
+}
+
+impl fmt::Display for TcpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(URL_SCHEME)?;
+        if self.traddr.contains(':') {
+            f.write_char('[')?;
+            escape(f, self.traddr.as_bytes(), |byte| b"%,]/".contains(&byte))?;
+            f.write_char(']')?;
+        } else {
+            escape(f, self.traddr.as_bytes(), |byte| b"%,/[".contains(&byte))?;
+        }
+        write!(f, ":{}/", self.trsvcid)?;
+        escape(f, self.subnqn.as_str().as_bytes(), |byte| b"%,?".contains(&byte))?;
+        match self.nsid {
+            Some(nsid) => write!(f, "?ns={nsid}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a text is not an address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// The text is empty, or there is nothing between two commas.
+    #[error("an address is empty")]
+    Empty,
+    /// A path with a NUL byte.
+    #[error("a path must not contain a NUL byte")]
+    Nul,
+    /// `%` without two hexadecimal digits, or bytes that are not UTF-8 in a URL.
+    #[error("'{0}' has an invalid percent escape")]
+    Escape(String),
+    /// A malformed URL.
+    #[error("'{0}' is not nvme-tcp://host[:port]/NQN[?ns=N]")]
+    Url(String),
+    /// A malformed name in a catalogue.
+    #[error(
+        "'{0}' is not dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]: CATALOGUE is a configured one or a folder's \
+             path, and names have 1 to 100 letters, digits, '.', '_' and '-'"
+    )]
+    CatalogName(String),
+    /// `spdk:` before a path.
+    #[error(
+        "SPDK cannot open the file '{0}': spdk: precedes nvme-tcp: or trtype:, and a drive is \
+             trtype:PCIE traddr:0000:5e:00.0"
+    )]
+    SpdkPath(String),
+    /// A URL with a scheme that dlfs does not support.
+    #[error(
+        "'{0}' is a URL with a scheme that is not supported: use nvme-tcp://host[:port]/NQN[?ns=N], \
+             s3://, gs://, az://, hf:// or https:// for objects, dlfs://CATALOGUE/NAME or a path (./{0} for a file \
+             with this name)"
+    )]
+    Scheme(String),
+    /// A URL of objects with a user or a query.
+    #[error(
+        "a URL of objects has neither a user nor a query here, since addresses are printed: put the \
+             signed URLs in a list and import it"
+    )]
+    SecretUrl,
+    /// A port that is not a number from 1 to 65535.
+    #[error("'{0}' is not a port")]
+    Port(String),
+    /// A namespace identifier that is not a number from 1 to 2^32 - 2.
+    #[error("'{0}' is not a namespace identifier")]
+    Nsid(String),
+    /// The subsystem NQN is invalid.
+    #[error("in '{text}': {error}")]
+    Nqn {
+        /// The NQN as given.
+        text: String,
+        /// What is wrong with it.
+        #[source]
+        error: NqnError,
+    },
+    /// A key of a `trtype:` address that is unknown, missing, or given twice.
+    ///
+    #[error("'{key}:' is {problem} in an address that begins with 'trtype:'")]
+    Key {
+        /// The key.
+        key: String,
+        /// `unknown`, `missing` or `given twice`.
+        problem: &'static str,
+    },
+    /// A value that the key does not allow.
+    #[error("'{key}:{value}' is none of {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// The value as given.
+        value: String,
+        /// The allowed values.
+        expected: &'static str,
+    },
+}
+
+impl From<AddressError> for Error {
+    fn from(error: AddressError) -> Error {
+        Error::new(ErrorKind::InvalidArgument, error.to_string())
+    }
+}
+
+pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
+    let port = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    port.filter(|&port| port != 0).ok_or_else(|| AddressError::Port(text.to_owned()))
+}
+
+pub(super) fn parse_nsid(text: &str) -> Result<Nsid, AddressError> {
+    let nsid = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    nsid.filter(|nsid| (1..u32::MAX).contains(nsid))
+        .map(Nsid)
+        .ok_or_else(|| AddressError::Nsid(text.to_owned()))
+}
+
+pub(super) fn parse_nqn(text: &str) -> Result<Nqn, AddressError> {
+    Nqn::new(text).map_err(|error| AddressError::Nqn { text: text.to_owned(), error })
+}
+
+fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8], special: impl Fn(u8) -> bool) -> fmt::Result {
+    let text = std::str::from_utf8(bytes).map_err(|_| fmt::Error)?;
+    text.chars().try_for_each(|c| match u8::try_from(c) {
+        Ok(byte) if byte.is_ascii() && special(byte) => write!(f, "%{byte:02X}"),
+        _ => f.write_char(c),
+    })
+}
+
+/// Prints `text` as one word of a `trtype:` address.
+pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    text.chars().try_for_each(|c| match c {
+        '%' | ',' => write!(f, "%{:02X}", c as u32),
+        c if c.is_whitespace() => {
+            c.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(f, "%{byte:02X}"))
+        }
+        c => f.write_char(c),
+    })
+}
+
+/// Replaces each `%XX` in `text` whose byte satisfies `counts`; other percent signs stay.
+pub(super) fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
+    let mut rest = text.as_bytes();
+    let mut out = Vec::with_capacity(rest.len());
+    while let Some((&first, tail)) = rest.split_first() {
+        match hex_pair(tail).filter(|&byte| first == b'%' && counts(byte)) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// Replaces every `%XX` in `text`; a percent sign without two digits is an error.
+pub fn unescape_all(text: &str) -> Result<String, AddressError> {
+    let error = |_| AddressError::Escape(text.to_owned());
+    String::from_utf8(unescape_all_bytes(text)?).map_err(error)
+}
+
+/// [`unescape_all`] of text whose bytes need not be UTF-8.
+pub(super) fn unescape_all_bytes(text: &str) -> Result<Vec<u8>, AddressError> {
+    let error = || AddressError::Escape(text.to_owned());
+    let signs = text.bytes().enumerate().filter(|&(_, byte)| byte == b'%');
+    for (at, _) in signs {
+        hex_pair(&text.as_bytes()[at + 1..]).ok_or_else(error)?;
+    }
+    Ok(unescape(text, |_| true))
+}
+
+/// The byte of the two hexadecimal digits at the start of `bytes`.
+pub(super) fn hex_pair(bytes: &[u8]) -> Option<u8> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)
+}
+
+/// Prefix of the URL of an NVMe/TCP address.
+///
+pub(super) const URL_SCHEME: &str = "nvme-tcp://";

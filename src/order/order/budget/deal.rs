@@ -1,0 +1,232 @@
+//! The batches of an epoch, dealt out to ranks in rounds.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Budget, BudgetError, Cut, Cutter};
+use crate::order::{Shard, Tail};
+use dlfs_base::units::Epoch;
+
+/// The batches of one rank in an epoch, from a place between two batches on.
+///
+/// It keeps the windows that its rank, or the round, still needs: as a rule two.
+#[derive(Debug, Clone)]
+pub struct Deal<T> {
+    budget: Arc<Budget>,
+    seed: u64,
+    epoch: Epoch,
+    /// Positions of the epoch.
+    len: u64,
+    /// Rank and world size. Batches count from `consumed`.
+    shard: Shard,
+    /// The windows with batches that are not dealt yet, or are of the round that is.
+    windows: VecDeque<Window<T>>,
+    /// The batches before those of `windows`.
+    before: u64,
+    /// The batches before the end of `windows`.
+    known: u64,
+    /// The first position that is in no window yet.
+    next: u64,
+    round: u64,
+    cutter: Cutter,
+    tokens: Vec<u32>,
+    /// Memory of windows that were dealt.
+    free: Vec<Window<T>>,
+}
+
+/// What [`Deal::next`] has returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dealt {
+    /// Positions of the epoch that are consumed once all ranks have had their batches of this round.
+    pub consumed: u64,
+    /// Whether this rank has no other batch in the epoch.
+    pub ends_epoch: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Window<T> {
+    /// Its first position.
+    first: u64,
+    samples: Vec<T>,
+    cut: Cut,
+    /// Its batches that were consumed before.
+    skipped: usize,
+}
+
+impl<T> Window<T> {
+    fn num_batches(&self) -> u64 {
+        (self.cut.ends.len() - self.skipped) as u64
+    }
+}
+
+impl<T: Copy> Deal<T> {
+    /// The batches of the rank of `shard` in `epoch`, which has `len` positions, behind the consumed ones.
+    pub fn new(budget: &Arc<Budget>, seed: u64, epoch: Epoch, len: u64, shard: Shard) -> Deal<T> {
+        let window = u64::from(budget.window.max(1));
+        Deal {
+            budget: Arc::clone(budget),
+            seed,
+            epoch,
+            len,
+            shard,
+            windows: VecDeque::new(),
+            before: 0,
+            known: 0,
+            next: shard.consumed / window * window,
+            round: 0,
+            cutter: Cutter::default(),
+            tokens: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Appends the samples of the rank's next batch to `out`. `None`: it has no other in this epoch.
+    ///
+    /// `draw` appends the samples at consecutive positions, and the tokens of each.
+    ///
+    /// # Errors
+    /// Those of `draw`. `Between`: what is consumed does not end with a batch; the first call says so.
+    pub fn next<E: From<BudgetError>>(
+        &mut self,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
+        out: &mut Vec<T>,
+    ) -> Result<Option<Dealt>, E> {
+        let ranks = u64::from(self.shard.world_size.max(1));
+        // Until the end of the round behind this one is known: then it is known which ranks have it.
+        while self.known < (self.round + 2).saturating_mul(ranks) && self.next < self.len {
+            self.cut_next(draw)?;
+        }
+        if !self.has(self.round) {
+            return Ok(None);
+        }
+        let (first, end) = (self.round * ranks, (self.round + 1) * ranks);
+        let number = first + u64::from(self.shard.rank);
+        match number < self.known {
+            true => self.take(number, out),
+            false => self.repeat(number - self.known, draw, out)?,
+        }
+        let consumed = self.end_of(end.min(self.known) - 1);
+        self.round += 1;
+        let ends_epoch = !self.has(self.round);
+        self.forget_before(end);
+        Ok(Some(Dealt { consumed, ends_epoch }))
+    }
+
+    /// Whether this rank has a batch in `round`, one of which enough is known.
+    fn has(&self, round: u64) -> bool {
+        let ranks = u64::from(self.shard.world_size.max(1));
+        let left = self.known.saturating_sub(round.saturating_mul(ranks));
+        match self.shard.tail {
+            Tail::Keep => left > self.shard.rank.into(),
+            Tail::DropLast => left >= ranks,
+            Tail::Pad => left > 0,
+        }
+    }
+
+    /// Cuts the next window.
+    fn cut_next<E: From<BudgetError>>(
+        &mut self,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (samples, cut) = (Vec::new(), Cut::default());
+        let empty = || Window { first: 0, samples, cut, skipped: 0 };
+        let mut window = self.free.pop().unwrap_or_else(empty);
+        let size = u64::from(self.budget.window.max(1));
+        let end = self.len.min(self.next + size);
+        window.samples.clear();
+        self.tokens.clear();
+        draw(self.next..end, &mut window.samples, &mut self.tokens)?;
+        let place = (self.seed, self.epoch.0, self.next / size);
+        self.cutter.cut(&self.budget, place, &self.tokens, &mut window.cut);
+        window.first = self.next;
+        window.skipped = match self.shard.consumed.checked_sub(self.next) {
+            None | Some(0) => 0,
+            Some(had) => {
+                let ends = window.cut.ends.binary_search(&(had as u32));
+                let consumed = self.shard.consumed;
+                ends.map_err(|_| BudgetError::Between { consumed })? + 1
+            }
+        };
+        self.next = end;
+        self.known += window.num_batches();
+        self.windows.push_back(window);
+        Ok(())
+    }
+
+    /// The window of batch `number`, which is of one, and the number of the batch there.
+    fn window_of(&self, number: u64) -> (&Window<T>, usize) {
+        let mut left = number - self.before;
+        for window in &self.windows {
+            if left < window.num_batches() {
+                return (window, window.skipped + left as usize);
+            }
+            left -= window.num_batches();
+        }
+        unreachable!("batch {number} of {} is in no window", self.known)
+    }
+
+    fn take(&self, number: u64, out: &mut Vec<T>) {
+        let (window, nth) = self.window_of(number);
+        out.extend(window.cut.batch(nth).iter().map(|&at| window.samples[at as usize]));
+    }
+
+    /// The positions that are consumed after batch `number`.
+    fn end_of(&self, number: u64) -> u64 {
+        let (window, nth) = self.window_of(number);
+        window.first + u64::from(window.cut.ends[nth])
+    }
+
+    /// Appends the `nth` batch of the epoch, beginning again where it has fewer: the padding of its last round.
+    fn repeat<E: From<BudgetError>>(
+        &self,
+        nth: u64,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
+        out: &mut Vec<T>,
+    ) -> Result<(), E> {
+        let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep };
+        let begin = || Deal::new(&self.budget, self.seed, self.epoch, self.len, all);
+        let (mut deal, start) = (begin(), out.len());
+        for _ in 0..=nth {
+            out.truncate(start);
+            if deal.next(draw, out)?.is_none() {
+                deal = begin();
+                deal.next(draw, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the windows whose batches are all before `number`.
+    fn forget_before(&mut self, number: u64) {
+        while let Some(window) = self.windows.front()
+            && self.before + window.num_batches() <= number
+        {
+            self.before += window.num_batches();
+            self.free.extend(self.windows.pop_front());
+        }
+    }
+}
+
+/// How many batches each window of an epoch of `len` positions has. `draw` appends the tokens of the samples at
+/// consecutive positions.
+///
+/// # Errors
+/// Those of `draw`.
+pub fn count_batches<E>(
+    budget: &Budget,
+    seed: u64,
+    epoch: Epoch,
+    len: u64,
+    mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<(), E>,
+) -> Result<Vec<u32>, E> {
+    let (mut cutter, mut tokens) = (Cutter::default(), Vec::new());
+    let size = u64::from(budget.window.max(1));
+    let count = |window: u64| {
+        tokens.clear();
+        draw(window * size..len.min((window + 1) * size), &mut tokens)?;
+        // A window has at most MAX_WINDOW batches.
+        Ok(cutter.count(budget, (seed, epoch.0, window), &tokens) as u32)
+    };
+    (0..budget.num_windows(len)).map(count).collect()
+}

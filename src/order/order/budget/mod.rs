@@ -1,0 +1,179 @@
+//! Batches by a budget of tokens, of samples of similar length: length buckets over any order.
+//!
+//! The positions of an epoch are divided into *windows* of equal size. The samples of a window are sorted by length
+//! and cut into batches that cost at most the budget: the longest sample times their number, as a padded tensor has
+//! it, or the sum. The batches of a window are then shuffled, so that lengths do not come sorted. Batches lie in
+//! this sequence one behind the other, so a run is where it has consumed so many positions of the epoch, as with
+//! batches of equal size, and each batch follows from {order, seed, epoch, lengths} alone.
+//!
+//! Batches go to ranks in rounds: of those from where the run began or resumed, number k goes to rank k mod W. So
+//! any number of ranks goes on from any place between two batches.
+//!
+//! # A window, in full
+//!
+//! Frozen; `tests/golden/budgets.txt` pins it. Let `key` be the [`Key`] of the seed and the words 0x62756467
+//! (`budg`), epoch and number of the window, and T the budget.
+//!
+//! 1. Each sample has at least one token. Sample i of the window, in the order of positions, sorts by (tokens, the
+//!    upper 32 bits of the word of key.0.i, i); key.x is [`Key::with`].
+//! 2. In that order a sample joins the batch before it unless the batch has its most samples, or would cost more
+//!    than T: tokens of the sample, the longest yet, times samples; or the sum of tokens.
+//! 3. The n batches come in the order of the permutation of 0..n by key.1: the first one is `forward(0)`.
+//!
+//! A sample of more than T tokens is a batch of its own; whether it is allowed is for the caller to decide.
+//!
+//! This module knows no data set: its caller draws the samples of a window with their lengths, and gets them back
+//! batch by batch. Read `window.rs` (one window), then `deal.rs` (an epoch on one rank).
+
+mod deal;
+mod error;
+mod window;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use dlfs_base::permutation::Key;
+
+pub use deal::{Deal, Dealt, count_batches};
+pub use error::{BudgetDifference, BudgetError};
+pub use window::{Cut, Cutter};
+
+/// How batches are made of samples of different lengths: the same budget makes the same batches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Budget {
+    /// The most tokens of a batch.
+    pub tokens: u64,
+    /// Positions of the epoch that are sorted by length together.
+    pub window: u32,
+    /// The most samples of a batch; `None`: as many as have room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_samples: Option<u32>,
+    /// What a batch costs.
+    pub cost: Cost,
+    /// What a sample's length is.
+    pub lengths: LengthsOf,
+}
+
+/// What the samples of a batch cost together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cost {
+    /// The longest one's tokens times their number: what a padded tensor has.
+    #[default]
+    Padded,
+    /// The sum of their tokens, for models that pack them.
+    Sum,
+}
+
+/// Where the number of a sample's tokens comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LengthsOf {
+    /// Its bytes, so many of which are a token; a part of a token counts as one.
+    Bytes(u32),
+    /// The column of ints with this name; `label` is the label, unless a column has this name.
+    Column(String),
+}
+
+/// What happens to a sample of more tokens than the budget.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TooLong {
+    /// It is an error, before the first batch.
+    #[default]
+    Raise,
+    /// It is a batch of its own, above the budget.
+    Alone,
+}
+
+impl Budget {
+    /// Batches of at most `tokens` tokens, each a byte, padded, of [`DEFAULT_WINDOW`] positions at a time.
+    pub fn new(tokens: u64) -> Budget {
+        let (window, lengths) = (DEFAULT_WINDOW, LengthsOf::Bytes(1));
+        Budget { tokens, window, max_samples: None, cost: Cost::Padded, lengths }
+    }
+
+    /// Checks that all numbers are in range.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check(&self) -> Result<(), BudgetError> {
+        if self.tokens == 0 {
+            return Err(BudgetError::NoTokens);
+        }
+        if !(1..=MAX_WINDOW).contains(&self.window) {
+            return Err(BudgetError::Window { window: self.window });
+        }
+        if self.max_samples == Some(0) {
+            return Err(BudgetError::NoSamples);
+        }
+        if self.lengths == LengthsOf::Bytes(0) {
+            return Err(BudgetError::NoBytes);
+        }
+        Ok(())
+    }
+
+    /// The first number in which this budget, that of a state, differs from the one `asked` for.
+    pub fn difference(&self, asked: &Budget) -> Option<BudgetDifference> {
+        let (state, asked_for) = (self, asked);
+        if state.tokens != asked_for.tokens {
+            let (state, asked) = (state.tokens, asked_for.tokens);
+            return Some(BudgetDifference::Tokens { state, asked });
+        }
+        if state.window != asked_for.window {
+            let (state, asked) = (state.window, asked_for.window);
+            return Some(BudgetDifference::Window { state, asked });
+        }
+        if state.max_samples != asked_for.max_samples {
+            let (state, asked) = (state.max_samples, asked_for.max_samples);
+            return Some(BudgetDifference::MaxSamples { state, asked });
+        }
+        if state.cost != asked_for.cost {
+            let (state, asked) = (state.cost, asked_for.cost);
+            return Some(BudgetDifference::Cost { state, asked });
+        }
+        (state.lengths != asked_for.lengths).then_some(BudgetDifference::Lengths)
+    }
+
+    /// Whether a sample of `tokens` costs more than a batch may.
+    pub fn exceeds(&self, tokens: u32) -> bool {
+        u64::from(tokens) > self.tokens
+    }
+
+    /// The tokens of a sample of `len_bytes` if its length is in bytes.
+    #[inline]
+    pub fn tokens_of_bytes(len_bytes: u32, token_bytes: u32) -> u32 {
+        len_bytes.div_ceil(token_bytes.max(1)).max(1)
+    }
+
+    /// The windows of an epoch of `len` positions.
+    pub fn num_windows(&self, len: u64) -> u64 {
+        len.div_ceil(self.window.max(1).into())
+    }
+
+    fn key(seed: u64, epoch: u64, window: u64) -> Key {
+        Key::derive(seed, &[LABEL, epoch, window])
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cost::Padded => "padded",
+            Cost::Sum => "sum",
+        })
+    }
+}
+
+/// Positions that are sorted together by default: enough that a batch has samples of nearly one length.
+pub const DEFAULT_WINDOW: u32 = 8192;
+
+/// A position of a window takes up to 44 bytes of memory, and a run keeps a few windows.
+pub const MAX_WINDOW: u32 = 1 << 22;
+
+/// The first word of the keys of windows. Frozen.
+const LABEL: u64 = 0x6275_6467;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,389 @@
+//! Orders that visit whole chunks: DIESEL's chunk-based shuffle in lanes, and slot order.
+//!
+//! 1. The chunks that hold live samples are shuffled by the epoch's key.
+//! 2. They are concatenated in that order and divided into K lanes: of N samples, lane l takes N / K, and
+//!    one more if l < N mod K. A chunk at a lane border is divided in slot order: its first samples end
+//!    one lane, the others begin the next.
+//!    (In version 1 each chunk goes as a whole to the lane with the fewest samples so far, the lowest of
+//!    several.)
+//! 3. Each lane is divided into groups of `group` consecutive chunks. A chunk of several cells, with one
+//!    oversize sample, counts as so many chunks; a group ends before a chunk that would exceed its size.
+//! 4. The samples of a group are shuffled together, by a key of the epoch, the lane and the group.
+//! 5. The sequence takes one sample of each lane in turn, and skips exhausted lanes.
+//!
+//! With one lane this is DIESEL's algorithm: one group after the other. With more lanes, a batch draws from
+//! `lanes * group` chunks at a time. If the world size divides the number of lanes, each rank has lanes, and
+//! so chunks, of its own: lanes have equal lengths, so none is exhausted before the last round. (In version 1
+//! some are, and ranks then read from each other's lanes.) Slot order has one lane, and shuffles nothing.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+use super::Population;
+use super::interleave::Interleave;
+use dlfs_base::permutation::{Key, Permutation};
+
+/// The sample at a position, as a sample of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pick {
+    /// The chunk.
+    pub chunk: u32,
+    /// Which of its live samples, in slot order.
+    pub nth: u32,
+    /// The group of the chunk in this epoch.
+    pub group: u32,
+    /// Another rank reads the chunk, so this rank had better read the sample singly.
+    pub alone: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Chunked {
+    /// The chunks of all lanes, lane after lane, in the order of each lane.
+    chunks: Vec<u32>,
+    /// For each of them, the samples of its lane up to and including it.
+    ends: Vec<u64>,
+    /// For each group, and one past the last, the index of its first chunk in `chunks`.
+    groups: Vec<u32>,
+    /// For each lane, and one past the last, its first group.
+    lanes: Vec<u32>,
+    /// For each lane, how many samples of its first chunk belong to the previous lane.
+    skips: Vec<u32>,
+    interleave: Interleave,
+    /// Lengths of lanes differ by at most one sample: position p belongs to lane p mod K.
+    has_equal_lanes: bool,
+    /// The key that shuffles the samples of groups; `None` leaves them in slot order.
+    key: Option<Key>,
+    cursors: Vec<Cursor>,
+    dealt: Dealt,
+}
+
+/// The chunks of each lane while they are distributed. Its memory is reused in the next epoch.
+#[derive(Debug, Clone, Default)]
+struct Dealt {
+    lanes: Vec<Vec<u32>>,
+    /// For each lane: samples of its first chunk that belong to the previous lane, and the most samples it
+    /// may have.
+    bounds: Vec<(u32, u64)>,
+    /// Each lane and its samples so far, the lane with the fewest first.
+    shortest: BinaryHeap<Reverse<(u64, u32)>>,
+}
+
+/// The current group of a lane, and what its next sample is computed from.
+#[derive(Debug, Clone)]
+struct Cursor {
+    group: u32,
+    /// Indices in the lane of the group's samples: `start..end`.
+    start: u64,
+    end: u64,
+    /// Samples of the group's first chunk that belong to the previous lane.
+    skip: u32,
+    shuffle: Option<Permutation>,
+}
+
+impl Cursor {
+    /// The index in slot order of the sample at `index`.
+    #[inline]
+    fn in_slot_order(&self, index: u64) -> u64 {
+        match &self.shuffle {
+            Some(shuffle) => self.start + shuffle.forward(index - self.start),
+            None => index,
+        }
+    }
+}
+
+/// How the shuffled chunks are distributed among lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dealing {
+    /// As wholes, to the lane with the fewest samples: version 1.
+    Whole,
+    /// Concatenated and divided into lanes of equal length.
+    Equal,
+}
+
+impl Chunked {
+    pub(super) fn in_slot_order(population: &(impl Population + ?Sized)) -> Chunked {
+        let mut order = Chunked::empty();
+        let chunks = (0..population.num_chunks()).filter(|&c| population.live_in_chunk(c) > 0);
+        order.dealt.lanes.push(chunks.collect());
+        order.dealt.bounds.push(UNBOUNDED);
+        order.cut(population, 1);
+        order
+    }
+
+    pub(super) fn shuffled(
+        population: &(impl Population + ?Sized),
+        dealing: Dealing,
+        (lanes, group): (u32, u32),
+        key: Key,
+    ) -> Chunked {
+        let mut order = Chunked::empty();
+        order.shuffle_anew(population, dealing, (lanes, group), key);
+        order
+    }
+
+    /// Replaces this order by the one that `shuffled` returns, and reuses its memory.
+    pub(super) fn shuffle_anew(
+        &mut self,
+        population: &(impl Population + ?Sized),
+        dealing: Dealing,
+        (lanes, group): (u32, u32),
+        key: Key,
+    ) {
+        self.dealt.clear(population.num_chunks(), lanes);
+        match dealing {
+            Dealing::Whole => self.dealt.deal_whole(population, lanes, key.with(CHUNKS)),
+            Dealing::Equal => self.dealt.deal_equally(population, lanes, key.with(CHUNKS)),
+        }
+        self.has_equal_lanes = dealing == Dealing::Equal;
+        self.key = Some(key.with(SAMPLES));
+        self.cut(population, group);
+    }
+
+    fn empty() -> Chunked {
+        Chunked {
+            chunks: Vec::new(),
+            ends: Vec::new(),
+            groups: Vec::new(),
+            lanes: Vec::new(),
+            skips: Vec::new(),
+            interleave: Interleave::default(),
+            has_equal_lanes: true,
+            key: None,
+            cursors: Vec::new(),
+            dealt: Dealt::default(),
+        }
+    }
+
+    /// Divides the lanes into groups.
+    fn cut(&mut self, population: &(impl Population + ?Sized), group: u32) {
+        let Chunked { chunks, ends, groups, lanes, skips, interleave, cursors, dealt, .. } = self;
+        chunks.clear();
+        ends.clear();
+        groups.clear();
+        lanes.clear();
+        skips.clear();
+        interleave.clear();
+        for (lane, &(skip, limit)) in dealt.lanes.iter().zip(&dealt.bounds) {
+            lanes.push(groups.len() as u32);
+            skips.push(skip);
+            let (mut samples, mut room, mut skip) = (0, 0, skip);
+            for &chunk in lane {
+                let span = population.span_of_chunk(chunk).max(1);
+                if room < span {
+                    groups.push(ends.len() as u32);
+                    room = group;
+                }
+                room = room.saturating_sub(span);
+                samples += u64::from(population.live_in_chunk(chunk) - std::mem::take(&mut skip));
+                samples = samples.min(limit);
+                ends.push(samples);
+            }
+            chunks.extend_from_slice(lane);
+            interleave.add_lane(samples);
+        }
+        lanes.push(groups.len() as u32);
+        groups.push(chunks.len() as u32);
+        interleave.begin();
+        cursors.clear();
+        let nowhere = Cursor { group: 0, start: 0, end: 0, skip: 0, shuffle: None };
+        cursors.resize(dealt.lanes.len(), nowhere);
+    }
+
+    #[inline]
+    pub(super) fn pick(&mut self, position: u64) -> Pick {
+        let (lane, index) = self.interleave.locate(position);
+        let (at, nth) = self.locate_in_lane(lane, index);
+        let group = self.cursors[lane as usize].group;
+        Pick { chunk: self.chunks[at], nth, group, alone: false }
+    }
+
+    /// The chunk of sample `index` of `lane`, as an index into `chunks`, and the number of the sample in it.
+    #[inline]
+    pub(super) fn locate_in_lane(&mut self, lane: u32, index: u64) -> (usize, u32) {
+        let (_, shuffled) = self.place_in_group(lane, index);
+        let cursor = &self.cursors[lane as usize];
+        let first = self.groups[cursor.group as usize] as usize;
+        let end = self.groups[cursor.group as usize + 1] as usize;
+        let at = first + self.ends[first..end].partition_point(|&end| end <= shuffled);
+        match at == first {
+            true => (at, (shuffled - cursor.start) as u32 + cursor.skip),
+            false => (at, (shuffled - self.ends[at - 1]) as u32),
+        }
+    }
+
+    /// The chunk of sample `index` of `lane`, and the number of the sample in it.
+    pub(super) fn sample_of_lane(&mut self, lane: u32, index: u64) -> (u32, u32) {
+        let (at, nth) = self.locate_in_lane(lane, index);
+        (self.chunks[at], nth)
+    }
+
+    /// The group of sample `index` of `lane`, and the sample's index in the lane in slot order.
+    #[inline]
+    pub(super) fn place_in_group(&mut self, lane: u32, index: u64) -> (u32, u64) {
+        let mut cursor = &self.cursors[lane as usize];
+        if !(cursor.start..cursor.end).contains(&index) {
+            self.enter(lane, index);
+            cursor = &self.cursors[lane as usize];
+        }
+        (cursor.group, cursor.in_slot_order(index))
+    }
+
+    /// The lane of `group`.
+    pub(super) fn lane_of(&self, group: u32) -> u32 {
+        self.lanes.partition_point(|&first| first <= group) as u32 - 1
+    }
+
+    /// The index of `chunk` among all chunks, if it is of `group`.
+    pub(super) fn find_in_group(&self, group: u32, chunk: u32) -> Option<usize> {
+        let (first, end) = self.chunk_range(group);
+        self.chunks[first..end].iter().position(|&other| other == chunk).map(|nth| first + nth)
+    }
+
+    /// The samples of `chunk` that belong to `group`, in slot order.
+    pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
+        let Some(at) = self.find_in_group(group, chunk) else { return 0..0 };
+        let lane = self.lane_of(group);
+        let samples = self.samples_at(lane, at);
+        let skip = if samples.start == 0 { self.skips[lane as usize] } else { 0 };
+        skip..skip + (samples.end - samples.start) as u32
+    }
+
+    /// Indices in `lane` of the samples of the chunk at index `at`.
+    pub(super) fn samples_at(&self, lane: u32, at: usize) -> Range<u64> {
+        let is_first = at == self.groups[self.lanes[lane as usize] as usize] as usize;
+        (if is_first { 0 } else { self.ends[at - 1] })..self.ends[at]
+    }
+
+    /// The number of samples that a lane takes of each of its chunks.
+    pub(super) fn lane_sample_counts(&self) -> impl Iterator<Item = u64> {
+        let mut before = 0;
+        self.ends.iter().map(move |&end| {
+            // In a new lane, counting restarts at 0.
+            let start = if end > before { before } else { 0 };
+            before = end;
+            end - start
+        })
+    }
+
+    pub(super) fn num_lanes(&self) -> u32 {
+        self.lanes.len() as u32 - 1
+    }
+
+    pub(super) fn has_equal_lanes(&self) -> bool {
+        self.has_equal_lanes
+    }
+
+    /// The lane of `position`, and the index of its sample in the lane.
+    pub(super) fn locate(&mut self, position: u64) -> (u32, u64) {
+        self.interleave.locate(position)
+    }
+
+    /// The position of the sample `index` of `lane`.
+    pub(super) fn position(&self, lane: u32, index: u64) -> u64 {
+        match self.has_equal_lanes {
+            true => index * u64::from(self.num_lanes()) + u64::from(lane),
+            false => self.interleave.position(lane, index),
+        }
+    }
+
+    /// Indices of the chunks of `group`: the first, and one past the last.
+    pub(super) fn chunk_range(&self, group: u32) -> (usize, usize) {
+        (self.groups[group as usize] as usize, self.groups[group as usize + 1] as usize)
+    }
+
+    fn enter(&mut self, lane: u32, index: u64) {
+        let group = self.group_of(lane, index);
+        let (start, end) = self.samples_of(lane, group);
+        let nth = group - self.lanes[lane as usize];
+        let key = self.key.map(|key| key.with(u64::from(lane)).with(u64::from(nth)));
+        let shuffle = key.map(|key| Permutation::new(end - start, key));
+        let skip = if nth == 0 { self.skips[lane as usize] } else { 0 };
+        self.cursors[lane as usize] = Cursor { group, start, end, skip, shuffle };
+    }
+
+    /// The group that holds sample `index` of `lane`.
+    pub(super) fn group_of(&self, lane: u32, index: u64) -> u32 {
+        let (first, end) = (self.lanes[lane as usize], self.lanes[lane as usize + 1]);
+        let groups = &self.groups[first as usize + 1..=end as usize];
+        first + groups.partition_point(|&at| self.ends[at as usize - 1] <= index) as u32
+    }
+
+    /// Indices in `lane` of the samples of `group`: the first, and one past the last.
+    pub(super) fn samples_of(&self, lane: u32, group: u32) -> (u64, u64) {
+        let first = self.groups[group as usize] as usize;
+        let end = self.ends[self.groups[group as usize + 1] as usize - 1];
+        let is_first = group == self.lanes[lane as usize];
+        (if is_first { 0 } else { self.ends[first - 1] }, end)
+    }
+}
+
+impl Dealt {
+    /// Makes `lanes` empty lanes, each with capacity for its share of the chunks.
+    fn clear(&mut self, num_chunks: u32, lanes: u32) {
+        self.lanes.resize_with(lanes as usize, Vec::new);
+        let fair_share = num_chunks as usize / lanes.max(1) as usize;
+        for lane in &mut self.lanes {
+            lane.clear();
+            lane.reserve(fair_share + SPARE_CHUNKS);
+        }
+        self.bounds.clear();
+    }
+
+    /// Assigns each shuffled chunk, as a whole, to the lane with the fewest samples so far.
+    fn deal_whole(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
+        self.bounds.resize(lanes as usize, UNBOUNDED);
+        self.shortest.clear();
+        self.shortest.extend((0..lanes).map(|lane| Reverse((0, lane))));
+        for (chunk, live) in shuffled_chunks(population, key) {
+            let mut lane = self.shortest.peek_mut().expect("an order has at least one lane");
+            self.lanes[lane.0.1 as usize].push(chunk);
+            lane.0.0 += u64::from(live);
+        }
+    }
+
+    /// Concatenates the shuffled chunks, and divides them where a lane has its share of the samples.
+    fn deal_equally(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
+        let (each, extra) =
+            (population.num_live() / u64::from(lanes), population.num_live() % u64::from(lanes));
+        let mut chunks = shuffled_chunks(population, key);
+        let (mut chunk, mut live, mut taken) = (0, 0, 0);
+        for (lane, own) in (0..).zip(&mut self.lanes) {
+            let share = each + u64::from(lane < extra);
+            // If the border falls between two chunks, the next lane skips nothing.
+            let skip = if taken < live { taken } else { 0 };
+            let mut rest = share;
+            while rest > 0 {
+                if taken == live {
+                    let Some(next) = chunks.next() else { break };
+                    ((chunk, live), taken) = (next, 0);
+                }
+                own.push(chunk);
+                let count = rest.min(u64::from(live - taken));
+                taken += count as u32;
+                rest -= count;
+            }
+            self.bounds.push((skip, share));
+        }
+    }
+}
+
+/// The chunks that hold live samples, shuffled by `key`, with their numbers of live samples.
+fn shuffled_chunks(
+    population: &(impl Population + ?Sized),
+    key: Key,
+) -> impl Iterator<Item = (u32, u32)> {
+    let permutation = Permutation::new(u64::from(population.num_chunks()), key);
+    let chunks = (0..permutation.len()).map(move |index| permutation.forward(index) as u32);
+    chunks.map(|chunk| (chunk, population.live_in_chunk(chunk))).filter(|&(_, live)| live > 0)
+}
+
+/// The bounds of a lane that has all samples of its chunks.
+const UNBOUNDED: (u32, u64) = (0, u64::MAX);
+
+/// Capacity of a lane above its share of the chunks: the number differs slightly by epoch.
+const SPARE_CHUNKS: usize = 8;
+
+/// Words of the keys. Frozen.
+const CHUNKS: u64 = 0;
+const SAMPLES: u64 = 1;

@@ -1,0 +1,265 @@
+//! Mixtures: several data sets as one sequence, in given proportions.
+//!
+//! A run over a mixture has epochs of equal length. Which source has a position, and which of its samples, is
+//! arithmetic, as in every order: any position is computed directly, a run resumes from one number, and world
+//! size, batch size and workers change nothing. So no source has a state of its own.
+//!
+//! 1. *Counts.* In an epoch of T positions each source has its part of T, rounded by largest remainders (of
+//!    equal remainders the earlier source's). A [`Phase`] that begins within an epoch cuts it; each piece has
+//!    its own counts. Such a piece, or a whole epoch, is a *segment*.
+//! 2. *Sources.* Which positions of a segment a source has follows from its [`Batching`].
+//! 3. *Draws.* The n-th position of the run that a source has, counted from 0, is its *draw* n. A source of N
+//!    samples is at position n mod N of its own epoch n / N: it begins again, shuffled anew, when it is used up,
+//!    and each of its epochs has every sample once, wherever the mixture's epochs end.
+//!
+//! All numbers are integers, and weights are decimal numbers ([`Weight`]). What positions map to is frozen;
+//! `tests/golden/mixtures.txt` pins it, and a Python program beside it computes the same from this page and
+//! from `word.rs`.
+//!
+//! *Stratified.* `word.rs` deals the positions of a segment, so that each global batch has its share of each
+//! source, one or two more or less. The key of its phases is of {seed, 5, the segment's first position}, and of
+//! the number of the node.
+//!
+//! *Random.* Windows of 16,384 positions of a segment are permuted before the word is asked which source they have, by
+//! keys of {seed, 6, the window's first position}. A batch then has what chance gives it. The draws of each source
+//! follow the positions that it has, so that it is read in its own order: grouped order reads chunk by chunk.
+//!
+//! *By source.* As stratified, but units of one global batch are dealt instead of positions.
+//!
+//! Read [`Mixture`] first, then `segments.rs`.
+
+mod error;
+mod segments;
+mod spec;
+mod text;
+mod weight;
+mod window;
+mod word;
+
+pub use error::MixtureError;
+pub use spec::{Batching, MixtureSpec, MixtureState, Part, Phase, Source};
+pub use weight::Weight;
+
+use dlfs_base::permutation::{Key, Permutation};
+use dlfs_base::units::Epoch;
+use segments::{Segment, Segments};
+use window::Window;
+use word::{Walk, Word};
+
+/// The sequence of a run over a mixture: position -> source and position in its epoch.
+///
+/// It caches what makes consecutive positions fast and does not change results, so each thread needs a value of
+/// its own.
+#[derive(Debug, Clone)]
+pub struct Mixture {
+    seed: u64,
+    batching: Batching,
+    /// Samples of each source.
+    samples: Vec<u64>,
+    segments: Segments,
+    current: Dealt,
+    window: Option<Window>,
+    /// The position of the segment behind the one that was drawn last, and how many were drawn in sequence.
+    next: u64,
+    in_sequence: u32,
+    /// What the word has there, once positions are drawn in sequence.
+    walk: Walk,
+    /// By source: the epoch that was drawn from last, and its first draw.
+    epochs: Vec<(u64, u64)>,
+}
+
+/// What a position of a mixture reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Draw {
+    /// The source, counted from 0.
+    pub source: u32,
+    /// The epoch of that source.
+    pub epoch: Epoch,
+    /// The position in it.
+    pub position: u64,
+}
+
+/// A segment, and the word that deals it.
+#[derive(Debug, Clone)]
+struct Dealt {
+    segment: Segment,
+    word: Word,
+    /// Positions that are dealt together.
+    unit: u64,
+}
+
+impl Mixture {
+    /// The sequence of `spec`.
+    ///
+    /// # Errors
+    /// What of `spec` makes no mixture, and of which source.
+    pub fn new(spec: &MixtureSpec) -> Result<Mixture, MixtureError> {
+        let segments = Segments::new(spec)?;
+        let current = Dealt::new(segments.at(0), spec.batching, spec.seed);
+        let samples: Vec<u64> = spec.sources.iter().map(|source| source.samples).collect();
+        let MixtureSpec { seed, batching, .. } = *spec;
+        Ok(Mixture {
+            seed,
+            batching,
+            epochs: vec![(0, 0); samples.len()],
+            samples,
+            segments,
+            current,
+            window: None,
+            next: 0,
+            in_sequence: 0,
+            walk: Walk::default(),
+        })
+    }
+
+    /// Positions of an epoch.
+    pub fn epoch_size(&self) -> u64 {
+        self.segments.epoch_size()
+    }
+
+    /// The number of sources.
+    pub fn num_sources(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// How many positions of `epoch` each source has.
+    pub fn counts(&self, epoch: Epoch) -> Vec<u64> {
+        let first = epoch.0.saturating_mul(self.epoch_size());
+        let before = self.segments.drawn_before(first, self.batching, self.seed);
+        let after = self.segments.drawn_before(
+            first.saturating_add(self.epoch_size()),
+            self.batching,
+            self.seed,
+        );
+        before.iter().zip(after).map(|(before, after)| after - before).collect()
+    }
+
+    /// How many of the first `position` positions of the run each source has, without the permutations of
+    /// [`Batching::Random`]: where each source stands when a run resumes there, up to what a window permutes.
+    pub fn drawn_before(&self, position: u64) -> Vec<u64> {
+        self.segments.drawn_before(position, self.batching, self.seed)
+    }
+
+    /// What each source has of `len` positions from `position` on if a segment's counts are spread evenly over it.
+    pub fn shares(&self, position: u64, len: u64) -> Vec<f64> {
+        let mut shares = vec![0.0; self.num_sources()];
+        let (mut at, end) = (position, position.saturating_add(len));
+        while at < end {
+            let segment = self.segments.at(at);
+            let part = (end - at).min(segment.first.saturating_add(segment.len) - at);
+            let of_segment = part as f64 / segment.len as f64;
+            for (share, &count) in shares.iter_mut().zip(&segment.counts) {
+                *share += count as f64 * of_segment;
+            }
+            at += part;
+        }
+        shares
+    }
+
+    /// What `position` of the run reads: epoch times epoch size, and the position in the epoch.
+    ///
+    /// Takes some tens of nanoseconds, less in sequence. The first position in a window of [`Batching::Random`] takes a
+    /// fraction of a millisecond, in which all others of the window are computed.
+    #[inline]
+    pub fn draw(&mut self, position: u64) -> Draw {
+        let (source, number) = self.number(position);
+        let samples = self.samples[source as usize];
+        let (epoch, first) = &mut self.epochs[source as usize];
+        if number.wrapping_sub(*first) >= samples {
+            *epoch = number / samples;
+            *first = *epoch * samples;
+        }
+        Draw { source, epoch: Epoch(*epoch), position: number - *first }
+    }
+
+    /// The source of `position`, and the number of its draw.
+    #[inline]
+    fn number(&mut self, position: u64) -> (u32, u64) {
+        if !self.current.segment.contains(position) {
+            self.current = Dealt::new(self.segments.at(position), self.batching, self.seed);
+            (self.next, self.in_sequence) = (u64::MAX, 0);
+        }
+        let at = position - self.current.segment.first;
+        let (source, rank) = match (self.batching, self.current.unit) {
+            (Batching::Random, _) => self.permuted(position),
+            (_, 1) => self.dealt(at),
+            (_, unit) => {
+                let (source, rank) = self.current.word.locate(at / unit);
+                (source, rank * unit + at % unit)
+            }
+        };
+        (source, self.current.segment.before[source as usize] + rank)
+    }
+
+    /// What the word deals at a position of the segment.
+    #[inline]
+    fn dealt(&mut self, at: u64) -> (u32, u64) {
+        let word = &self.current.word;
+        self.in_sequence = if at == self.next { self.in_sequence.saturating_add(1) } else { 0 };
+        self.next = at + 1;
+        if self.in_sequence < WORTH_A_WALK {
+            return word.locate(at);
+        }
+        if self.in_sequence == WORTH_A_WALK {
+            word.walk_from(at, self.samples.len(), &mut self.walk);
+        }
+        word.step(&mut self.walk)
+    }
+
+    /// What a window of the segment deals to `position`, which is in it.
+    fn permuted(&mut self, position: u64) -> (u32, u64) {
+        let Dealt { segment: Segment { first: start, len, .. }, word, .. } = &self.current;
+        let at = position - start;
+        let first = at - at % RANDOM_WINDOW;
+        let window = match &mut self.window {
+            Some(window) if window.begins_at(*start, first) => window,
+            other => {
+                let key = Key::derive(self.seed, &[LABEL_WINDOW, start + first]);
+                let permutation = Permutation::new(RANDOM_WINDOW.min(len - first), key);
+                let memory = other.take().unwrap_or_default();
+                let place = (*start, first);
+                other.insert(memory.refilled(place, permutation, word, self.samples.len()))
+            }
+        };
+        window.at(at)
+    }
+}
+
+impl Dealt {
+    fn new(segment: Segment, batching: Batching, seed: u64) -> Dealt {
+        let unit = batching.unit();
+        let counts: Vec<u64> = segment.counts.iter().map(|count| count / unit).collect();
+        let word = Word::new(&counts, Key::derive(seed, &[LABEL_WORD, segment.first]));
+        Dealt { segment, word, unit }
+    }
+
+    /// Adds to `counts` what each source has of the first `len` positions of the segment.
+    fn count_before(&self, len: u64, counts: &mut [u64]) {
+        let (whole, rest) = (len / self.unit, len % self.unit);
+        let mut units = vec![0; counts.len()];
+        self.word.count_before(whole, &mut units);
+        counts.iter_mut().zip(units).for_each(|(count, units)| *count += units * self.unit);
+        if rest > 0 {
+            counts[self.word.locate(whole).0 as usize] += rest;
+        }
+    }
+}
+
+/// So many positions in sequence tell that more follow.
+const WORTH_A_WALK: u32 = 64;
+
+/// Positions that [`Batching::Random`] permutes together. Frozen.
+const RANDOM_WINDOW: u64 = 1 << 14;
+
+/// The seed of the order of `source`, counted from 0, in a run with `seed`. Frozen.
+pub fn source_seed(seed: u64, source: usize) -> u64 {
+    Key::derive(seed, &[LABEL_SOURCE, source as u64]).word()
+}
+
+/// The first words of keys; the orders have 0 to 4. Frozen.
+const LABEL_WORD: u64 = 5;
+const LABEL_WINDOW: u64 = 6;
+const LABEL_SOURCE: u64 = 7;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+//! Deals positions to sources, each of which gets a given number of them, evenly.
+
+use dlfs_base::permutation::Key;
+
+/// Position -> (source, how many of that source came before).
+///
+/// A binary tree whose leaves are the sources. A node divides its positions between its two sides as
+/// Bresenham's line divides steps: of its first p positions, (p * left + phase) / len, rounded down, are the
+/// left side's. So any window of m positions has m * left / len of them, and less than one more or less. The
+/// tree is Huffman's for the counts: frequent sources lie near the root, where nothing adds up.
+#[derive(Debug, Clone)]
+pub(super) struct Word {
+    nodes: Vec<Node>,
+    root: Side,
+    len: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    len: u64,
+    left: u64,
+    /// Below `len`: where the line begins.
+    phase: u64,
+    sides: [Side; 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Node(u32),
+    Source(u32),
+}
+
+impl Word {
+    /// The word in which source i stands `counts[i]` times. Their sum is positive and fits 64 bits.
+    pub(super) fn new(counts: &[u64], key: Key) -> Word {
+        let sources = (0..).zip(counts).filter(|&(_, &count)| count > 0);
+        let leaves: Vec<(u64, Side)> =
+            sources.map(|(i, &count)| (count, Side::Source(i))).collect();
+        let mut word = Word { nodes: Vec::with_capacity(leaves.len()), root: leaves[0].1, len: 0 };
+        (word.len, word.root) = word.join_all(leaves);
+        word.begin(key);
+        word
+    }
+
+    /// Gives each node the phase that `key` draws.
+    pub(super) fn begin(&mut self, key: Key) {
+        for (i, node) in (0..).zip(&mut self.nodes) {
+            let draw = u128::from(key.with(i).word());
+            node.phase = ((draw * u128::from(node.len)) >> 64) as u64;
+        }
+    }
+
+    /// Joins the two smallest parts until one is left, Huffman's way. Of equal parts the earlier comes first;
+    /// a joined part is later than all before it.
+    fn join_all(&mut self, mut leaves: Vec<(u64, Side)>) -> (u64, Side) {
+        leaves.sort_by_key(|leaf| leaf.0);
+        let mut leaves = leaves.into_iter().peekable();
+        let mut joined = std::collections::VecDeque::new();
+        loop {
+            let mut smallest = |joined: &mut std::collections::VecDeque<(u64, Side)>| {
+                let leaf_first = match (leaves.peek(), joined.front()) {
+                    (Some(leaf), Some(part)) => leaf.0 <= part.0,
+                    (leaf, _) => leaf.is_some(),
+                };
+                if leaf_first { leaves.next() } else { joined.pop_front() }
+            };
+            let first = smallest(&mut joined).expect("there is at least one part");
+            let Some(second) = smallest(&mut joined) else { return first };
+            let len = first.0 + second.0;
+            let side = Side::Node(self.nodes.len() as u32);
+            self.nodes.push(Node { len, left: first.0, phase: 0, sides: [first.1, second.1] });
+            joined.push_back((len, side));
+        }
+    }
+
+    /// The source at `position`, below the sum of all counts, and how often it stands before.
+    #[inline]
+    pub(super) fn locate(&self, position: u64) -> (u32, u64) {
+        debug_assert!(position < self.len);
+        let (mut side, mut rank) = (self.root, position);
+        loop {
+            match side {
+                Side::Source(source) => return (source, rank),
+                Side::Node(node) => {
+                    let node = &self.nodes[node as usize];
+                    let (left, is_left) = node.split(rank);
+                    rank = if is_left { left } else { rank - left };
+                    side = node.sides[usize::from(!is_left)];
+                }
+            }
+        }
+    }
+
+    /// Adds to `counts[i]` how often source i stands before `position`, at most the sum of all counts.
+    pub(super) fn count_before(&self, position: u64, counts: &mut [u64]) {
+        let mut parts = vec![(self.root, position)];
+        while let Some((side, rank)) = parts.pop() {
+            match side {
+                Side::Source(source) => counts[source as usize] += rank,
+                Side::Node(node) => {
+                    let node = &self.nodes[node as usize];
+                    let left = node.split(rank).0;
+                    parts.extend([(node.sides[0], left), (node.sides[1], rank - left)]);
+                }
+            }
+        }
+    }
+}
+
+/// A word read one position after the other, without a division for each.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Walk {
+    /// By node: what the division in [`Node::split`] leaves at its next position.
+    rests: Vec<u64>,
+    /// By source: how often it stands before the next position.
+    pub(super) counts: Vec<u64>,
+}
+
+impl Word {
+    /// Places `walk` at `position`, among `sources` sources.
+    pub(super) fn walk_from(&self, position: u64, sources: usize, walk: &mut Walk) {
+        walk.rests.clear();
+        walk.rests.resize(self.nodes.len(), 0);
+        walk.counts.clear();
+        walk.counts.resize(sources, 0);
+        let mut parts = vec![(self.root, position)];
+        while let Some((side, rank)) = parts.pop() {
+            match side {
+                Side::Source(source) => walk.counts[source as usize] = rank,
+                Side::Node(number) => {
+                    let node = &self.nodes[number as usize];
+                    let (left, rest) = node.divide(rank);
+                    walk.rests[number as usize] = rest;
+                    parts.extend([(node.sides[0], left), (node.sides[1], rank - left)]);
+                }
+            }
+        }
+    }
+
+    /// As [`Word::locate`] of the next position of `walk`.
+    #[inline]
+    pub(super) fn step(&self, walk: &mut Walk) -> (u32, u64) {
+        let mut side = self.root;
+        loop {
+            match side {
+                Side::Source(source) => {
+                    let count = &mut walk.counts[source as usize];
+                    *count += 1;
+                    return (source, *count - 1);
+                }
+                Side::Node(number) => {
+                    let Node { len, left, sides, .. } = &self.nodes[number as usize];
+                    let rest = &mut walk.rests[number as usize];
+                    *rest += left;
+                    let is_left = *rest >= *len;
+                    *rest -= if is_left { *len } else { 0 };
+                    side = sides[usize::from(!is_left)];
+                }
+            }
+        }
+    }
+}
+
+impl Node {
+    /// How many of the first `position` positions are the left side's, and whether the next one is.
+    #[inline]
+    fn split(&self, position: u64) -> (u64, bool) {
+        let (left, rest) = self.divide(position);
+        (left, rest + self.left >= self.len) // lengths are far below 2^63
+    }
+
+    /// (`position` * `left` + `phase`) / `len`, and what the division leaves.
+    #[inline]
+    fn divide(&self, position: u64) -> (u64, u64) {
+        let Node { len, left, phase, .. } = *self;
+        if len <= u64::from(u32::MAX) {
+            // len - 1 + len * (len - 1) fits 64 bits.
+            let scaled = position * left + phase;
+            return (scaled / len, scaled % len);
+        }
+        let (len, left) = (u128::from(len), u128::from(left));
+        let scaled = u128::from(position) * left + u128::from(phase);
+        ((scaled / len) as u64, (scaled % len) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(counts: &[u64], seed: u64) {
+        let word = Word::new(counts, Key::new(seed));
+        let total: u64 = counts.iter().sum();
+        let mut seen = vec![0; counts.len()];
+        for position in 0..total {
+            let mut before = vec![0; counts.len()];
+            word.count_before(position, &mut before);
+            assert_eq!(before, seen, "before {position} of {counts:?}, seed {seed}");
+            let (source, rank) = word.locate(position);
+            assert_eq!(rank, seen[source as usize], "{position} of {counts:?}, seed {seed}");
+            seen[source as usize] += 1;
+        }
+        assert_eq!(seen, counts, "seed {seed}");
+    }
+
+    #[test]
+    fn each_source_stands_as_often_as_it_should() {
+        for seed in 0..20 {
+            let cases: [&[u64]; 7] =
+                [&[1], &[5, 5], &[0, 3, 0], &[1, 1000], &[7, 2, 1], &[1; 16], &[900, 90, 9, 1]];
+            cases.iter().for_each(|counts| check(counts, seed));
+        }
+    }
+
+    #[test]
+    fn a_walk_finds_what_single_positions_have() {
+        let mut walk = Walk::default();
+        for counts in [&[1_u64][..], &[5, 5], &[0, 3, 0], &[7, 2, 1], &[900, 90, 9, 1]] {
+            for seed in 0..20 {
+                let word = Word::new(counts, Key::new(seed));
+                for first in [0, 1, word.len / 2, word.len] {
+                    word.walk_from(first, counts.len(), &mut walk);
+                    for position in first..word.len {
+                        let found = word.step(&mut walk);
+                        assert_eq!(
+                            found,
+                            word.locate(position),
+                            "{position} of {counts:?}, seed {seed}"
+                        );
+                    }
+                    assert_eq!(walk.counts, counts, "seed {seed}");
+                }
+            }
+        }
+        let long = Word::new(&[7 << 40, 2 << 40, 1 << 40], Key::new(3));
+        long.walk_from(5 << 40, 3, &mut walk);
+        for position in (5 << 40)..(5 << 40) + 10_000 {
+            assert_eq!(long.step(&mut walk), long.locate(position));
+        }
+    }
+
+    #[test]
+    fn long_words_are_dealt_as_short_ones() {
+        // The same proportions, on both sides of the arithmetic of 128 bits.
+        let long = Word::new(&[7 << 40, 2 << 40, 1 << 40], Key::new(3));
+        let mut counts = vec![0; 3];
+        long.count_before(10 << 40, &mut counts);
+        assert_eq!(counts, [7 << 40, 2 << 40, 1 << 40]);
+        let mut seen = vec![0; 3];
+        long.count_before(5 << 40, &mut seen);
+        for position in (5 << 40)..(5 << 40) + 10_000 {
+            let (source, rank) = long.locate(position);
+            assert_eq!(rank, seen[source as usize]);
+            seen[source as usize] += 1;
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! Orders: the sequence of samples of each epoch, which every rank can compute in advance.
+//!
+//! An epoch is a sequence of positions 0..N over the live samples of one generation. It depends on
+//! {image, generation, order, seed, epoch} and on nothing else: not on the world size, the batch size or
+//! earlier epochs. So a rank computes its share ([`Shard`]), a run resumes from a few numbers ([`State`])
+//! with another world size, and every node can compute what every other node will read. (`local` and
+//! `partial` depend on the world size; their specification contains it.)
+//!
+//! All orders are built from keyed permutations ([`dlfs_base::permutation`]): any position is computed
+//! directly, nothing is allocated per sample, and memory is at most a few words per chunk. The sequence
+//! of a specification is frozen; `tests/golden/orders.txt` pins it.
+//!
+//! This module reads no samples. A [`Population`] gives the number of samples and their chunks, a reader
+//! reads the ids or [`Pick`]s, and `report` measures how random an order is.
+//!
+//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
+//! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder;
+//! `shares.rs` says what each rank has and exchanges where ranks have shares of their own; [`mixture`] makes
+//! one sequence of several data sets; [`weighted`] draws samples by weights, and keeps a few bytes for each;
+//! [`budget`] cuts any order into batches of at most so many tokens.
+
+mod aligned;
+pub mod budget;
+mod by_node;
+mod chunked;
+mod hash;
+mod interleave;
+pub mod mixture;
+mod partial;
+mod reads;
+pub mod report;
+mod shard;
+mod shares;
+mod spec;
+mod state;
+pub mod weighted;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use dlfs_base::permutation::{Key, Permutation};
+use dlfs_base::units::{Epoch, SampleId};
+
+pub use aligned::{Aligner, Counted};
+pub use by_node::{ByNode, Locality, deal};
+pub use chunked::Pick;
+pub use hash::WeightsId;
+pub use reads::Reads;
+pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
+pub use shares::{Exchanged, Shares};
+pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
+pub use state::{ImageId, Refusal, State, ViewId};
+
+use chunked::{Chunked, Dealing};
+use partial::Partial;
+use weighted::{Weighted, Weights};
+
+/// The samples of an order: the live samples of one generation.
+pub trait Population {
+    /// Live samples of the whole image.
+    fn num_live(&self) -> u64;
+
+    /// The number of chunks, including those without live samples. Chunks are numbered in slot order.
+    fn num_chunks(&self) -> u32;
+
+    /// Live samples of `chunk`.
+    fn live_in_chunk(&self, chunk: u32) -> u32;
+
+    /// The length of `chunk` in cells: more than one only if it holds one oversize sample.
+    fn span_of_chunk(&self, _chunk: u32) -> u32 {
+        1
+    }
+
+    /// The live sample number `rank`, in the order of ids.
+    fn id_of_live(&self, rank: u64) -> SampleId;
+
+    /// The live sample number `nth` of `chunk`, in slot order.
+    fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId;
+
+    /// The chunk of a live sample; `None` if there is no such sample.
+    fn chunk_of(&self, id: SampleId) -> Option<u32>;
+
+    /// The blocks of the medium that the live sample number `nth` of `chunk` touches: what it costs to read it alone,
+    /// beside the other samples. The same for all, if nothing is known of that.
+    fn blocks_of(&self, _chunk: u32, _nth: u32) -> u32 {
+        1
+    }
+}
+
+/// The sequence of one epoch: position -> sample.
+///
+/// It caches state that makes consecutive positions fast and does not change results, so each thread needs
+/// a value of its own.
+#[derive(Debug, Clone)]
+pub struct EpochOrder {
+    len: u64,
+    epoch: Epoch,
+    sequence: Sequence,
+}
+
+#[derive(Debug, Clone)]
+enum Sequence {
+    ById,
+    Global(Permutation),
+    Chunked(Chunked),
+    Partial(Partial),
+    Weighted(Weighted),
+}
+
+impl EpochOrder {
+    /// The order that `spec` gives the samples of `population` in `epoch`.
+    ///
+    /// Takes constant time for `global` and `sequential` by id. The other orders visit each chunk once, and
+    /// keep 20 bytes for it.
+    ///
+    /// # Errors
+    /// A number of `spec` is out of range, or there is no such epoch. `NoWeights`: the order is weighted, which
+    /// [`EpochOrder::weighted`] makes.
+    pub fn new(
+        spec: &OrderSpec,
+        epoch: Epoch,
+        population: &(impl Population + ?Sized),
+    ) -> Result<EpochOrder, OrderError> {
+        spec.check()?;
+        spec.check_epoch(epoch)?;
+        let len = population.num_live();
+        let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
+        let sequence = match spec.kind {
+            OrderKind::Sequential { by: SequentialBy::Id } => Sequence::ById,
+            OrderKind::Sequential { by: SequentialBy::Slot } => {
+                Sequence::Chunked(Chunked::in_slot_order(population))
+            }
+            OrderKind::Global => Sequence::Global(Permutation::new(len, key)),
+            OrderKind::Grouped { lanes, group } => Sequence::Chunked(Chunked::shuffled(
+                population,
+                Dealing::Equal,
+                (lanes, group),
+                key,
+            )),
+            OrderKind::GroupedV1 { lanes, group } => Sequence::Chunked(Chunked::shuffled(
+                population,
+                Dealing::Whole,
+                (lanes, group),
+                key,
+            )),
+            OrderKind::Local { world_size } => {
+                Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, 0.0))
+            }
+            OrderKind::Partial { q, world_size } => {
+                Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, q))
+            }
+            OrderKind::Weighted { .. } => return Err(OrderError::NoWeights),
+        };
+        Ok(EpochOrder { len, epoch, sequence })
+    }
+
+    /// The weighted order that `spec` gives the samples of `population` in `epoch`.
+    ///
+    /// Takes constant time with replacement. Without, it sorts all samples, in some 100 ns each.
+    ///
+    /// # Errors
+    /// `OtherWeights`: `spec` names other weights, or they weigh another number of samples. There is no such epoch.
+    pub fn weighted(
+        spec: &OrderSpec,
+        epoch: Epoch,
+        population: &(impl Population + ?Sized),
+        weights: &Arc<Weights>,
+    ) -> Result<EpochOrder, OrderError> {
+        spec.check()?;
+        spec.check_epoch(epoch)?;
+        let (weighed, samples) = (weights.num_samples(), population.num_live());
+        if spec.kind != weights.kind() || weighed != samples {
+            return Err(OrderError::OtherWeights { weighed, samples });
+        }
+        let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
+        let sequence = Sequence::Weighted(Weighted::new(weights, key));
+        Ok(EpochOrder { len: spec.kind.epoch_len(samples), epoch, sequence })
+    }
+
+    /// Replaces this order by the one that [`EpochOrder::new`] returns. A grouped order reuses its memory, so
+    /// that the next epoch allocates nothing.
+    ///
+    /// # Errors
+    /// As [`EpochOrder::new`]; the order is then unchanged.
+    pub fn begin_epoch(
+        &mut self,
+        spec: &OrderSpec,
+        epoch: Epoch,
+        population: &(impl Population + ?Sized),
+    ) -> Result<(), OrderError> {
+        match (spec.kind.lanes_and_group(), &mut self.sequence) {
+            (Some(lanes_and_group), Sequence::Chunked(chunked)) => {
+                spec.check()?;
+                spec.check_epoch(epoch)?;
+                let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
+                let dealing = match spec.kind {
+                    OrderKind::GroupedV1 { .. } => Dealing::Whole,
+                    _ => Dealing::Equal,
+                };
+                chunked.shuffle_anew(population, dealing, lanes_and_group, key);
+                (self.len, self.epoch) = (population.num_live(), epoch);
+            }
+            (_, Sequence::Weighted(weighted)) => {
+                let weights = Arc::clone(weighted.weights());
+                *self = EpochOrder::weighted(spec, epoch, population, &weights)?;
+            }
+            _ => *self = EpochOrder::new(spec, epoch, population)?,
+        }
+        Ok(())
+    }
+
+    /// Positions of the epoch: one for each live sample, except in weighted order.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are no samples.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The epoch.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Appends the samples at `positions`, in their order. `population` must be that of [`EpochOrder::new`].
+    ///
+    /// A position past the end wraps around to the start: so a padded shard repeats samples. An epoch without
+    /// samples repeats none. Takes tens of nanoseconds for each sample (for `partial`, times the epoch).
+    pub fn ids(
+        &mut self,
+        population: &(impl Population + ?Sized),
+        positions: Positions,
+        out: &mut Vec<SampleId>,
+    ) {
+        let len = self.len;
+        self.ids_at(population, among(positions, len).map(|position| wrap(position, len)), out);
+    }
+
+    /// Appends the samples at `positions`, all of which are of this epoch.
+    #[doc(hidden)]
+    pub fn ids_at(
+        &mut self,
+        population: &(impl Population + ?Sized),
+        positions: impl Iterator<Item = u64>,
+        out: &mut Vec<SampleId>,
+    ) {
+        match &mut self.sequence {
+            Sequence::ById => out.extend(positions.map(|rank| population.id_of_live(rank))),
+            Sequence::Global(permutation) => {
+                out.extend(
+                    positions.map(|position| population.id_of_live(permutation.forward(position))),
+                );
+            }
+            Sequence::Chunked(chunked) => out.extend(positions.map(|position| {
+                let pick = chunked.pick(position);
+                population.id_in_chunk(pick.chunk, pick.nth)
+            })),
+            Sequence::Partial(partial) => out.extend(positions.map(|position| {
+                let (chunk, nth) = partial.locate(position);
+                population.id_in_chunk(chunk, nth)
+            })),
+            Sequence::Weighted(weighted) => out.extend(
+                positions.map(|position| population.id_of_live(weighted.rank_at(position))),
+            ),
+        }
+    }
+
+    /// Whether the order visits whole chunks, group after group. Then [`EpochOrder::picks`] is available, and
+    /// a reader can read chunks instead of samples.
+    pub fn is_chunked(&self) -> bool {
+        matches!(self.sequence, Sequence::Chunked(_))
+    }
+
+    /// Appends the samples at `positions`, in their order, as samples of chunks.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn picks(&mut self, positions: Positions, out: &mut Vec<Pick>) {
+        let len = self.len;
+        self.picks_at(among(positions, len).map(|position| wrap(position, len)), out);
+    }
+
+    /// Appends the samples at `positions`, all of which are of this epoch, as samples of chunks.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    #[doc(hidden)]
+    pub fn picks_at(&mut self, positions: impl Iterator<Item = u64>, out: &mut Vec<Pick>) {
+        let chunked = self.chunked_mut();
+        out.extend(positions.map(|position| chunked.pick(position)));
+    }
+
+    /// Appends the samples that the rank of `shard` takes of `batch` with [`Sharding::Aligned`], by position.
+    /// `population` is that of the order, `shard` must be the one from the start of the run, and `batch` one of its
+    /// [`Shard::global_batch`]es.
+    ///
+    /// Looks up the chunk of each position of the batch in this rank's lanes, in tens of nanoseconds each.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn aligned_picks(
+        &mut self,
+        population: &(impl Population + ?Sized),
+        aligner: &mut Aligner,
+        shard: &Shard,
+        batch: GlobalBatch,
+        out: &mut Vec<Pick>,
+    ) {
+        let len = self.len;
+        if len > 0 {
+            let blocks_of = |chunk, nth| population.blocks_of(chunk, nth);
+            aligner.share(self.chunked_mut(), blocks_of, shard, batch, len, out);
+        }
+    }
+
+    /// Appends the samples that the rank of `shard` takes of `batch` with [`Sharding::Local`], by position;
+    /// `batch_size` is that of each rank.
+    ///
+    /// Looks up the chunk of each position of the global batch, in tens of nanoseconds each.
+    pub fn local_ids(
+        &mut self,
+        population: &(impl Population + ?Sized),
+        by_node: &mut ByNode,
+        shard: &Shard,
+        (batch, batch_size): (GlobalBatch, u64),
+        out: &mut Vec<SampleId>,
+    ) {
+        let (locality, size) = (Arc::clone(by_node.locality()), (self.len, batch_size));
+        let own = by_node.share(shard, batch, size, |position| {
+            self.chunk_at(population, position).and_then(|chunk| locality.holder(chunk))
+        });
+        for &position in own {
+            self.ids(population, Positions::new(position, 1, 1), out);
+        }
+    }
+
+    /// The same as samples of chunks. Those that another node holds, or none, are to be read
+    /// [alone](Pick::alone): this rank takes few samples of their chunks.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn local_picks(
+        &mut self,
+        by_node: &mut ByNode,
+        shard: &Shard,
+        (batch, batch_size): (GlobalBatch, u64),
+        out: &mut Vec<Pick>,
+    ) {
+        let (locality, len) = (Arc::clone(by_node.locality()), self.len);
+        let chunked = self.chunked_mut();
+        let own = by_node.share(shard, batch, (len, batch_size), |position| {
+            locality.holder(chunked.pick(position).chunk)
+        });
+        let node = locality.node_of(shard.rank);
+        out.extend(own.iter().map(|&position| {
+            let pick = chunked.pick(position);
+            Pick { alone: locality.holder(pick.chunk) != Some(node), ..pick }
+        }));
+    }
+
+    /// The chunk of the sample at `position`, which is one of the epoch's.
+    fn chunk_at(&mut self, population: &(impl Population + ?Sized), position: u64) -> Option<u32> {
+        match &mut self.sequence {
+            Sequence::ById => population.chunk_of(population.id_of_live(position)),
+            Sequence::Global(permutation) => {
+                population.chunk_of(population.id_of_live(permutation.forward(position)))
+            }
+            Sequence::Chunked(chunked) => Some(chunked.pick(position).chunk),
+            Sequence::Partial(partial) => Some(partial.locate(position).0),
+            Sequence::Weighted(weighted) => {
+                population.chunk_of(population.id_of_live(weighted.rank_at(position)))
+            }
+        }
+    }
+
+    /// The lane of `group`, as a [`Pick`] names it.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn lane_of(&self, group: u32) -> u32 {
+        self.chunked().lane_of(group)
+    }
+
+    /// The samples of `chunk` that belong to `group`, in slot order: all, unless a lane border divides the
+    /// chunk. Empty if the chunk is not in the group.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
+        self.chunked().samples_in_group(group, chunk)
+    }
+
+    /// As [`EpochOrder::samples_in_group`]: those that the rank of `shard` has with [`Sharding::Aligned`], in one
+    /// piece. Other samples of the chunk it takes [alone](Pick::alone).
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn aligned_samples_in_group(&self, shard: &Shard, group: u32, chunk: u32) -> Range<u32> {
+        aligned::own_in_group(self.chunked(), shard, group, chunk)
+    }
+
+    fn chunked(&self) -> &Chunked {
+        match &self.sequence {
+            Sequence::Chunked(chunked) => chunked,
+            _ => panic!("{NOT_CHUNKED}"),
+        }
+    }
+
+    fn chunked_mut(&mut self) -> &mut Chunked {
+        match &mut self.sequence {
+            Sequence::Chunked(chunked) => chunked,
+            _ => panic!("{NOT_CHUNKED}"),
+        }
+    }
+}
+
+/// Maps a sample's rank in slot order, over all chunks, to its chunk and its index there.
+#[derive(Debug, Clone)]
+struct SlotRanks {
+    /// Live samples up to and including each chunk.
+    ends: Vec<u64>,
+}
+
+impl SlotRanks {
+    fn new(population: &(impl Population + ?Sized)) -> SlotRanks {
+        let mut end = 0;
+        let chunks = 0..population.num_chunks();
+        let ends = chunks.map(|chunk| {
+            end += u64::from(population.live_in_chunk(chunk));
+            end
+        });
+        SlotRanks { ends: ends.collect() }
+    }
+
+    fn len(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    fn locate(&self, rank: u64) -> (u32, u32) {
+        let chunk = self.ends.partition_point(|&end| end <= rank);
+        let first = if chunk == 0 { 0 } else { self.ends[chunk - 1] };
+        (chunk as u32, (rank - first) as u32)
+    }
+}
+
+/// `positions`, or none if there are no samples.
+fn among(positions: Positions, len: u64) -> Positions {
+    if len == 0 { Positions::new(0, 1, 0) } else { positions }
+}
+
+#[inline(always)]
+fn wrap(position: u64, len: u64) -> u64 {
+    if position < len { position } else { position % len }
+}
+
+const NOT_CHUNKED: &str = "this order does not visit chunks";
+
+impl From<Range<u64>> for Positions {
+    fn from(range: Range<u64>) -> Positions {
+        Positions::new(range.start, 1, range.end.saturating_sub(range.start))
+    }
+}

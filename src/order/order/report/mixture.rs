@@ -1,0 +1,280 @@
+//! What an epoch of a mixture has of each source, and how far its batches are from their shares.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+
+/// An epoch of a mixture.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MixtureReport {
+    /// Samples in the epoch.
+    pub samples: u64,
+    /// Samples in a global batch.
+    pub batch: u64,
+    /// Whole batches, which the statistics of batches are of.
+    pub batches: u64,
+    /// Batches that have a sample more than once.
+    pub batches_with_repeats: u64,
+    /// In the order of the mixture.
+    pub sources: Vec<SourceReport>,
+}
+
+/// A source in an epoch of a mixture.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SourceReport {
+    /// What it is called.
+    pub name: String,
+    /// Its samples.
+    pub samples: u64,
+    /// Samples that the epoch has of it.
+    pub drawn: u64,
+    /// Samples that the mixture gives it.
+    pub expected: u64,
+    /// How many different samples those are.
+    pub distinct: u64,
+    /// Its share of a whole batch, in samples: the mean.
+    pub share: f64,
+    /// The largest difference of a whole batch from its share, in samples.
+    pub largest_deviation: f64,
+    /// The spread of whole batches about their shares, in samples: the standard deviation.
+    pub spread: f64,
+    /// The spread that a random permutation of the epoch would have.
+    pub chance: f64,
+}
+
+/// Observes the samples of an epoch of a mixture in their order.
+#[derive(Debug)]
+pub struct MixtureObserver {
+    batch: u64,
+    samples: u64,
+    batches: u64,
+    batches_with_repeats: u64,
+    sources: Vec<Seen>,
+    /// Of the batch that has begun.
+    in_batch: BTreeSet<(u32, u64)>,
+    has_repeat: bool,
+}
+
+/// What was seen of a source.
+#[derive(Debug)]
+struct Seen {
+    name: String,
+    samples: u64,
+    expected: u64,
+    drawn: u64,
+    distinct: u64,
+    /// A bit for each id.
+    ids: Vec<u64>,
+    in_batch: u64,
+    shares: f64,
+    largest: f64,
+    squares: f64,
+}
+
+impl MixtureObserver {
+    /// An observer of an epoch in batches of `batch` samples (0 counts as 1); `sources` are their names, their samples
+    /// and how many samples the mixture gives them.
+    pub fn new(
+        batch: u64,
+        sources: impl IntoIterator<Item = (String, u64, u64)>,
+    ) -> MixtureObserver {
+        let seen = |(name, samples, expected)| Seen {
+            name,
+            samples,
+            expected,
+            drawn: 0,
+            distinct: 0,
+            ids: Vec::new(),
+            in_batch: 0,
+            shares: 0.0,
+            largest: 0.0,
+            squares: 0.0,
+        };
+        MixtureObserver {
+            batch: batch.max(1),
+            samples: 0,
+            batches: 0,
+            batches_with_repeats: 0,
+            sources: sources.into_iter().map(seen).collect(),
+            in_batch: BTreeSet::new(),
+            has_repeat: false,
+        }
+    }
+
+    /// Observes the next sample of the sequence, of the source with this number. `shares`, given how many samples of
+    /// the epoch there are before the batch that ends here, says what each source should have of it.
+    ///
+    /// # Panics
+    /// There is no such source.
+    pub fn see(&mut self, source: u32, id: u64, shares: impl FnOnce(u64) -> Vec<f64>) {
+        let seen = &mut self.sources[source as usize];
+        seen.drawn += 1;
+        seen.in_batch += 1;
+        let (word, bit) = ((id / 64) as usize, 1 << (id % 64));
+        if seen.ids.len() <= word {
+            seen.ids.resize(word + 1, 0);
+        }
+        seen.distinct += u64::from(seen.ids[word] & bit == 0);
+        seen.ids[word] |= bit;
+        self.has_repeat |= !self.in_batch.insert((source, id));
+        self.samples += 1;
+        if self.samples.is_multiple_of(self.batch) {
+            let shares = shares(self.samples - self.batch);
+            self.end_batch(&shares);
+        }
+    }
+
+    fn end_batch(&mut self, shares: &[f64]) {
+        for (seen, share) in self.sources.iter_mut().zip(shares) {
+            let apart = seen.in_batch as f64 - share;
+            seen.shares += share;
+            seen.largest = seen.largest.max(apart.abs());
+            seen.squares += apart * apart;
+            seen.in_batch = 0;
+        }
+        self.batches += 1;
+        self.batches_with_repeats += u64::from(self.has_repeat);
+        self.has_repeat = false;
+        self.in_batch.clear();
+    }
+
+    /// What was found.
+    pub fn finish(self) -> MixtureReport {
+        let (samples, batch) = (self.samples, self.batch);
+        let batches = self.batches.max(1) as f64;
+        let source = |seen: Seen| SourceReport {
+            name: seen.name,
+            samples: seen.samples,
+            drawn: seen.drawn,
+            expected: seen.expected,
+            distinct: seen.distinct,
+            share: seen.shares / batches,
+            largest_deviation: seen.largest,
+            spread: (seen.squares / batches).sqrt(),
+            chance: chance(samples, batch, seen.drawn),
+        };
+        MixtureReport {
+            samples,
+            batch,
+            batches: self.batches,
+            batches_with_repeats: self.batches_with_repeats,
+            sources: self.sources.into_iter().map(source).collect(),
+        }
+    }
+}
+
+/// The standard deviation of how many of `drawn` of `samples` are in a random batch: hypergeometric.
+fn chance(samples: u64, batch: u64, drawn: u64) -> f64 {
+    if samples < 2 || batch > samples {
+        return 0.0;
+    }
+    let (samples, batch) = (samples as f64, batch as f64);
+    let part = drawn as f64 / samples;
+    (batch * part * (1.0 - part) * (samples - batch) / (samples - 1.0)).sqrt()
+}
+
+impl MixtureReport {
+    /// Whether counts are exact, and how far batches are from their shares.
+    pub fn verdict(&self) -> String {
+        if let Some(wrong) = self.sources.iter().find(|source| source.drawn != source.expected) {
+            let SourceReport { name, drawn, expected, .. } = wrong;
+            return format!("the epoch has {drawn} samples of {name}, not {expected}");
+        }
+        let largest = self.sources.iter().map(|source| source.largest_deviation);
+        match (self.batches, largest.fold(0.0, f64::max)) {
+            (0, _) => "counts are exact; there is no whole batch".to_owned(),
+            (_, largest) => {
+                format!("counts are exact; batches are within {largest:.2} samples of their shares")
+            }
+        }
+    }
+}
+
+impl fmt::Display for MixtureReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} samples, {} whole batches of {}", self.samples, self.batches, self.batch)?;
+        writeln!(
+            f,
+            "{:>12}{:>12}{:>12}{:>12}{:>10}{:>10}{:>10}  source",
+            "drawn", "distinct", "of", "a batch", "farthest", "spread", "chance"
+        )?;
+        for source in &self.sources {
+            writeln!(
+                f,
+                "{:>12}{:>12}{:>12}{:>12.2}{:>10.2}{:>10.2}{:>10.2}  {}",
+                source.drawn,
+                source.distinct,
+                source.samples,
+                source.share,
+                source.largest_deviation,
+                source.spread,
+                source.chance,
+                source.name
+            )?;
+        }
+        if self.batches_with_repeats > 0 {
+            let (repeats, batches) = (self.batches_with_repeats, self.batches);
+            writeln!(f, "{repeats} of {batches} batches have a sample more than once")?;
+        }
+        writeln!(f, "verdict: {}", self.verdict())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_base::permutation::{Key, Permutation};
+
+    fn observed(batch: u64, sequence: &[(u32, u64)], shares: [f64; 2]) -> MixtureReport {
+        let expected = |of: u32| sequence.iter().filter(|one| one.0 == of).count() as u64;
+        let sources = [("a".into(), 100, expected(0)), ("b".into(), 3, expected(1))];
+        let mut observer = MixtureObserver::new(batch, sources);
+        for &(source, id) in sequence {
+            observer.see(source, id, |_| shares.to_vec());
+        }
+        observer.finish()
+    }
+
+    #[test]
+    fn counts_shares_and_repeats_are_told() {
+        // Batches of 4: 3 + 1, 1 + 3 with a sample twice, and a rest that is no whole batch.
+        let sequence =
+            [(0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 1), (1, 0), (0, 99)];
+        let report = observed(4, &sequence, [2.0, 2.0]);
+        assert_eq!((report.samples, report.batches, report.batches_with_repeats), (10, 2, 1));
+        let [a, b] = &report.sources[..] else { panic!("{report:?}") };
+        assert_eq!((a.drawn, a.distinct, a.largest_deviation, a.spread), (5, 5, 1.0, 1.0));
+        assert_eq!((b.drawn, b.distinct, b.samples, b.share), (5, 3, 3, 2.0));
+        assert_eq!(
+            report.verdict(),
+            "counts are exact; batches are within 1.00 samples of their shares"
+        );
+        let text = report.to_string();
+        assert!(text.contains("1 of 2 batches have a sample more than once"), "{text}");
+        let wrong = MixtureReport {
+            sources: vec![SourceReport { expected: 6, ..a.clone() }, b.clone()],
+            ..report
+        };
+        assert_eq!(wrong.verdict(), "the epoch has 5 samples of a, not 6");
+    }
+
+    #[test]
+    fn a_random_permutation_spreads_as_chance_says() {
+        let permutation = Permutation::new(100_000, Key::new(3));
+        let draw = |at| (u32::from(permutation.forward(at) >= 70_000), at);
+        let sequence: Vec<_> = (0..100_000).map(draw).collect();
+        let report = observed(100, &sequence, [70.0, 30.0]);
+        for source in &report.sources {
+            let of_chance = source.spread / source.chance;
+            assert!((0.95..1.05).contains(&of_chance), "{report}");
+        }
+    }
+
+    #[test]
+    fn an_epoch_without_a_whole_batch_has_no_verdict_of_batches() {
+        let report = observed(4, &[(0, 0)], [0.0, 0.0]);
+        assert_eq!(report.verdict(), "counts are exact; there is no whole batch");
+        assert!(report.sources.iter().all(|source| source.chance == 0.0 && source.spread == 0.0));
+    }
+}

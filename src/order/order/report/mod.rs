@@ -1,0 +1,337 @@
+//! Measures how random an order is: statistics of an epoch, beside those of a uniformly random permutation.
+//!
+//! Sequences of equal classes, batches from few chunks, and samples that stay near their position in the
+//! source affect training. Each of these statistics has a known mean and standard deviation for a uniformly
+//! random permutation. An [`Observer`] sees the samples of one epoch in their order and compares; it keeps
+//! a few words for each chunk and class, and none for a sample.
+//!
+//! Batches here are global batches: the samples of one optimizer step. `ranks` has the statistics of each
+//! rank's own batches, which may have one class each even if the global batch is mixed.
+//!
+//! A [`MixtureObserver`] sees an epoch of a mixture: what it has of each source, and how far batches are from their
+//! shares.
+//!
+//! A [`BudgetObserver`] sees batches by a budget of tokens: how full they are.
+//!
+//! `kinds` computes the statistics, `text` prints the table and the verdict.
+
+mod budget;
+mod kinds;
+mod mixture;
+mod ranks;
+mod text;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use kinds::Kinds;
+
+pub use budget::{BudgetObserver, BudgetReport, padded_of};
+pub use mixture::{MixtureObserver, MixtureReport, SourceReport};
+pub use ranks::{RankObserver, RankReport};
+
+/// A sample of the sequence: its rank, chunk and class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Observed {
+    /// Its rank among the live samples, in the order of the source.
+    pub rank: u64,
+    /// Its chunk.
+    pub chunk: u32,
+    /// Its class, if it has one.
+    pub label: Option<i64>,
+}
+
+/// A statistic of an order, and of a uniformly random permutation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Compared {
+    /// The value of the order.
+    pub found: f64,
+    /// The mean over uniformly random permutations.
+    pub chance: f64,
+    /// Their difference, in standard deviations of a random permutation: within 3 it is as random as chance.
+    pub deviations: f64,
+}
+
+/// The statistics of an epoch.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ShuffleReport {
+    /// Samples of the sequence.
+    pub samples: u64,
+    /// Samples of a batch.
+    pub batch: u64,
+    /// Whole batches. The remaining samples count only for statistics of neighbours. Without a whole batch, the
+    /// statistics of batches are `None`.
+    pub batches: u64,
+    /// Mean distance between a sample's position and its rank in the source, divided by the number of samples.
+    pub displacement: Compared,
+    /// Correlation of the ranks of neighbours in the sequence: 1 in the order of the source.
+    pub serial_correlation: Compared,
+    /// Distinct chunks in a batch.
+    pub chunks_per_batch: Option<Compared>,
+    /// Runs of samples of one chunk.
+    pub chunk_runs: Compared,
+    /// Statistics of classes, if samples have classes.
+    pub classes: Option<ClassReport>,
+    /// Statistics of each rank, if there are several and samples have classes.
+    pub ranks: Option<RankReport>,
+}
+
+/// How classes are distributed over the sequence and its batches.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ClassReport {
+    /// Classes in the sequence.
+    pub num_classes: u64,
+    /// Distinct classes in a batch.
+    pub classes_per_batch: Option<Compared>,
+    /// Chi-square of a batch's classes against their shares of the data set; the mean over the batches.
+    /// `None` also if there is one class, or if one batch has all samples.
+    pub chi_square: Option<Compared>,
+    /// Runs of samples of one class.
+    pub class_runs: Compared,
+    /// The longest run, in samples.
+    pub longest_run: u64,
+}
+
+/// Observes the samples of an epoch in their order.
+#[derive(Debug)]
+pub struct Observer {
+    batch: u64,
+    samples: u64,
+    displacement: u128,
+    /// Sum of rank * next rank; with the sum of squares it gives the serial correlation.
+    neighbour_products: u128,
+    ranks: Ends,
+    chunks: Kinds,
+    classes: Kinds,
+    class_numbers: BTreeMap<i64, usize>,
+}
+
+/// The first and the last rank of the sequence: each sum of the serial correlation omits one of them.
+#[derive(Debug, Default)]
+struct Ends {
+    first: u64,
+    last: u64,
+}
+
+impl Observer {
+    /// An observer of an epoch in batches of `batch` samples; 0 counts as 1.
+    pub fn new(batch: u64) -> Observer {
+        Observer {
+            batch: batch.max(1),
+            samples: 0,
+            displacement: 0,
+            neighbour_products: 0,
+            ranks: Ends::default(),
+            chunks: Kinds::default(),
+            classes: Kinds::default(),
+            class_numbers: BTreeMap::new(),
+        }
+    }
+
+    /// Observes the next sample of the sequence.
+    pub fn see(&mut self, sample: Observed) {
+        self.displacement += u128::from(sample.rank.abs_diff(self.samples));
+        if self.samples == 0 {
+            self.ranks.first = sample.rank;
+        } else {
+            self.neighbour_products += u128::from(self.ranks.last) * u128::from(sample.rank);
+        }
+        self.ranks.last = sample.rank;
+        self.samples += 1;
+        self.chunks.see(sample.chunk as usize);
+        if let Some(label) = sample.label {
+            let number = self.class_numbers.len();
+            self.classes.see(*self.class_numbers.entry(label).or_insert(number));
+        }
+        if self.samples.is_multiple_of(self.batch) {
+            self.chunks.end_batch();
+            self.classes.end_batch();
+        }
+    }
+
+    /// The statistics. Those of an epoch with fewer than two samples equal those of chance.
+    pub fn finish(self) -> ShuffleReport {
+        let batches = self.samples / self.batch;
+        let classes =
+            (self.classes.samples() == self.samples && self.samples > 0).then(|| ClassReport {
+                num_classes: self.class_numbers.len() as u64,
+                classes_per_batch: self.classes.per_batch(self.batch, batches),
+                chi_square: self.classes.chi_square(self.batch, batches),
+                class_runs: self.classes.runs(),
+                longest_run: self.classes.longest_run,
+            });
+        ShuffleReport {
+            samples: self.samples,
+            batch: self.batch,
+            batches,
+            displacement: self.mean_displacement(),
+            serial_correlation: self.serial_correlation(),
+            chunks_per_batch: self.chunks.per_batch(self.batch, batches),
+            chunk_runs: self.chunks.runs(),
+            classes,
+            ranks: None,
+        }
+    }
+
+    /// Spearman's footrule: of a random permutation of n it has mean (n^2 - 1) / 3 and variance
+    /// (n + 1)(2 n^2 + 7) / 45.
+    fn mean_displacement(&self) -> Compared {
+        let n = self.samples as f64;
+        let scale = (n * n).max(1.0);
+        let deviation = ((n + 1.0) * (2.0 * n * n + 7.0) / 45.0).sqrt();
+        compare(
+            self.displacement as f64 / scale,
+            (n * n - 1.0).max(0.0) / 3.0 / scale,
+            deviation / scale,
+        )
+    }
+
+    /// Pearson's correlation of the sequence with itself, one step on; the ranks are 0..n in some order.
+    fn serial_correlation(&self) -> Compared {
+        let n = self.samples as f64;
+        if self.samples < 3 {
+            return compare(0.0, 0.0, 1.0);
+        }
+        let mean = (n - 1.0) / 2.0;
+        let square_sum = n * (n * n - 1.0) / 12.0;
+        // Sum of (x - mean)(y - mean) over neighbours = products - mean * (sums without one end each) + ...
+        let all = n * mean;
+        let (first, last) = (self.ranks.first as f64, self.ranks.last as f64);
+        let covariance = self.neighbour_products as f64 - mean * ((all - last) + (all - first))
+            + (n - 1.0) * mean * mean;
+        compare(covariance / square_sum, -1.0 / n, 1.0 / n.sqrt())
+    }
+}
+
+fn compare(found: f64, chance: f64, deviation: f64) -> Compared {
+    let distance = found - chance;
+    // A statistic that is the same for all orders has no deviation; rounding must not make it look unlikely.
+    let fixed = distance.abs() <= 1e-9 * chance.abs().max(1.0);
+    let deviations = if fixed { 0.0 } else { (distance / deviation).clamp(-1e9, 1e9) };
+    Compared { found, chance, deviations }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_base::permutation::{Key, Permutation};
+
+    const N: u64 = 20_000;
+
+    /// 20 classes in the order of the source, 100 samples in each chunk.
+    fn report(batch: u64, sequence: impl Iterator<Item = u64>) -> ShuffleReport {
+        let mut observer = Observer::new(batch);
+        for rank in sequence {
+            let (chunk, label) = ((rank / 100) as u32, Some((rank * 20 / N) as i64));
+            observer.see(Observed { rank, chunk, label });
+        }
+        observer.finish()
+    }
+
+    fn statistics(report: &ShuffleReport) -> Vec<(&'static str, Compared)> {
+        let classes = report.classes.as_ref().unwrap();
+        vec![
+            ("displacement", report.displacement),
+            ("serial correlation", report.serial_correlation),
+            ("chunks", report.chunks_per_batch.unwrap()),
+            ("chunk runs", report.chunk_runs),
+            ("classes", classes.classes_per_batch.unwrap()),
+            ("chi-square", classes.chi_square.unwrap()),
+            ("class runs", classes.class_runs),
+        ]
+    }
+
+    #[test]
+    fn fair_shuffles_are_found_to_be_as_random_as_chance_and_as_spread() {
+        // If the formulas are right, the deviations of many random permutations have mean 0 and deviation 1.
+        let mut sums = BTreeMap::<&str, (f64, f64)>::new();
+        let seeds = 200;
+        for seed in 0..seeds {
+            let permutation = Permutation::new(N, Key::new(seed));
+            let report = report(64, (0..N).map(|i| permutation.forward(i)));
+            for (name, compared) in statistics(&report) {
+                let sum = sums.entry(name).or_default();
+                sum.0 += compared.deviations;
+                sum.1 += compared.deviations * compared.deviations;
+            }
+        }
+        for (name, (sum, squares)) in sums {
+            let mean = sum / seeds as f64;
+            let spread = (squares / seeds as f64).sqrt();
+            assert!(mean.abs() < 0.35, "{name}: mean {mean:.2} deviations");
+            assert!((0.75..1.3).contains(&spread), "{name}: spread {spread:.2}");
+        }
+    }
+
+    #[test]
+    fn the_order_of_the_source_is_found_to_be_no_shuffle() {
+        let report = report(64, 0..N);
+        assert_eq!(report.displacement.found, 0.0);
+        assert!(report.serial_correlation.found > 0.999);
+        let classes = report.classes.as_ref().unwrap();
+        assert_eq!((classes.class_runs.found, classes.longest_run), (20.0, 1000));
+        for (name, compared) in statistics(&report) {
+            assert!(compared.deviations.abs() > 50.0, "{name}: {compared:?}");
+        }
+    }
+
+    #[test]
+    fn whole_chunks_in_random_order_are_found_by_batches_and_runs() {
+        let permutation = Permutation::new(N / 100, Key::new(1));
+        let report = report(64, (0..N).map(|i| permutation.forward(i / 100) * 100 + i % 100));
+        assert!(report.displacement.deviations.abs() < 30.0, "far from their places all the same");
+        let chunks = report.chunks_per_batch.unwrap();
+        assert!(chunks.found < 2.0 && chunks.chance > 50.0);
+        assert_eq!(report.chunk_runs.found, 200.0);
+    }
+
+    #[test]
+    fn an_epoch_of_few_or_no_samples_gives_no_verdict() {
+        for n in 0..3 {
+            let report = report(4, 0..n);
+            assert_eq!(report.chunks_per_batch, None, "there is no whole batch");
+            assert!(report.to_string().contains("no whole batch"), "{report}");
+            for compared in [report.displacement, report.chunk_runs] {
+                assert!(
+                    compared.deviations.abs() < 3.0 && compared.chance.is_finite(),
+                    "{n}: {report:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_size_of_0_counts_as_1() {
+        assert_eq!(report(0, 0..9), report(1, 0..9));
+    }
+
+    #[test]
+    fn the_text_has_a_row_for_each_statistic() {
+        let text = report(64, 0..N).to_string();
+        assert!(text.starts_with("20000 samples, 312 whole batches of 64\n"));
+        assert_eq!(text.lines().count(), 11);
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    }
+
+    #[test]
+    fn the_verdict_says_what_is_not_mixed() {
+        let permutation = Permutation::new(N, Key::new(3));
+        let fair = report(64, (0..N).map(|i| permutation.forward(i)));
+        assert_eq!(fair.verdict(), "mixed as by chance", "{fair}");
+        assert!(report(64, 0..N).verdict().starts_with("classes are not mixed as by chance ("));
+        let mut observer = Observer::new(64);
+        for rank in 0..N {
+            observer.see(Observed { rank, chunk: (rank / 100) as u32, label: None });
+        }
+        let unlabelled = observer.finish().verdict();
+        assert!(unlabelled.starts_with("positions are not mixed as by chance ("), "{unlabelled}");
+    }
+
+    #[test]
+    fn samples_without_labels_have_no_class_statistics() {
+        let mut observer = Observer::new(2);
+        (0..4).for_each(|rank| observer.see(Observed { rank, chunk: 0, label: None }));
+        assert_eq!(observer.finish().classes, None);
+    }
+}

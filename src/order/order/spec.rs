@@ -1,0 +1,400 @@
+//! The specification of an order: its kind, its parameters, and the seed.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::hash::WeightsId;
+use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::units::Epoch;
+
+/// The order of all epochs: runs with equal specifications read equal sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OrderSpec {
+    /// How samples are shuffled.
+    #[serde(flatten)]
+    pub kind: OrderKind,
+    /// The seed of every permutation.
+    pub seed: u64,
+}
+
+/// How samples are shuffled.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OrderKind {
+    /// The same sequence every epoch, without shuffling.
+    Sequential {
+        /// Which sequence.
+        by: SequentialBy,
+    },
+    /// A full shuffle of all samples.
+    Global,
+    /// DIESEL's chunk-based shuffle in `lanes` lanes of equal length: chunks are shuffled and divided among
+    /// the lanes, each lane shuffles the samples of `group` chunks together, and the sequence takes one sample
+    /// of each lane in turn. (Version 2 of this order.)
+    #[serde(rename = "grouped2")]
+    Grouped {
+        /// The number of lanes; 1 is DIESEL's algorithm. 0 in a request: chosen by the world size when a run
+        /// starts, or taken from the state that it resumes from.
+        lanes: u32,
+        /// Chunks of one lane whose samples are shuffled together.
+        group: u32,
+    },
+    /// Version 1 of the same, for states that name it. Lanes consist of whole chunks and differ in length, so
+    /// that towards the end of an epoch several ranks read the same chunk.
+    #[serde(rename = "grouped")]
+    GroupedV1 {
+        /// The number of lanes.
+        lanes: u32,
+        /// Chunks of one lane whose samples are shuffled together.
+        group: u32,
+    },
+    /// Local shuffling: each rank shuffles a fixed share of its own.
+    Local {
+        /// The number of ranks, each with a share.
+        world_size: u32,
+    },
+    /// Partial local shuffling: as `Local`, but ranks exchange a fraction of their shares each epoch.
+    Partial {
+        /// The fraction of a share that is exchanged in an epoch, from 0 to 1.
+        q: f64,
+        /// The number of ranks, each with a share.
+        world_size: u32,
+    },
+    /// Samples are drawn in proportion to weights ([`Weights`](super::weighted::Weights)).
+    Weighted {
+        /// The hash of the weights.
+        weights: WeightsId,
+        /// Whether a sample may be drawn several times in an epoch.
+        replacement: bool,
+        /// Positions of an epoch.
+        epoch_size: u64,
+    },
+}
+
+/// The sequences without a shuffle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SequentialBy {
+    /// The order of the source.
+    Id,
+    /// The order on media: the fastest to read.
+    Slot,
+}
+
+impl OrderSpec {
+    /// Checks that all parameters are in range.
+    ///
+    /// # Errors
+    /// The first parameter that is not.
+    pub fn check(&self) -> Result<(), OrderError> {
+        match self.kind {
+            OrderKind::Grouped { lanes, .. } | OrderKind::GroupedV1 { lanes, .. }
+                if !(1..=MAX_LANES).contains(&lanes) =>
+            {
+                Err(OrderError::Lanes { lanes })
+            }
+            OrderKind::Grouped { group: 0, .. } | OrderKind::GroupedV1 { group: 0, .. } => {
+                Err(OrderError::EmptyGroup)
+            }
+            OrderKind::Local { world_size: 0 } | OrderKind::Partial { world_size: 0, .. } => {
+                Err(OrderError::EmptyWorld)
+            }
+            OrderKind::Partial { q, .. } if !(0.0..=1.0).contains(&q) => {
+                Err(OrderError::Share { q })
+            }
+            OrderKind::Weighted { epoch_size, .. }
+                if !(1..=MAX_EPOCH_SIZE).contains(&epoch_size) =>
+            {
+                Err(OrderError::EpochSize { epoch_size })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that there is such an epoch. The number of epochs is bounded: finding the holder of a sample in
+    /// `partial` order takes time proportional to the epoch.
+    ///
+    /// # Errors
+    /// `Epoch`: it is past the last epoch.
+    pub fn check_epoch(&self, epoch: Epoch) -> Result<(), OrderError> {
+        let limit = match self.kind {
+            OrderKind::Partial { .. } => MAX_PARTIAL_EPOCHS,
+            _ => MAX_EPOCHS,
+        };
+        match epoch.0 < limit {
+            true => Ok(()),
+            false => Err(OrderError::Epoch { epoch: epoch.0, last: limit - 1 }),
+        }
+    }
+}
+
+impl OrderSpec {
+    /// The order with which a run of `world_size` ranks starts: grouped order without a number of lanes gets
+    /// [`LANES_A_RANK`] for each rank.
+    #[must_use]
+    pub fn started(self, world_size: u32) -> OrderSpec {
+        let kind = match self.kind {
+            OrderKind::Grouped { lanes: 0, group } => {
+                // A multiple of the world size, within the limit on lanes.
+                let a_rank = (MAX_LANES / world_size.max(1)).clamp(1, LANES_A_RANK);
+                let lanes = world_size.max(1).saturating_mul(a_rank).min(MAX_LANES);
+                OrderKind::Grouped { lanes, group }
+            }
+            kind => kind,
+        };
+        OrderSpec { kind, ..self }
+    }
+}
+
+/// In words, with the names that its parameters have as options.
+impl fmt::Display for OrderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lanes_of = |lanes| match lanes {
+            0 => String::new(),
+            _ => format!("lanes {lanes}, "),
+        };
+        match *self {
+            OrderKind::Sequential { by: SequentialBy::Id } => write!(f, "sequential (by id)"),
+            OrderKind::Sequential { by: SequentialBy::Slot } => write!(f, "sequential (by slot)"),
+            OrderKind::Global => write!(f, "global"),
+            OrderKind::Grouped { lanes, group } => {
+                write!(f, "grouped ({}group {group})", lanes_of(lanes))
+            }
+            OrderKind::GroupedV1 { lanes, group } => {
+                write!(f, "grouped, version 1 ({}group {group})", lanes_of(lanes))
+            }
+            OrderKind::Local { world_size } => write!(f, "local (world size {world_size})"),
+            OrderKind::Partial { q, world_size } => {
+                write!(f, "partial (exchange {q}, world size {world_size})")
+            }
+            OrderKind::Weighted { weights, replacement, epoch_size } => {
+                let with = if replacement { "with" } else { "without" };
+                write!(
+                    f,
+                    "weighted (weights {weights}, {with} replacement, epoch size {epoch_size})"
+                )
+            }
+        }
+    }
+}
+
+impl OrderKind {
+    /// Whether a run with the requested order `asked` may resume in this order, which is that of a state: it
+    /// is the same, an earlier version of it, or has the number of lanes that `asked` leaves open.
+    pub fn continues(&self, asked: &OrderKind) -> bool {
+        match (*self, *asked) {
+            (
+                OrderKind::Grouped { lanes, group } | OrderKind::GroupedV1 { lanes, group },
+                OrderKind::Grouped { lanes: wanted, group: size },
+            ) => group == size && (wanted == 0 || wanted == lanes),
+            (kind, asked) => kind == asked,
+        }
+    }
+
+    /// The numbers of lanes and of chunks per group, for grouped order.
+    pub fn lanes_and_group(&self) -> Option<(u32, u32)> {
+        match *self {
+            OrderKind::Grouped { lanes, group } | OrderKind::GroupedV1 { lanes, group } => {
+                Some((lanes, group))
+            }
+            _ => None,
+        }
+    }
+
+    /// Positions of an epoch over `num_live` samples.
+    pub fn epoch_len(&self, num_live: u64) -> u64 {
+        match *self {
+            OrderKind::Weighted { epoch_size, .. } => epoch_size,
+            _ => num_live,
+        }
+    }
+
+    /// The world size, if the sequence depends on it.
+    pub fn world_size(&self) -> Option<u32> {
+        match *self {
+            OrderKind::Local { world_size } | OrderKind::Partial { world_size, .. } => {
+                Some(world_size)
+            }
+            _ => None,
+        }
+    }
+
+    /// The first word of the key, so that kinds of orders with one seed are independent. Frozen.
+    pub(super) const fn label(&self) -> u64 {
+        match self {
+            OrderKind::Sequential { .. } => 0,
+            OrderKind::Global => 1,
+            OrderKind::GroupedV1 { .. } => 2,
+            OrderKind::Local { .. } | OrderKind::Partial { .. } => 3,
+            OrderKind::Grouped { .. } => 4,
+            OrderKind::Weighted { .. } => 5,
+        }
+    }
+}
+
+/// Why a specification or a shard is invalid.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// `lanes` out of range.
+    #[error("an order has 1 to {MAX_LANES} lanes, not {lanes}")]
+    Lanes {
+        /// The requested value.
+        lanes: u32,
+    },
+    /// A group without chunks.
+    #[error("a group has at least one chunk")]
+    EmptyGroup,
+    /// A world size of 0.
+    #[error("the world size is at least 1")]
+    EmptyWorld,
+    /// The exchanged fraction is not between 0 and 1.
+    #[error("the exchanged part of a share is from 0 to 1, not {q}")]
+    Share {
+        /// The requested value.
+        q: f64,
+    },
+    /// An epoch size of 0, or more than a run can count.
+    #[error("an epoch has 1 to {MAX_EPOCH_SIZE} samples, not {epoch_size}")]
+    EpochSize {
+        /// The requested value.
+        epoch_size: u64,
+    },
+    /// A weighted order where no weights are given, or where none can be.
+    #[error("a weighted order draws by weights, and there are none here")]
+    NoWeights,
+    /// Weights of other samples than those of the order.
+    #[error(
+        "the order names other weights: these weigh {weighed} samples, and there are {samples}"
+    )]
+    OtherWeights {
+        /// Samples of the weights.
+        weighed: u64,
+        /// Samples of the data set or view.
+        samples: u64,
+    },
+    /// An epoch past the last.
+    #[error("epochs of this order go to {last}, not {epoch}")]
+    Epoch {
+        /// The requested value.
+        epoch: u64,
+        /// The last epoch.
+        last: u64,
+    },
+    /// A rank that is not below the world size.
+    #[error("rank {rank} of a world of {world_size}: ranks count from 0")]
+    Rank {
+        /// The requested value.
+        rank: u32,
+        /// The number of ranks.
+        world_size: u32,
+    },
+}
+
+impl From<OrderError> for Error {
+    fn from(error: OrderError) -> Error {
+        Error::new(ErrorKind::InvalidArgument, error.to_string())
+    }
+}
+
+/// The most epochs of a run: what a 64-bit position of a run can hold beside 2^40 samples.
+pub const MAX_EPOCHS: u64 = 1 << 24;
+
+/// What the position of a run can hold.
+pub(super) const MAX_EPOCH_SIZE: u64 = (1 << 40) - 1;
+
+/// Each epoch costs about a hundred bytes, and 15 ns for each sample.
+const MAX_PARTIAL_EPOCHS: u64 = 1 << 16;
+
+/// Each lane costs about a hundred bytes of state.
+const MAX_LANES: u32 = 65_536;
+
+/// The default number of lanes for each rank: a batch then draws from 32 chunks.
+pub const LANES_A_RANK: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_is_json_with_the_names_that_the_command_line_has() {
+        let spec = OrderSpec { kind: OrderKind::Grouped { lanes: 8, group: 4 }, seed: 7 };
+        let json = serde_json::to_string(&spec).unwrap();
+        assert_eq!(json, r#"{"kind":"grouped2","lanes":8,"group":4,"seed":7}"#);
+        assert_eq!(serde_json::from_str::<OrderSpec>(&json).unwrap(), spec);
+        let earlier = r#"{"kind":"grouped","lanes":8,"group":4,"seed":7}"#;
+        let kind = OrderKind::GroupedV1 { lanes: 8, group: 4 };
+        assert_eq!(serde_json::from_str::<OrderSpec>(earlier).unwrap().kind, kind);
+    }
+
+    #[test]
+    fn an_order_is_told_with_the_names_of_its_options() {
+        let told = |kind: OrderKind| kind.to_string();
+        assert_eq!(told(OrderKind::Grouped { lanes: 8, group: 4 }), "grouped (lanes 8, group 4)");
+        assert_eq!(told(OrderKind::Grouped { lanes: 0, group: 4 }), "grouped (group 4)");
+        let partial = OrderKind::Partial { q: 0.25, world_size: 2 };
+        assert_eq!(told(partial), "partial (exchange 0.25, world size 2)");
+        assert_eq!(told(OrderKind::Sequential { by: SequentialBy::Slot }), "sequential (by slot)");
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_named() {
+        let error = |kind| OrderSpec { kind, seed: 0 }.check().unwrap_err().to_string();
+        assert!(error(OrderKind::Grouped { lanes: 0, group: 1 }).contains("not 0"));
+        assert!(error(OrderKind::Grouped { lanes: MAX_LANES + 1, group: 1 }).contains("65537"));
+        assert!(error(OrderKind::Grouped { lanes: 1, group: 0 }).contains("one chunk"));
+        assert!(error(OrderKind::Local { world_size: 0 }).contains("world size"));
+        assert!(error(OrderKind::Partial { q: 1.5, world_size: 2 }).contains("1.5"));
+        assert!(error(OrderKind::Partial { q: f64::NAN, world_size: 2 }).contains("NaN"));
+    }
+
+    #[test]
+    fn default_lanes_are_a_multiple_of_the_world_size() {
+        let open = OrderSpec { kind: OrderKind::Grouped { lanes: 0, group: 4 }, seed: 3 };
+        let lanes = |world_size| open.started(world_size).kind.lanes_and_group().unwrap().0;
+        assert_eq!([1, 3, 64].map(lanes), [8, 24, 512]);
+        assert_eq!([8_192, 10_000, 65_536].map(lanes), [65_536, 60_000, 65_536]);
+        assert_eq!(
+            [0, 65_537, u32::MAX].map(lanes),
+            [8, 65_536, 65_536],
+            "as many as there may be"
+        );
+        assert_eq!(open.started(5).check(), Ok(()));
+        assert!(open.check().unwrap_err().to_string().contains("not 0"));
+        let given = OrderSpec { kind: OrderKind::Grouped { lanes: 5, group: 4 }, seed: 3 };
+        assert_eq!(given.started(64), given);
+    }
+
+    #[test]
+    fn a_run_resumes_in_the_order_of_its_state_if_the_options_match() {
+        let grouped = |lanes, group| OrderKind::Grouped { lanes, group };
+        let earlier = |lanes, group| OrderKind::GroupedV1 { lanes, group };
+        for (state, asked, goes_on) in [
+            (grouped(8, 4), grouped(8, 4), true),
+            (grouped(8, 4), grouped(0, 4), true),
+            (earlier(8, 4), grouped(0, 4), true),
+            (earlier(8, 4), grouped(8, 4), true),
+            (grouped(8, 4), grouped(16, 4), false),
+            (grouped(8, 4), grouped(0, 2), false),
+            (grouped(8, 4), earlier(8, 4), false),
+            (earlier(8, 4), earlier(8, 4), true),
+            (OrderKind::Global, grouped(0, 4), false),
+            (OrderKind::Global, OrderKind::Global, true),
+        ] {
+            assert_eq!(state.continues(&asked), goes_on, "{state:?}, asked for {asked:?}");
+        }
+    }
+
+    #[test]
+    fn an_epoch_past_the_last_is_refused_at_once() {
+        let check = |kind, epoch| OrderSpec { kind, seed: 0 }.check_epoch(Epoch(epoch));
+        let partial = OrderKind::Partial { q: 0.5, world_size: 2 };
+        assert_eq!(check(partial, 65_535), Ok(()));
+        let error = OrderError::Epoch { epoch: u64::MAX, last: 65_535 };
+        assert_eq!(check(partial, u64::MAX), Err(error));
+        assert_eq!(check(OrderKind::Global, MAX_EPOCHS - 1), Ok(()));
+        assert!(check(OrderKind::Global, MAX_EPOCHS).is_err());
+    }
+}

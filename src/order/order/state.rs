@@ -1,0 +1,612 @@
+//! The state of a run: all that is needed to resume it exactly, as JSON.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::budget::{Budget, BudgetDifference};
+use super::hash::{WeightsId, fmt_hash, parse_hash};
+use super::mixture::MixtureSpec;
+use super::{OrderKind, OrderSpec};
+use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::units::{Epoch, Generation};
+
+/// The state of a run between two global batches.
+///
+/// It holds neither world size nor batch size: a run may resume with others. (Orders that depend on the
+/// world size hold it in `order`.)
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Version of this record; other versions are refused.
+    pub version: u32,
+    /// The image, by its UUID's 32 hexadecimal digits.
+    pub image: ImageId,
+    /// The generation of the image: positions count its live samples.
+    pub generation: Generation,
+    /// The hash of the view, if positions count the samples of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<ViewId>,
+    /// The order, with its seed.
+    pub order: OrderSpec,
+    /// The epoch that is being read.
+    pub epoch: Epoch,
+    /// Positions of that epoch that all ranks together have consumed.
+    pub consumed: u64,
+    /// What is mixed, if the run is over a mixture: `image` is then its hash, and `generation` 0.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    pub mixture: Option<Arc<MixtureSpec>>,
+    /// The budget of each batch, if batches have one. What is consumed then ends with a batch.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    pub budget: Option<Arc<Budget>>,
+}
+
+impl State {
+    /// The start of a run over a whole generation.
+    pub fn start(image: [u8; 16], generation: Generation, order: OrderSpec) -> State {
+        State {
+            version: VERSION,
+            image: ImageId(image),
+            generation,
+            view: None,
+            order,
+            epoch: Epoch(0),
+            consumed: 0,
+            mixture: None,
+            budget: None,
+        }
+    }
+
+    /// The same state of a run over the view with this hash.
+    #[must_use]
+    pub fn of_view(self, view: Option<[u8; 16]>) -> State {
+        State { view: view.map(ViewId), ..self }.versioned()
+    }
+
+    /// The same state of a run whose batches have this budget.
+    #[must_use]
+    pub fn by_budget(self, budget: Option<Arc<Budget>>) -> State {
+        State { budget, ..self }.versioned()
+    }
+
+    /// The same state with the first version that knows what it has.
+    fn versioned(self) -> State {
+        let version = match (&self.budget, self.view) {
+            (Some(_), _) => VERSION_OF_BUDGETS,
+            (None, Some(_)) => VERSION_OF_VIEWS,
+            (None, None) => VERSION,
+        };
+        State { version, ..self }
+    }
+
+    /// Reads a state from JSON.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is not a state, or of another version.
+    pub fn from_json(text: &str) -> Result<State, Error> {
+        let refuse = |why: String| Error::new(ErrorKind::InvalidArgument, why);
+        let state: State = serde_json::from_str(text)
+            .map_err(|error| refuse("this is not a reading state".into()).source(error))?;
+        if !(VERSION..=VERSION_OF_BUDGETS).contains(&state.version) {
+            let found = state.version;
+            return Err(refuse(format!(
+                "a reading state of version {found}; this build knows up to {VERSION_OF_BUDGETS}"
+            )));
+        }
+        if let Some(budget) = &state.budget {
+            budget.check()?;
+        }
+        state.order.check()?;
+        state.order.check_epoch(state.epoch)?;
+        Ok(state)
+    }
+
+    /// The state as one line of JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers, strings and finite shares always become JSON")
+    }
+
+    /// Checks that a run on `image` at `generation`, or on a `view` of it, with `order` and `world_size` ranks
+    /// over `len` samples can resume from this state. It resumes in the order of the state, which may be an
+    /// earlier version of the requested one, or have a number of lanes if none was requested. An order with a
+    /// share for each rank names the number of shares; several processes may divide each.
+    ///
+    /// # Errors
+    /// The first reason why it cannot.
+    pub fn check(
+        &self,
+        (image, view): ([u8; 16], Option<[u8; 16]>),
+        generation: Generation,
+        order: &OrderSpec,
+        world_size: u32,
+        len: u64,
+    ) -> Result<(), Refusal> {
+        let consumed = self.consumed;
+        if self.mixture.is_some() {
+            return Err(Refusal::Mixture { open: ImageId(image) });
+        }
+        if self.image.0 != image {
+            return Err(Refusal::Image { state: self.image, open: ImageId(image) });
+        }
+        if self.generation != generation {
+            return Err(Refusal::Generation { state: self.generation, open: generation });
+        }
+        let view = view.map(ViewId);
+        if self.view != view {
+            return Err(Refusal::View { state: self.view, open: view });
+        }
+        if let (Some(state), Some(asked)) = (self.order.kind.world_size(), order.kind.world_size())
+            && (state != asked || !world_size.is_multiple_of(state))
+        {
+            return Err(Refusal::WorldSize {
+                state,
+                asked: if state == asked { world_size } else { asked },
+            });
+        }
+        if let (
+            OrderKind::Weighted { weights: state, .. },
+            OrderKind::Weighted { weights: asked, .. },
+        ) = (self.order.kind, order.kind)
+            && state != asked
+        {
+            return Err(Refusal::Weights { state, asked });
+        }
+        if !self.order.kind.continues(&order.kind) {
+            return Err(Refusal::Order { state: self.order.kind, asked: order.kind });
+        }
+        if self.order.seed != order.seed {
+            return Err(Refusal::Seed { state: self.order.seed, asked: order.seed });
+        }
+        if consumed > len {
+            return Err(Refusal::Consumed { consumed, len });
+        }
+        match self.order.kind.world_size() {
+            Some(world_size)
+                if consumed < len && !consumed.is_multiple_of(world_size.max(1).into()) =>
+            {
+                Err(Refusal::Uneven { consumed, world_size })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that a run whose batches have the budget `asked`, or none, can resume from this state.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check_budget(&self, asked: Option<&Budget>) -> Result<(), Refusal> {
+        let difference = match (self.budget.as_deref(), asked) {
+            (None, None) => None,
+            (None, Some(_)) => Some(BudgetDifference::Absent),
+            (Some(_), None) => Some(BudgetDifference::Unasked),
+            (Some(state), Some(asked)) => state.difference(asked),
+        };
+        difference.map_or(Ok(()), |difference| Err(Refusal::Budget { difference }))
+    }
+
+    /// The state between the same epochs in `order`: for a run whose ranks begin with new shares, because their
+    /// number or the part that they exchange has changed. `len` is the number of samples.
+    ///
+    /// # Errors
+    /// [`Refusal::WithinEpoch`]: some of the epoch is consumed.
+    pub fn begun_anew(&self, order: &OrderSpec, len: u64) -> Result<State, Refusal> {
+        if self.consumed > 0 && self.consumed < len {
+            return Err(Refusal::WithinEpoch { consumed: self.consumed, epoch: self.epoch });
+        }
+        let State { epoch, consumed, .. } = self.at(self.epoch, self.consumed, len.max(1));
+        Ok(State { order: *order, epoch, consumed, ..self.clone() })
+    }
+
+    /// The state after `consumed` of the epoch's `len` positions; at the end, the start of the next epoch.
+    #[must_use]
+    pub fn at(&self, epoch: Epoch, consumed: u64, len: u64) -> State {
+        let next =
+            if consumed < len { (epoch, consumed) } else { (Epoch(epoch.0.saturating_add(1)), 0) };
+        State { epoch: next.0, consumed: next.1, ..self.clone() }
+    }
+}
+
+/// Why a run cannot resume from a state.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Another data set.
+    #[error("the state belongs to image {state}, and this is image {open}")]
+    Image {
+        /// That of the state.
+        state: ImageId,
+        /// That of the open image.
+        open: ImageId,
+    },
+    /// A run over a mixture of data sets.
+    #[error("the state belongs to a mixture, and this is image {open}")]
+    Mixture {
+        /// That of the open image.
+        open: ImageId,
+    },
+    /// Samples were added or deleted since, so positions mean other samples.
+    #[error("{}", of_another_generation(*state, *open))]
+    Generation {
+        /// That of the state.
+        state: Generation,
+        /// That of the open image.
+        open: Generation,
+    },
+    /// Another view, or one of both is the whole data set.
+    #[error("the state counts samples of {}, and this is {}", of_view(*state), of_view(*open))]
+    View {
+        /// That of the state.
+        state: Option<ViewId>,
+        /// That which is open.
+        open: Option<ViewId>,
+    },
+    /// Another order.
+    #[error("the state's order is {state}, and {asked} was asked for")]
+    Order {
+        /// That of the state.
+        state: OrderKind,
+        /// The requested one.
+        asked: OrderKind,
+    },
+    /// Other weights.
+    #[error("the state draws by weights {state}, and these are weights {asked}")]
+    Weights {
+        /// The hash of those of the state.
+        state: WeightsId,
+        /// The hash of the requested ones.
+        asked: WeightsId,
+    },
+    /// Another seed.
+    #[error("the state's seed is {state}, and {asked} was asked for")]
+    Seed {
+        /// That of the state.
+        state: u64,
+        /// The requested one.
+        asked: u64,
+    },
+    /// Another budget, or one of both has none.
+    #[error("{difference}")]
+    Budget {
+        /// In what they differ.
+        difference: BudgetDifference,
+    },
+    /// Each rank has a share of its own in this order, and shares depend on the world size.
+    #[error(
+        "this order gives each of {state} ranks a share of its own; it cannot go on with {asked}"
+    )]
+    WorldSize {
+        /// That of the state.
+        state: u32,
+        /// The requested one.
+        asked: u32,
+    },
+    /// Ranks have new shares only from an epoch's start on.
+    #[error(
+        "shares begin anew between epochs, and {consumed} samples of epoch {epoch} are consumed"
+    )]
+    WithinEpoch {
+        /// That of the state.
+        consumed: u64,
+        /// That of the state.
+        epoch: Epoch,
+    },
+    /// The state has consumed more samples than the epoch has.
+    #[error("the state has consumed {consumed} samples of an epoch of {len}")]
+    Consumed {
+        /// That of the state.
+        consumed: u64,
+        /// Samples of an epoch.
+        len: u64,
+    },
+    /// Ranks with shares of their own that have not consumed equally many samples.
+    #[error("the state has consumed {consumed} samples, no multiple of its {world_size} ranks")]
+    Uneven {
+        /// That of the state.
+        consumed: u64,
+        /// The world size of its order.
+        world_size: u32,
+    },
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Error {
+        let kind = match refusal {
+            Refusal::Generation { .. } => ErrorKind::Stale,
+            _ => ErrorKind::InvalidArgument,
+        };
+        let hint = match refusal {
+            Refusal::Generation { state, open } if state > open => {
+                "dlfs verify checks it; dlfs rebuild finds the newest generation"
+            }
+            Refusal::WorldSize { .. } => {
+                "start as many ranks as before; or, between epochs, begin new shares: the option restart_shares, in \
+                 the command --restart-shares"
+            }
+            Refusal::View { state: Some(_), .. } => {
+                "open the view that the run began with: a view of the same samples has the same hash"
+            }
+            Refusal::View { state: None, .. } => "open the whole data set, or start anew",
+            Refusal::WithinEpoch { .. } => "end the epoch with as many ranks as it began with",
+            Refusal::Image { .. } | Refusal::Mixture { .. } => {
+                "open what the run began with, or start anew, without the state"
+            }
+            Refusal::Order { .. } => {
+                "resume with the order of the state and its parameters, or start anew, without the state"
+            }
+            Refusal::Weights { .. } => {
+                "resume with the weights of the state, number for number, or start anew, without the state"
+            }
+            Refusal::Budget { .. } => {
+                "resume with the budget of the state and its window, or start anew, without the state"
+            }
+            Refusal::Seed { .. } => {
+                "resume with the seed of the state, or start anew, without the state"
+            }
+            _ => "start anew, without the state",
+        };
+        Error::new(kind, refusal.to_string()).hint(hint)
+    }
+}
+
+/// A description that states share, as JSON.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        shared: &Option<Arc<T>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        shared.as_deref().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<T>>, D::Error> {
+        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
+    }
+}
+
+fn of_another_generation(state: Generation, open: Generation) -> String {
+    match state > open {
+        true => format!(
+            "the state is of generation {state}, the image opened at generation {open}: its newest \
+             superblock may be damaged"
+        ),
+        false => format!(
+            "the state counts samples of generation {state}, and the image is at generation {open}"
+        ),
+    }
+}
+
+fn of_view(view: Option<ViewId>) -> String {
+    view.map_or("the whole data set".into(), |view| format!("view {view}"))
+}
+
+/// A view's hash: 32 hexadecimal digits in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ViewId(pub [u8; 16]);
+
+impl fmt::Display for ViewId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        ImageId(self.0).fmt(f)
+    }
+}
+
+impl From<ViewId> for String {
+    fn from(id: ViewId) -> String {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for ViewId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<ViewId, &'static str> {
+        let id = ImageId::try_from(text).map_err(|_| "a view's hash has 32 hexadecimal digits")?;
+        Ok(ViewId(id.0))
+    }
+}
+
+/// An image's UUID: 32 hexadecimal digits in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ImageId(pub [u8; 16]);
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt_hash(self.0, f)
+    }
+}
+
+impl From<ImageId> for String {
+    fn from(id: ImageId) -> String {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for ImageId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<ImageId, &'static str> {
+        parse_hash(&text).map(ImageId).ok_or("an image is named by 32 hexadecimal digits")
+    }
+}
+
+const VERSION: u32 = 1;
+
+/// A release that does not know views would read the whole data set, so it has to refuse the state.
+const VERSION_OF_VIEWS: u32 = 2;
+
+/// A release that does not know budgets would read other batches.
+const VERSION_OF_BUDGETS: u32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::super::SequentialBy;
+    use super::*;
+
+    const IMAGE: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff];
+
+    fn spec(kind: OrderKind) -> OrderSpec {
+        OrderSpec { kind, seed: 7 }
+    }
+
+    fn state(kind: OrderKind, consumed: u64) -> State {
+        State { consumed, ..State::start(IMAGE, Generation(3), spec(kind)) }
+    }
+
+    #[test]
+    fn a_state_is_json_that_reads_back_equal() {
+        let state = state(OrderKind::Grouped { lanes: 8, group: 4 }, 512);
+        let json = state.to_json();
+        assert_eq!(
+            json,
+            concat!(
+                r#"{"version":1,"image":"000102030405060708090a0b0c0d0eff","generation":3,"#,
+                r#""order":{"kind":"grouped2","lanes":8,"group":4,"seed":7},"epoch":0,"consumed":512}"#
+            )
+        );
+        assert_eq!(State::from_json(&json).unwrap(), state);
+    }
+
+    #[test]
+    fn a_state_of_a_view_names_its_hash_and_goes_on_in_that_view_only() {
+        let whole = state(OrderKind::Global, 5);
+        let view = whole.clone().of_view(Some([0xab; 16]));
+        let json = view.to_json();
+        assert!(json.starts_with(r#"{"version":2,"image":"0001"#), "{json}");
+        assert!(
+            json.contains(&format!(r#""generation":3,"view":"{}","#, "ab".repeat(16))),
+            "{json}"
+        );
+        assert_eq!(State::from_json(&json).unwrap(), view);
+        let check = |state: &State, open| {
+            state.check((IMAGE, open), Generation(3), &spec(OrderKind::Global), 1, 1000)
+        };
+        assert_eq!(check(&view, Some([0xab; 16])), Ok(()));
+        let why = |state, open| check(state, open).unwrap_err().to_string();
+        assert!(
+            why(&view, None).contains("of view abab") && why(&view, None).contains("is the whole")
+        );
+        assert!(why(&view, Some([1; 16])).contains("is view 0101"));
+        assert!(why(&whole, Some([1; 16])).contains("of the whole data set"));
+        assert_eq!(view.of_view(None), whole);
+        let bad = json.replace("abab", "+bab");
+        assert!(State::from_json(&bad).unwrap_err().report().contains("a view's hash"));
+    }
+
+    #[test]
+    fn a_state_by_budget_names_it_and_goes_on_with_the_same_only() {
+        let whole = state(OrderKind::Global, 5);
+        let state = whole.clone().by_budget(Some(Arc::new(Budget::new(4096))));
+        let json = state.to_json();
+        assert!(json.starts_with(r#"{"version":3,"image":"0001"#), "{json}");
+        assert!(json.contains(r#""budget":{"tokens":4096,"window":8192,"#), "{json}");
+        assert_eq!(State::from_json(&json).unwrap(), state);
+        assert_eq!(state.check_budget(Some(&Budget::new(4096))), Ok(()));
+        let why = |state: &State, asked: Option<&Budget>| {
+            state.check_budget(asked).unwrap_err().to_string()
+        };
+        assert!(why(&state, Some(&Budget::new(4097))).contains("4096 tokens, and 4097"));
+        assert!(why(&state, None).contains("none was asked for"));
+        assert!(why(&whole, Some(&Budget::new(4096))).contains("a number of samples"));
+        assert_eq!(whole.check_budget(None), Ok(()));
+        let bad = json.replace("\"tokens\":4096", "\"tokens\":0");
+        assert!(State::from_json(&bad).unwrap_err().report().contains("one token"));
+        assert_eq!(state.of_view(Some([1; 16])).version, 3);
+    }
+
+    #[test]
+    fn a_state_of_an_impossible_epoch_is_refused() {
+        for kind in [OrderKind::Global, OrderKind::Partial { q: 0.5, world_size: 2 }] {
+            let state = State { epoch: Epoch(u64::MAX), ..state(kind, 5) };
+            let error = State::from_json(&state.to_json()).unwrap_err();
+            assert!(error.to_string().contains("epochs of this order go to"), "{error}");
+            assert_eq!(state.at(state.epoch, 5, 5).epoch, state.epoch, "there is none behind it");
+        }
+    }
+
+    #[test]
+    fn invalid_states_and_other_versions_are_refused_with_the_reason() {
+        let json = state(OrderKind::Global, 0).to_json();
+        let refused = |text: &str| State::from_json(text).unwrap_err().report();
+        assert!(refused("").contains("not a reading state"));
+        assert!(refused(&json.replace("0001", "zz01")).contains("32 hexadecimal"));
+        assert!(refused(&json.replace("\"000102", "\"+00102")).contains("32 hexadecimal"));
+        assert!(refused(&json.replace("\"version\":1", "\"version\":4")).contains("version 4"));
+        assert!(refused(&json.replace("\"seed\":7", "\"seed\":-7")).contains("-7"));
+        assert!(
+            refused(&json.replace("\"global\"", "\"grouped\",\"lanes\":0,\"group\":1"))
+                .contains("lanes")
+        );
+    }
+
+    #[test]
+    fn a_state_resumes_with_any_world_size_if_the_order_does_not_depend_on_it() {
+        for kind in [OrderKind::Global, OrderKind::Sequential { by: SequentialBy::Slot }] {
+            for world_size in [1, 3, 64] {
+                let check = state(kind, 100).check(
+                    (IMAGE, None),
+                    Generation(3),
+                    &spec(kind),
+                    world_size,
+                    1000,
+                );
+                assert_eq!(check, Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn every_difference_that_would_change_the_sequence_is_refused_by_name() {
+        let kind = OrderKind::Grouped { lanes: 8, group: 4 };
+        let state = state(kind, 100);
+        let check = |image, generation, order: OrderSpec, len| {
+            state
+                .check((image, None), Generation(generation), &order, 2, len)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(check([9; 16], 3, spec(kind), 1000).contains("image 0909"));
+        assert!(check(IMAGE, 4, spec(kind), 1000).contains("generation 4"));
+        assert!(check(IMAGE, 2, spec(kind), 1000).contains("superblock may be damaged"));
+        assert!(check(IMAGE, 3, spec(OrderKind::Global), 1000).contains("global"));
+        let other = OrderKind::Grouped { lanes: 8, group: 5 };
+        assert!(check(IMAGE, 3, spec(other), 1000).contains("group 5"));
+        assert!(check(IMAGE, 3, OrderSpec { kind, seed: 8 }, 1000).contains("seed is 7"));
+        assert!(check(IMAGE, 3, spec(kind), 99).contains("100 samples of an epoch of 99"));
+    }
+
+    #[test]
+    fn orders_with_a_share_for_each_rank_refuse_another_world_size_with_that_reason() {
+        let kind = |world_size| OrderKind::Partial { q: 0.25, world_size };
+        let check = |consumed, asked, world_size| {
+            state(kind(4), consumed).check(
+                (IMAGE, None),
+                Generation(3),
+                &spec(kind(asked)),
+                world_size,
+                1000,
+            )
+        };
+        assert_eq!(check(100, 4, 4), Ok(()));
+        assert_eq!(check(100, 8, 8), Err(Refusal::WorldSize { state: 4, asked: 8 }));
+        assert_eq!(check(100, 4, 8), Ok(()), "two processes that divide a rank's share");
+        assert_eq!(check(100, 4, 6), Err(Refusal::WorldSize { state: 4, asked: 6 }));
+        assert_eq!(check(101, 4, 4), Err(Refusal::Uneven { consumed: 101, world_size: 4 }));
+        assert_eq!(check(1000, 4, 4), Ok(()));
+    }
+
+    #[test]
+    fn the_end_of_an_epoch_is_the_start_of_the_next() {
+        let state = state(OrderKind::Global, 0);
+        let at = |consumed| {
+            let state = state.at(Epoch(5), consumed, 1000);
+            (state.epoch.0, state.consumed)
+        };
+        assert_eq!((at(999), at(1000)), ((5, 999), (6, 0)));
+    }
+}

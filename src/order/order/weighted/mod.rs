@@ -1,0 +1,337 @@
+//! Weighted order: samples are drawn in proportion to weights, each epoch anew.
+//!
+//! With replacement, the sample at a position follows from the key and the position alone, through an alias table
+//! (Walker 1977, Vose 1991): 8 bytes a sample. Where weights belong to labels, a class is drawn first and then one
+//! of its samples: 4 bytes a sample and 8 a class. Without replacement, an epoch is a weighted shuffle: each sample
+//! draws an exponential number, divides it by its weight, and the smallest come first (Efraimidis and Spirakis
+//! 2006). That sorts all samples at the start of each epoch and keeps 4 bytes for each of them, beside 8 for its
+//! weight.
+//!
+//! Either way the state of a run is one counter, as in other orders: no position depends on earlier ones, on ranks
+//! or on batches. All arithmetic is that of IEEE 754 without functions of the C library, so the sequence is the same
+//! on all machines.
+//!
+//! It is not stratified: a class of weight 1/10 has a tenth of an epoch on average, as with
+//! `torch.utils.data.WeightedRandomSampler`. For exact shares make a [mixture](super::mixture) of views.
+
+mod alias;
+mod error;
+mod shuffle;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::hash::WeightsId;
+use super::spec::{MAX_EPOCH_SIZE, OrderKind, OrderSpec};
+use dlfs_base::permutation::Key;
+
+use alias::Alias;
+pub use error::WeightsError;
+
+/// How often each sample is drawn, in weighted order.
+///
+/// Weights count only beside each other: 1 and 3 say the same as 0.5 and 1.5. A sample of weight 0 is never drawn.
+#[derive(Debug)]
+pub struct Weights {
+    /// Samples that it weighs, also those of weight 0.
+    len: u64,
+    drawn: Drawn,
+    kind: OrderKind,
+}
+
+/// What draws the samples, as ranks among those of the data set or view.
+#[derive(Debug)]
+enum Drawn {
+    Samples(Alias),
+    Classes(Classes),
+    /// Without replacement: the weight of each sample, relative to the largest.
+    Once(Vec<f64>),
+}
+
+#[derive(Debug)]
+struct Classes {
+    alias: Alias,
+    /// Where the members of each class begin in `members`, and the end.
+    starts: Vec<u32>,
+    members: Vec<u32>,
+}
+
+/// How samples are drawn by their weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Draws {
+    /// Whether a sample may be drawn several times in an epoch.
+    pub replacement: bool,
+    /// Samples of an epoch. `None`: as many as the data set or view has; without replacement, as many as have a
+    /// weight above 0.
+    pub epoch_size: Option<u64>,
+}
+
+impl Default for Draws {
+    fn default() -> Draws {
+        Draws { replacement: true, epoch_size: None }
+    }
+}
+
+/// Weights of labels.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LabelWeights {
+    /// Each label gets the same share of the draws, however many samples it has.
+    Balanced,
+    /// The weight of each sample with this label.
+    Each(BTreeMap<i64, f64>),
+}
+
+impl Weights {
+    /// Weights of each of the `len` samples of a data set or view, in the order of their ids.
+    ///
+    /// # Errors
+    /// `Number`: one is negative or not finite. `Len`: there are not `len` of them. `Zero`: all are 0. `EpochSize`,
+    /// `TooMany`.
+    pub fn of_samples(len: u64, weights: &[f64], draws: Draws) -> Result<Weights, WeightsError> {
+        check_len(len)?;
+        if weights.len() as u64 != len {
+            return Err(WeightsError::Len { given: weights.len() as u64, samples: len });
+        }
+        let bad = weights.iter().position(|weight| !is_weight(*weight));
+        if let Some(at) = bad {
+            return Err(WeightsError::Number { sample: at as u64, weight: weights[at] });
+        }
+        let mut hasher = Xxh3::new();
+        hasher.update(b"samples");
+        weights.iter().for_each(|weight| hasher.update(&weight.to_bits().to_le_bytes()));
+        let weights = relative(weights.to_vec()).ok_or(WeightsError::Zero)?;
+        let num_drawn = weights.iter().filter(|weight| **weight > 0.0).count() as u64;
+        let drawn = match draws.replacement {
+            true => Drawn::Samples(Alias::new(&weights)),
+            false => Drawn::Once(weights),
+        };
+        Weights::new((len, num_drawn), drawn, draws, &hasher)
+    }
+
+    /// Weights by label. `labels` has that of each of the `len` samples of a data set or view, in the order of their
+    /// ids.
+    ///
+    /// # Errors
+    /// `NoLabel`: a sample has none. `LabelAbsent`: a label with a weight has no sample. `LabelWeight`: a sample's
+    /// label has no weight. `LabelNumber`: a weight is negative or not finite. `Len`, `Zero`, `EpochSize`, `TooMany`.
+    pub fn of_labels(
+        len: u64,
+        labels: impl IntoIterator<Item = Option<i64>>,
+        weights: &LabelWeights,
+        draws: Draws,
+    ) -> Result<Weights, WeightsError> {
+        check_len(len)?;
+        let mut members: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
+        let mut given = 0;
+        for (label, sample) in labels.into_iter().zip(0_u64..) {
+            let label = label.ok_or(WeightsError::NoLabel { sample })?;
+            members.entry(label).or_default().push(sample as u32);
+            given = sample + 1;
+        }
+        if given != len {
+            return Err(WeightsError::Len { given, samples: len });
+        }
+        if let LabelWeights::Each(each) = weights {
+            check_labels(each, &members)?;
+        }
+        let shares: Vec<f64> = members
+            .iter()
+            .map(|(label, members)| match weights {
+                LabelWeights::Balanced => 1.0,
+                LabelWeights::Each(each) => {
+                    each.get(label).copied().unwrap_or(0.0) * members.len() as f64
+                }
+            })
+            .collect();
+        let mut hasher = Xxh3::new();
+        hasher.update(b"labels");
+        for ((label, members), share) in members.iter().zip(&shares) {
+            hasher.update(&label.to_le_bytes());
+            hasher.update(&share.to_bits().to_le_bytes());
+            hasher.update(&(members.len() as u64).to_le_bytes());
+            members.iter().for_each(|member| hasher.update(&member.to_le_bytes()));
+        }
+        let shares = relative(shares).ok_or(WeightsError::Zero)?;
+        let drawn_of = |(members, share): (&Vec<u32>, &f64)| match *share > 0.0 {
+            true => members.len() as u64,
+            false => 0,
+        };
+        let num_drawn = members.values().zip(&shares).map(drawn_of).sum();
+        let drawn = match draws.replacement {
+            true => Drawn::Classes(Classes::new(members, &shares)),
+            false => Drawn::Once(of_members(len, &members, &shares)),
+        };
+        Weights::new((len, num_drawn), drawn, draws, &hasher)
+    }
+
+    fn new(
+        (len, num_drawn): (u64, u64),
+        drawn: Drawn,
+        Draws { replacement, epoch_size }: Draws,
+        hasher: &Xxh3,
+    ) -> Result<Weights, WeightsError> {
+        let epoch_size = epoch_size.unwrap_or(if replacement { len } else { num_drawn });
+        let most = if replacement { MAX_EPOCH_SIZE } else { num_drawn };
+        if !(1..=most).contains(&epoch_size) {
+            return Err(WeightsError::EpochSize { epoch_size, most, replacement });
+        }
+        let weights = WeightsId(hasher.digest128().to_be_bytes());
+        let kind = OrderKind::Weighted { weights, replacement, epoch_size };
+        Ok(Weights { len, drawn, kind })
+    }
+
+    /// The order that draws by these weights; it holds their hash.
+    pub fn kind(&self) -> OrderKind {
+        self.kind
+    }
+
+    /// The same, with a seed.
+    pub fn order(&self, seed: u64) -> OrderSpec {
+        OrderSpec { kind: self.kind, seed }
+    }
+
+    /// Samples that it weighs: all of the data set or view.
+    pub fn num_samples(&self) -> u64 {
+        self.len
+    }
+
+    /// Memory between epochs. Without replacement, an epoch has 4 bytes a sample more, and 16 while it begins.
+    pub fn memory_bytes(&self) -> u64 {
+        let len = match &self.drawn {
+            Drawn::Samples(alias) => alias.memory_bytes(),
+            Drawn::Classes(Classes { alias, starts, members }) => {
+                alias.memory_bytes() + size_of_val(&starts[..]) + size_of_val(&members[..])
+            }
+            Drawn::Once(weights) => size_of_val(&weights[..]),
+        };
+        len as u64
+    }
+}
+
+impl Classes {
+    fn new(classes: BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Classes {
+        let mut starts = vec![0];
+        let mut members = Vec::with_capacity(classes.values().map(Vec::len).sum());
+        for class in classes.into_values() {
+            members.extend(class);
+            starts.push(members.len() as u32);
+        }
+        Classes { alias: Alias::new(shares), starts, members }
+    }
+
+    #[inline]
+    fn draw(&self, word: u64, second: Key) -> u64 {
+        let class = self.alias.draw(word) as usize;
+        let (first, end) = (self.starts[class], self.starts[class + 1]);
+        let nth = (u128::from(second.word()) * u128::from(end - first)) >> 64;
+        self.members[first as usize + nth as usize].into()
+    }
+}
+
+/// The sequence of one epoch: position -> rank of a sample.
+#[derive(Debug, Clone)]
+pub(super) struct Weighted {
+    weights: Arc<Weights>,
+    key: Key,
+    /// Without replacement: the samples of the epoch.
+    shuffled: Option<Arc<[u32]>>,
+}
+
+impl Weighted {
+    pub(super) fn new(weights: &Arc<Weights>, key: Key) -> Weighted {
+        let shuffled = match &weights.drawn {
+            Drawn::Once(each) => Some(shuffle::weighted(each, weights.epoch_size(), key).into()),
+            Drawn::Samples(_) | Drawn::Classes(_) => None,
+        };
+        Weighted { weights: Arc::clone(weights), key, shuffled }
+    }
+
+    pub(super) fn weights(&self) -> &Arc<Weights> {
+        &self.weights
+    }
+
+    /// The rank of the sample at `position`, which is below the epoch's size.
+    #[inline]
+    pub(super) fn rank_at(&self, position: u64) -> u64 {
+        if let Some(shuffled) = &self.shuffled {
+            return shuffled[position as usize].into();
+        }
+        let at = self.key.with(position);
+        match &self.weights.drawn {
+            Drawn::Classes(classes) => classes.draw(at.word(), at.with(1)),
+            Drawn::Samples(alias) => alias.draw(at.word()),
+            Drawn::Once(_) => 0, // unreachable: it is shuffled
+        }
+    }
+}
+
+impl Weights {
+    pub(super) fn epoch_size(&self) -> u64 {
+        match self.kind {
+            OrderKind::Weighted { epoch_size, .. } => epoch_size,
+            _ => self.len,
+        }
+    }
+}
+
+fn check_len(len: u64) -> Result<(), WeightsError> {
+    match len {
+        0 => Err(WeightsError::Zero),
+        len if len > MAX_SAMPLES => Err(WeightsError::TooMany { samples: len }),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that each weight is one, and that weights and samples have the same labels.
+fn check_labels(
+    weights: &BTreeMap<i64, f64>,
+    members: &BTreeMap<i64, Vec<u32>>,
+) -> Result<(), WeightsError> {
+    for (&label, &weight) in weights {
+        if !is_weight(weight) {
+            return Err(WeightsError::LabelNumber { label, weight });
+        }
+        if !members.contains_key(&label) {
+            return Err(WeightsError::LabelAbsent { label });
+        }
+    }
+    for (&label, members) in members {
+        if !weights.contains_key(&label) {
+            let sample = members.first().copied().unwrap_or(0).into();
+            return Err(WeightsError::LabelWeight { label, sample });
+        }
+    }
+    Ok(())
+}
+
+fn is_weight(weight: f64) -> bool {
+    weight.is_finite() && weight >= 0.0
+}
+
+/// `weights` relative to the largest, so that their sum is finite; `None` if all are 0.
+fn relative(mut weights: Vec<f64>) -> Option<Vec<f64>> {
+    let most = weights.iter().copied().fold(0.0, f64::max);
+    if most == 0.0 {
+        return None;
+    }
+    weights.iter_mut().for_each(|weight| *weight /= most);
+    Some(weights)
+}
+
+/// The weight of each sample, where those of a class share `shares` of it.
+fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Vec<f64> {
+    let mut weights = vec![0.0; len as usize];
+    for (members, share) in members.values().zip(shares) {
+        let weight = share / members.len() as f64;
+        members.iter().for_each(|&member| weights[member as usize] = weight);
+    }
+    weights
+}
+
+/// Entries of tables are 32 bits.
+const MAX_SAMPLES: u64 = u32::MAX as u64;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! Access strings (NoPFS's term): what a rank reads in a whole run, in order; computed, never
+//! stored.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::order::{
+    Aligner, ByNode, EpochOrder, Locality, OrderError, OrderSpec, Population, Shard, Sharding, Tail,
+};
+use dlfs_base::units::{Epoch, SampleId};
+
+/// The access strings of all ranks of a run.
+///
+/// Implementations compute them on every walk; a plan walks each a few times.
+pub trait Accesses {
+    /// Number of ranks.
+    fn num_ranks(&self) -> u32;
+
+    /// Calls `visit` with consecutive pieces of what `rank` reads, from the first access to the
+    /// last.
+    ///
+    /// `rank` is below [`Accesses::num_ranks`].
+    fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId]));
+}
+
+/// Lengths of samples.
+pub trait Lengths {
+    /// All ids are below this, including those of deleted samples.
+    fn num_samples(&self) -> u64;
+
+    /// Length of a sample in bytes.
+    fn len_bytes(&self, sample: SampleId) -> u32;
+}
+
+impl Lengths for [u32] {
+    fn num_samples(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn len_bytes(&self, sample: SampleId) -> u32 {
+        self[sample.0 as usize]
+    }
+}
+
+/// A training run: epochs of one order, divided among the ranks as [`Shard`] does.
+#[derive(Debug, Clone)]
+pub struct TrainingRun<'a, P: ?Sized> {
+    population: &'a P,
+    order: OrderSpec,
+    epochs: Range<u64>,
+    consumed: u64,
+    world_size: u32,
+    tail: Tail,
+    shares: Shares,
+    /// That of a rank.
+    batch_size: u64,
+}
+
+/// How the ranks share a global batch.
+#[derive(Debug, Clone)]
+enum Shares {
+    Strided,
+    Aligned,
+    Local(Arc<Locality>),
+}
+
+impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
+    /// `epochs` over `population` by `world_size` ranks.
+    ///
+    /// # Errors
+    /// A number of the order is out of range, or there are no ranks.
+    pub fn new(
+        population: &'a P,
+        order: OrderSpec,
+        epochs: Range<u64>,
+        world_size: u32,
+        tail: Tail,
+    ) -> Result<TrainingRun<'a, P>, OrderError> {
+        order.check()?;
+        if let Some(last) = epochs.end.checked_sub(1).filter(|_| !epochs.is_empty()) {
+            order.check_epoch(Epoch(last))?;
+        }
+        Shard::new(0, world_size, tail)?;
+        let (consumed, shares, batch_size) = (0, Shares::Strided, 1);
+        Ok(TrainingRun {
+            population,
+            order,
+            epochs,
+            consumed,
+            world_size,
+            tail,
+            shares,
+            batch_size,
+        })
+    }
+
+    /// The same run, resumed after all ranks together have consumed `consumed` positions of its
+    /// first epoch.
+    #[must_use]
+    pub fn after(self, consumed: u64) -> TrainingRun<'a, P> {
+        TrainingRun { consumed, ..self }
+    }
+
+    /// The same run with global batches divided as `sharding` says; each rank's part has `batch_size`
+    /// samples. Local shares need `locality`; without it, and where an order has no chunks to align, shares
+    /// are strided.
+    #[must_use]
+    pub fn shared(
+        self,
+        sharding: Sharding,
+        locality: Option<&Arc<Locality>>,
+        batch_size: u64,
+    ) -> TrainingRun<'a, P> {
+        let is_grouped = self.order.kind.lanes_and_group().is_some();
+        let shares = match (sharding, locality) {
+            (Sharding::Aligned, _) if is_grouped => Shares::Aligned,
+            (Sharding::Local, Some(locality)) => Shares::Local(Arc::clone(locality)),
+            _ => Shares::Strided,
+        };
+        TrainingRun { shares, batch_size: batch_size.max(1), ..self }
+    }
+}
+
+impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
+    fn num_ranks(&self) -> u32 {
+        self.world_size
+    }
+
+    fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId])) {
+        let mut ids = Vec::with_capacity(PIECE as usize);
+        let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
+        let mut by_node = match &self.shares {
+            Shares::Local(locality) => Some(ByNode::new(Arc::clone(locality))),
+            Shares::Strided | Shares::Aligned => None,
+        };
+        for epoch in self.epochs.clone() {
+            let mut order = EpochOrder::new(&self.order, Epoch(epoch), self.population)
+                .expect("the specification was checked when the run was made");
+            let consumed = if epoch == self.epochs.start { self.consumed } else { 0 };
+            let shard = Shard { rank, world_size: self.world_size, consumed, tail: self.tail };
+            let (mut positions, mut taken) = (shard.positions(order.len()), 0);
+            while positions.remaining() > 0 {
+                ids.clear();
+                if let Shares::Strided = self.shares {
+                    order.ids(self.population, positions.split_front(PIECE), &mut ids);
+                    visit(&ids);
+                    continue;
+                }
+                let batch = shard.global_batch(order.len(), taken, self.batch_size);
+                taken += positions.split_front(self.batch_size).remaining();
+                if let Some(by_node) = &mut by_node {
+                    let batch = (batch, self.batch_size);
+                    order.local_ids(self.population, by_node, &shard, batch, &mut ids);
+                } else {
+                    picks.clear();
+                    order.aligned_picks(self.population, &mut aligner, &shard, batch, &mut picks);
+                    ids.extend(picks.iter().map(|p| self.population.id_in_chunk(p.chunk, p.nth)));
+                }
+                visit(&ids);
+            }
+        }
+    }
+}
+
+/// Samples of a piece: few enough for the first-level cache.
+const PIECE: u64 = 1024;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::order::OrderKind;
+
+    /// Samples in chunks of 64, ids in slot order.
+    #[derive(Debug)]
+    pub(in crate::plan) struct Samples(pub(in crate::plan) u64);
+
+    impl Population for Samples {
+        fn num_live(&self) -> u64 {
+            self.0
+        }
+
+        fn num_chunks(&self) -> u32 {
+            self.0.div_ceil(64) as u32
+        }
+
+        fn live_in_chunk(&self, chunk: u32) -> u32 {
+            (self.0 - u64::from(chunk) * 64).min(64) as u32
+        }
+
+        fn id_of_live(&self, rank: u64) -> SampleId {
+            SampleId(rank)
+        }
+
+        fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
+            SampleId(u64::from(chunk) * 64 + u64::from(nth))
+        }
+
+        fn chunk_of(&self, id: SampleId) -> Option<u32> {
+            (id.0 < self.0).then_some((id.0 / 64) as u32)
+        }
+    }
+
+    pub(in crate::plan) const GLOBAL: OrderSpec = OrderSpec { kind: OrderKind::Global, seed: 11 };
+
+    pub(in crate::plan) fn string(accesses: &dyn Accesses, rank: u32) -> Vec<u64> {
+        let mut string = Vec::new();
+        accesses.walk(rank, &mut |ids| string.extend(ids.iter().map(|id| id.0)));
+        string
+    }
+
+    #[test]
+    fn the_strings_of_all_ranks_hold_each_sample_once_an_epoch() {
+        for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 3, group: 2 }] {
+            let samples = Samples(5_000);
+            let order = OrderSpec { kind, seed: 3 };
+            let run = TrainingRun::new(&samples, order, 2..5, 7, Tail::Keep).unwrap();
+            let mut counts = vec![0; 5_000];
+            for rank in 0..run.num_ranks() {
+                string(&run, rank).iter().for_each(|&id| counts[id as usize] += 1);
+            }
+            assert!(counts.iter().all(|&count| count == 3));
+        }
+    }
+
+    #[test]
+    fn a_string_is_what_the_rank_reads_also_after_a_restart_with_other_ranks() {
+        let samples = Samples(1_000);
+        let run = TrainingRun::new(&samples, GLOBAL, 4..6, 3, Tail::Keep).unwrap().after(100);
+        let mut expected = Vec::new();
+        for (epoch, consumed) in [(4, 100), (5, 0)] {
+            let mut order = EpochOrder::new(&GLOBAL, Epoch(epoch), &samples).unwrap();
+            let shard = Shard::new(1, 3, Tail::Keep).unwrap().after(consumed);
+            order.ids(&samples, shard.positions(1_000), &mut expected);
+        }
+        assert_eq!(string(&run, 1), expected.iter().map(|id| id.0).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_strings_of_aligned_shares_are_those_that_a_rank_reads() {
+        let samples = Samples(1_000);
+        let order = OrderSpec { kind: OrderKind::Grouped { lanes: 4, group: 2 }, seed: 3 };
+        let run = TrainingRun::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
+        let run = run.shared(Sharding::Aligned, None, 20);
+        let shard = Shard::new(1, 3, Tail::Keep).unwrap();
+        let mut expected = Vec::new();
+        for epoch in 0..2 {
+            let mut order = EpochOrder::new(&order, Epoch(epoch), &samples).unwrap();
+            for taken in (0..334).step_by(20) {
+                let batch = shard.global_batch(1_000, taken, 20);
+                order.aligned_picks(
+                    &samples,
+                    &mut Aligner::default(),
+                    &shard,
+                    batch,
+                    &mut expected,
+                );
+            }
+        }
+        let ids = expected.iter().map(|pick| samples.id_in_chunk(pick.chunk, pick.nth).0);
+        assert_eq!(string(&run, 1), ids.collect::<Vec<_>>());
+        let mut all: Vec<u64> = (0..3).flat_map(|rank| string(&run, rank)).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..2_000).map(|i| i / 2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_strings_of_local_shares_hold_each_sample_once_an_epoch_mostly_where_it_is_held() {
+        let samples = Samples(10_000);
+        let holder = |chunk: u32| Some((chunk % 3) as u16);
+        let locality = Arc::new(Locality::new(vec![0, 1, 2], (0..157).map(holder)));
+        for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 6, group: 4 }] {
+            let order = OrderSpec { kind, seed: 3 };
+            let run = TrainingRun::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
+            let run = run.shared(Sharding::Local, Some(&locality), 200);
+            let (mut all, mut at_home) = (Vec::new(), 0);
+            for rank in 0..3 {
+                let read = string(&run, rank);
+                at_home += read.iter().filter(|&&id| id / 64 % 3 == u64::from(rank)).count();
+                all.extend(read);
+            }
+            all.sort_unstable();
+            assert!(all == (0..20_000).map(|i| i / 2).collect::<Vec<_>>());
+            assert!(at_home > 17_000, "{at_home} of 20,000");
+        }
+    }
+
+    #[test]
+    fn a_run_without_ranks_is_refused() {
+        let error = TrainingRun::new(&Samples(1), GLOBAL, 0..1, 0, Tail::Keep).unwrap_err();
+        assert_eq!(error, OrderError::EmptyWorld);
+    }
+}

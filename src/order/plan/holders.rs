@@ -1,0 +1,164 @@
+//! Which rank holds a copy of a sample, and at which address; computed for every rank without
+//! messages.
+
+use super::error::{MAX_BLOCKS, MAX_RANKS};
+use super::{Accesses, Lengths, PlanError, PlannedCopy, Planner, Tier};
+use dlfs_base::units::{Lba, SampleId};
+
+/// A planned copy as another rank sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// The rank that holds it.
+    pub rank: u32,
+    /// The tier, 0 being the fastest.
+    pub tier: u8,
+    /// Its first block in the tier. Tiers fill from block 0 up, so this also says how early it is
+    /// copied.
+    pub lba: Lba,
+}
+
+/// The best copy of each sample that any rank plans: 8 bytes per sample, whatever the world size.
+///
+/// Best is the fastest tier, then the lowest address, then the lowest rank. Tiers of different
+/// ranks are compared by their numbers, so a number should mean the same kind of tier everywhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HolderMap {
+    packed: Vec<u64>,
+}
+
+impl HolderMap {
+    /// Plans all ranks; `tiers` returns the tiers of a rank.
+    ///
+    /// Costs [`Planner::plan`] for every rank.
+    ///
+    /// # Errors
+    /// An address cannot encode the tiers.
+    pub fn new<A: Accesses + ?Sized, L: Lengths + ?Sized>(
+        planner: &mut Planner<'_, A, L>,
+        tiers: impl Fn(u32) -> Vec<Tier>,
+    ) -> Result<HolderMap, PlanError> {
+        let mut map = HolderMap::empty(planner.num_samples());
+        for rank in 0..planner.num_ranks() {
+            planner.plan(rank, &tiers(rank), &mut |copy| map.add(rank, &copy))?;
+        }
+        Ok(map)
+    }
+
+    /// A map without copies, for callers that plan ranks themselves.
+    pub fn empty(num_samples: u64) -> HolderMap {
+        HolderMap { packed: vec![NONE; num_samples as usize] }
+    }
+
+    /// Adds a copy that `rank` plans, unless a better one is there.
+    pub fn add(&mut self, rank: u32, copy: &PlannedCopy) {
+        let entry = &mut self.packed[copy.sample.0 as usize];
+        *entry = (*entry).min(pack(rank, copy));
+    }
+
+    /// The best copy of `sample`; `None` if no rank plans one.
+    pub fn holder(&self, sample: SampleId) -> Option<Holder> {
+        unpack(self.packed[sample.0 as usize])
+    }
+
+    /// Memory of the map.
+    pub fn memory_bytes(&self) -> usize {
+        self.packed.capacity() * size_of::<u64>()
+    }
+}
+
+/// The copies that one rank plans: 8 bytes per sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankCopies(HolderMap);
+
+impl RankCopies {
+    /// Plans `rank` with `tiers`.
+    ///
+    /// # Errors
+    /// An address cannot encode the tiers.
+    pub fn new<A: Accesses + ?Sized, L: Lengths + ?Sized>(
+        planner: &mut Planner<'_, A, L>,
+        rank: u32,
+        tiers: &[Tier],
+    ) -> Result<RankCopies, PlanError> {
+        let mut map = HolderMap::empty(planner.num_samples());
+        planner.plan(rank, tiers, &mut |copy| map.add(rank, &copy))?;
+        Ok(RankCopies(map))
+    }
+
+    /// This rank's copy of `sample`, if one is planned.
+    pub fn copy(&self, sample: SampleId) -> Option<Holder> {
+        self.0.holder(sample)
+    }
+}
+
+/// Tier, address and rank in one word, most significant first: the smaller word is the better copy.
+fn pack(rank: u32, copy: &PlannedCopy) -> u64 {
+    u64::from(copy.tier) << (LBA_BITS + RANK_BITS) | copy.lba.0 << RANK_BITS | u64::from(rank)
+}
+
+fn unpack(packed: u64) -> Option<Holder> {
+    (packed != NONE).then(|| Holder {
+        rank: (packed & (MAX_RANKS as u64 - 1)) as u32,
+        tier: (packed >> (LBA_BITS + RANK_BITS)) as u8,
+        lba: Lba(packed >> RANK_BITS & (MAX_BLOCKS - 1)),
+    })
+}
+
+const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
+const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
+const _: () = assert!(RANK_BITS + LBA_BITS + 4 == u64::BITS);
+
+/// Tier 15, which does not exist.
+const NONE: u64 = u64::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::Tail;
+    use crate::plan::TrainingRun;
+    use crate::plan::access::tests::{GLOBAL, Samples};
+
+    #[test]
+    fn every_rank_finds_the_best_copy_of_every_sample() {
+        let samples = Samples(3_000);
+        let lengths: Vec<u32> = (0..3_000).map(|i| i * 7 % 5_000).collect();
+        let run = TrainingRun::new(&samples, GLOBAL, 0..9, 5, Tail::Keep).unwrap();
+        let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
+        // Ranks need not have equal tiers.
+        let tiers = |rank: u32| {
+            let num_blocks = 500 + 300 * u64::from(rank);
+            vec![Tier { num_blocks }, Tier { num_blocks: 900 }]
+        };
+        let map = HolderMap::new(&mut planner, tiers).unwrap();
+        let mut best: Vec<Option<(u8, u64, u32)>> = vec![None; 3_000];
+        for rank in 0..5 {
+            let own = RankCopies::new(&mut planner, rank, &tiers(rank)).unwrap();
+            for (id, best) in (0..).zip(&mut best) {
+                let Some(copy) = own.copy(SampleId(id)) else { continue };
+                assert_eq!(copy.rank, rank);
+                let copy = (copy.tier, copy.lba.0, rank);
+                *best = Some(best.map_or(copy, |best| best.min(copy)));
+            }
+        }
+        let found = (0..3_000).map(|id| map.holder(SampleId(id)));
+        let found: Vec<_> = found.map(|h| h.map(|h| (h.tier, h.lba.0, h.rank))).collect();
+        assert_eq!(found, best);
+        assert!(found.iter().any(Option::is_none) && found.iter().flatten().any(|h| h.0 == 1));
+        assert_eq!(map.memory_bytes(), 8 * 3_000);
+    }
+
+    #[test]
+    fn the_largest_address_that_can_be_named_comes_back() {
+        let largest = PlannedCopy {
+            sample: SampleId(0),
+            tier: 14,
+            lba: Lba(MAX_BLOCKS - 1),
+            first_access: 0,
+            frequency: 1,
+        };
+        let rank = MAX_RANKS as u32 - 1;
+        let holder = Holder { rank, tier: 14, lba: largest.lba };
+        assert_eq!(unpack(pack(rank, &largest)), Some(holder));
+        assert_eq!(unpack(NONE), None);
+    }
+}

@@ -1,0 +1,329 @@
+//! Chooses which samples a rank keeps in which tier, and at which address.
+//!
+//! A rank's samples are sorted by access frequency, highest first, then by first access. In that
+//! order they fill the first tier until one does not fit; that sample closes the tier and starts
+//! the next. Inside a tier, addresses follow the order of first access over all its samples.
+//!
+//! No list of samples is sorted or kept. Samples of a frequency that fits completely need only
+//! their sum; frequencies that a tier boundary cuts, at most one per tier, are filled sample by
+//! sample on a walk of their own; and the last walk visits every sample in the order of its first
+//! access.
+
+use super::error::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, check_block_len};
+use super::{Accesses, Frequencies, Lengths, PlanError};
+use dlfs_base::units::{Lba, SampleId};
+
+/// A tier of one rank, as seen by the planner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tier {
+    /// Quota in blocks.
+    pub num_blocks: u64,
+}
+
+/// A copy that a rank plans to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedCopy {
+    /// The sample.
+    pub sample: SampleId,
+    /// The tier, 0 being the fastest.
+    pub tier: u8,
+    /// Its first block in the tier.
+    pub lba: Lba,
+    /// Position of its first access in the rank's access string, from 0.
+    pub first_access: u64,
+    /// How often the rank reads it.
+    pub frequency: u16,
+}
+
+/// Plans one rank after another, in memory that it reuses: 2.2 bytes per sample.
+#[derive(Debug)]
+pub struct Planner<'a, A: ?Sized, L: ?Sized> {
+    accesses: &'a A,
+    lengths: &'a L,
+    block_len_bytes: u32,
+    frequencies: Frequencies,
+    seen: BitSet,
+}
+
+impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
+    /// A planner for tiers with blocks of `block_len_bytes`; each copy starts at a block boundary.
+    ///
+    /// # Errors
+    /// A block length other than 512, 1024, 2048 or 4096, or more ranks than an address can encode.
+    pub fn new(
+        accesses: &'a A,
+        lengths: &'a L,
+        block_len_bytes: u32,
+    ) -> Result<Planner<'a, A, L>, PlanError> {
+        check_block_len(block_len_bytes)?;
+        let ranks = accesses.num_ranks() as usize;
+        if !(1..=MAX_RANKS).contains(&ranks) {
+            return Err(PlanError::Ranks { ranks });
+        }
+        let (frequencies, seen) = (Frequencies::new(lengths), BitSet::new(lengths.num_samples()));
+        Ok(Planner { accesses, lengths, block_len_bytes, frequencies, seen })
+    }
+
+    /// Calls `visit` with each copy that `rank` plans in `tiers`, in the order of first access.
+    ///
+    /// Costs two walks of the rank's access string and a visit of every sample, and one more walk
+    /// for each tier that fills up, except the last.
+    ///
+    /// # Errors
+    /// More or larger tiers than an address can encode; nothing was visited.
+    pub fn plan(
+        &mut self,
+        rank: u32,
+        tiers: &[Tier],
+        visit: &mut dyn FnMut(PlannedCopy),
+    ) -> Result<(), PlanError> {
+        if tiers.len() > MAX_TIERS {
+            return Err(PlanError::Tiers { tiers: tiers.len() });
+        }
+        if let Some(tier) = tiers.iter().find(|tier| tier.num_blocks > MAX_BLOCKS) {
+            return Err(PlanError::Capacity { blocks: tier.num_blocks });
+        }
+        if tiers.is_empty() {
+            return Ok(());
+        }
+        self.frequencies.count(self.accesses, rank);
+        let mut fills = self.cut(rank, tiers);
+        let mut next_lba = [0; MAX_TIERS];
+        self.walk_first_accesses(rank, &mut |sample, first_access, frequency, blocks| {
+            let Some(tier) = fills[usize::from(frequency)].take(blocks, tiers) else { return };
+            let lba = Lba(next_lba[tier]);
+            next_lba[tier] += blocks;
+            visit(PlannedCopy { sample, tier: tier as u8, lba, first_access, frequency });
+        });
+        Ok(())
+    }
+
+    /// All ids are below this.
+    pub fn num_samples(&self) -> u64 {
+        self.lengths.num_samples()
+    }
+
+    /// Number of ranks that can be planned.
+    pub fn num_ranks(&self) -> u32 {
+        self.accesses.num_ranks()
+    }
+
+    /// How often the last planned rank reads each sample.
+    pub fn frequencies(&self) -> &Frequencies {
+        &self.frequencies
+    }
+
+    /// For each frequency, how full the tiers are when its first sample is placed.
+    fn cut(&mut self, rank: u32, tiers: &[Tier]) -> Vec<Fill> {
+        let sums = self.blocks_by_frequency();
+        let mut fills = vec![Fill { tier: tiers.len(), used: 0 }; sums.len()];
+        let mut fill = Fill { tier: 0, used: 0 };
+        for frequency in (1..sums.len()).rev() {
+            fills[frequency] = fill;
+            let Some(tier) = tiers.get(fill.tier) else { break };
+            if sums[frequency] <= tier.num_blocks - fill.used {
+                fill.used += sums[frequency];
+            } else if fill.tier + 1 == tiers.len() {
+                fill.tier += 1;
+            } else if sums[frequency] > 0 {
+                self.walk_first_accesses(rank, &mut |_, _, of, blocks| {
+                    if usize::from(of) == frequency {
+                        fill.take(blocks, tiers);
+                    }
+                });
+            }
+        }
+        fills
+    }
+
+    fn blocks_by_frequency(&self) -> Vec<u64> {
+        let mut sums = Vec::new();
+        for (sample, frequency) in self.frequencies.iter() {
+            let frequency = usize::from(frequency);
+            if frequency >= sums.len() {
+                sums.resize(frequency + 1, 0);
+            }
+            sums[frequency] += self.blocks(sample);
+        }
+        sums
+    }
+
+    /// Calls `visit` with each sample of the rank in the order of first access: sample, position in
+    /// the access string, frequency, blocks.
+    fn walk_first_accesses(&mut self, rank: u32, visit: &mut dyn FnMut(SampleId, u64, u16, u64)) {
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.clear();
+        let mut index = 0;
+        self.accesses.walk(rank, &mut |ids| {
+            for (index, &id) in (index..).zip(ids) {
+                if seen.insert(id.0) {
+                    visit(id, index, self.frequencies.of(id), self.blocks(id));
+                }
+            }
+            index += ids.len() as u64;
+        });
+        self.seen = seen;
+    }
+
+    /// A sample occupies whole blocks, at least one.
+    fn blocks(&self, sample: SampleId) -> u64 {
+        u64::from(self.lengths.len_bytes(sample).div_ceil(self.block_len_bytes).max(1))
+    }
+}
+
+/// The tier being filled and its used blocks; there is none after the last tier.
+#[derive(Debug, Clone, Copy)]
+struct Fill {
+    tier: usize,
+    used: u64,
+}
+
+impl Fill {
+    /// Reserves `blocks`, closing each tier in which they do not fit.
+    fn take(&mut self, blocks: u64, tiers: &[Tier]) -> Option<usize> {
+        while let Some(tier) = tiers.get(self.tier) {
+            if blocks <= tier.num_blocks - self.used {
+                self.used += blocks;
+                return Some(self.tier);
+            }
+            *self = Fill { tier: self.tier + 1, used: 0 };
+        }
+        None
+    }
+}
+
+/// One bit per sample.
+#[derive(Debug, Default)]
+struct BitSet(Vec<u64>);
+
+impl BitSet {
+    fn new(len: u64) -> BitSet {
+        BitSet(vec![0; len.div_ceil(64) as usize])
+    }
+
+    fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    /// Sets bit `index`; returns whether it was clear.
+    fn insert(&mut self, index: u64) -> bool {
+        let (word, bit) = (&mut self.0[(index / 64) as usize], 1 << (index % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::order::{OrderKind, OrderSpec, Tail};
+    use crate::plan::TrainingRun;
+    use crate::plan::access::tests::{GLOBAL, Samples, string};
+
+    /// The definition, in memory: sort, fill, then assign addresses by first access.
+    ///
+    fn by_definition(string: &[u64], lengths: &[u32], tiers: &[Tier]) -> Vec<PlannedCopy> {
+        let mut samples: Vec<PlannedCopy> = Vec::new();
+        for (index, &id) in string.iter().enumerate() {
+            match samples.iter_mut().find(|copy| copy.sample.0 == id) {
+                Some(copy) => copy.frequency += 1,
+                None => samples.push(PlannedCopy {
+                    sample: SampleId(id),
+                    tier: 0,
+                    lba: Lba(0),
+                    first_access: index as u64,
+                    frequency: 1,
+                }),
+            }
+        }
+        samples.sort_by_key(|copy| (std::cmp::Reverse(copy.frequency), copy.first_access));
+        let blocks =
+            |copy: &PlannedCopy| u64::from(lengths[copy.sample.0 as usize].div_ceil(512).max(1));
+        let (mut tier, mut used) = (0, 0);
+        samples.retain_mut(|copy| {
+            while tier < tiers.len() && used + blocks(copy) > tiers[tier].num_blocks {
+                (tier, used) = (tier + 1, 0);
+            }
+            used += blocks(copy);
+            copy.tier = tier as u8;
+            tier < tiers.len()
+        });
+        samples.sort_by_key(|copy| copy.first_access);
+        let mut next = vec![0; tiers.len()];
+        for copy in &mut samples {
+            copy.lba = Lba(next[usize::from(copy.tier)]);
+            next[usize::from(copy.tier)] += blocks(copy);
+        }
+        samples
+    }
+
+    fn tiers(blocks: &[u64]) -> Vec<Tier> {
+        blocks.iter().map(|&num_blocks| Tier { num_blocks }).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn a_placement_is_the_one_that_the_definition_gives(
+            lengths in prop::collection::vec(0_u32..3_000, 1..150),
+            capacities in prop::collection::vec(0_u64..300, 0..5),
+            epochs in 1_u64..12, ranks in 1_u32..5, seed: u64, grouped: bool,
+        ) {
+            let kind =
+                if grouped { OrderKind::Grouped { lanes: 2, group: 1 } } else { OrderKind::Global };
+            let population = Samples(lengths.len() as u64);
+            let order = OrderSpec { kind, seed };
+            let run = TrainingRun::new(&population, order, 0..epochs, ranks, Tail::Pad).unwrap();
+            let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
+            for rank in 0..ranks {
+                let mut copies = Vec::new();
+                planner.plan(rank, &tiers(&capacities), &mut |copy| copies.push(copy)).unwrap();
+                let expected = by_definition(&string(&run, rank), &lengths, &tiers(&capacities));
+                prop_assert_eq!(copies, expected, "rank {}", rank);
+            }
+        }
+    }
+
+    #[test]
+    fn a_tier_smaller_than_one_sample_stays_empty_and_the_next_is_filled() {
+        let (population, lengths) = (Samples(10), [1_024; 10]);
+        let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
+        let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
+        let mut copies = Vec::new();
+        planner.plan(0, &tiers(&[1, 4]), &mut |copy| copies.push(copy)).unwrap();
+        assert_eq!(
+            copies.iter().map(|copy| (copy.tier, copy.lba.0)).collect::<Vec<_>>(),
+            [(1, 0), (1, 2)]
+        );
+        assert_eq!(planner.frequencies().of(copies[0].sample), 2);
+    }
+
+    #[test]
+    fn a_rank_without_tiers_plans_nothing() {
+        let (population, lengths) = (Samples(10), [1; 10]);
+        let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
+        let mut planner = Planner::new(&run, &lengths[..], 4096).unwrap();
+        planner.plan(0, &[], &mut |copy| panic!("{copy:?}")).unwrap();
+    }
+
+    #[test]
+    fn tiers_and_blocks_that_an_address_cannot_name_are_refused() {
+        let (population, lengths) = (Samples(10), [1; 10]);
+        let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
+        for len_bytes in [0, 256, 1_000, 8_192] {
+            let error = Planner::new(&run, &lengths[..], len_bytes).unwrap_err();
+            assert_eq!(error, PlanError::BlockLen { len_bytes });
+        }
+        let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
+        let mut plan = |blocks: &[u64]| planner.plan(0, &tiers(blocks), &mut |_| ());
+        plan(&[1; 15]).unwrap();
+        assert_eq!(plan(&[1; 16]), Err(PlanError::Tiers { tiers: 16 }));
+        plan(&[MAX_BLOCKS]).unwrap();
+        let blocks = MAX_BLOCKS + 1;
+        assert_eq!(plan(&[blocks]), Err(PlanError::Capacity { blocks }));
+    }
+}

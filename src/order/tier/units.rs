@@ -1,0 +1,591 @@
+//! Units: the ranges of pages in which copies get room in a tier.
+
+use std::ops::Range;
+
+use dlfs_base::units::SampleId;
+use dlfs_format::directory::Directory;
+use dlfs_format::format::Extent;
+
+use super::portions::Portions;
+use super::{PAGE_BYTES, PageSet};
+
+/// At most 64 pages of a namespace, whose copies are in one place: one word has a bit for each page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unit {
+    /// First page on its namespace.
+    pub page: u64,
+    /// The first of the units that are kept together with this one, all or none.
+    first_together: u32,
+    /// Number of pages.
+    pages: u8,
+    /// Whether all its pages belong to one sample.
+    is_one_sample: bool,
+    /// Whether its first sample begins in the last page of the unit before.
+    begins_before: bool,
+}
+
+impl Unit {
+    /// Number of pages, at most 64.
+    pub fn pages(&self) -> u32 {
+        self.pages.into()
+    }
+
+    /// First byte on its namespace.
+    pub fn start_bytes(&self) -> u64 {
+        self.page * PAGE_BYTES
+    }
+
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        u64::from(self.pages) * PAGE_BYTES
+    }
+
+    /// The offset after its last byte.
+    pub fn end_bytes(&self) -> u64 {
+        self.start_bytes() + self.len_bytes()
+    }
+
+    /// All its pages.
+    pub fn all(&self) -> PageSet {
+        PageSet::range(0..self.pages())
+    }
+
+    /// Its pages with bytes in `range`.
+    pub fn pages_in(&self, range: &Range<u64>) -> PageSet {
+        let from = range.start.max(self.start_bytes()) - self.start_bytes();
+        let to = range.end.clamp(self.start_bytes(), self.end_bytes()) - self.start_bytes();
+        PageSet::range((from / PAGE_BYTES) as u32..to.div_ceil(PAGE_BYTES) as u32)
+    }
+
+    /// Whether all its pages belong to one sample, so that a reader of one page reads all of them.
+    pub fn is_one_sample(&self) -> bool {
+        self.is_one_sample
+    }
+}
+
+/// All units of a data set, sorted by namespace and offset: 16 bytes each, and 4 to find it.
+///
+/// Adjacent small samples share a unit up to 64 KiB, so that tracking small samples costs no more than
+/// large ones; a sample of 64 KiB or more has units of its own, which are kept together. The same holds for
+/// each file of a plain folder, whatever its length, since a copy saves opening the file. Units do not
+/// overlap: a page with bytes of two units belongs to the first.
+#[derive(Debug, Clone, Default)]
+pub struct Units {
+    units: Vec<Unit>,
+    /// For each namespace, the index of its first unit; then the total number.
+    first: Vec<u32>,
+    /// For each namespace, where to look for the units of a page.
+    sections: Vec<Sections>,
+    /// The long samples of a plain folder, sorted.
+    long: Vec<LongSample>,
+    /// What plans choose, where plans are made.
+    portions: Option<Portions>,
+}
+
+/// A sample that a tier in a folder keeps as a file of its own: a file of a plain folder above 16 MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LongSample {
+    /// The first of its units.
+    pub unit: u32,
+    /// Its first page on the namespace.
+    pub page: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+}
+
+/// A namespace in sections of equal length, no more than it has units: a random read then finds its unit without
+/// a search over all of them, of which each step would be a cache miss.
+#[derive(Debug, Clone, Default)]
+struct Sections {
+    /// Logarithm of a section's length in pages.
+    shift: u32,
+    /// For each section, the index of the first unit that ends behind its start.
+    first: Vec<u32>,
+}
+
+impl Sections {
+    /// Those of a namespace with these units, the first of which has index `base`.
+    fn of(units: &[Unit], base: u32) -> Sections {
+        let end = |unit: &Unit| unit.page + u64::from(unit.pages);
+        let last = units.last().map_or(0, end);
+        let shift = (0..64).find(|shift| last >> shift <= units.len() as u64).unwrap_or(63);
+        let mut unit = 0;
+        let first = (0..last.div_ceil(1 << shift)).map(|section| {
+            unit += units[unit..].iter().take_while(|unit| end(unit) <= section << shift).count();
+            base + unit as u32
+        });
+        Sections { first: first.collect(), shift }
+    }
+
+    /// Among which units is the first that ends behind `page`: it is one of them, or the one after.
+    fn around(&self, page: u64, all: &Range<u32>) -> Range<u32> {
+        let section = usize::try_from(page >> self.shift).unwrap_or(usize::MAX);
+        let at = |section: usize| self.first.get(section).copied().unwrap_or(all.end);
+        at(section)..at(section.saturating_add(1))
+    }
+}
+
+impl Units {
+    /// The units of a data set's live samples. Visits every sample once.
+    pub fn of(directory: &Directory) -> Units {
+        let alone = directory.learned().is_some();
+        let num_namespaces = usize::from(directory.layout().num_namespaces);
+        let mut by_namespace: Vec<Vec<Run>> = vec![Vec::new(); num_namespaces];
+        let mut long = Vec::new();
+        for chunk in 0..directory.num_chunks() {
+            let namespace = directory.chunk(chunk).namespace;
+            let runs = &mut by_namespace[usize::from(namespace)];
+            let extents = || directory.samples_in_chunk(chunk).map(|(_, extent)| extent);
+            runs_of_chunk(extents(), alone, runs);
+            if alone {
+                long.extend(extents().filter(|extent| u64::from(extent.len_bytes) > LONG_BYTES));
+            }
+        }
+        Units::from_runs(by_namespace).with_long(&long)
+    }
+
+    /// Learns the portions that plans choose. Visits every sample once.
+    #[must_use]
+    pub fn with_portions(mut self, directory: &Directory) -> Units {
+        if !self.has_small_samples() {
+            return self;
+        }
+        let chunks =
+            (0..directory.num_chunks()).flat_map(|chunk| directory.samples_in_chunk(chunk));
+        let samples = chunks.filter_map(|(_, extent)| {
+            let (unit, pages) = self.place_of(&extent)?;
+            let is_short = u64::from(extent.len_bytes) <= PAGE_BYTES;
+            let is_small = !self.get(unit).is_one_sample && !pages.is_empty();
+            is_small.then_some((unit, pages, is_short))
+        });
+        let large = (0..self.len()).filter(|&unit| self.get(unit).is_one_sample);
+        let large = large.map(|unit| (unit, self.get(unit).all(), false));
+        self.portions = Portions::new(self.len(), large.chain(samples));
+        self
+    }
+
+    /// Notes which samples are long. Those that share a page with another sample are not.
+    fn with_long(mut self, extents: &[Extent]) -> Units {
+        let of = |extent: &Extent| {
+            let (start, len_bytes) = (extent.offset_bytes, u64::from(extent.len_bytes));
+            let within = self.within(extent.namespace, &(start..start + len_bytes));
+            let together = self.together_with(within.start);
+            let (first, last) = (self.get(within.start), self.get(within.end - 1));
+            let is_alone = start == first.start_bytes()
+                && within == together
+                && last.end_bytes() - start == len_bytes.next_multiple_of(PAGE_BYTES);
+            is_alone.then_some(LongSample { unit: within.start, page: first.page, len_bytes })
+        };
+        let mut long: Vec<LongSample> = extents.iter().filter_map(of).collect();
+        long.sort_unstable_by_key(|long| long.unit);
+        self.long = long;
+        self
+    }
+
+    /// The long samples, in ascending order.
+    pub fn long(&self) -> &[LongSample] {
+        &self.long
+    }
+
+    /// The long sample that the unit belongs to.
+    pub fn long_of(&self, unit: u32) -> Option<&LongSample> {
+        let first = self.get(unit).first_together;
+        let at = self.long.binary_search_by_key(&first, |long| long.unit).ok()?;
+        self.long.get(at)
+    }
+
+    /// Units of one namespace for samples with these first pages and lengths, for tests and benches.
+    pub fn from_pages(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
+        let run = |(page, pages): (u64, u32)| Run {
+            pages: page..page + u64::from(pages),
+            is_one_sample: true,
+        };
+        Units::from_runs(vec![pages.into_iter().map(run).collect()])
+    }
+
+    /// As [`Units::from_pages`], for long samples of a plain folder with these first pages and lengths in bytes.
+    pub fn of_long_samples(samples: impl IntoIterator<Item = (u64, u64)>) -> Units {
+        let (mut runs, mut extents) = (Vec::new(), Vec::new());
+        for (page, len_bytes) in samples {
+            let pages = page..page + len_bytes.div_ceil(PAGE_BYTES);
+            runs.push(Run { pages, is_one_sample: true });
+            let (offset_bytes, len_bytes) = (page * PAGE_BYTES, len_bytes as u32);
+            extents.push(Extent { offset_bytes, len_bytes, ..Extent::default() });
+        }
+        Units::from_runs(vec![runs]).with_long(&extents)
+    }
+
+    /// Units of one namespace for ranges of small samples with these first pages and lengths, for tests
+    /// and benches.
+    pub fn of_small_samples(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
+        let run = |(page, pages): (u64, u32)| Run {
+            pages: page..page + u64::from(pages),
+            is_one_sample: false,
+        };
+        Units::from_runs(vec![pages.into_iter().map(run).collect()])
+    }
+
+    fn from_runs(by_namespace: Vec<Vec<Run>>) -> Units {
+        let mut units = Units::default();
+        for mut runs in by_namespace {
+            runs.sort_unstable_by_key(|run| (run.pages.start, run.pages.end));
+            units.first.push(units.units.len() as u32);
+            let mut end = 0;
+            for Run { pages, is_one_sample } in runs {
+                let rest = pages.start.max(end)..pages.end;
+                end = end.max(pages.end);
+                divide(rest.clone(), is_one_sample, rest.start > pages.start, &mut units.units);
+            }
+            let base = *units.first.last().expect("it was just pushed");
+            units.sections.push(Sections::of(&units.units[base as usize..], base));
+        }
+        units.first.push(units.units.len() as u32);
+        units
+    }
+
+    /// Number of units.
+    pub fn len(&self) -> u32 {
+        self.units.len() as u32
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.units.is_empty()
+    }
+
+    /// Whether samples share units, so that a part of a unit may be kept.
+    pub fn has_small_samples(&self) -> bool {
+        self.units.iter().any(|unit| !unit.is_one_sample)
+    }
+
+    /// Pages of all units.
+    pub fn num_pages(&self) -> u64 {
+        self.units.iter().map(|unit| u64::from(unit.pages)).sum()
+    }
+
+    /// The unit with this index.
+    ///
+    /// # Panics
+    /// If the index is out of range.
+    pub fn get(&self, unit: u32) -> Unit {
+        self.units[unit as usize]
+    }
+
+    /// Indices of the units of a namespace.
+    pub fn of_namespace(&self, namespace: u16) -> Range<u32> {
+        let namespace = usize::from(namespace);
+        self.first[namespace]..self.first[namespace + 1]
+    }
+
+    /// The namespace that a unit lies on.
+    pub fn namespace_of(&self, unit: u32) -> u16 {
+        (self.first.partition_point(|&first| first <= unit) - 1) as u16
+    }
+
+    /// The units of a namespace with bytes in `range`, in ascending order.
+    pub fn within(&self, namespace: u16, range: &Range<u64>) -> Range<u32> {
+        let all = self.of_namespace(namespace);
+        let page = range.start / PAGE_BYTES;
+        let around = self.sections[usize::from(namespace)].around(page, &all);
+        let units = &self.units[around.start as usize..around.end as usize];
+        let first =
+            around.start as usize + units.partition_point(|unit| unit.end_bytes() <= range.start);
+        let units = &self.units[first..all.end as usize];
+        let len = units.iter().take_while(|unit| unit.start_bytes() < range.end).count();
+        first as u32..(first + len) as u32
+    }
+
+    /// The units that are kept together with `unit`: all those of its sample.
+    pub fn together_with(&self, unit: u32) -> Range<u32> {
+        let first = self.get(unit).first_together;
+        let behind = &self.units[unit as usize..];
+        let len = behind.partition_point(|unit| unit.first_together == first) as u32;
+        first..unit + len
+    }
+
+    /// Whether `pages` is only the last page of the unit, in which the next unit's first sample begins:
+    /// a reader of it may want that sample.
+    pub fn is_border(&self, unit: u32, pages: PageSet) -> bool {
+        let this = self.get(unit);
+        let next = self.units.get(unit as usize + 1);
+        let is_shared = next.is_some_and(|next| next.begins_before);
+        is_shared && this.pages > 1 && pages.0 == 1 << (this.pages - 1)
+    }
+
+    /// The unit before, if the first sample of `unit` begins in its last page.
+    pub fn border_of(&self, unit: u32) -> Option<u32> {
+        self.get(unit).begins_before.then(|| unit.checked_sub(1)).flatten()
+    }
+
+    /// Number of portions.
+    pub fn num_portions(&self) -> u32 {
+        self.portions.as_ref().map_or(self.len(), Portions::len)
+    }
+
+    /// The portion of a page of `unit`: the last one that begins there or before.
+    pub fn portion_at(&self, unit: u32, page: u32) -> u32 {
+        self.portions.as_ref().map_or(unit, |portions| portions.at(unit, page))
+    }
+
+    /// The portions of a unit.
+    pub fn portions_of(&self, unit: u32) -> Range<u32> {
+        self.portion_at(unit, 0)..self.portion_at(unit, MAX_UNIT_PAGES as u32 - 1) + 1
+    }
+
+    /// The unit of a portion, and its pages there: all pages of a large sample's first unit, which has more units.
+    ///
+    /// # Panics
+    /// If the portion is out of range.
+    pub fn portion(&self, portion: u32) -> (u32, PageSet) {
+        match &self.portions {
+            Some(portions) => {
+                let (unit, pages) = portions.get(portion);
+                (unit, pages.and(self.get(unit).all()))
+            }
+            None => (portion, self.get(portion).all()),
+        }
+    }
+
+    /// Whether the portion of the page before goes on to this page of `unit`, also where another one begins there.
+    pub fn is_continued(&self, unit: u32, page: u32) -> bool {
+        self.portions.as_ref().is_some_and(|portions| portions.is_continued(unit, page))
+    }
+
+    /// For each sample, by id, its portion: the one that begins in its first page. `NO_UNIT` if it has no bytes, or if
+    /// overlapping chunks leave none.
+    pub fn by_sample(&self, directory: &Directory) -> Vec<u32> {
+        let mut by_sample = vec![Units::NO_UNIT; directory.num_samples() as usize];
+        for chunk in 0..directory.num_chunks() {
+            for (SampleId(id), extent) in directory.samples_in_chunk(chunk) {
+                if let Some((unit, pages)) = self.place_of(&extent) {
+                    let first = pages.0.trailing_zeros().min(self.get(unit).pages() - 1);
+                    by_sample[id as usize] = self.portion_at(unit, first);
+                }
+            }
+        }
+        by_sample
+    }
+
+    /// The unit of a sample, and its pages there.
+    fn place_of(&self, extent: &Extent) -> Option<(u32, PageSet)> {
+        if extent.len_bytes == 0 {
+            return None;
+        }
+        let unit = self.of_sample(extent);
+        let range = extent.offset_bytes..extent.offset_bytes + u64::from(extent.len_bytes);
+        (unit != Units::NO_UNIT).then(|| (unit, self.get(unit).pages_in(&range)))
+    }
+
+    /// A sample that begins in the last page of one unit and continues in the next belongs to the next.
+    fn of_sample(&self, extent: &Extent) -> u32 {
+        let end = extent.offset_bytes + u64::from(extent.len_bytes);
+        let within = self.within(extent.namespace, &(extent.offset_bytes..end));
+        let mut units = within.clone();
+        match (units.next(), units.next()) {
+            (Some(_), Some(second)) if self.get(second).begins_before => second,
+            (first, _) => first.unwrap_or(Units::NO_UNIT),
+        }
+    }
+
+    /// No unit.
+    pub const NO_UNIT: u32 = u32::MAX;
+
+    /// Hash of the division into units, which an index records.
+    pub fn fingerprint(&self) -> u64 {
+        let mut sum = u64::from(self.len());
+        for unit in &self.units {
+            let word = unit.page << 24 ^ u64::from(unit.pages) << 1 ^ u64::from(unit.is_one_sample);
+            sum = (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+        sum
+    }
+}
+
+/// Pages of one large sample, or of small ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Run {
+    pages: Range<u64>,
+    is_one_sample: bool,
+}
+
+fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut Vec<Run>) {
+    let mut small: Option<Range<u64>> = None;
+    let end = |small: &mut Option<Range<u64>>, runs: &mut Vec<Run>| {
+        runs.extend(small.take().map(|pages| Run { pages, is_one_sample: false }));
+    };
+    for extent in extents.filter(|extent| extent.len_bytes > 0) {
+        let last = extent.offset_bytes + u64::from(extent.len_bytes);
+        let pages = extent.offset_bytes / PAGE_BYTES..last.div_ceil(PAGE_BYTES);
+        if alone || u64::from(extent.len_bytes) >= SMALL_BYTES {
+            end(&mut small, runs);
+            runs.push(Run { pages, is_one_sample: true });
+            continue;
+        }
+        match &mut small {
+            Some(run) if (run.end - run.start) * PAGE_BYTES < SMALL_BYTES => run.end = pages.end,
+            _ => {
+                end(&mut small, runs);
+                small = Some(pages);
+            }
+        }
+    }
+    end(&mut small, runs);
+}
+
+/// Divides a range of pages into units, which are kept together if they are of one sample.
+fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &mut Vec<Unit>) {
+    let first = units.len() as u32;
+    let mut page = pages.start;
+    while page < pages.end {
+        let len = (pages.end - page).min(MAX_UNIT_PAGES);
+        let first_together = if is_one_sample { first } else { units.len() as u32 };
+        units.push(Unit {
+            page,
+            first_together,
+            pages: len as u8,
+            is_one_sample,
+            begins_before: begins_before && page == pages.start,
+        });
+        page += len;
+    }
+}
+
+/// Samples share a unit up to this length.
+const SMALL_BYTES: u64 = 64 << 10;
+
+/// Files of a plain folder above this length are long samples.
+const LONG_BYTES: u64 = 16 << 20;
+
+/// One for each bit of a word.
+pub(super) const MAX_UNIT_PAGES: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs_base::units::Generation;
+    use dlfs_format::directory::DirectoryBuilder;
+    use dlfs_format::format::{ImageLayout, Pack, Uuid};
+    use proptest::prelude::*;
+
+    fn cut(extents: &[(u64, u32)], alone: bool) -> Vec<(u64, u32, bool)> {
+        let mut runs = Vec::new();
+        let extent =
+            |&(offset_bytes, len_bytes)| Extent { offset_bytes, len_bytes, ..Extent::default() };
+        runs_of_chunk(extents.iter().map(extent), alone, &mut runs);
+        let units = Units::from_runs(vec![runs]);
+        units.units.iter().map(|unit| (unit.page, unit.pages(), unit.is_one_sample)).collect()
+    }
+
+    #[test]
+    fn small_neighbours_share_a_unit_and_large_samples_have_their_own() {
+        assert_eq!(
+            cut(&[(4096, 30_000), (34_096, 40_000), (74_096, 100)], false),
+            [(1, 18, false)],
+            "the third lies in the last page of the second"
+        );
+        assert_eq!(
+            cut(&[(4096, 30_000), (34_096, 40_000), (74_096, 8_000)], false),
+            [(1, 18, false), (19, 2, false)]
+        );
+        assert_eq!(cut(&[(4096, 100), (8192, 0), (8192, 100)], true), [(1, 1, true), (2, 1, true)]);
+        assert_eq!(
+            cut(&[(0, 100), (4096, (256 << 10) + 1)], false),
+            [(0, 1, false), (1, 64, true), (65, 1, true)]
+        );
+    }
+
+    #[test]
+    fn long_samples_are_found_by_any_of_their_units() {
+        let units = Units::of_long_samples([(1, 300_000), (100, (64 << 12) + 1)]);
+        let first = LongSample { unit: 0, page: 1, len_bytes: 300_000 };
+        let second = LongSample { unit: 2, page: 100, len_bytes: (64 << 12) + 1 };
+        assert_eq!(units.long(), [first, second]);
+        let found = [0, 1, 2, 3].map(|unit| units.long_of(unit).copied());
+        assert_eq!(found, [Some(first), Some(first), Some(second), Some(second)]);
+        assert_eq!(Units::from_pages([(1, 74)]).long_of(1), None);
+        let shared = Units::from_pages([(0, 2), (1, 70)]);
+        let extent = Extent { offset_bytes: 4096, len_bytes: 70 << 12, ..Extent::default() };
+        assert_eq!(shared.with_long(&[extent]).long(), [], "its first page is another's");
+    }
+
+    #[test]
+    fn units_of_one_sample_are_kept_together() {
+        let units = Units::from_pages([(0, 1), (1, 130), (131, 64), (200, 3)]);
+        let together: Vec<_> = (0..units.len()).map(|unit| units.together_with(unit)).collect();
+        assert_eq!(together, [0..1, 1..4, 1..4, 1..4, 4..5, 5..6]);
+        assert_eq!(units.num_pages(), 198);
+    }
+
+    /// A sample inside another sample's chunk: the units still do not overlap, and a sample may find
+    /// none.
+    #[test]
+    fn samples_of_overlapping_chunks_have_one_unit_or_none() {
+        let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Paged, 1).unwrap();
+        for cells in [[1, 1], [1, 2], [2, 1], [3, 3]] {
+            let mut builder = DirectoryBuilder::new(layout);
+            for (chunk, cell) in cells.into_iter().enumerate() {
+                let len = if chunk == 0 { 9 << 20 } else { 100 };
+                let name = chunk.to_string();
+                builder.add_files(cell, [(name.as_bytes(), len, None)].into_iter()).unwrap();
+            }
+            let directory = builder.finish(Generation(1), 1).unwrap();
+            let units = Units::of(&directory);
+            let by_sample = units.by_sample(&directory);
+            let is_right = |&unit: &u32| unit < units.len() || unit == Units::NO_UNIT;
+            assert!(by_sample.iter().all(is_right), "{cells:?}: {by_sample:?} of {}", units.len());
+            (0..units.len()).for_each(|unit| assert!(units.together_with(unit).contains(&unit)));
+        }
+    }
+
+    #[test]
+    fn a_page_of_two_units_belongs_to_the_first() {
+        let units = Units::from_pages([(1, 20), (20, 20), (40, 1)]); // page 20 is shared
+        let starts: Vec<_> =
+            (0..3).map(|unit| (units.get(unit).page, units.get(unit).pages())).collect();
+        assert_eq!(starts, [(1, 20), (21, 19), (40, 1)]);
+        let bytes = |pages: Range<u64>| pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+        assert_eq!(units.within(0, &bytes(0..1)), 0..0);
+        assert_eq!(units.within(0, &bytes(20..40)), 0..2);
+        assert_eq!(units.within(0, &bytes(50..60)), 3..3);
+        let last = units.get(0).pages_in(&bytes(20..40));
+        assert_eq!((last, last.len()), (PageSet(1 << 19), 1));
+        assert!(units.is_border(0, last) && !units.is_border(0, units.get(0).all()));
+        assert!(!units.is_border(1, PageSet(1 << 18)), "the next begins in a page of its own");
+        assert_eq!([0, 1, 2].map(|unit| units.border_of(unit)), [None, Some(0), None]);
+        let extent = |page: u64, len_bytes| Extent {
+            offset_bytes: page * PAGE_BYTES + 100,
+            len_bytes,
+            ..Extent::default()
+        };
+        let of_sample = |page, len| units.of_sample(&extent(page, len));
+        assert_eq!([of_sample(20, 5000), of_sample(20, 9), of_sample(60, 9)], [1, 0, u32::MAX]);
+    }
+
+    proptest! {
+        #[test]
+        fn units_do_not_overlap_and_have_every_page(
+            samples in prop::collection::vec((0_u64..400, 1_u32..200), 0..20),
+        ) {
+            let units = Units::from_pages(samples.iter().copied());
+            prop_assert!(units.units.windows(2).all(|pair| pair[0].end_bytes() <= pair[1].start_bytes()));
+            for start in 0..700 {
+                let range = start * PAGE_BYTES / 2..(start + 7) * PAGE_BYTES / 2;
+                let is_in = |unit: &Unit| {
+                    unit.start_bytes() < range.end && range.start < unit.end_bytes()
+                };
+                let before = units.units.iter().take_while(|unit| unit.end_bytes() <= range.start);
+                let first = before.count() as u32;
+                let len = units.units.iter().filter(|unit| is_in(unit)).count() as u32;
+                prop_assert_eq!(units.within(0, &range), first..first + len);
+            }
+            for (page, pages) in samples {
+                for page in page..page + u64::from(pages) {
+                    let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+                    let within = units.within(0, &range);
+                    prop_assert_eq!(within.len(), 1);
+                    prop_assert_eq!(units.get(within.start).pages_in(&range).len(), 1);
+                }
+            }
+        }
+    }
+}

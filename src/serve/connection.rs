@@ -1,0 +1,893 @@
+//! One connection of a host: its socket, its protocol state, and its outstanding commands.
+
+mod authentication;
+mod events;
+mod progress;
+mod security;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use zerocopy::FromBytes;
+
+use super::access_log::Who;
+use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
+use super::controller_end::Traffic;
+use super::hosts::{HostId, MemoryWait};
+use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
+use super::latency::Arrivals;
+use super::peers::Peer;
+use super::stats::{Commands, Counters};
+use super::subsystem::{Queue, Refusal};
+use super::warnings::WarningKind;
+use authentication::{Authentication, is_authentication};
+use dlfs_base::buf::IoBuf;
+use dlfs_io::qpair::Completion;
+use dlfs_nvme::auth::Concatenation;
+use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
+use dlfs_nvme::nvme::sqe::fctype;
+use dlfs_nvme::nvme::{ConnectData, Cqe, Sqe, Status};
+use dlfs_nvme::tcp::budget::TARGET_SEND_SLICES;
+use dlfs_nvme::tcp::controller::{
+    CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
+};
+use dlfs_nvme::tcp::{Digests, ProtocolError};
+use progress::{Arrived, Progress};
+pub(super) use security::Scratch;
+use security::{Carriage, LATE_HANDSHAKE};
+
+/// One connection of a host.
+pub(super) struct HostConnection {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    local: SocketAddr,
+    /// Index and generation identify the connection in the tags of its I/O.
+    index: usize,
+    generation: u32,
+    /// The poller that serves it.
+    poller: usize,
+    /// Plain, or inside TLS.
+    carriage: Carriage,
+    protocol: Connection,
+    /// The queue, once Connect has succeeded.
+    queue: Option<Queue>,
+    /// Whether the queue may be used: its host has proved itself, or need not.
+    is_authenticated: bool,
+    /// The authentication under way.
+    authentication: Option<Box<Authentication>>,
+    /// Checked commands that wait for memory, oldest first.
+    waiting: VecDeque<(CommandId, MemoryNeed)>,
+    /// Since when the first of those has waited, or receiving has been paused.
+    waiting_since: Option<Instant>,
+    /// Whether the poller lists this connection as waiting for memory.
+    pub(super) is_listed: bool,
+    /// Whether receiving is paused until there is memory.
+    pub(super) is_paused: bool,
+    /// Bytes of buffers that the device or the host currently uses.
+    held_bytes: usize,
+    /// The queue's host, and the bytes already accounted to it.
+    host: Option<(HostId, usize)>,
+    /// Whether it counts as load of its poller.
+    pub(super) is_load: bool,
+    async_events: Vec<CommandId>,
+    /// What has crossed it.
+    traffic: Traffic,
+    arrivals: Arrivals,
+    opened: Instant,
+    /// When a whole PDU, or as much as is progress, was last received.
+    last_received: Instant,
+    /// The host's progress in reading responses.
+    sending: Progress,
+    /// The host's progress in sending requested data.
+    awaited: Progress,
+    /// The host's progress in sending the PDU that it has begun.
+    arriving: Progress,
+    /// Whether the socket's send buffer is full, so that the poller waits until it is writable.
+    pub(super) is_blocked: bool,
+    /// Whether the poller lists this connection as having bytes to send.
+    pub(super) is_dirty: bool,
+    /// Set after a protocol error: nothing is served any more, and the connection closes soon.
+    terminated: Option<Instant>,
+    /// Since when it is drained: the target has closed its side, and waits for the host's.
+    drained: Option<Instant>,
+}
+
+/// What a waiting command needs memory for.
+#[derive(Debug, Clone, Copy)]
+enum MemoryNeed {
+    /// The data of an I/O command.
+    Io(Request),
+    /// The response data of an admin command: this many bytes.
+    Answer(u32),
+    /// The data of an admin command that the host has yet to send: this many bytes.
+    AdminData(u32),
+}
+
+impl MemoryNeed {
+    fn len_bytes(&self) -> usize {
+        match self {
+            MemoryNeed::Io(request) => request.len_bytes as usize,
+            MemoryNeed::Answer(len) | MemoryNeed::AdminData(len) => *len as usize,
+        }
+    }
+}
+
+/// Why a connection closes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closed {
+    /// The host closed it.
+    ByHost,
+    /// The operating system reported an error: a time-out, or a reset by the peer.
+    Lost(io::ErrorKind),
+    /// The target closed it because of a protocol error, a time limit, or to free resources; the
+    /// text says which.
+    Dropped(&'static str),
+    /// Its controller is gone.
+    Orphaned,
+    /// The target drains, and this connection's commands have ended.
+    Drained,
+    /// The target stops.
+    Stopped,
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Closed::ByHost => f.write_str("the host closed the connection"),
+            Closed::Lost(error) => write!(f, "the connection was lost: {error}"),
+            Closed::Dropped(why) => f.write_str(why),
+            Closed::Orphaned => {
+                f.write_str("its controller is gone, or was closed in favour of another")
+            }
+            Closed::Drained => f.write_str("the target drains"),
+            Closed::Stopped => f.write_str("the target stops"),
+        }
+    }
+}
+
+impl HostConnection {
+    pub(super) fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        (poller, index, generation): (usize, usize, u32),
+        max_transfer_bytes: u32,
+        now: Instant,
+    ) -> io::Result<HostConnection> {
+        let digests = Digests { header: true, data: true };
+        let options = ConnectionOptions { digests, max_h2c_data_bytes: max_transfer_bytes };
+        Ok(HostConnection {
+            local: stream.local_addr()?,
+            stream,
+            peer,
+            index,
+            generation,
+            poller,
+            carriage: Carriage::Unknown,
+            protocol: Connection::new(options),
+            queue: None,
+            is_authenticated: false,
+            authentication: None,
+            waiting: VecDeque::new(),
+            waiting_since: None,
+            is_listed: false,
+            is_paused: false,
+            held_bytes: 0,
+            host: None,
+            is_load: true,
+            async_events: Vec::new(),
+            traffic: Traffic::default(),
+            arrivals: Arrivals::default(),
+            opened: now,
+            last_received: now,
+            sending: Progress::NONE,
+            awaited: Progress::NONE,
+            arriving: Progress::NONE,
+            is_blocked: false,
+            is_dirty: false,
+            terminated: None,
+            drained: None,
+        })
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Whether a protocol error has ended service.
+    pub(super) fn is_terminated(&self) -> bool {
+        self.terminated.is_some()
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    /// Whether it is known to be an admin queue.
+    pub(super) fn is_admin(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.qid == 0)
+    }
+
+    /// Updates what its host holds in the poller's accounts.
+    pub(super) fn account(&mut self, backend: &mut Backend) {
+        let holds = self.holds_bytes();
+        if let Some((host, known)) = &mut self.host
+            && *known != holds
+        {
+            backend.hosts.change(*host, *known, holds);
+            *known = holds;
+        }
+    }
+
+    /// Returns all that it holds to the poller's accounts, before it is closed.
+    pub(super) fn leave(&mut self, backend: &mut Backend) {
+        self.forget_waiting(backend);
+        if let Some((host, known)) = self.host.take() {
+            backend.hosts.change(host, known, 0);
+            backend.hosts.leave(host);
+        }
+    }
+
+    fn forget_waiting(&mut self, backend: &mut Backend) {
+        backend.num_waiting -= self.waiting.len();
+        self.waiting.clear();
+        self.waiting_since = None;
+    }
+
+    /// Bytes that the device or the host currently uses.
+    pub(super) fn holds_bytes(&self) -> usize {
+        self.held_bytes + self.protocol.transmit().len_bytes() + self.sealed_bytes()
+    }
+
+    pub(super) fn is_from(&self, peer: Peer) -> bool {
+        Peer::from(self.peer.ip()) == peer
+    }
+
+    pub(super) fn last_received(&self) -> Instant {
+        self.last_received
+    }
+
+    /// Whether commands wait for memory.
+    pub(super) fn is_waiting_for_memory(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether there is memory for what one receive may bring. If not, the data stay in the kernel,
+    /// and TCP flow control stops the host.
+    pub(super) fn may_receive(&self, backend: &Backend) -> bool {
+        let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
+        let waiting = self.waiting.len();
+        let has_memory = self.held_bytes <= backend.connection_bytes
+            && (!backend.subsystem.options.writable || backend.has_room_for_capsules());
+        if self.takes_no_more(backend) {
+            return false;
+        }
+        !is_io || has_memory && (waiting < MIN_WAITING || backend.num_waiting < MAX_WAITING)
+    }
+
+    /// Pauses or resumes receiving.
+    pub(super) fn pause(&mut self, pause: bool, now: Instant) {
+        self.is_paused = pause;
+        if pause {
+            self.waiting_since.get_or_insert(now);
+            self.arriving.end(); // what the host sends stays in the kernel
+            return;
+        }
+        if self.waiting.is_empty() {
+            self.waiting_since = None;
+        }
+        if self.protocol.is_within_pdu() {
+            self.arriving.begin(now);
+        }
+    }
+
+    /// The memory it has waited for since at least `limit`, provided that its host makes progress
+    /// and only memory held by others is missing.
+    pub(super) fn memory_wait(
+        &self,
+        now: Instant,
+        limit: Duration,
+        connection_bytes: usize,
+    ) -> Option<MemoryWait> {
+        let long = |since| now.saturating_duration_since(since) >= limit;
+        let len = self.waiting.front().map_or(0, |(_, need)| need.len_bytes());
+        let is_long = self.waiting_since.is_some_and(long)
+            && !self.is_stalled(now, limit)
+            && self.may_hold(len, connection_bytes);
+        is_long.then(|| MemoryWait { host: self.host.map(|(host, _)| host), len })
+    }
+
+    /// Whether it may hold `len` bytes more. One command is always allowed.
+    fn may_hold(&self, len: usize, connection_bytes: usize) -> bool {
+        let holds = self.holds_bytes();
+        holds == 0 || holds + len <= connection_bytes
+    }
+
+    /// Whether its host has neither read responses nor sent requested data for `limit`.
+    pub(super) fn is_stalled(&self, now: Instant, limit: Duration) -> bool {
+        self.sending.is_stuck(now, limit) || self.awaited.is_stuck(now, limit)
+    }
+
+    /// Whether it has bytes to send.
+    pub(super) fn wants_to_send(&self) -> bool {
+        !self.protocol.transmit().is_empty() || self.sealed_bytes() > 0
+    }
+
+    /// Receives once, as much as there is: payload straight into its buffer, the rest through
+    /// `scratch`; then starts the commands that arrived.
+    pub(super) fn receive(
+        &mut self,
+        backend: &mut Backend,
+        scratch: &mut Scratch,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        if matches!(self.carriage, Carriage::Tls(_)) {
+            return self.receive_secured(backend, scratch, now);
+        }
+        let plain = &mut scratch.plain[..];
+        let payload = self.protocol.payload().unwrap_or_default();
+        let payload_len = payload.len();
+        let mut slices = [IoSliceMut::new(payload), IoSliceMut::new(plain)];
+        let len = match (&self.stream).read_vectored(&mut slices) {
+            Ok(0) => return Err(Closed::ByHost),
+            // The kernel reports more bytes than the buffers hold: the contents are unknown.
+            Ok(len) if len > payload_len + plain.len() => return Err(MISCOUNTED),
+            Ok(len) => len,
+            Err(error) if is_transient(&error) => return Ok(()),
+            Err(error) => return Err(Closed::Lost(error.kind())),
+        };
+        if self.terminated.is_some() || self.drained.is_some() {
+            return Ok(()); // discarded
+        }
+        self.traffic.received_bytes += len as u64;
+        if matches!(self.carriage, Carriage::Unknown)
+            && self.begins_tls(&scratch.plain[..len], backend, now)?
+        {
+            return self.receive_first(len, backend, scratch, now);
+        }
+        let before = self.arrived();
+        let in_place = len.min(payload_len);
+        if in_place > 0 {
+            self.protocol.payload_received(in_place);
+        }
+        let result = self.handle_all(&scratch.plain[..len - in_place], backend, now);
+        self.note_arrival(before, len, now);
+        result
+    }
+
+    /// Handles the events of received bytes.
+    fn handle_all(
+        &mut self,
+        mut input: &[u8],
+        backend: &mut Backend,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        loop {
+            match self.protocol.next(&mut input) {
+                Ok(Some(event)) => self.handle(event, backend, now),
+                Ok(None) => return Ok(()),
+                Err(error) => return self.terminate(&error, backend, now),
+            }
+        }
+    }
+
+    fn arrived(&self) -> Arrived {
+        Arrived {
+            awaited_bytes: self.protocol.awaited_bytes(),
+            pdus: self.protocol.received_pdus(),
+        }
+    }
+
+    /// Records progress since `before`, when `len` bytes were received. A host is alive that sends whole PDUs; bytes of
+    /// a PDU that does not end are no sign of life until they are many.
+    fn note_arrival(&mut self, before: Arrived, len: usize, now: Instant) {
+        let Arrived { awaited_bytes, pdus } = self.arrived();
+        self.awaited.advance(now, (awaited_bytes - before.awaited_bytes) as usize);
+        if self.protocol.awaited() == 0 {
+            self.awaited.end();
+        }
+        let is_alive = pdus > before.pdus || self.arriving.advance(now, len);
+        if is_alive {
+            self.last_received = now;
+            self.queue.iter().for_each(|queue| queue.seen(now));
+        }
+        if pdus > before.pdus {
+            self.arriving.end();
+        }
+        if self.protocol.is_within_pdu() {
+            self.arriving.begin(now);
+        }
+    }
+
+    /// Ends service after a protocol error: sends a termination request if it can, and closes a
+    /// little later, so that the host can read it.
+    fn terminate(
+        &mut self,
+        error: &ProtocolError,
+        backend: &mut Backend,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        let why = format_args!("a protocol error: {error}");
+        backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), why);
+        self.log_closed(BROKE_PROTOCOL, now);
+        self.protocol.terminate(error);
+        self.terminated = Some(now);
+        self.forget_waiting(backend);
+        self.awaited.end();
+        self.queue = None;
+        if self.wants_to_send() { Ok(()) } else { Err(BROKE_PROTOCOL) }
+    }
+
+    fn handle(&mut self, event: Event, backend: &mut Backend, now: Instant) {
+        if let Event::Command { sqe, .. } = &event {
+            let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
+            backend.tally.commands[Commands::kind(sqe, is_io)] += 1;
+            self.traffic.commands += u64::from(is_io);
+        }
+        match event {
+            Event::Command { id, sqe, data } => match &self.queue {
+                None => self.begin_connect(id, &sqe, data),
+                Some(queue) if queue.must_authenticate && is_authentication(&sqe) => {
+                    self.begin_authentication(id, &sqe, data, &backend.subsystem, now);
+                }
+                Some(_) if !self.is_authenticated => {
+                    self.fail(id, Status::AUTHENTICATION_REQUIRED.do_not_retry());
+                }
+                Some(queue) if queue.qid == 0 => {
+                    // Drops the requests whose commands the protocol no longer knows.
+                    self.async_events.retain(|&event| self.protocol.is_parked(event));
+                    self.begin_admin(id, &sqe, data, backend, now);
+                }
+                // Its controller is gone, and this connection closes in this turn or the next: the host sends the
+                // command again once it has connected. An answer would be the end of it.
+                Some(queue) if queue.is_orphan() => {}
+                Some(queue) if !queue.controller.is_enabled() => {
+                    self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+                }
+                Some(_) => self.begin_io(id, &sqe, data, backend, now),
+            },
+            Event::Received { id, sqe, buf } => match &self.queue {
+                None => self.end_connect(id, &sqe, &buf, backend, now),
+                Some(_) if is_authentication(&sqe) => {
+                    self.held_bytes -= buf.len();
+                    self.end_authentication_send(id, &buf, &backend.subsystem, now);
+                }
+                Some(queue) if queue.qid == 0 => {
+                    self.held_bytes -= buf.len();
+                    self.answer(id, &sqe, 0, IoBuf::empty(), backend);
+                }
+                Some(_) => self.end_write(id, &sqe, buf, backend),
+            },
+            Event::Damaged { buf } => {
+                if let Some(queue) = &self.queue {
+                    self.held_bytes -= buf.len();
+                    Counters::add(&backend.counters.errors, u64::from(queue.qid != 0));
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, id: CommandId, status: Status) {
+        // A host that has switched that status off gets another failure: zeros would be wrong samples.
+        let status = match &self.queue {
+            Some(queue)
+                if status.is(Status::UNWRITTEN_BLOCK) && queue.controller.hides_unwritten() =>
+            {
+                Status::UNRECOVERED_READ_ERROR.do_not_retry()
+            }
+            _ => status,
+        };
+        self.protocol.finish(id, status, 0);
+    }
+
+    /// Before Connect, no other command is served, and only its 1,024 bytes of data are accepted.
+    fn begin_connect(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer) {
+        const LEN: u32 = size_of::<ConnectData>() as u32;
+        match data {
+            _ if sqe.fctype() != Some(fctype::CONNECT) => {
+                self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+            }
+            DataTransfer::FromHost { len: LEN, in_capsule: true } => {
+                self.protocol.receive(id, IoBuf::zeroed(LEN as usize));
+            }
+            _ => self.fail(id, Status::INVALID_SGL_LENGTH.do_not_retry()),
+        }
+    }
+
+    fn end_connect(
+        &mut self,
+        id: CommandId,
+        sqe: &Sqe,
+        buf: &IoBuf,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
+        match backend.subsystem.connect(sqe, &data, self.peer, self.secured_as(), now) {
+            Err(Refusal { status, dw0, .. }) => self.protocol.finish(id, status, u64::from(dw0)),
+            Ok(queue) => {
+                let capsule_data = match queue.qid {
+                    0 => FABRICS_CAPSULE_DATA_BYTES,
+                    _ => IO_CAPSULE_DATA_BYTES,
+                };
+                self.protocol.connected(queue.sqsize, capsule_data, queue.sq_flow_control);
+                let mut cqe = Cqe::new(0, Status::SUCCESS);
+                let mut required = if queue.must_authenticate { CONNECT_ATR } else { 0 };
+                if queue.concatenation == Concatenation::Required {
+                    required |= CONNECT_ASCR;
+                }
+                cqe.dw0.set(u32::from(queue.controller.cntlid) | required);
+                if !queue.sq_flow_control {
+                    cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
+                }
+                self.protocol.finish_with(id, cqe);
+                self.host = Some((backend.hosts.enter(&queue.controller.accounted_to()), 0));
+                self.is_authenticated = !queue.must_authenticate;
+                self.queue = Some(queue);
+            }
+        }
+    }
+
+    fn begin_admin(
+        &mut self,
+        id: CommandId,
+        sqe: &Sqe,
+        data: DataTransfer,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        match data {
+            DataTransfer::None => self.answer(id, sqe, 0, IoBuf::empty(), backend),
+            DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
+                self.start_or_wait(id, MemoryNeed::Answer(room), backend, now);
+            }
+            // More than any response needs: refused, unless the command is refused anyway.
+            DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
+            DataTransfer::FromHost { len, .. } if len > FABRICS_CAPSULE_DATA_BYTES => {
+                self.fail(id, Status::INVALID_FIELD.do_not_retry());
+            }
+            DataTransfer::FromHost { len, in_capsule: true } => {
+                self.receive_into(id, IoBuf::zeroed(len as usize));
+            }
+            DataTransfer::FromHost { len, in_capsule: false } => {
+                self.start_or_wait(id, MemoryNeed::AdminData(len), backend, now);
+            }
+        }
+    }
+
+    /// Answers an admin command; its data, if any, go into `buf`, which has `room` bytes or none.
+    fn answer(&mut self, id: CommandId, sqe: &Sqe, room: u32, mut buf: IoBuf, backend: &Backend) {
+        let Some(queue) = &self.queue else { return };
+        let controller = &queue.controller;
+        let answer = admin::execute(&backend.subsystem, controller, sqe, room, self.local);
+        let is_enabled = controller.is_enabled();
+        match answer {
+            Answer::Done(result) => self.protocol.finish(id, Status::SUCCESS, result),
+            Answer::Data(data) if data.len() <= buf.len() => {
+                let (filled, rest) = buf.split_at_mut(data.len());
+                filled.copy_from_slice(&data);
+                rest.fill(0);
+                self.protocol.send_data(id, buf.freeze());
+            }
+            Answer::Data(_) => self.fail(id, Status::INVALID_SGL_LENGTH.do_not_retry()),
+            Answer::Fail(status) => self.fail(id, status.do_not_retry()),
+            Answer::Pending if self.async_events.len() < usize::from(MAX_ASYNC_EVENTS) => {
+                self.protocol.park(id);
+                self.async_events.push(id);
+                self.report_events();
+            }
+            Answer::Pending => self.fail(id, Status::AER_LIMIT_EXCEEDED.do_not_retry()),
+        }
+        if !is_enabled {
+            for id in std::mem::take(&mut self.async_events) {
+                self.fail(id, Status::ABORTED_SQ_DELETED);
+            }
+        }
+    }
+
+    fn begin_io(
+        &mut self,
+        id: CommandId,
+        sqe: &Sqe,
+        data: DataTransfer,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        let Some(queue) = &self.queue else { return };
+        if backend.subsystem.is_inaccessible_to(&queue.controller) {
+            Counters::add(&backend.counters.errors, 1);
+            return self.fail(id, Status::ANA_INACCESSIBLE);
+        }
+        let request = match backend.check(sqe, data, &queue.controller.access) {
+            Ok(request) => request,
+            Err(status) => {
+                Counters::add(&backend.counters.errors, 1);
+                return self.fail(id, status.do_not_retry());
+            }
+        };
+        self.arrivals.set(id, request.kind.timed(), now);
+        match data {
+            DataTransfer::FromHost { len, in_capsule: true } => {
+                // These data have arrived already, so they cannot wait for the pool.
+                self.receive_into(id, backend.take_for_capsule(len as usize));
+            }
+            _ => self.start_or_wait(id, MemoryNeed::Io(request), backend, now),
+        }
+    }
+
+    /// Receives a command's data into `buf`, which counts as held until the command has ended.
+    fn receive_into(&mut self, id: CommandId, buf: IoBuf) {
+        self.held_bytes += buf.len();
+        self.protocol.receive(id, buf);
+    }
+
+    fn start_or_wait(
+        &mut self,
+        id: CommandId,
+        need: MemoryNeed,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        if self.is_waiting_for_memory() || !self.start(id, &need, backend, now) {
+            self.waiting.push_back((id, need));
+            backend.num_waiting += 1;
+            self.waiting_since.get_or_insert(now);
+        }
+    }
+
+    /// Starts the data transfer of a read, of a write (R2T) or of an admin command. `false`: no
+    /// memory.
+    fn start(
+        &mut self,
+        id: CommandId,
+        need: &MemoryNeed,
+        backend: &mut Backend,
+        now: Instant,
+    ) -> bool {
+        let len = need.len_bytes();
+        let request = match need {
+            MemoryNeed::Io(request) => Some(request),
+            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => None,
+        };
+        if let Some(request) = request
+            && request.kind == Kind::Flush
+        {
+            backend.push(request, IoBuf::empty(), self.tag(id, Kind::Flush));
+            return true;
+        }
+        if !self.may_hold(len, backend.connection_bytes) {
+            return false;
+        }
+        if let Some(request) = request
+            && request.kind == Kind::Read
+            && !request.forces_unit_access
+            && let Some(bytes) = backend.borrow(request)
+        {
+            self.note_end(id, backend);
+            self.protocol.send_data(id, bytes);
+            return true;
+        }
+        self.account(backend);
+        let free_bytes = backend.pool.free_bytes();
+        let host = self.host.map(|(host, _)| host);
+        if !backend.hosts.may_take(&MemoryWait { host, len }, free_bytes) {
+            return false;
+        }
+        let Some(buf) = backend.pool.take(len) else { return false };
+        match need {
+            MemoryNeed::Io(request) if request.kind == Kind::Read => {
+                self.held_bytes += len;
+                backend.push(request, buf, self.tag(id, Kind::Read));
+            }
+            MemoryNeed::Io(_) | MemoryNeed::AdminData(_) => {
+                self.awaited.begin(now);
+                self.receive_into(id, buf);
+            }
+            MemoryNeed::Answer(room) => {
+                let sqe = *self.protocol.sqe(id);
+                self.answer(id, &sqe, *room, buf, backend);
+            }
+        }
+        true
+    }
+
+    /// Starts waiting commands while there is memory; returns whether any was started.
+    pub(super) fn start_waiting(&mut self, backend: &mut Backend, now: Instant) -> bool {
+        let before = self.waiting.len();
+        while let Some((id, need)) = self.waiting.pop_front() {
+            if !self.start(id, &need, backend, now) {
+                self.waiting.push_front((id, need));
+                break;
+            }
+        }
+        let started = before - self.waiting.len();
+        backend.num_waiting -= started;
+        if started > 0 {
+            self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
+        }
+        started > 0
+    }
+
+    /// All data of a write have arrived.
+    fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
+        let (len, in_capsule) = (buf.len() as u32, true);
+        // It was checked before the data were requested, but the namespace may have changed since.
+        let Some(queue) = &self.queue else { return };
+        let data = DataTransfer::FromHost { len, in_capsule };
+        match backend.check(sqe, data, &queue.controller.access) {
+            Ok(request) => backend.push(&request, buf, self.tag(id, request.kind)),
+            Err(status) => {
+                self.held_bytes -= buf.len();
+                Counters::add(&backend.counters.errors, 1);
+                self.fail(id, status.do_not_retry());
+            }
+        }
+    }
+
+    fn tag(&self, id: CommandId, kind: Kind) -> Tag {
+        Tag { connection: self.index, generation: self.generation, id, kind }
+    }
+
+    /// Handles the completion of one of this connection's I/O.
+    pub(super) fn complete(
+        &mut self,
+        queue: usize,
+        tag: Tag,
+        completion: Completion,
+        backend: &mut Backend,
+    ) {
+        let len = completion.buf.len();
+        self.held_bytes -= len;
+        if self.terminated.is_some() {
+            return;
+        }
+        if tag.kind != Kind::DurableWrite || completion.result.is_err() {
+            self.note_end(tag.id, backend);
+        }
+        match (completion.result, tag.kind) {
+            (Err(error), kind) => {
+                Counters::add(&backend.counters.errors, 1);
+                self.fail(tag.id, status_of(&error, kind));
+            }
+            (Ok(()), Kind::Read) => {
+                backend.tally.reads += 1;
+                backend.tally.read_bytes += len as u64;
+                self.protocol.send_data(tag.id, completion.buf.freeze());
+            }
+            (Ok(()), Kind::DurableWrite) => {
+                let request = Request {
+                    kind: Kind::Flush,
+                    queue,
+                    slba: Default::default(),
+                    len_bytes: 0,
+                    forces_unit_access: false,
+                };
+                backend.tally.writes += 1;
+                backend.tally.written_bytes += len as u64;
+                backend.push(&request, IoBuf::empty(), self.tag(tag.id, Kind::Flush));
+            }
+            (Ok(()), Kind::Write) => {
+                backend.tally.writes += 1;
+                backend.tally.written_bytes += len as u64;
+                self.protocol.finish(tag.id, Status::SUCCESS, 0);
+            }
+            (Ok(()), Kind::Flush) => self.protocol.finish(tag.id, Status::SUCCESS, 0),
+        }
+    }
+
+    /// The device has carried out a command, and its response goes out.
+    fn note_end(&mut self, id: CommandId, backend: &mut Backend) {
+        if let Some(command) = self.arrivals.take(id) {
+            backend.ended.push(command);
+        }
+    }
+
+    /// Sends as much as the socket takes, gathered from headers and I/O buffers.
+    pub(super) fn send(&mut self, scratch: &mut Scratch, now: Instant) -> Result<(), Closed> {
+        self.is_blocked = false;
+        if self.wants_to_send() {
+            self.sending.begin(now);
+        }
+        if matches!(self.carriage, Carriage::Tls(_)) {
+            return self.send_secured(scratch, now);
+        }
+        while self.wants_to_send() {
+            let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
+            let num_slices = self.protocol.gather(&mut slices);
+            // A disconnected host must cause an error here, never a SIGPIPE.
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let mut control = SendAncillaryBuffer::default();
+            let asked: usize = slices[..num_slices].iter().map(|slice| slice.len()).sum();
+            match sendmsg(&self.stream, &slices[..num_slices], &mut control, flags) {
+                Ok(len) if len > asked => return Err(MISCOUNTED),
+                Ok(len) => {
+                    self.protocol.sent(len);
+                    self.traffic.sent_bytes += len as u64;
+                    self.sending.advance(now, len);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.is_blocked = true;
+                    return Ok(());
+                }
+                Err(errno) => return Err(Closed::Lost(io::Error::from(errno).kind())),
+            }
+        }
+        self.sending.end();
+        Ok(())
+    }
+
+    /// Checks all time limits: lost controller, keep alive, Connect, unread responses, unsent data.
+    pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
+        self.protocol.shrink();
+        self.check_authentication(&backend.subsystem, now);
+        let options = &backend.subsystem.options;
+        let passed = |since: Instant, limit: Duration| has_passed(now, since, limit);
+        let late = match (&self.terminated, &self.queue) {
+            (Some(since), _) => passed(*since, LINGER).then_some(BROKE_PROTOCOL),
+            _ if self.drained.is_some_and(|since| passed(since, LINGER)) => Some(Closed::Drained),
+            (None, None) if self.is_late_handshake(now) => Some(LATE_HANDSHAKE),
+            (None, None) => passed(self.opened, options.connect_timeout).then_some(NO_CONNECT),
+            (None, Some(queue)) if queue.is_orphan() => Some(Closed::Orphaned),
+            (None, Some(_)) if !self.is_authenticated => {
+                passed(self.opened, options.connect_timeout).then_some(NO_AUTHENTICATION)
+            }
+            (None, Some(queue)) => {
+                let is_silent = queue.keep_alive_deadline().is_some_and(|at| now >= at);
+                (queue.qid == 0 && is_silent).then_some(NO_KEEP_ALIVE)
+            }
+        };
+        let limit = options.send_timeout;
+        let stalled = self.is_stalled(now, limit).then_some(STALLED);
+        let cut = self.arriving.is_stuck(now, limit).then_some(CUT_PDU);
+        late.or(stalled).or(cut).map_or(Ok(()), Err)
+    }
+
+    /// The host, for log lines.
+    pub(super) fn who(&self) -> Who<'_> {
+        let host = self.queue.as_ref().map(|queue| &queue.controller.hostnqn);
+        Who { peer: Some(self.peer), host }
+    }
+
+    /// Logs the end of an admin queue, and thus of its controller, at `INFO`; other connections at `DEBUG`.
+    /// The controller learns why, and what has crossed the connection.
+    pub(super) fn log_closed(&self, closed: Closed, now: Instant) {
+        if let Some(queue) = &self.queue {
+            queue.ends(&closed, &self.traffic);
+        }
+        let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else {
+            return tracing::debug!(peer = %self.peer, "connection closed: {closed}");
+        };
+        let (host, cntlid) = (queue.controller.hostnqn.as_str(), queue.controller.cntlid);
+        let seconds = now.saturating_duration_since(self.opened).as_secs();
+        tracing::info!(peer = %self.peer, host, cntlid, seconds, "disconnected: {closed}");
+    }
+}
+
+/// Whether a failed call can simply be repeated.
+pub(super) fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Whether `limit` has passed since an instant.
+fn has_passed(now: Instant, since: Instant, limit: Duration) -> bool {
+    now.saturating_duration_since(since) >= limit
+}
+
+/// How long a host that knows ANA has to read that its namespaces are inaccessible, before it is drained.
+const ANA_LIMIT: Duration = Duration::from_secs(2);
+/// How long a connection stays open after a protocol error, so that the host can read the reason.
+const LINGER: Duration = Duration::from_secs(1);
+const BROKE_PROTOCOL: Closed = Closed::Dropped("protocol error");
+const MISCOUNTED: Closed =
+    Closed::Dropped("the operating system reported more bytes than there was room for");
+const NO_CONNECT: Closed = Closed::Dropped("no Connect succeeded in time");
+const NO_AUTHENTICATION: Closed = Closed::Dropped("no authentication succeeded in time");
+const NO_KEEP_ALIVE: Closed =
+    Closed::Dropped("no whole PDU was received for twice its keep alive time-out");
+const CUT_PDU: Closed = Closed::Dropped("the host did not send the rest of a PDU in time");
+const STALLED: Closed =
+    Closed::Dropped("the host did not read its responses, or send data, in time");

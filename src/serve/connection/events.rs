@@ -1,0 +1,105 @@
+//! What the target does of its own accord: reports events, fails commands that cannot go on, drains.
+
+use std::collections::VecDeque;
+use std::net::Shutdown;
+use std::time::Instant;
+
+use super::super::io::{Backend, Kind};
+use super::super::stats::Counters;
+use super::{ANA_LIMIT, CommandId, HostConnection, MemoryNeed, has_passed};
+use dlfs_nvme::nvme::Status;
+
+impl HostConnection {
+    /// Answers waiting asynchronous event requests with what there is to report.
+    pub(in super::super) fn report_events(&mut self) {
+        let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else { return };
+        // Drops the requests whose commands the protocol no longer knows.
+        self.async_events.retain(|&event| self.protocol.is_parked(event));
+        while !self.async_events.is_empty()
+            && let Some(event) = queue.controller.events.next()
+        {
+            let id = self.async_events.remove(0);
+            self.protocol.finish(id, Status::SUCCESS, event.into());
+        }
+    }
+
+    /// Sends a host elsewhere whose reads have waited for memory longer than the options allow.
+    pub(in super::super) fn give_up_waiting(&mut self, backend: &mut Backend, now: Instant) {
+        let Some(limit) = backend.subsystem.options.max_memory_wait else { return };
+        let is_long = |since: Instant| now.saturating_duration_since(since) >= limit;
+        if self.waiting.is_empty() || !self.waiting_since.is_some_and(is_long) {
+            return;
+        }
+        let is_read = |(_, need): &(CommandId, MemoryNeed)| match need {
+            MemoryNeed::Io(request) => request.kind == Kind::Read,
+            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => false,
+        };
+        self.fail_waiting(is_read, Status::UNWRITTEN_BLOCK, backend, now);
+    }
+
+    /// Fails, for good, those of the commands that wait for memory.
+    fn fail_waiting(
+        &mut self,
+        which: impl Fn(&(CommandId, MemoryNeed)) -> bool,
+        status: Status,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        let (failed, others): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(which);
+        self.waiting = others;
+        backend.num_waiting -= failed.len();
+        for (id, _) in failed {
+            Counters::add(&backend.counters.errors, 1);
+            self.fail(id, status.do_not_retry());
+        }
+        self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
+    }
+
+    /// Fails the commands for a removed namespace that wait for memory; `number` is where its queue is.
+    pub(in super::super) fn give_up_queue(
+        &mut self,
+        number: usize,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        let is_for_it = |(_, need): &(CommandId, MemoryNeed)| match need {
+            MemoryNeed::Io(request) => request.queue == number,
+            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => false,
+        };
+        self.fail_waiting(is_for_it, Status::INVALID_NAMESPACE, backend, now);
+    }
+
+    /// Whether no command is received from it any more: the target drains, and has no other way to tell the
+    /// host. The data of outstanding writes are still received.
+    pub(super) fn takes_no_more(&self, backend: &Backend) -> bool {
+        let Some(queue) = &self.queue else { return false };
+        let is_open = backend.subsystem.draining_since().is_some() && self.drained.is_none();
+        let is_told = backend.subsystem.is_inaccessible_to(&queue.controller);
+        is_open && !is_told && self.protocol.awaited() == 0
+    }
+
+    /// One step of ending service in order, since `since`.
+    ///
+    /// A host that knows ANA has been told that its namespaces are inaccessible here; its commands fail with
+    /// that status, and it may close the connection itself. From others, no command is received any more.
+    /// When all outstanding commands have ended, those of I/O queues first, the target closes its side.
+    pub(in super::super) fn drain(&mut self, backend: &Backend, now: Instant, since: Instant) {
+        let Some(queue) = &self.queue else { return };
+        let controller = &queue.controller;
+        let may_end = !backend.subsystem.is_inaccessible_to(controller)
+            || controller.events.knows_inaccessible()
+            || has_passed(now, since, ANA_LIMIT);
+        let is_last = queue.qid != 0 || !controller.has_io_queues();
+        let is_idle = self.protocol.outstanding() == self.num_parked() && !self.wants_to_send();
+        if self.drained.is_none() && may_end && is_last && is_idle {
+            self.drained = Some(now);
+            // If the connection is lost already, nothing needs to be closed.
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    fn num_parked(&self) -> usize {
+        self.async_events.iter().filter(|&&event| self.protocol.is_parked(event)).count()
+    }
+}

@@ -1,0 +1,296 @@
+//! A connection inside TLS: the same bytes as on a plain connection, with a session between them and the
+//! socket.
+//!
+//! The first byte of a connection says whether it is TLS, so one port serves both. The handshake is part of
+//! the poll loop, and waits for nothing: without a key of this target, a host costs the parsing of its first
+//! message, and no exponentiation (the key is checked first). Memory for ciphertext belongs to the poller, and
+//! to a connection only while its host does not read.
+
+use std::io::{IoSlice, Read as _};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use rustix::net::{SendFlags, send};
+
+use super::super::io::Backend;
+use super::super::stats::Counters;
+use super::super::subsystem::{Names, Subsystem};
+use super::super::warnings::WarningKind;
+use super::{BROKE_PROTOCOL, Closed, HostConnection, MISCOUNTED, is_transient};
+use dlfs_io::tls::{FIRST_BYTE, HANDSHAKE_LIMIT, RECORD_LEN_BYTES, Session, TlsError};
+use dlfs_nvme::auth::IdentityParts;
+use dlfs_nvme::tcp::budget::{TARGET_RECEIVE_BYTES, TARGET_SEND_SLICES};
+
+/// What a poller lends its connections while it serves them.
+pub(in super::super) struct Scratch {
+    /// Received plaintext.
+    pub(super) plain: Vec<u8>,
+    /// Received ciphertext; empty until there is some.
+    sealed: Vec<u8>,
+    /// Ciphertext to send.
+    outgoing: Vec<u8>,
+}
+
+impl Scratch {
+    pub(in super::super) fn new() -> Scratch {
+        let plain = vec![0; TARGET_RECEIVE_BYTES];
+        Scratch { plain, sealed: Vec::new(), outgoing: Vec::new() }
+    }
+}
+
+/// How the bytes of a connection travel.
+#[derive(Debug)]
+pub(super) enum Carriage {
+    /// Nothing has been received.
+    Unknown,
+    Plain,
+    Tls(Box<Secured>),
+}
+
+/// The session of a connection, and whose key it has.
+#[derive(Debug)]
+pub(super) struct Secured {
+    session: Session,
+    /// Whose key it has, once the session is established.
+    names: Option<Names>,
+}
+
+impl HostConnection {
+    /// Decides by its first bytes whether a connection is TLS; returns whether it is.
+    pub(super) fn begins_tls(
+        &mut self,
+        bytes: &[u8],
+        backend: &mut Backend,
+        now: Instant,
+    ) -> Result<bool, Closed> {
+        let subsystem = &backend.subsystem;
+        if bytes.first() != Some(&FIRST_BYTE) || !subsystem.offers_tls() {
+            self.carriage = Carriage::Plain;
+            return Ok(false);
+        }
+        match Session::controller(subsystem.clone()) {
+            Ok(session) => {
+                self.carriage = Carriage::Tls(Box::new(Secured { session, names: None }));
+                Ok(true)
+            }
+            Err(error) => Err(self.refuse_tls(&error, subsystem, now)),
+        }
+    }
+
+    /// Whose key the connection's TLS session has.
+    pub(super) fn secured_as(&self) -> Option<&Names> {
+        match &self.carriage {
+            Carriage::Tls(secured) => secured.names.as_ref(),
+            Carriage::Unknown | Carriage::Plain => None,
+        }
+    }
+
+    /// Bytes of ciphertext that wait to be sent.
+    pub(super) fn sealed_bytes(&self) -> usize {
+        match &self.carriage {
+            Carriage::Tls(secured) => secured.session.outgoing().len(),
+            Carriage::Unknown | Carriage::Plain => 0,
+        }
+    }
+
+    /// Whether a handshake takes too long.
+    pub(super) fn is_late_handshake(&self, now: Instant) -> bool {
+        let is_late = now.saturating_duration_since(self.opened) >= HANDSHAKE_LIMIT;
+        is_late && matches!(&self.carriage, Carriage::Tls(secured) if secured.names.is_none())
+    }
+
+    /// Receives ciphertext once, as much as there is, and starts the commands that arrived.
+    pub(super) fn receive_secured(
+        &mut self,
+        backend: &mut Backend,
+        scratch: &mut Scratch,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        scratch.sealed.resize(SEALED_LEN, 0);
+        let len = match (&self.stream).read(&mut scratch.sealed) {
+            Ok(0) => return Err(Closed::ByHost),
+            Ok(len) if len > scratch.sealed.len() => return Err(MISCOUNTED),
+            Ok(len) => len,
+            Err(error) if is_transient(&error) => return Ok(()),
+            Err(error) => return Err(Closed::Lost(error.kind())),
+        };
+        self.traffic.received_bytes += len as u64;
+        self.take_sealed(len, backend, scratch, now)
+    }
+
+    /// Takes the first bytes of a connection, which lie in the memory for plaintext.
+    pub(super) fn receive_first(
+        &mut self,
+        len: usize,
+        backend: &mut Backend,
+        scratch: &mut Scratch,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        scratch.sealed.clear();
+        scratch.sealed.extend_from_slice(&scratch.plain[..len]);
+        self.take_sealed(len, backend, scratch, now)
+    }
+
+    fn take_sealed(
+        &mut self,
+        len: usize,
+        backend: &mut Backend,
+        scratch: &mut Scratch,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        if self.terminated.is_some() {
+            return Ok(()); // discarded after a protocol error
+        }
+        if let Carriage::Tls(secured) = &mut self.carriage {
+            secured.session.give(std::mem::take(&mut scratch.sealed), len);
+        }
+        let result = self.shake_hands(&backend.subsystem, now).and_then(|is_established| {
+            if is_established { self.open_all(backend, &mut scratch.plain, now) } else { Ok(()) }
+        });
+        if let Carriage::Tls(secured) = &mut self.carriage {
+            scratch.sealed = secured.session.take_back();
+        }
+        result
+    }
+
+    /// Advances the handshake; returns whether it is over.
+    fn shake_hands(&mut self, subsystem: &Subsystem, now: Instant) -> Result<bool, Closed> {
+        let Carriage::Tls(secured) = &mut self.carriage else { return Ok(false) };
+        if secured.names.is_some() {
+            return Ok(true);
+        }
+        let error = match secured.session.handshake() {
+            Ok(false) => return Ok(false),
+            Ok(true) => {
+                secured.names = secured.session.identity().and_then(|identity| {
+                    let parts = IdentityParts::parse(&identity)?;
+                    Some(Names { identity, parts })
+                });
+                match &secured.names {
+                    Some(names) => {
+                        let host = names.parts.hostnqn.as_str();
+                        tracing::debug!(peer = %self.peer, host, "TLS is established");
+                        return Ok(true);
+                    }
+                    None => TlsError::NoKey,
+                }
+            }
+            Err(error) => error,
+        };
+        Err(self.refuse_tls(&error, subsystem, now))
+    }
+
+    /// The host has no session: says so in the log and, if the socket takes it, to the host.
+    fn refuse_tls(&mut self, error: &TlsError, subsystem: &Subsystem, now: Instant) -> Closed {
+        if let Carriage::Tls(secured) = &mut self.carriage {
+            // The alert is a courtesy: the connection closes either way.
+            let _ = flush(&self.stream, &mut secured.session);
+        }
+        Counters::add(&subsystem.counters.refused, 1);
+        let why = format_args!("TLS handshake: {error}");
+        subsystem.warnings.warn(now, WarningKind::NotAuthenticated, self.who(), why);
+        NO_SESSION
+    }
+
+    /// Decrypts all that has arrived: payload straight into its buffer, the rest through `plain`.
+    fn open_all(
+        &mut self,
+        backend: &mut Backend,
+        plain: &mut [u8],
+        now: Instant,
+    ) -> Result<(), Closed> {
+        let (before, mut opened) = (self.arrived(), 0);
+        let mut result = Ok(());
+        while result.is_ok() && self.terminated.is_none() {
+            let Carriage::Tls(secured) = &mut self.carriage else { break };
+            let (in_place, into) = match self.protocol.payload() {
+                Some(payload) => (true, payload),
+                // One record at a time, so that the data behind its commands can go straight into their buffers.
+                None => (false, &mut plain[..RECORD_LEN_BYTES]),
+            };
+            let len = match secured.session.open(into) {
+                Ok(0) => break,
+                Ok(len) => len,
+                Err(TlsError::Closed) => return Err(Closed::ByHost),
+                Err(error) => {
+                    let why = format_args!("{error}");
+                    backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), why);
+                    return Err(BROKE_PROTOCOL);
+                }
+            };
+            opened += len;
+            let input = if in_place { 0 } else { len };
+            if in_place {
+                self.protocol.payload_received(len);
+            }
+            result = self.handle_all(&plain[..input], backend, now);
+        }
+        if self.terminated.is_none() {
+            self.note_arrival(before, opened, now);
+        }
+        result
+    }
+
+    /// Sends as much as the socket takes: encrypts, a few records at a time, what the protocol has to send.
+    pub(super) fn send_secured(
+        &mut self,
+        scratch: &mut Scratch,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        let Carriage::Tls(secured) = &mut self.carriage else { return Ok(()) };
+        let session = &mut secured.session;
+        let is_lent = session.outgoing().is_empty();
+        if is_lent {
+            session.swap_outgoing(&mut scratch.outgoing);
+        }
+        loop {
+            let before = session.outgoing().len();
+            let is_flushed = flush(&self.stream, session)?;
+            let sent = before - session.outgoing().len();
+            self.traffic.sent_bytes += sent as u64;
+            self.sending.advance(now, sent);
+            if !is_flushed {
+                self.is_blocked = true;
+                return Ok(());
+            }
+            if self.protocol.transmit().is_empty() {
+                break;
+            }
+            let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
+            let used = self.protocol.gather(&mut slices);
+            let sealed = session.seal(&slices[..used], SEAL_BYTES).map_err(|_| NO_SESSION)?;
+            self.protocol.sent(sealed);
+        }
+        if is_lent {
+            session.swap_outgoing(&mut scratch.outgoing);
+        } else {
+            session.swap_outgoing(&mut Vec::new()); // an idle connection keeps none
+        }
+        self.sending.end();
+        Ok(())
+    }
+}
+
+/// Sends ciphertext; returns whether all is sent.
+fn flush(stream: &TcpStream, session: &mut Session) -> Result<bool, Closed> {
+    loop {
+        let outgoing = session.outgoing();
+        if outgoing.is_empty() {
+            return Ok(true);
+        }
+        match send(stream, outgoing, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(len) if len > outgoing.len() => return Err(MISCOUNTED),
+            Ok(len) => session.sent(len),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return Ok(false),
+            Err(errno) => return Err(Closed::Lost(std::io::Error::from(errno).kind())),
+        }
+    }
+}
+
+/// Ciphertext of one receive.
+const SEALED_LEN: usize = 8 * RECORD_LEN_BYTES;
+/// Plaintext that is encrypted before it is sent: the second-level cache still holds it then.
+const SEAL_BYTES: usize = 4 * RECORD_LEN_BYTES;
+const NO_SESSION: Closed = Closed::Dropped("no TLS session was established, or it broke");
+pub(super) const LATE_HANDSHAKE: Closed = Closed::Dropped("no TLS handshake succeeded in time");

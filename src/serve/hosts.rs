@@ -1,0 +1,124 @@
+//! Accounts a poller's memory to hosts: no host may hold more than is left free.
+//!
+//! A host that stops reading its responses keeps their buffers until it times out. The limit per
+//! host therefore falls with the free memory: the first such host gets half of it, the next one
+//! half of the rest, and something is always left for hosts that do read. Hosts are identified by
+//! NQN, as everywhere in the target. Against invented NQNs, the poller closes connections that hold
+//! memory without reading while others wait for it.
+
+use std::collections::HashMap;
+
+use dlfs_nvme::nvme::Nqn;
+
+/// The hosts that have queues on one poller.
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    hosts: Vec<Host>,
+    by_nqn: HashMap<Nqn, usize>,
+    /// Free indices of `hosts`.
+    free: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Host {
+    nqn: Nqn,
+    num_queues: usize,
+    held_bytes: usize,
+}
+
+/// A queue's unmet request for memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MemoryWait {
+    /// The queue's host, once it has connected.
+    pub(super) host: Option<HostId>,
+    pub(super) len: usize,
+}
+
+/// Index of a host that has a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HostId(usize);
+
+impl Hosts {
+    /// Adds a queue of the host.
+    pub(super) fn enter(&mut self, nqn: &Nqn) -> HostId {
+        let index = match self.by_nqn.get(nqn) {
+            Some(&index) => index,
+            None => {
+                let host = Host { nqn: nqn.clone(), num_queues: 0, held_bytes: 0 };
+                let index = self.free.pop().unwrap_or(self.hosts.len());
+                match self.hosts.get_mut(index) {
+                    Some(entry) => *entry = host,
+                    None => self.hosts.push(host),
+                }
+                self.by_nqn.insert(nqn.clone(), index);
+                index
+            }
+        };
+        self.hosts[index].num_queues += 1;
+        HostId(index)
+    }
+
+    /// Removes a queue of the host, which must have returned its memory.
+    pub(super) fn leave(&mut self, host: HostId) {
+        let entry = &mut self.hosts[host.0];
+        entry.num_queues -= 1;
+        if entry.num_queues == 0 {
+            self.by_nqn.remove(&entry.nqn);
+            self.free.push(host.0);
+        }
+    }
+
+    /// Changes the bytes that one queue of the host holds from `before` to `now`.
+    pub(super) fn change(&mut self, host: HostId, before: usize, now: usize) {
+        let held = &mut self.hosts[host.0].held_bytes;
+        *held = *held + now - before;
+    }
+
+    /// Whether the waiting host may take this memory while `free_bytes` are free.
+    pub(super) fn may_take(&self, memory_wait: &MemoryWait, free_bytes: usize) -> bool {
+        let held_bytes = memory_wait.host.map_or(0, |host| self.hosts[host.0].held_bytes);
+        held_bytes + memory_wait.len <= free_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nqn(name: &str) -> Nqn {
+        Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap()
+    }
+
+    fn may_take(hosts: &Hosts, host: HostId, len: usize, free_bytes: usize) -> bool {
+        hosts.may_take(&MemoryWait { host: Some(host), len }, free_bytes)
+    }
+
+    #[test]
+    fn hosts_at_their_memory_limit_leave_some_for_the_next() {
+        let mut hosts = Hosts::default();
+        let mut free = 64 << 10;
+        for number in 0..8 {
+            let queues = [0; 3].map(|_| hosts.enter(&nqn(&number.to_string())));
+            assert_eq!(queues, [queues[0]; 3], "one host, however many queues");
+            let mut held = 0;
+            while may_take(&hosts, queues[held % 3], 1, free) {
+                hosts.change(queues[held % 3], held, held + 1);
+                (held, free) = (held + 1, free - 1);
+            }
+            assert_eq!((held, free), (64 << 10 >> (number + 1), 64 << 10 >> (number + 1)));
+        }
+    }
+
+    #[test]
+    fn a_host_that_left_frees_its_memory_and_returns_with_none() {
+        let mut hosts = Hosts::default();
+        let first = hosts.enter(&nqn("a"));
+        hosts.change(first, 0, 10);
+        assert!(!may_take(&hosts, first, 1, 10));
+        hosts.change(first, 10, 0);
+        hosts.leave(first);
+        let second = hosts.enter(&nqn("b"));
+        assert_eq!(second, first, "its index is used again");
+        assert!(may_take(&hosts, second, 10, 10) && hosts.enter(&nqn("a")) != second);
+    }
+}

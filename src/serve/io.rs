@@ -1,0 +1,347 @@
+//! NVM commands: checks them against the namespace, hands them to its queue pair, maps errors to
+//! statuses.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use slab::Slab;
+
+use super::hosts::Hosts;
+use super::latency::{EndedCommands, Timed};
+use super::namespaces::ServedNamespace;
+use super::options::Access;
+use super::stats::{Counters, Tally};
+use super::subsystem::Subsystem;
+use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
+use dlfs_base::units::{Lba, Nsid};
+use dlfs_io::qpair::{Io, IoError, IoOp, Namespace, QueuePair};
+use dlfs_nvme::nvme::sqe::{FUA, nvm};
+use dlfs_nvme::nvme::{Sqe, Status};
+use dlfs_nvme::tcp::budget::TARGET_RECEIVE_BYTES;
+use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
+
+/// What all connections of one poller share: queue pairs, memory, counters.
+pub(super) struct Backend {
+    pub(super) subsystem: Arc<Subsystem>,
+    pub(super) counters: Arc<Counters>,
+    /// Counted in this poll iteration; added to the shared counters at its end.
+    pub(super) tally: Tally,
+    /// Commands that have ended in this iteration.
+    pub(super) ended: EndedCommands,
+    pub(super) pool: Pool,
+    /// Memory for in-capsule data when the pool is exhausted: they have arrived, so they cannot
+    /// wait.
+    pub(super) reserve: Pool,
+    /// Commands of all connections that wait for memory.
+    pub(super) num_waiting: usize,
+    /// How much memory each host holds.
+    pub(super) hosts: Hosts,
+    /// One queue pair per namespace. A removed namespace keeps its place until its last I/O has ended.
+    pub(super) queues: Slab<NamespaceQueue>,
+    /// Where in `queues` the namespace is, by NSID; [`NO_QUEUE`] for none.
+    pub(super) by_nsid: Vec<u32>,
+    /// The most bytes of the pool that one connection may hold.
+    pub(super) connection_bytes: usize,
+}
+
+/// A namespace's queue pair, and the I/O that waits for room in it.
+pub(super) struct NamespaceQueue {
+    pub(super) nsid: Nsid,
+    /// Whether no host may write to it.
+    pub(super) read_only: bool,
+    pub(super) queue_pair: Box<dyn QueuePair>,
+    pub(super) pending: VecDeque<Io>,
+    /// Whether it serves no new command.
+    pub(super) is_removed: bool,
+}
+
+impl NamespaceQueue {
+    pub(super) fn new(served: &ServedNamespace, queue_pair: Box<dyn QueuePair>) -> NamespaceQueue {
+        let (nsid, read_only) = (served.nsid, served.read_only);
+        NamespaceQueue { nsid, read_only, queue_pair, pending: VecDeque::new(), is_removed: false }
+    }
+
+    /// Whether it has I/O to do.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.pending.is_empty() || self.queue_pair.outstanding() > 0
+    }
+}
+
+/// A change that a poller applies, and says so.
+pub(super) struct Change {
+    pub(super) what: What,
+    pub(super) applied: Sender<()>,
+}
+
+/// What changes.
+pub(super) enum What {
+    /// A namespace is there from now on.
+    Add(NamespaceQueue),
+    /// New commands for this namespace fail from now on; those that have begun end as usual.
+    Remove(Nsid),
+    /// No connection is accepted from now on.
+    StopListening,
+}
+
+/// An I/O command that has been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) kind: Kind,
+    /// Index of the namespace.
+    pub(super) queue: usize,
+    pub(super) slba: Lba,
+    pub(super) len_bytes: u32,
+    /// A read that no cache may serve (FUA).
+    pub(super) forces_unit_access: bool,
+}
+
+/// What a command does; part of the tag of its I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    /// A write that must be flushed before its response (FUA).
+    DurableWrite,
+    Flush,
+}
+
+impl Kind {
+    /// As which its latency counts.
+    pub(super) fn timed(self) -> Timed {
+        match self {
+            Kind::Read => Timed::Read,
+            Kind::Write | Kind::DurableWrite => Timed::Write,
+            Kind::Flush => Timed::Flush,
+        }
+    }
+}
+
+/// The command and connection that an I/O belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// Index of the connection, at most [`MAX_CONNECTIONS`].
+    pub(super) connection: usize,
+    /// Distinguishes connections that used the same index, modulo 2^28.
+    pub(super) generation: u32,
+    pub(super) id: CommandId,
+    pub(super) kind: Kind,
+}
+
+impl Backend {
+    /// Checks an I/O command against its namespace and what its host may use.
+    pub(super) fn check(
+        &self,
+        sqe: &Sqe,
+        data: DataTransfer,
+        access: &Access,
+    ) -> Result<Request, Status> {
+        let nsid = Nsid(sqe.nsid.get());
+        let queue = self.queue_of(nsid).filter(|_| access.has(nsid));
+        let queue = queue.ok_or(Status::INVALID_NAMESPACE)?;
+        let NamespaceQueue { queue_pair, read_only, .. } = &self.queues[queue];
+        let namespace = queue_pair.namespace();
+        let kind = match sqe.opcode {
+            nvm::READ => Kind::Read,
+            nvm::WRITE if sqe.cdw12.get() & FUA != 0 => Kind::DurableWrite,
+            nvm::WRITE => Kind::Write,
+            nvm::FLUSH => {
+                let (slba, len_bytes) = (Lba(0), 0);
+                let kind = Kind::Flush;
+                let forces_unit_access = false;
+                return Ok(Request { kind, queue, slba, len_bytes, forces_unit_access });
+            }
+            _ => return Err(Status::INVALID_OPCODE),
+        };
+        let is_read_only = namespace.read_only
+            || *read_only
+            || access.read_only
+            || !self.subsystem.options.writable;
+        if kind != Kind::Read && is_read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED);
+        }
+        let len_bytes = self.check_range(sqe, namespace)?;
+        let moved = match data {
+            DataTransfer::None => 0,
+            DataTransfer::ToHost(len) | DataTransfer::FromHost { len, .. } => len,
+        };
+        if moved != len_bytes {
+            return Err(Status::INVALID_SGL_LENGTH);
+        }
+        let forces_unit_access = kind == Kind::Read && sqe.cdw12.get() & FUA != 0;
+        Ok(Request { kind, queue, slba: sqe.slba(), len_bytes, forces_unit_access })
+    }
+
+    /// Length in bytes of the command's blocks, if they exist and fit MDTS.
+    fn check_range(&self, sqe: &Sqe, namespace: &Namespace) -> Result<u32, Status> {
+        let end = sqe.slba().0.checked_add(u64::from(sqe.num_blocks()));
+        if end.is_none_or(|end| end > namespace.num_blocks) {
+            return Err(Status::LBA_OUT_OF_RANGE);
+        }
+        let len_bytes = u64::from(sqe.num_blocks()) * u64::from(namespace.block_len_bytes);
+        let len_bytes = u32::try_from(len_bytes).map_err(|_| Status::INVALID_FIELD)?;
+        if len_bytes > self.subsystem.max_transfer_bytes {
+            return Err(Status::INVALID_FIELD);
+        }
+        Ok(len_bytes)
+    }
+
+    /// Memory for `len` bytes of in-capsule data.
+    pub(super) fn take_for_capsule(&self, len: usize) -> IoBuf {
+        let buf = self.pool.take(len).or_else(|| self.reserve.take(len));
+        // The reserve had room when the capsule was received, but it may be fragmented.
+        buf.unwrap_or_else(|| IoBuf::zeroed(len))
+    }
+
+    /// Whether there is memory for all in-capsule data that one receive can bring.
+    pub(super) fn has_room_for_capsules(&self) -> bool {
+        self.pool.free_bytes() >= TARGET_RECEIVE_BYTES
+            || self.reserve.free_bytes() >= RESERVE_BYTES / 2
+    }
+
+    /// Queues the I/O of a request; it is submitted at the end of this poll iteration.
+    pub(super) fn push(&mut self, request: &Request, buf: IoBuf, tag: Tag) {
+        let op = match tag.kind {
+            Kind::Read => IoOp::Read,
+            Kind::Write | Kind::DurableWrite => IoOp::Write,
+            Kind::Flush => IoOp::Flush,
+        };
+        let queue = &mut self.queues[request.queue];
+        if request.forces_unit_access {
+            // The host has found these data corrupt.
+            queue.queue_pair.report_corrupt(request.slba, buf.len());
+        }
+        let io = Io { op, slba: request.slba, buf, tag: tag.to_u64() };
+        queue.pending.push_back(io);
+    }
+
+    /// Borrows a read's data from the device, if the device lends them.
+    pub(super) fn borrow(&mut self, request: &Request) -> Option<SharedBuf> {
+        let queue = &self.queues[request.queue].queue_pair;
+        let bytes = queue.borrow(request.slba, request.len_bytes as usize)?;
+        self.tally.reads += 1;
+        self.tally.read_bytes += bytes.len() as u64;
+        Some(bytes)
+    }
+
+    /// Adds this iteration's counts to the counters that all pollers share.
+    pub(super) fn publish_counts(&mut self) {
+        self.tally.publish_counts(&self.counters);
+    }
+
+    /// Whether any I/O is queued or outstanding.
+    pub(super) fn is_busy(&self) -> bool {
+        self.queues.iter().any(|(_, queue)| queue.is_busy())
+    }
+
+    /// Where in `queues` the namespace is, unless there is none.
+    fn queue_of(&self, nsid: Nsid) -> Option<usize> {
+        let queue = *self.by_nsid.get(nsid.0 as usize)?;
+        (queue != NO_QUEUE).then_some(queue as usize)
+    }
+
+    /// Adds the queue of a namespace; returns where it is in `queues`.
+    pub(super) fn add_queue(&mut self, queue: NamespaceQueue) -> usize {
+        let nsid = queue.nsid.0 as usize;
+        let index = self.queues.insert(queue);
+        self.by_nsid.resize(self.by_nsid.len().max(nsid + 1), NO_QUEUE);
+        self.by_nsid[nsid] = index as u32;
+        index
+    }
+
+    /// New commands no longer find the namespace. Returns where in `queues` it was.
+    pub(super) fn remove_queue(&mut self, nsid: Nsid) -> Option<usize> {
+        let index = self.queue_of(nsid)?;
+        self.by_nsid[nsid.0 as usize] = NO_QUEUE;
+        self.queues[index].is_removed = true;
+        Some(index)
+    }
+}
+
+impl Tag {
+    pub(super) fn to_u64(self) -> u64 {
+        u64::from(self.id.0)
+            | (self.kind as u64) << 16
+            | (self.connection as u64) << 20
+            | u64::from(self.generation & GENERATION_MASK) << 36
+    }
+
+    pub(super) fn from_u64(tag: u64) -> Tag {
+        Tag {
+            id: CommandId((tag & 0xFFFF) as u16),
+            kind: match tag >> 16 & 0xF {
+                0 => Kind::Read,
+                1 => Kind::Write,
+                2 => Kind::DurableWrite,
+                _ => Kind::Flush,
+            },
+            connection: (tag >> 20 & 0xFFFF) as usize,
+            generation: (tag >> 36) as u32,
+        }
+    }
+}
+
+/// The NVMe status of a failed I/O.
+pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
+    let fault = match kind {
+        Kind::Read => Status::UNRECOVERED_READ_ERROR,
+        Kind::Write | Kind::DurableWrite | Kind::Flush => Status::WRITE_FAULT,
+    };
+    match error {
+        IoError::Status(status) => *status,
+        IoError::Disconnected(_) | IoError::Fenced => Status::INTERNAL_PATH_ERROR,
+        IoError::Short { .. } | IoError::DataDigest => Status::DATA_TRANSFER_ERROR,
+        IoError::Os(libc::ENOSPC | libc::EDQUOT) => Status::CAPACITY_EXCEEDED.do_not_retry(),
+        IoError::Os(libc::EROFS | libc::EPERM | libc::EBADF) if kind != Kind::Read => {
+            Status::NAMESPACE_WRITE_PROTECTED.do_not_retry()
+        }
+        IoError::Changed(_) => fault,
+        IoError::Invalid(_) => Status::INVALID_FIELD.do_not_retry(),
+        IoError::Os(_) | IoError::Excess { .. } => fault,
+        // A panic, and kinds that this crate does not know.
+        _ => Status::INTERNAL_ERROR,
+    }
+}
+
+/// The place in `queues` of a namespace that does not exist.
+const NO_QUEUE: u32 = u32::MAX;
+/// Size of the reserve.
+pub(super) const RESERVE_BYTES: usize = 4 << 20;
+const _: () = assert!(RESERVE_BYTES / 2 >= TARGET_RECEIVE_BYTES);
+/// The most commands of one poller that may wait for memory; each connection may always have
+/// `MIN_WAITING`.
+pub(super) const MAX_WAITING: usize = 64 << 10;
+pub(super) const MIN_WAITING: usize = 32;
+/// Connection indices are below this.
+pub(super) const MAX_CONNECTIONS: usize = 1 << 16;
+/// A connection index's generation is counted modulo 2^28.
+pub(super) const GENERATION_MASK: u32 = (1 << 28) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_reads_back_from_its_number() {
+        for kind in [Kind::Read, Kind::Write, Kind::DurableWrite, Kind::Flush] {
+            for (connection, generation, id) in
+                [(0, 0, 0), (0xFFFF, GENERATION_MASK, 0xFFFF), (3, 7, 9)]
+            {
+                let tag = Tag { connection, generation, id: CommandId(id), kind };
+                assert_eq!(Tag::from_u64(tag.to_u64()), tag);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_disk_and_a_lost_origin_have_statuses_of_their_own() {
+        let status = |error, kind| status_of(&error, kind);
+        assert!(status(IoError::Os(libc::ENOSPC), Kind::Write).is(Status::CAPACITY_EXCEEDED));
+        assert!(status(IoError::Os(libc::EIO), Kind::Read).is(Status::UNRECOVERED_READ_ERROR));
+        assert!(
+            status(IoError::Os(libc::EBADF), Kind::Write).is(Status::NAMESPACE_WRITE_PROTECTED)
+        );
+        let lost = IoError::Disconnected("gone".into());
+        assert!(status(lost, Kind::Read).is(Status::INTERNAL_PATH_ERROR));
+    }
+}

@@ -1,0 +1,111 @@
+//! How long commands take, from their arrival to their response.
+//!
+//! A poller reads the clock once a turn. A command that ends within a turn is recorded at the next reading, when
+//! its response has been sent, as far as the socket took it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use dlfs_base::metrics::{self, Histogram, Recorder, Snapshot};
+use dlfs_nvme::tcp::controller::CommandId;
+
+/// How long reads, writes and flushes took, from their arrival to their response. Commands that were refused
+/// are not counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct CommandLatency {
+    /// Reads.
+    pub read: Histogram,
+    /// Writes.
+    pub write: Histogram,
+    /// Flushes.
+    pub flush: Histogram,
+}
+
+impl CommandLatency {
+    /// Adds these durations, of the target whose subsystem is called `subsystem`, to `snapshot`.
+    pub fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
+        for (command, durations) in
+            [("read", &self.read), ("write", &self.write), ("flush", &self.flush)]
+        {
+            let labels = [subsystem, command];
+            snapshot.durations(&metrics::TARGET_COMMAND_SECONDS, &labels, durations);
+        }
+    }
+}
+
+/// What the pollers of a target have recorded, each in recorders of its own.
+#[derive(Debug, Default)]
+pub(super) struct Latencies(Mutex<Vec<Arc<Recorders>>>);
+
+/// The recorders of a poller, by [`Timed`].
+type Recorders = [Recorder; 3];
+
+/// A kind of commands.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Timed {
+    Read,
+    Write,
+    Flush,
+}
+
+impl Latencies {
+    /// For one more poller.
+    pub(super) fn of_poller(&self) -> EndedCommands {
+        let recorders = Arc::<Recorders>::default();
+        self.0.lock().push(Arc::clone(&recorders));
+        EndedCommands { ended: Vec::new(), recorders }
+    }
+
+    pub(super) fn read(&self) -> CommandLatency {
+        let mut sum = CommandLatency::default();
+        for recorders in self.0.lock().iter() {
+            let [read, write, flush] = &**recorders;
+            sum.read.add(&read.read());
+            sum.write.add(&write.read());
+            sum.flush.add(&flush.read());
+        }
+        sum
+    }
+}
+
+/// The commands that have ended in this turn of a poller.
+#[derive(Debug)]
+pub(super) struct EndedCommands {
+    ended: Vec<(Timed, Instant)>,
+    recorders: Arc<Recorders>,
+}
+
+impl EndedCommands {
+    /// A command has ended that arrived then.
+    pub(super) fn push(&mut self, command: (Timed, Instant)) {
+        self.ended.push(command);
+    }
+
+    /// Records the commands of the turn before.
+    pub(super) fn record(&mut self, now: Instant) {
+        for (kind, arrived) in self.ended.drain(..) {
+            self.recorders[kind as usize].record(now.saturating_duration_since(arrived));
+        }
+    }
+}
+
+/// What the commands of a connection do that have not ended yet, and when they arrived.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals(Vec<Option<(Timed, Instant)>>);
+
+impl Arrivals {
+    pub(super) fn set(&mut self, id: CommandId, kind: Timed, now: Instant) {
+        let index = usize::from(id.0);
+        if index >= self.0.len() {
+            self.0.resize(index + 1, None);
+        }
+        self.0[index] = Some((kind, now));
+    }
+
+    /// Forgets the command, which has ended.
+    pub(super) fn take(&mut self, id: CommandId) -> Option<(Timed, Instant)> {
+        self.0.get_mut(usize::from(id.0))?.take()
+    }
+}

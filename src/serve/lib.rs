@@ -1,0 +1,519 @@
+//! Serves the namespaces of any [`Device`] over NVMe/TCP: as the default target, and as the cache
+//! that each node exports to its peers.
+//!
+//! One [`Target`] is one subsystem, with one namespace per [`Device`] and a discovery service on
+//! the same port. It runs one or more *pollers*: threads that each own connections, one queue pair
+//! per namespace and a pool of buffers. A read goes through these steps: capsule, check, buffer
+//! from the pool, queue pair, one gathered send from that buffer. Only the kernel copies its
+//! payload. A device that holds its bytes in memory can lend them; the read then skips the buffer
+//! and the queue pair.
+//!
+//! The target is not a volume manager: it changes no bytes on its own and knows nothing about
+//! images. Hosts with keys ([`TargetOptions::host_keys`]) prove who they are on each queue
+//! (`connection/authentication.rs`), by TLS (`connection/security.rs`), or both. Others are identified
+//! by their NQN only, which protects against mistakes, not against attackers.
+//!
+//! Invariants:
+//! - Read-only unless the options say otherwise; listens on loopback unless the options name hosts.
+//! - No allocation is sized by unchecked input. Before Connect, a connection owns only its state
+//!   and 1,024 bytes of Connect data.
+//! - The memory that hosts can occupy on a poller is bounded, whether or not they read:
+//!   `buffer_bytes` plus 4 MiB for all data, about 10 KiB per connection, about 200 bytes per
+//!   command. A queue never has more commands (unsent responses included) than it has entries.
+//! - One address cannot exhaust a limit. When a limit is reached, the address with the most
+//!   connections or controllers loses one. Everything refused or closed because of a limit is
+//!   counted, with rate-limited warnings.
+//! - A write reaches the device only after all its data have arrived with correct digests.
+//! - Every wait has a limit: Connect, keep alive, unread responses, stopping.
+//!
+//! Read `poller.rs` first (the poll loop), then `connection.rs`.
+
+mod access_log;
+mod admin;
+mod connection;
+mod controller_end;
+mod events;
+mod exponentiations;
+mod generated_keys;
+mod hosts;
+mod io;
+pub mod keys;
+mod latency;
+mod namespaces;
+mod options;
+mod peers;
+mod poller;
+mod stats;
+mod subsystem;
+mod tls_keys;
+mod warnings;
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+pub use access_log::{AccessEvent, AccessKind, AccessLog};
+pub use latency::CommandLatency;
+pub use namespaces::{MAX_NSID, PreparedNamespace, ServedNamespace};
+pub use options::{Access, HostKeys, TargetOptions};
+pub use stats::{Commands, TargetStats};
+pub use subsystem::ConnectedController;
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::metrics::{Measured, Snapshot};
+use dlfs_base::process::Forked;
+use dlfs_base::registry::Registration;
+use dlfs_base::threads::{self, Fate, Thread, caught};
+use dlfs_base::units::Nsid;
+use dlfs_io::qpair::Device;
+use dlfs_io::tls::{self, TlsError};
+use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use io::{Change, NamespaceQueue, What};
+use poller::{Mailbox, Poller};
+use stats::Counters;
+use subsystem::Subsystem;
+
+/// A running NVMe/TCP target. Dropping it stops it; if one of its threads dies, the whole target
+/// stops.
+pub struct Target {
+    subsystem: Arc<Subsystem>,
+    counters: Arc<Counters>,
+    mailboxes: Arc<[Mailbox]>,
+    threads: Vec<Thread>,
+    /// Whether the thread that computes for authentications runs.
+    authenticates: bool,
+    /// Why a poller died, if one did.
+    fate: Fate,
+    local_addr: SocketAddr,
+    /// The process that runs the threads. A forked child inherits the handle, but not the threads.
+    home: Forked<()>,
+    _metered: Registration,
+}
+
+/// What a target counts, and under which name.
+struct Meter {
+    subsystem: Arc<Subsystem>,
+    counters: Arc<Counters>,
+}
+
+impl Measured for Meter {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let stats = self.counters.read(self.subsystem.num_controllers() as u64);
+        let subsystem = self.subsystem.options.nqn.as_str();
+        stats.measure(subsystem, snapshot);
+        self.counters.latencies.read().measure(subsystem, snapshot);
+    }
+}
+
+impl Target {
+    /// Listens, and serves `devices` as namespaces 1, 2, ... on threads of its own.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no device, or a non-loopback address without allowed hosts. `Busy`: the
+    /// port is in use. Otherwise the device's error when it cannot create a queue pair.
+    pub fn bind(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Result<Target> {
+        if devices.is_empty() {
+            let message = "a target needs at least one namespace";
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let served = ServedNamespace::numbered(devices);
+        check(&options, &[options.listen], &served)?;
+        let listener = listen(options.listen)?;
+        Target::serve(options, vec![listener], served)
+    }
+
+    /// Serves `served` to hosts that connect to `listeners`, on threads of its own. The address in the
+    /// options is not used. There may be no namespace yet.
+    ///
+    /// # Errors
+    /// As [`Target::bind`]; `InvalidArgument` also: no listener, or two namespaces with one NSID.
+    pub fn serve(
+        options: TargetOptions,
+        listeners: Vec<TcpListener>,
+        served: Vec<ServedNamespace>,
+    ) -> Result<Target> {
+        let addresses = listeners.iter().map(TcpListener::local_addr);
+        let addresses = addresses.collect::<std::io::Result<Vec<SocketAddr>>>()?;
+        check(&options, &addresses, &served)?;
+        for listener in &listeners {
+            // A thousand hosts may connect at once; the standard library's backlog is 128.
+            rustix::net::listen(listener, LISTEN_BACKLOG).map_err(std::io::Error::from)?;
+            listener.set_nonblocking(true)?;
+        }
+        let local_addr = addresses[0];
+        let is_local = addresses.iter().all(|address| address.ip().is_loopback());
+        let num_pollers = options.num_pollers.max(1);
+        let mailboxes =
+            (0..num_pollers).map(|_| Mailbox::new()).collect::<Result<Arc<[Mailbox]>>>()?;
+        let counters = Arc::<Counters>::default();
+        let subsystem = Arc::new(Subsystem::new(options, served, is_local, counters.clone()));
+        let meter = Meter { subsystem: subsystem.clone(), counters: counters.clone() };
+        let mut target = Target {
+            subsystem,
+            counters,
+            mailboxes,
+            threads: Vec::new(),
+            authenticates: false,
+            fate: Fate::default(),
+            local_addr,
+            home: Forked::new(()),
+            _metered: Registration::new(&Arc::new(meter)),
+        };
+        let mut listeners = Some(listeners);
+        for number in 0..num_pollers {
+            let (subsystem, counters) = (target.subsystem.clone(), target.counters.clone());
+            let mailboxes = target.mailboxes.clone();
+            let cpu = subsystem.options.cpus.as_ref().map(|cpus| cpus.nth(number));
+            let listeners = listeners.take().unwrap_or_default(); // the first poller accepts
+            let make = || Poller::new(subsystem, counters, mailboxes, number, listeners);
+            // Created on its own processor, so that its memory is local to it.
+            let poller = match &cpu {
+                None => make()?,
+                Some(cpu) => cpu.run(make)??,
+            };
+            let (name, fate) = (format!("dlfs-target-{number}"), target.fate.clone());
+            let (who, all) = (format!("the thread {name}"), target.mailboxes.clone());
+            target.threads.push(threads::start(name, &target.fate, poller, move |poller| {
+                if let Some(Err(error)) = cpu.map(|cpu| cpu.bind_this_thread()) {
+                    // The binding worked a moment ago, when the poller was created on this
+                    // processor.
+                    tracing::warn!(%error, "cannot bind a poller to its processor; it runs on any");
+                }
+                if let Err(error) = caught(&who, || poller.run()) {
+                    // A target without this poller would leave its hosts waiting, so the whole
+                    // target stops.
+                    fate.tell(&error);
+                    all.iter().for_each(Mailbox::stop);
+                }
+            })?);
+        }
+        if !target.subsystem.options.host_keys.is_empty() {
+            target.start_authenticating()?;
+        }
+        Ok(target)
+    }
+
+    /// Replaces the hosts that must authenticate and their keys. Hosts that are connected stay; from now
+    /// on a Connect, and an authentication that a host repeats, needs the new keys.
+    ///
+    /// # Errors
+    /// `Unsupported`: a host needs TLS, which this build lacks; `InvalidArgument`: a host's namespace does not
+    /// exist. Otherwise: the operating system cannot start the thread that computes for authentications. Nothing
+    /// has changed then.
+    pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
+        self.prepare_host_keys(&keys)?;
+        self.subsystem.set_keys(keys);
+        Ok(())
+    }
+
+    /// Does all of [`Target::set_host_keys`] that can fail, and changes no key.
+    ///
+    /// # Errors
+    /// As [`Target::set_host_keys`].
+    pub fn prepare_host_keys(&mut self, keys: &BTreeMap<Nqn, HostKeys>) -> Result<()> {
+        check_hosts(keys, &self.subsystem.namespaces.nsids(), self.subsystem.options.max_nsid)?;
+        self.start_authenticating()
+    }
+
+    /// Replaces the hosts that may connect without keys. Hosts that are connected stay.
+    pub fn set_allowed_hosts(&self, hosts: Vec<Nqn>) {
+        self.subsystem.set_allowed(hosts);
+    }
+
+    /// Ends the connections of a host; returns how many controllers it had. Whether it may connect again is
+    /// not changed.
+    pub fn disconnect(&self, host: &Nqn) -> usize {
+        let ended = self.subsystem.disconnect(host);
+        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+        ended
+    }
+
+    /// The hosts that are connected, one entry for each of their controllers.
+    pub fn connected(&self) -> Vec<ConnectedController> {
+        self.subsystem.connected(Instant::now())
+    }
+
+    /// The namespaces, by NSID.
+    pub fn namespaces(&self) -> Vec<ServedNamespace> {
+        self.subsystem.namespaces.all()
+    }
+
+    /// Adds a namespace. Hosts that are connected, and to which it exists, get an event.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is one with this NSID, it cannot be served, or takes smaller
+    /// transfers than hosts were told of. Otherwise the device's error when it cannot create a queue pair.
+    pub fn add_namespace(&mut self, served: ServedNamespace) -> Result<()> {
+        self.refuse_taken(served.nsid)?;
+        let prepared = self.prepare_namespace(served)?;
+        self.add_prepared(prepared)
+    }
+
+    /// Does all of adding a namespace that can fail because of the namespace, and changes nothing. There may still
+    /// be one with its NSID.
+    ///
+    /// # Errors
+    /// As [`Target::add_namespace`].
+    pub fn prepare_namespace(&self, served: ServedNamespace) -> Result<PreparedNamespace> {
+        namespaces::check_one(&served)?;
+        let (nsid, subsystem) = (served.nsid, &self.subsystem);
+        let (takes, told) =
+            (served.device.namespace().max_transfer_bytes, subsystem.max_transfer_bytes);
+        if takes < told {
+            let message = format!(
+                "its transfers have at most {takes} bytes, and hosts were told that {told} are possible"
+            );
+            let error = Error::new(ErrorKind::InvalidArgument, message).nsid(nsid);
+            return Err(error.hint("restart the target with it"));
+        }
+        let make = |mailbox: &Mailbox| served.device.queue_pair_in(&mailbox.scope);
+        let queue_pairs = self.mailboxes.iter().map(make).collect::<Result<Vec<_>>>()?;
+        Ok(PreparedNamespace { served, queue_pairs })
+    }
+
+    /// Adds a namespace that this target has prepared. Hosts that are connected, and to which it exists, get an event.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is one with this NSID. `TimedOut`: a thread of the target does not answer.
+    pub fn add_prepared(&mut self, prepared: PreparedNamespace) -> Result<()> {
+        let PreparedNamespace { served, queue_pairs } = prepared;
+        let nsid = served.nsid;
+        self.refuse_taken(nsid)?;
+        let queue = |queue_pair| What::Add(NamespaceQueue::new(&served, queue_pair));
+        let queues = queue_pairs.into_iter().map(queue);
+        self.apply(queues.collect())?;
+        self.subsystem.namespaces.insert(served);
+        self.report_change(nsid);
+        Ok(())
+    }
+
+    fn refuse_taken(&self, nsid: Nsid) -> Result<()> {
+        if self.subsystem.namespaces.get(nsid).is_none() {
+            return Ok(());
+        }
+        let message = format!("{} has a namespace {} already", self.nqn(), nsid.0);
+        Err(Error::new(ErrorKind::InvalidArgument, message).nsid(nsid))
+    }
+
+    /// Removes a namespace. Hosts that are connected get an event, and *Invalid Namespace or Format* for new
+    /// commands to it; commands that have begun end as usual.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such namespace.
+    pub fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
+        if self.subsystem.namespaces.remove(nsid).is_none() {
+            let message = format!("{} has no namespace {}", self.nqn(), nsid.0);
+            return Err(Error::new(ErrorKind::NotFound, message).nsid(nsid));
+        }
+        self.apply(self.mailboxes.iter().map(|_| What::Remove(nsid)).collect())?;
+        self.report_change(nsid);
+        Ok(())
+    }
+
+    /// Has each poller apply its change, and waits until all have.
+    fn apply(&self, changes: Vec<What>) -> Result<()> {
+        let (applied, all) = channel();
+        for (mailbox, what) in self.mailboxes.iter().zip(changes) {
+            mailbox.change(Change { what, applied: applied.clone() });
+        }
+        drop(applied);
+        self.await_pollers(&all)
+    }
+
+    fn await_pollers(&self, all: &Receiver<()>) -> Result<()> {
+        let until = Instant::now() + poller::CHANGE_LIMIT;
+        for _ in self.mailboxes.iter() {
+            if all.recv_timeout(until.saturating_duration_since(Instant::now())).is_err() {
+                self.check()?;
+                let message = "a thread of the target does not answer: a device may be stuck";
+                return Err(Error::new(ErrorKind::TimedOut, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn report_change(&self, nsid: Nsid) {
+        self.subsystem.namespace_changed(nsid);
+        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+    }
+
+    /// Begins to send all hosts away, and returns at once. New connections are refused; hosts that know ANA
+    /// ([`TargetOptions::ana`]) are told that the namespaces are inaccessible here; commands that have begun
+    /// end as usual, and then the connections are closed. [`Target::is_drained`] tells when it is over.
+    pub fn drain(&self) {
+        self.subsystem.begin_to_drain(Instant::now());
+        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+    }
+
+    /// Accepts no more connections: they are left to whoever else listens on its sockets. Those that it has
+    /// accepted stay.
+    ///
+    /// # Errors
+    /// `TimedOut`, `Internal`: a thread of the target does not answer, or is dead.
+    pub fn stop_listening(&self) -> Result<()> {
+        self.apply(self.mailboxes.iter().map(|_| What::StopListening).collect())
+    }
+
+    /// Whether no host is connected any more.
+    pub fn is_drained(&self) -> bool {
+        self.subsystem.num_controllers() == 0
+    }
+
+    /// Starts the thread of authentications, unless it runs.
+    fn start_authenticating(&mut self) -> Result<()> {
+        if self.authenticates {
+            return Ok(());
+        }
+        let (subsystem, counters) = (self.subsystem.clone(), self.counters.clone());
+        let (mailboxes, fate) = (self.mailboxes.clone(), self.fate.clone());
+        let name = "dlfs-target-auth";
+        let thread = threads::start(name, &self.fate, (), move |()| {
+            let deliver = |poller: usize, computed| mailboxes[poller].computed(computed);
+            let work = || subsystem.exponentiations.run(&counters, deliver);
+            if let Err(error) = caught("the thread dlfs-target-auth", work) {
+                // Without it, hosts that authenticate would wait, so the whole target stops.
+                fate.tell(&error);
+                mailboxes.iter().for_each(Mailbox::stop);
+            }
+        })?;
+        self.threads.push(thread);
+        self.authenticates = true;
+        Ok(())
+    }
+
+    /// The address on which it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// The subsystem's NQN.
+    pub fn nqn(&self) -> &Nqn {
+        &self.subsystem.options.nqn
+    }
+
+    /// The address by which a host on this machine reaches namespace `nsid`, from 1.
+    pub fn address(&self, nsid: Nsid) -> Address {
+        Address::Tcp(TcpAddress {
+            traddr: TcpAddress::traddr_of(self.local_addr),
+            trsvcid: self.local_addr.port(),
+            subnqn: self.nqn().clone(),
+            nsid: Some(nsid),
+        })
+    }
+
+    /// Counters since the start, and what is connected now.
+    pub fn stats(&self) -> TargetStats {
+        self.counters.read(self.subsystem.num_controllers() as u64)
+    }
+
+    /// How long its commands took so far.
+    pub fn latency(&self) -> CommandLatency {
+        self.counters.latencies.read()
+    }
+
+    /// I/O queues on each poller, including connections that have not sent Connect yet.
+    pub fn queues_by_poller(&self) -> Vec<usize> {
+        self.mailboxes.iter().map(Mailbox::load).collect()
+    }
+
+    /// Checks that the target still serves.
+    ///
+    /// # Errors
+    /// `Internal`: one of its threads has died, which stopped the target.
+    pub fn check(&self) -> Result<()> {
+        self.fate.died().map_or(Ok(()), Err)
+    }
+
+    /// Closes all connections, waits up to 5 s for outstanding device I/O, and ends the threads. A
+    /// thread that hangs in a device call is left behind. Dropping the target does the same.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if !self.home.is_ours() {
+            // The threads belong to the parent process, which goes on serving.
+            std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
+            return;
+        }
+        self.mailboxes.iter().for_each(Mailbox::stop);
+        self.subsystem.exponentiations.stop();
+        let until = Instant::now() + poller::STOP_LIMIT + poller::TICK;
+        for thread in self.threads.drain(..) {
+            thread.join_within(until.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Target({} on {})", self.nqn(), self.local_addr)
+    }
+}
+
+/// Length of the queue of connections that wait for `accept`.
+const LISTEN_BACKLOG: i32 = 4096;
+
+/// Listens on `address`; port 0 takes a free port.
+///
+/// # Errors
+/// `Busy`: the port is in use. `InvalidArgument`: the machine does not have that address. `Refused`: the port
+/// needs a privilege.
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|error| poller::listen_error(address, error))
+}
+
+/// Refuses hosts that need TLS in a build without it, and namespaces that do not exist and cannot be added.
+fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) -> Result<()> {
+    for (host, keys) in keys {
+        let may_exist = |nsid: &Nsid| nsids.contains(nsid) || (1..=max_nsid).contains(&nsid.0);
+        let is_missing = |nsid: &&Nsid| !may_exist(nsid);
+        if let Some(nsid) = keys.access.namespaces.iter().flatten().find(is_missing) {
+            let message = format!("{host} may use namespace {}, which does not exist", nsid.0);
+            let hint = "namespaces are numbered from 1 in the order of the addresses";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint));
+        }
+    }
+    match keys.iter().find(|(_, keys)| !keys.tls_keys.is_empty() || keys.must_concat) {
+        Some((host, _)) if !tls::IS_SUPPORTED => {
+            let message = format!("{host} must connect inside TLS, and {}", TlsError::Unsupported);
+            Err(Error::new(ErrorKind::Unsupported, message).hint(tls::HOW_TO_BUILD))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses options and devices that cannot be served.
+fn check(options: &TargetOptions, listen: &[SocketAddr], served: &[ServedNamespace]) -> Result<()> {
+    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
+    if listen.is_empty() {
+        return Err(invalid("a target needs an address to listen on".to_owned()));
+    }
+    if options.max_queue_entries < 2 {
+        return Err(invalid("a queue has at least 2 entries".to_owned()));
+    }
+    let nsids: Vec<Nsid> = served.iter().map(|served| served.nsid).collect();
+    check_hosts(&options.host_keys, &nsids, options.max_nsid)?;
+    if options.nqn.as_str() == Nqn::DISCOVERY {
+        return Err(invalid(
+            "a subsystem cannot have the name of the discovery service".to_owned(),
+        ));
+    }
+    let is_open =
+        options.allow_any_host || !options.allow_hosts.is_empty() || !options.host_keys.is_empty();
+    let far = listen.iter().find(|address| !address.ip().is_loopback());
+    if let Some(address) = far.filter(|_| !is_open) {
+        let message = format!("{address} is reachable from other machines, and no host is allowed");
+        return Err(invalid(message)
+            .hint("name the hosts (--allow-host NQN), or allow all (--allow-any-host)"));
+    }
+    namespaces::check(served)
+}

@@ -1,0 +1,111 @@
+//! The namespaces of a subsystem, which may come and go while it serves.
+//!
+//! The table is what Identify shows. I/O commands take no lock: each poller has queues of its own, which
+//! `poller/changes.rs` changes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Nsid;
+use dlfs_io::qpair::{Device, QueuePair};
+
+/// A namespace as a [`super::Target`] serves it.
+#[derive(Clone)]
+pub struct ServedNamespace {
+    /// Its identifier, from 1 to [`MAX_NSID`](super::MAX_NSID).
+    pub nsid: Nsid,
+    /// Where its blocks are.
+    pub device: Arc<dyn Device>,
+    /// Whether no host may write, although the target's options let hosts write.
+    pub read_only: bool,
+}
+
+impl ServedNamespace {
+    /// `devices` as namespaces 1, 2, ...
+    pub fn numbered(devices: Vec<Arc<dyn Device>>) -> Vec<ServedNamespace> {
+        let served = |(nsid, device)| ServedNamespace { nsid, device, read_only: false };
+        (1..).map(Nsid).zip(devices).map(served).collect()
+    }
+}
+
+impl std::fmt::Debug for ServedNamespace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let address = self.device.namespace().address;
+        write!(f, "ServedNamespace({} at {address})", self.nsid.0)
+    }
+}
+
+/// A namespace that a [`Target`](super::Target) can add without a further look at it.
+pub struct PreparedNamespace {
+    pub(super) served: ServedNamespace,
+    /// One for each poller.
+    pub(super) queue_pairs: Vec<Box<dyn QueuePair>>,
+}
+
+impl std::fmt::Debug for PreparedNamespace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PreparedNamespace({:?})", self.served)
+    }
+}
+
+/// The namespaces, by NSID.
+pub(super) struct Namespaces(RwLock<BTreeMap<u32, ServedNamespace>>);
+
+impl Namespaces {
+    pub(super) fn new(served: Vec<ServedNamespace>) -> Namespaces {
+        let by_nsid = served.into_iter().map(|served| (served.nsid.0, served));
+        Namespaces(RwLock::new(by_nsid.collect()))
+    }
+
+    pub(super) fn get(&self, nsid: Nsid) -> Option<ServedNamespace> {
+        self.0.read().get(&nsid.0).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<ServedNamespace> {
+        self.0.read().values().cloned().collect()
+    }
+
+    pub(super) fn nsids(&self) -> Vec<Nsid> {
+        self.0.read().keys().copied().map(Nsid).collect()
+    }
+
+    pub(super) fn insert(&self, served: ServedNamespace) {
+        self.0.write().insert(served.nsid.0, served);
+    }
+
+    pub(super) fn remove(&self, nsid: Nsid) -> Option<ServedNamespace> {
+        self.0.write().remove(&nsid.0)
+    }
+}
+
+/// Refuses namespaces that cannot be served beside each other.
+pub(super) fn check(served: &[ServedNamespace]) -> Result<()> {
+    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
+    let mut nsids: Vec<u32> = served.iter().map(|served| served.nsid.0).collect();
+    nsids.sort_unstable();
+    if let Some(pair) = nsids.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(invalid(format!("two namespaces have the NSID {}", pair[0])));
+    }
+    served.iter().try_for_each(check_one)
+}
+
+/// Refuses a namespace that cannot be served.
+pub(super) fn check_one(served: &ServedNamespace) -> Result<()> {
+    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
+    if !(1..=MAX_NSID).contains(&served.nsid.0) {
+        return Err(invalid(format!("NSID {} is not 1 to {MAX_NSID}", served.nsid.0)));
+    }
+    let namespace = served.device.namespace();
+    let block_len = namespace.block_len_bytes;
+    if !(512..=4096).contains(&block_len) || !block_len.is_power_of_two() {
+        let message = format!("blocks of {block_len} bytes cannot be served");
+        return Err(invalid(message).target(namespace.address));
+    }
+    Ok(())
+}
+
+/// The highest NSID, and the most namespaces, of a subsystem: pollers have a table of so many entries.
+pub const MAX_NSID: u32 = 1 << 16;

@@ -1,0 +1,845 @@
+//! A poller thread: moves data between sockets and queue pairs.
+
+mod changes;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use slab::Slab;
+
+use super::access_log::Who;
+use super::connection::{Closed, HostConnection, Scratch, is_transient};
+use super::exponentiations::Computed;
+use super::hosts::{Hosts, MemoryWait};
+use super::io::{
+    Backend, Change, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag,
+};
+use super::peers::{Limit, Peer, PeerLimits};
+use super::stats::{Counters, Tally};
+use super::subsystem::Subsystem;
+use super::warnings::WarningKind;
+use dlfs_base::buf::{HugePages, Pool, PoolOptions};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_io::qpair::readiness::Readiness;
+use dlfs_io::qpair::spinning::Spinning;
+use dlfs_io::qpair::{Completion, Notice, PairScope};
+use dlfs_nvme::tcp::budget::{TARGET_MAX_COMPLETIONS, target_completions};
+
+/// What a poller shares with the target's other threads.
+pub(super) struct Mailbox {
+    /// Connections that another poller accepted for this one.
+    inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
+    /// Results for connections that authenticate.
+    computed: Mutex<Vec<Computed>>,
+    /// Changes of namespaces.
+    changes: Mutex<Vec<Change>>,
+    /// Whether controllers may have events to report.
+    has_events: AtomicBool,
+    /// What the poller's queue pairs share connections in.
+    pub(super) scope: PairScope,
+    waker: OwnedFd,
+    stop: AtomicBool,
+    /// I/O queues, plus connections that have not sent Connect yet. Admin queues are nearly idle
+    /// and do not count.
+    load: AtomicUsize,
+}
+
+impl Mailbox {
+    pub(super) fn new() -> Result<Mailbox> {
+        let waker =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        Ok(Mailbox {
+            inbox: Mutex::default(),
+            computed: Mutex::default(),
+            changes: Mutex::default(),
+            has_events: AtomicBool::new(false),
+            scope: PairScope::new(),
+            waker,
+            stop: AtomicBool::new(false),
+            load: AtomicUsize::new(0),
+        })
+    }
+
+    /// Asks the poller to end.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Hands the poller a result that one of its connections waits for.
+    pub(super) fn computed(&self, computed: Computed) {
+        self.computed.lock().push(computed);
+        self.wake();
+    }
+
+    /// Hands the poller a change of its namespaces.
+    pub(super) fn change(&self, change: Change) {
+        self.changes.lock().push(change);
+        self.wake();
+    }
+
+    /// Tells the poller that controllers may have events to report, or may be gone.
+    pub(super) fn look_at_controllers(&self) {
+        self.has_events.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// The load of the poller: see the field.
+    pub(super) fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    fn wake(&self) {
+        // Any value wakes the poller. The write fails only when the counter is full; then it is
+        // awake already.
+        let _ = rustix::io::write(&self.waker, &[1; 8]);
+    }
+}
+
+/// One thread's connections, queue pairs and memory.
+pub(super) struct Poller {
+    backend: Backend,
+    mailboxes: Arc<[Mailbox]>,
+    /// Index of this poller and of its mailbox.
+    number: usize,
+    epoll: OwnedFd,
+    /// Readiness of the devices' queue pairs.
+    devices: Readiness,
+    /// The first poller accepts for all pollers; the others have no listeners.
+    listeners: Vec<TcpListener>,
+    /// Whether accepting is suspended until the next tick.
+    accept_paused: bool,
+    /// A spare file descriptor. When the process has no other, it is closed so that one connection
+    /// can be accepted and closed, which tells its host.
+    spare: Option<OwnedFd>,
+    /// How many connections each peer address has.
+    peer_limits: PeerLimits,
+    /// Which of several equally loaded pollers gets the next connection.
+    next_poller: usize,
+    connections: Slab<HostConnection>,
+    /// Connections without a queue, by index and generation, oldest first. An entry becomes stale
+    /// when its connection gets a queue or closes; stale entries are removed lazily.
+    unconnected: VecDeque<(usize, u32)>,
+    next_generation: u32,
+    /// Connections with bytes to send.
+    dirty: Vec<usize>,
+    /// Connections with commands that wait for memory.
+    waiting_for_memory: Vec<usize>,
+    /// Connections that receive nothing until there is memory.
+    paused: Vec<usize>,
+    scratch: Scratch,
+    done: Vec<Completion>,
+    /// Length of the last completed I/O, which predicts that of the next.
+    last_len: usize,
+    /// When time limits are checked next.
+    next_tick: Instant,
+    spinning: Spinning,
+}
+
+impl Poller {
+    pub(super) fn new(
+        subsystem: Arc<Subsystem>,
+        counters: Arc<Counters>,
+        mailboxes: Arc<[Mailbox]>,
+        number: usize,
+        listeners: Vec<TcpListener>,
+    ) -> Result<Poller> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let add = |fd: &dyn AsFd, token| {
+            epoll::add(&epoll, fd.as_fd(), EventData::new_u64(token), EventFlags::IN)
+                .map_err(|errno| Error::from(io::Error::from(errno)))
+        };
+        add(&mailboxes[number].waker, WAKER)?;
+        for (number, listener) in listeners.iter().enumerate() {
+            add(listener, LISTENER - number as u64)?;
+        }
+        let busy_poll = subsystem.options.busy_poll;
+        let peer_limits = peer_limits(&subsystem, mailboxes.len());
+        let devices = Readiness::new()?;
+        Ok(Poller {
+            backend: make_backend(subsystem, counters, &mailboxes[number].scope, &devices)?,
+            mailboxes,
+            number,
+            epoll,
+            devices,
+            listeners,
+            accept_paused: false,
+            spare: spare_descriptor(),
+            peer_limits,
+            next_poller: 0,
+            connections: Slab::new(),
+            unconnected: VecDeque::new(),
+            next_generation: 0,
+            dirty: Vec::new(),
+            waiting_for_memory: Vec::new(),
+            paused: Vec::new(),
+            scratch: Scratch::new(),
+            done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
+            last_len: 0,
+            next_tick: Instant::now(),
+            spinning: Spinning::new(busy_poll),
+        })
+    }
+
+    /// Serves until told to stop; then waits for outstanding device I/O, within limits.
+    pub(super) fn run(&mut self) {
+        while !self.mailboxes[self.number].stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if self.poll_once(now) {
+                self.spinning.worked(0);
+            } else if !self.spinning.spin(now) {
+                self.sleep(now);
+                self.spinning.slept(now.elapsed());
+            }
+        }
+        self.backend.ended.record(Instant::now());
+        self.stop_listening();
+        self.close_all();
+        let limit = Instant::now() + STOP_LIMIT;
+        while self.backend.is_busy() && Instant::now() < limit {
+            if !self.poll_once(Instant::now()) {
+                self.sleep(Instant::now());
+            }
+        }
+    }
+
+    /// One iteration of the poll loop; returns whether there was work.
+    fn poll_once(&mut self, now: Instant) -> bool {
+        self.backend.ended.record(now);
+        let mut events =
+            [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
+        let num_events = self.wait_for_events(&mut events);
+        for event in &events[..num_events] {
+            // Copied: the fields of the kernel's structure are not aligned.
+            let (token, flags) = (event.data.u64(), event.flags);
+            match token {
+                WAKER => self.take_from_inbox(now),
+                _ if LISTENER - token < self.listeners.len() as u64 => {
+                    self.accept((LISTENER - token) as usize, now);
+                }
+                index => self.socket_ready(index as usize, flags, now),
+            }
+        }
+        let num_completed = self.run_devices(now);
+        self.backend.publish_counts(); // before the responses, so that who has one sees it counted
+        self.send_dirty(now);
+        let num_started = self.start_waiting(now) + self.resume_paused(now);
+        if now >= self.next_tick {
+            self.tick(now);
+        }
+        num_events + num_completed + num_started > 0
+    }
+
+    fn wait_for_events(&self, events: &mut [epoll::Event]) -> usize {
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An interrupted call counts as no events; the next iteration asks again.
+        epoll::wait(&self.epoll, events, Some(&no_wait)).unwrap_or(0)
+    }
+
+    /// Sleeps until a socket or a device is ready, or until the next tick. Does not allocate.
+    fn sleep(&mut self, now: Instant) {
+        let mut until = self.next_tick;
+        for (_, queue) in &self.backend.queues {
+            until = queue.queue_pair.next_timeout().map_or(until, |at| until.min(at));
+            if queue.is_busy() && queue.queue_pair.notice() == Notice::Poll {
+                return;
+            }
+        }
+        let Some(_asleep) = self.devices.fall_asleep() else { return };
+        let fds = [self.epoll.as_fd(), self.devices.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let wait = until.saturating_duration_since(now);
+        let timeout =
+            Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+        // The next iteration finds out what woke it.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+
+    fn take_from_inbox(&mut self, now: Instant) {
+        let mailbox = &self.mailboxes[self.number];
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails when nobody woke us
+        let streams = std::mem::take(&mut *mailbox.inbox.lock());
+        let computed = std::mem::take(&mut *mailbox.computed.lock());
+        let changes = std::mem::take(&mut *mailbox.changes.lock());
+        let has_events = mailbox.has_events.swap(false, Ordering::Acquire);
+        for change in changes {
+            self.apply(change, now);
+        }
+        if has_events {
+            self.report_events(now);
+        }
+        for (stream, peer) in streams {
+            self.add(stream, peer, now);
+        }
+        for Computed { connection: (index, generation), power } in computed {
+            let connection = self.connections.get_mut(index);
+            // Of a connection that is gone, nobody wants it.
+            if let Some(connection) = connection.filter(|c| c.generation() == generation) {
+                connection.computed(power, &self.backend.subsystem, now);
+                self.mark_dirty(index);
+            }
+        }
+    }
+
+    fn accept(&mut self, number: usize, now: Instant) {
+        if self.backend.subsystem.is_held() {
+            self.next_tick = self.next_tick.min(now + HELD_TICK);
+            return self.pause_accepting(true);
+        }
+        for _ in 0..ACCEPTS_PER_ITERATION {
+            let (stream, peer) = match self.listeners[number].accept() {
+                Ok(accepted) => accepted,
+                Err(error) if is_transient(&error) => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error)
+                    if is_out_of_descriptors(&error) && self.find_descriptor(number, now) =>
+                {
+                    continue;
+                }
+                Err(error) => {
+                    let who = Who { peer: None, host: None };
+                    let why = format_args!("no connection can be accepted for now: {error}");
+                    self.warn(now, WarningKind::NoConnection, who, why);
+                    self.next_tick = self.next_tick.min(now + TICK);
+                    return self.pause_accepting(true);
+                }
+            };
+            Counters::add(&self.backend.counters.accepted, 1);
+            let mailbox = self.least_loaded_poller();
+            self.mailboxes[mailbox].load.fetch_add(1, Ordering::Relaxed);
+            if mailbox == self.number {
+                self.add(stream, peer, now);
+            } else {
+                self.mailboxes[mailbox].inbox.lock().push((stream, peer));
+                self.mailboxes[mailbox].wake();
+            }
+        }
+    }
+
+    fn least_loaded_poller(&mut self) -> usize {
+        let mailboxes = self.mailboxes.len();
+        let in_rotation = (0..mailboxes).map(|offset| (self.next_poller + offset) % mailboxes);
+        let mailbox = in_rotation
+            .min_by_key(|&mailbox| self.mailboxes[mailbox].load())
+            .expect("there is a poller");
+        self.next_poller = mailbox + 1;
+        mailbox
+    }
+
+    /// Removes one connection from the load: it closed, or it is an admin queue.
+    fn reduce_load(&self) {
+        self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Suspends or resumes polling the listeners, which would otherwise stay ready all the time.
+    fn pause_accepting(&mut self, pause: bool) {
+        let flags = if pause { EventFlags::empty() } else { EventFlags::IN };
+        for (number, listener) in self.listeners.iter().enumerate() {
+            let token = EventData::new_u64(LISTENER - number as u64);
+            // Cannot fail: the listener is registered as long as it exists.
+            let _ = epoll::modify(&self.epoll, listener, token, flags);
+        }
+        self.accept_paused = pause;
+    }
+
+    /// No file descriptor is left to accept a connection: closes the oldest connection without a
+    /// queue, or else accepts the new connection with the spare descriptor and closes it. Returns
+    /// whether to go on.
+    fn find_descriptor(&mut self, number: usize, now: Instant) -> bool {
+        if self.close_unconnected(None, now) {
+            return true;
+        }
+        let Some(spare) = self.spare.take() else { return false };
+        drop(spare);
+        if let Ok((stream, peer)) = self.listeners[number].accept() {
+            drop(stream);
+            self.refuse(peer, "no file descriptor is left", now);
+        }
+        self.spare = spare_descriptor();
+        self.spare.is_some()
+    }
+
+    fn warn(&self, now: Instant, kind: WarningKind, who: Who<'_>, why: fmt::Arguments<'_>) {
+        self.backend.subsystem.warnings.warn(now, kind, who, why);
+    }
+
+    fn refuse(&self, peer: SocketAddr, why: &str, now: Instant) {
+        Counters::add(&self.backend.counters.dropped, 1);
+        Counters::add(&self.backend.counters.refused, 1);
+        let who = Who { peer: Some(peer), host: None };
+        self.warn(now, WarningKind::NoConnection, who, format_args!("{why}"));
+    }
+
+    fn add(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
+        let peer = Peer::from(from.ip());
+        while let Some(limit) = self.peer_limits.reached(peer) {
+            if !self.make_room(limit, peer, now) {
+                let max = self.peer_limits.value(limit);
+                let why = match limit {
+                    Limit::Peer => {
+                        format!("its address has {max} connections (--max-connections-per-address)")
+                    }
+                    Limit::All => format!(
+                        "the target has {max} connections (--max-connections, or three quarters of \
+                         the file descriptors)"
+                    ),
+                };
+                self.refuse(from, &why, now);
+                return self.reduce_load();
+            }
+        }
+        self.next_generation = (self.next_generation + 1) & GENERATION_MASK;
+        let entry = self.connections.vacant_entry();
+        let index = entry.key();
+        let max_transfer_bytes = self.backend.subsystem.max_transfer_bytes;
+        let connection = prepare(&stream).and_then(|()| {
+            let token = EventData::new_u64(index as u64);
+            epoll::add(&self.epoll, &stream, token, EventFlags::IN)?;
+            let identity = (self.number, index, self.next_generation);
+            HostConnection::new(stream, from, identity, max_transfer_bytes, now)
+        });
+        match connection {
+            Ok(connection) => {
+                entry.insert(connection);
+                self.unconnected.push_back((index, self.next_generation));
+                self.peer_limits.add(peer);
+                Counters::add(&self.backend.counters.connections, 1);
+                self.next_tick = self.next_tick.min(now + TICK);
+            }
+            Err(error) => {
+                tracing::debug!(%from, %error, "connection lost while it was accepted");
+                self.reduce_load();
+            }
+        }
+    }
+
+    /// Closes one connection so that `peer` can have another: the oldest without a queue, or else
+    /// the longest silent one of the peer that has by far the most.
+    fn make_room(&mut self, limit: Limit, peer: Peer, now: Instant) -> bool {
+        let peer_with_most = self.peer_limits.peer_with_most(peer);
+        let whose = if limit == Limit::Peer { Some(peer) } else { peer_with_most };
+        if self.close_unconnected(whose, now) {
+            return true;
+        }
+        match (limit, peer_with_most) {
+            (Limit::Peer, _) => false,
+            (Limit::All, Some(peer_with_most)) => {
+                let those = self.connections.iter().filter(|(_, c)| c.is_from(peer_with_most));
+                let longest = those.min_by_key(|(_, c)| c.last_received()).map(|(index, _)| index);
+                longest.is_some_and(|index| {
+                    self.evict(index, "closed in favour of a connection from another address", now)
+                })
+            }
+            (Limit::All, None) => self.close_unconnected(None, now),
+        }
+    }
+
+    /// Closes the oldest connection without a queue, of `peer` if it is given.
+    fn close_unconnected(&mut self, peer: Option<Peer>, now: Instant) -> bool {
+        self.prune_unconnected();
+        let oldest = self.unconnected.iter().copied().find(|&(index, generation)| {
+            self.is_unconnected(index, generation)
+                && peer.is_none_or(|peer| self.connections[index].is_from(peer))
+        });
+        oldest.is_some_and(|(index, _)| {
+            self.evict(index, "closed in favour of another connection; it had no queue yet", now)
+        })
+    }
+
+    fn is_unconnected(&self, index: usize, generation: u32) -> bool {
+        let connection = self.connections.get(index);
+        connection.is_some_and(|c| c.generation() == generation && !c.is_connected())
+    }
+
+    /// Removes stale entries from the front of `unconnected`.
+    fn prune_unconnected(&mut self) {
+        while let Some(&(index, generation)) = self.unconnected.front()
+            && !self.is_unconnected(index, generation)
+        {
+            self.unconnected.pop_front();
+        }
+    }
+
+    fn evict(&mut self, index: usize, why: &'static str, now: Instant) -> bool {
+        let who = self.connections[index].who();
+        Counters::add(&self.backend.counters.evicted, 1);
+        self.warn(now, WarningKind::Evicted, who, format_args!("{why}"));
+        self.close(index, Closed::Dropped(why), now);
+        true
+    }
+
+    fn socket_ready(&mut self, index: usize, flags: EventFlags, now: Instant) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let mut result = Ok(());
+        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            if connection.may_receive(&self.backend) {
+                result = connection.receive(&mut self.backend, &mut self.scratch, now);
+            } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                result = Err(Closed::ByHost); // otherwise it would stay ready for ever
+            } else if !connection.is_paused {
+                connection.pause(true, now);
+                watch(&self.epoll, index, connection);
+                self.paused.push(index);
+            }
+        }
+        if flags.contains(EventFlags::OUT) {
+            connection.is_blocked = false;
+            watch(&self.epoll, index, connection);
+        }
+        if let Err(closed) = result {
+            return self.close(index, closed, now);
+        }
+        if connection.is_load && connection.is_admin() {
+            connection.is_load = false;
+            self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
+        }
+        if connection.is_waiting_for_memory() && !connection.is_listed {
+            connection.is_listed = true;
+            self.waiting_for_memory.push(index);
+        }
+        self.mark_dirty(index);
+    }
+
+    fn mark_dirty(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if connection.wants_to_send() && !connection.is_dirty && !connection.is_blocked {
+            connection.is_dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    /// Submits pending I/O and hands completions to their connections; returns how many completed.
+    fn run_devices(&mut self, now: Instant) -> usize {
+        let mut num_completed = 0;
+        self.devices.look(|_| {}); // resets their descriptors; all queue pairs are polled anyway
+        let mut number = 0;
+        while number < self.backend.queues.capacity() {
+            let Some(queue) = self.backend.queues.get_mut(number) else {
+                number += 1;
+                continue;
+            };
+            if !queue.pending.is_empty() {
+                queue.queue_pair.submit(&mut queue.pending);
+            }
+            let mut done = std::mem::take(&mut self.done);
+            let max = target_completions(self.last_len);
+            num_completed += queue.queue_pair.poll(now, max, &mut done);
+            for completion in done.drain(..) {
+                self.last_len = completion.buf.len();
+                self.complete(number, completion);
+            }
+            self.done = done;
+            self.forget_if_over(number);
+            number += 1;
+        }
+        num_completed
+    }
+
+    fn complete(&mut self, queue: usize, completion: Completion) {
+        let tag = Tag::from_u64(completion.tag);
+        let connection = self.connections.get_mut(tag.connection);
+        // The connection is gone: its I/O ends here, and the buffer returns to the pool.
+        let Some(connection) = connection.filter(|c| c.generation() == tag.generation) else {
+            return;
+        };
+        connection.complete(queue, tag, completion, &mut self.backend);
+        self.mark_dirty(tag.connection);
+    }
+
+    fn send_dirty(&mut self, now: Instant) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for index in dirty.drain(..) {
+            let Some(connection) = self.connections.get_mut(index) else { continue };
+            connection.is_dirty = false;
+            let sent = connection.send(&mut self.scratch, now);
+            connection.account(&mut self.backend);
+            match sent {
+                Err(closed) => self.close(index, closed, now),
+                Ok(()) if connection.is_blocked => watch(&self.epoll, index, connection),
+                Ok(()) => {}
+            }
+        }
+        self.dirty = dirty;
+    }
+
+    /// Starts commands for which there is memory now; the next iteration handles what follows.
+    /// Returns how many connections made progress.
+    fn start_waiting(&mut self, now: Instant) -> usize {
+        let mut num_started = 0;
+        let mut waiting_for_memory = std::mem::take(&mut self.waiting_for_memory);
+        waiting_for_memory.retain(|&index| {
+            let Some(connection) = self.connections.get_mut(index) else { return false };
+            if !connection.is_listed {
+                return false; // another connection reuses the index
+            }
+            let started = connection.start_waiting(&mut self.backend, now);
+            let is_waiting_for_memory = connection.is_waiting_for_memory();
+            connection.is_listed = is_waiting_for_memory;
+            if started {
+                num_started += 1;
+                self.mark_dirty(index);
+            }
+            is_waiting_for_memory
+        });
+        self.waiting_for_memory = waiting_for_memory;
+        num_started
+    }
+
+    /// Resumes receiving where there is memory again; returns on how many connections.
+    fn resume_paused(&mut self, now: Instant) -> usize {
+        let before = self.paused.len();
+        let mut paused = std::mem::take(&mut self.paused);
+        paused.retain(|&index| {
+            let Some(connection) = self.connections.get_mut(index) else { return false };
+            if connection.is_paused && connection.may_receive(&self.backend) {
+                connection.pause(false, now);
+                watch(&self.epoll, index, connection);
+            }
+            connection.is_paused
+        });
+        self.paused = paused;
+        before - self.paused.len()
+    }
+
+    /// If hosts wait for memory, closes stalled connections that hold some, largest first, until a
+    /// quarter of the memory is free and no waiting host exceeds its limit.
+    fn evict_stalled(&mut self, now: Instant) {
+        let limit = MEMORY_WAIT_LIMIT.min(self.backend.subsystem.options.send_timeout);
+        let connection_bytes = self.backend.connection_bytes;
+        let waits = self
+            .connections
+            .iter()
+            .filter_map(|(_, c)| c.memory_wait(now, limit, connection_bytes));
+        let waits: Vec<MemoryWait> = waits.collect();
+        if waits.is_empty() {
+            return;
+        }
+        let stalled = self.connections.iter().filter(|(_, c)| c.is_stalled(now, limit));
+        let mut stalled: Vec<(usize, usize)> = stalled
+            .map(|(index, c)| (c.holds_bytes(), index))
+            .filter(|(held, _)| *held > 0)
+            .collect();
+        stalled.sort_unstable_by(|a, b| b.cmp(a));
+        let mut free_bytes = self.backend.pool.free_bytes();
+        for (number, (held, index)) in stalled.into_iter().enumerate() {
+            let hosts = &self.backend.hosts;
+            let is_enough = free_bytes >= connection_bytes
+                && waits.iter().all(|memory_wait| hosts.may_take(memory_wait, free_bytes));
+            // The free memory may be fragmented while hosts still wait: one more is closed per
+            // tick.
+            if is_enough && number > 0 {
+                break;
+            }
+            self.evict(index, "it held memory that others wait for, and moved no data", now);
+            free_bytes += held;
+        }
+    }
+
+    /// Checks all time limits.
+    fn tick(&mut self, now: Instant) {
+        self.next_tick = now + if self.connections.is_empty() { IDLE_TICK } else { TICK };
+        if self.accept_paused {
+            self.pause_accepting(false);
+        }
+        let late: Vec<(usize, Closed)> = self
+            .connections
+            .iter_mut()
+            .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
+            .collect();
+        let draining_since = self.backend.subsystem.draining_since();
+        for (_, connection) in &mut self.connections {
+            connection.give_up_waiting(&mut self.backend, now);
+            if let Some(since) = draining_since {
+                connection.drain(&self.backend, now, since);
+            }
+        }
+        // Those whose time has brought them something to send.
+        let wants = |c: &HostConnection| c.wants_to_send() && !c.is_dirty && !c.is_blocked;
+        let indices = self.connections.iter().filter(|(_, c)| wants(c)).map(|(index, _)| index);
+        for index in indices.collect::<Vec<_>>() {
+            self.mark_dirty(index);
+        }
+        for (index, closed) in late {
+            let connection = &self.connections[index];
+            if matches!(closed, Closed::Dropped(_)) && !connection.is_terminated() {
+                let why = format_args!("{closed}");
+                self.warn(now, WarningKind::TimedOut, connection.who(), why);
+            }
+            self.close(index, closed, now);
+        }
+        self.prune_unconnected();
+        self.evict_stalled(now);
+    }
+
+    fn close(&mut self, index: usize, closed: Closed, now: Instant) {
+        let mut connection = self.connections.remove(index);
+        connection.log_closed(closed, now);
+        connection.leave(&mut self.backend);
+        self.peer_limits.remove(Peer::from(connection.peer.ip()));
+        if connection.is_load {
+            self.reduce_load();
+        }
+        let counters = &self.backend.counters;
+        counters.connections.fetch_sub(1, Ordering::Relaxed);
+        let is_its_own =
+            matches!(closed, Closed::ByHost | Closed::Lost(_) | Closed::Drained | Closed::Stopped);
+        if !is_its_own || connection.is_terminated() {
+            Counters::add(&counters.dropped, 1);
+        }
+        if connection.is_connected() {
+            // Other queues of its controller may have lost it: all pollers check.
+            self.next_tick = Instant::now();
+            for (number, mailbox) in self.mailboxes.iter().enumerate() {
+                if number != self.number {
+                    mailbox.wake();
+                }
+            }
+        }
+    }
+
+    fn close_all(&mut self) {
+        let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
+        for index in indices {
+            self.close(index, Closed::Stopped, Instant::now());
+        }
+    }
+}
+
+fn make_backend(
+    subsystem: Arc<Subsystem>,
+    counters: Arc<Counters>,
+    scope: &PairScope,
+    devices: &Readiness,
+) -> Result<Backend> {
+    let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
+    let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
+    let served = subsystem.namespaces.all();
+    let ended = counters.latencies.of_poller();
+    let mut backend = Backend {
+        subsystem,
+        counters,
+        tally: Tally::default(),
+        ended,
+        hosts: Hosts::default(),
+        pool,
+        reserve: Pool::new(PoolOptions {
+            bytes: RESERVE_BYTES,
+            slot_len_bytes: 4096,
+            huge_pages: HugePages::Off,
+        })?,
+        num_waiting: 0,
+        queues: Slab::new(),
+        by_nsid: Vec::new(),
+        connection_bytes: bytes / 4,
+    };
+    for served in served {
+        let queue = NamespaceQueue::new(&served, served.device.queue_pair_in(scope)?);
+        let index = backend.add_queue(queue);
+        backend.queues[index].queue_pair.register(&devices.registry(index));
+    }
+    Ok(backend)
+}
+
+/// Connection limits of a poller: the configured ones, capped at this poller's share of three
+/// quarters of the process's file descriptor limit. The rest is for the process itself.
+fn peer_limits(subsystem: &Subsystem, num_pollers: usize) -> PeerLimits {
+    let options = &subsystem.options;
+    let (max, max_per_peer) = (options.max_connections, options.max_connections_per_address);
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let files = files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
+    let room = (files / 4 * 3 / num_pollers).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS);
+    if max <= room {
+        return PeerLimits::new(max, max_per_peer);
+    }
+    // The limit per address shrinks in proportion.
+    let share = max_per_peer as f64 / max as f64;
+    PeerLimits::new(room, (room as f64 * share).ceil() as usize)
+}
+
+/// Opens a descriptor that can be closed when no other is left.
+fn spare_descriptor() -> Option<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC).ok()
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// Sets up an accepted socket: non-blocking, no Nagle delay, keepalive to detect a dead peer.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    let socket = socket2::SockRef::from(stream);
+    if stream.peer_addr()?.ip().is_loopback() {
+        // Loopback has no latency to hide, and a deep send buffer lets the data leave the CPU cache
+        // before the host reads them: half the throughput at 4 MiB outstanding. Real networks keep
+        // autotuning.
+        socket.set_send_buffer_size(LOOPBACK_SEND_BUFFER_BYTES)?;
+        // Loopback needs no fair congestion control either; BBR, where it is the default, paces by
+        // timers. Every kernel has Reno; where setting it is forbidden, the connection works, but
+        // slower.
+        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
+    }
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))
+}
+
+fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection) {
+    let mut flags = EventFlags::empty();
+    flags.set(EventFlags::IN, !connection.is_paused);
+    flags.set(EventFlags::OUT, connection.is_blocked);
+    // Cannot fail: the socket is registered as long as the connection is in the table.
+    let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
+}
+
+/// A bind error that names the address.
+pub(super) fn listen_error(address: SocketAddr, error: io::Error) -> Error {
+    let (kind, hint) = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            (ErrorKind::Busy, "another process listens there: choose another port")
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            (ErrorKind::InvalidArgument, "this machine does not have that address")
+        }
+        io::ErrorKind::PermissionDenied => {
+            (ErrorKind::Refused, "ports below 1024 need a privilege: choose another")
+        }
+        _ => (ErrorKind::Io, "check the address"),
+    };
+    Error::new(kind, format!("cannot listen on {address}")).source(error).hint(hint)
+}
+
+const WAKER: u64 = u64::MAX;
+/// The first listener; the others count down from it.
+const LISTENER: u64 = u64::MAX - 1;
+/// Send buffer of a loopback connection.
+const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
+const ACCEPTS_PER_ITERATION: usize = 64;
+/// A poller's least connection limit, however few file descriptors there are.
+const MIN_CONNECTIONS: usize = 16;
+/// How long a host waits for memory before stalled connections that hold some are closed.
+const MEMORY_WAIT_LIMIT: Duration = Duration::from_secs(1);
+/// How often time limits are checked.
+pub(super) const TICK: Duration = Duration::from_millis(100);
+/// The same while nothing is connected.
+const IDLE_TICK: Duration = Duration::from_secs(60);
+/// How often it is checked whether connections that wait for their hosts to be known may go on.
+const HELD_TICK: Duration = Duration::from_millis(5);
+/// How long the target waits for its pollers to apply a change.
+pub(super) const CHANGE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a stopped poller waits for its devices.
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(5);

@@ -1,0 +1,230 @@
+//! Counters of a target.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::latency::Latencies;
+use dlfs_base::metrics::{self, Snapshot};
+use dlfs_nvme::nvme::Sqe;
+use dlfs_nvme::nvme::sqe::{admin, fctype, nvm};
+
+/// Counters of a [`super::Target`] since it started, and what is connected now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TargetStats {
+    /// Controllers now.
+    pub controllers: u64,
+    /// TCP connections now.
+    pub connections: u64,
+    /// TCP connections ever accepted.
+    pub accepted: u64,
+    /// Connections that the target closed because of the host's behaviour or because of a limit.
+    pub dropped: u64,
+    /// Connections and Connect commands that were refused: a limit, or a host that is not allowed.
+    pub refused: u64,
+    /// Controllers and connections closed because a limit was reached or file descriptors or memory
+    /// ran out. The connections count as `dropped`, too.
+    pub evicted: u64,
+    /// Successful reads.
+    pub reads: u64,
+    /// Bytes of successful reads.
+    pub read_bytes: u64,
+    /// Successful writes.
+    pub writes: u64,
+    /// Bytes of successful writes.
+    pub written_bytes: u64,
+    /// I/O commands with an error response.
+    pub errors: u64,
+    /// Commands that have arrived, also those that failed.
+    pub commands: Commands,
+}
+
+impl TargetStats {
+    /// Adds these counters, of the target whose subsystem is called `subsystem`, to `snapshot`.
+    pub fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
+        let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } =
+            *self;
+        let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } = *self;
+        for (metric, value) in [
+            (&metrics::TARGET_CONTROLLERS, controllers),
+            (&metrics::TARGET_CONNECTIONS, connections),
+            (&metrics::TARGET_CONNECTIONS_ACCEPTED, accepted),
+            (&metrics::TARGET_CONNECTIONS_DROPPED, dropped),
+            (&metrics::TARGET_CONNECTIONS_REFUSED, refused),
+            (&metrics::TARGET_EVICTIONS, evicted),
+            (&metrics::TARGET_ERRORS, errors),
+            (&metrics::TARGET_READS, reads),
+            (&metrics::TARGET_READ_BYTES, read_bytes),
+            (&metrics::TARGET_WRITES, writes),
+            (&metrics::TARGET_WRITTEN_BYTES, written_bytes),
+        ] {
+            snapshot.count(metric, &[subsystem], value);
+        }
+        for (command, value) in self.commands.named() {
+            snapshot.count(&metrics::TARGET_COMMANDS, &[subsystem, command], value);
+        }
+    }
+}
+
+/// Commands that have arrived, by opcode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Commands {
+    /// Connect: one for each queue, and one for each attempt that was refused.
+    pub connects: u64,
+    /// Authentication Send and Receive.
+    pub authentications: u64,
+    /// Property Get and Set.
+    pub properties: u64,
+    /// Identify.
+    pub identifies: u64,
+    /// Get Log Page.
+    pub log_pages: u64,
+    /// Get Features and Set Features.
+    pub features: u64,
+    /// Asynchronous Event Request.
+    pub async_event_requests: u64,
+    /// Keep Alive.
+    pub keep_alives: u64,
+    /// Read.
+    pub reads: u64,
+    /// Write.
+    pub writes: u64,
+    /// Flush.
+    pub flushes: u64,
+    /// Anything else.
+    pub others: u64,
+}
+
+impl Commands {
+    /// Each counter with the name of its kind of commands.
+    fn named(&self) -> [(&'static str, u64); Commands::KINDS] {
+        let Commands { connects, authentications, properties, identifies, log_pages, .. } = *self;
+        let Commands { features, async_event_requests, keep_alives, .. } = *self;
+        let Commands { reads, writes, flushes, others, .. } = *self;
+        [
+            ("connect", connects),
+            ("authentication", authentications),
+            ("property", properties),
+            ("identify", identifies),
+            ("get_log_page", log_pages),
+            ("features", features),
+            ("async_event_request", async_event_requests),
+            ("keep_alive", keep_alives),
+            ("read", reads),
+            ("write", writes),
+            ("flush", flushes),
+            ("other", others),
+        ]
+    }
+
+    /// The number of counters.
+    const KINDS: usize = 12;
+
+    /// The number of the counter of `sqe`, which came to an I/O queue if `is_io`.
+    pub(super) fn kind(sqe: &Sqe, is_io: bool) -> usize {
+        match (sqe.fctype(), is_io, sqe.opcode) {
+            (Some(fctype::CONNECT), ..) => 0,
+            (Some(fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE), ..) => 1,
+            (Some(fctype::PROPERTY_GET | fctype::PROPERTY_SET), ..) => 2,
+            (None, false, admin::IDENTIFY) => 3,
+            (None, false, admin::GET_LOG_PAGE) => 4,
+            (None, false, admin::GET_FEATURES | admin::SET_FEATURES) => 5,
+            (None, false, admin::ASYNC_EVENT_REQUEST) => 6,
+            (None, false, admin::KEEP_ALIVE) => 7,
+            (None, true, nvm::READ) => 8,
+            (None, true, nvm::WRITE) => 9,
+            (None, true, nvm::FLUSH) => 10,
+            _ => 11,
+        }
+    }
+
+    fn from_kinds(kinds: [u64; Commands::KINDS]) -> Commands {
+        let [connects, authentications, properties, identifies, log_pages, features, ..] = kinds;
+        let [.., async_event_requests, keep_alives, reads, writes, flushes, others] = kinds;
+        Commands {
+            connects,
+            authentications,
+            properties,
+            identifies,
+            log_pages,
+            features,
+            async_event_requests,
+            keep_alives,
+            reads,
+            writes,
+            flushes,
+            others,
+        }
+    }
+}
+
+/// The shared counters behind [`TargetStats`].
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) connections: AtomicU64,
+    pub(super) accepted: AtomicU64,
+    pub(super) dropped: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) evicted: AtomicU64,
+    pub(super) reads: AtomicU64,
+    pub(super) read_bytes: AtomicU64,
+    pub(super) writes: AtomicU64,
+    pub(super) written_bytes: AtomicU64,
+    pub(super) errors: AtomicU64,
+    commands: [AtomicU64; Commands::KINDS],
+    pub(super) latencies: Latencies,
+}
+
+/// One poller's counts since it last published them.
+///
+/// All pollers write the same counters, so each collects its own first: two operations on a shared
+/// cache line per poll iteration, not per command.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) reads: u64,
+    pub(super) read_bytes: u64,
+    pub(super) writes: u64,
+    pub(super) written_bytes: u64,
+    /// By [`Commands::kind`].
+    pub(super) commands: [u64; Commands::KINDS],
+}
+
+impl Tally {
+    /// Adds the counts to `counters` and starts again from zero.
+    pub(super) fn publish_counts(&mut self, counters: &Counters) {
+        let Tally { reads, read_bytes, writes, written_bytes, commands } = std::mem::take(self);
+        if reads > 0 {
+            Counters::add(&counters.reads, reads);
+            Counters::add(&counters.read_bytes, read_bytes);
+        }
+        if writes > 0 {
+            Counters::add(&counters.writes, writes);
+            Counters::add(&counters.written_bytes, written_bytes);
+        }
+        for (counter, value) in counters.commands.iter().zip(commands).filter(|of| of.1 > 0) {
+            Counters::add(counter, value);
+        }
+    }
+}
+
+impl Counters {
+    pub(super) fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self, controllers: u64) -> TargetStats {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TargetStats {
+            controllers,
+            connections: value(&self.connections),
+            accepted: value(&self.accepted),
+            dropped: value(&self.dropped),
+            refused: value(&self.refused),
+            evicted: value(&self.evicted),
+            reads: value(&self.reads),
+            read_bytes: value(&self.read_bytes),
+            writes: value(&self.writes),
+            written_bytes: value(&self.written_bytes),
+            errors: value(&self.errors),
+            commands: Commands::from_kinds(self.commands.each_ref().map(value)),
+        }
+    }
+}

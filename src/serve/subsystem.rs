@@ -1,0 +1,891 @@
+//! The subsystem: its namespaces, its controllers, and which hosts may connect.
+//!
+//! All pollers share it. I/O commands take no lock here: they read their controller's atomics.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::access_log::{AccessKind, Teller, Who};
+use super::controller_end::{ControllerEnd, Traffic};
+use super::events::{ANA, Events, NAMESPACES};
+use super::exponentiations::Exponentiations;
+use super::generated_keys::GeneratedKeys;
+use super::namespaces::{Namespaces, ServedNamespace};
+use super::options::{Access, HostKeys, TargetOptions};
+use super::peers::{Limit, Peer, PeerLimits};
+use super::stats::Counters;
+use super::warnings::{WarningKind, Warnings};
+use dlfs_base::units::Nsid;
+use dlfs_io::qpair::Namespace;
+use dlfs_nvme::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};
+use dlfs_nvme::nvme::fabrics::InvalidParameter;
+use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
+
+/// The subsystem that a target serves, and its discovery service.
+pub(super) struct Subsystem {
+    pub(super) options: TargetOptions,
+    pub(super) namespaces: Namespaces,
+    /// Whether it listens on loopback addresses only.
+    is_local: bool,
+    /// The most data of a command: a power of two of at least 4,096.
+    pub(super) max_transfer_bytes: u32,
+    pub(super) warnings: Warnings,
+    pub(super) access: Arc<Teller>,
+    pub(super) counters: Arc<Counters>,
+    /// Hosts that may connect without keys; those of the options, or what has replaced them.
+    allowed: RwLock<Vec<Nqn>>,
+    /// The keys of hosts; those of the options, or what has replaced them.
+    keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
+    /// Whether connections wait until one of both is replaced.
+    held: AtomicBool,
+    pub(super) exponentiations: Exponentiations,
+    /// Keys of TLS that authentications have generated.
+    pub(super) generated: GeneratedKeys,
+    /// Times are stored as milliseconds since this instant, so that they fit into atomics.
+    start: Instant,
+    /// Since when no host gets in and all are sent away.
+    draining_since: OnceLock<Instant>,
+    controllers: Mutex<Controllers>,
+}
+
+struct Controllers {
+    by_cntlid: BTreeMap<u16, Arc<Controller>>,
+    last_cntlid: u16,
+    io_limits: PeerLimits,
+    discovery_limits: PeerLimits,
+}
+
+/// A controller: created by the Connect of its admin queue, removed when that connection closes.
+pub(super) struct Controller {
+    pub(super) cntlid: u16,
+    /// The address that its admin queue connected from.
+    from: SocketAddr,
+    pub(super) hostnqn: Nqn,
+    pub(super) hostid: [u8; 16],
+    pub(super) is_discovery: bool,
+    /// Whether its admin queue is inside TLS; its I/O queues then must be, too.
+    is_secured: bool,
+    /// The generated key of its TLS, which stays valid as long as the controller.
+    _generated: Option<Arc<TlsPsk>>,
+    /// What its host may use.
+    pub(super) access: Access,
+    /// Set when its admin queue is gone; its other connections then close themselves.
+    is_dead: AtomicBool,
+    /// Controller Configuration as the host wrote it.
+    cc: AtomicU32,
+    /// Controller Status without RDY.
+    csts: AtomicU32,
+    /// How often it was disabled: older I/O queues no longer belong to it.
+    resets: AtomicU32,
+    /// Keep alive time-out; 0 for none.
+    pub(super) kato_ms: AtomicU32,
+    /// When one of its connections last received something.
+    last_seen_ms: AtomicU64,
+    /// What it reports by asynchronous events.
+    pub(super) events: Events,
+    /// When it was created.
+    since: Instant,
+    /// Whether the host has cleared DULBE of the feature Error Recovery, on a thin namespace.
+    pub(super) hides_unwritten: AtomicBool,
+    /// What to tell when it has ended.
+    end: ControllerEnd,
+    queues: Mutex<Queues>,
+}
+
+#[derive(Default)]
+struct Queues {
+    /// Number of I/O queues granted; `None` until the host asks.
+    granted: Option<u16>,
+    /// Identifiers of the connected I/O queues.
+    connected: Vec<u16>,
+}
+
+/// One connected queue. Dropping it removes it from its controller; dropping the admin queue
+/// removes the controller.
+pub(super) struct Queue {
+    pub(super) controller: Arc<Controller>,
+    pub(super) qid: u16,
+    pub(super) sqsize: u16,
+    pub(super) sq_flow_control: bool,
+    /// Whether its host has keys, and must prove that on this queue.
+    pub(super) must_authenticate: bool,
+    /// Whether and how its authentication may generate a key of TLS.
+    pub(super) concatenation: Concatenation,
+    resets: u32,
+    subsystem: Arc<Subsystem>,
+}
+
+/// A controller of a host that is connected now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectedController {
+    /// Its identifier.
+    pub cntlid: u16,
+    /// The name that its host states, or has proved.
+    pub host: Nqn,
+    /// The address that its admin queue connected from.
+    pub peer: SocketAddr,
+    /// I/O queues that are connected.
+    pub num_io_queues: usize,
+    /// Whether its connections are inside TLS.
+    pub is_secured: bool,
+    /// Seconds since it connected.
+    pub connected_s: u64,
+}
+
+/// Whose key the TLS session of a connection has.
+#[derive(Debug)]
+pub(super) struct Names {
+    /// The identity of the key.
+    pub(super) identity: String,
+    /// Its parts.
+    pub(super) parts: IdentityParts,
+}
+
+/// Why a Connect is refused, with dword 0 of the response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) status: Status,
+    pub(super) dw0: u32,
+    /// The kind of the warning; without one, the refusal appears in the access log only.
+    kind: Option<WarningKind>,
+    /// The reason, for the operator's log.
+    why: Cow<'static, str>,
+}
+
+impl Subsystem {
+    pub(super) fn new(
+        options: TargetOptions,
+        served: Vec<ServedNamespace>,
+        is_local: bool,
+        counters: Arc<Counters>,
+    ) -> Subsystem {
+        let limits = served.iter().map(|served| served.device.namespace().max_transfer_bytes);
+        let smallest = limits.min();
+        let wanted = options.max_transfer_bytes.min(smallest.unwrap_or(4096)).max(4096);
+        let held = u32::try_from(options.buffer_bytes / 4).unwrap_or(u32::MAX).max(4096);
+        let max_transfer_bytes = 1 << wanted.min(held).ilog2();
+        let start = Instant::now();
+        let access = Arc::new(Teller::new(options.nqn.clone(), options.access_log.clone()));
+        let controllers = Controllers {
+            by_cntlid: BTreeMap::new(),
+            last_cntlid: 0,
+            io_limits: PeerLimits::new(
+                options.max_controllers.into(),
+                options.max_controllers_per_address.into(),
+            ),
+            discovery_limits: PeerLimits::new(
+                options.max_discovery_controllers.into(),
+                options.max_discovery_controllers_per_address.into(),
+            ),
+        };
+        Subsystem {
+            allowed: RwLock::new(options.allow_hosts.clone()),
+            keys: RwLock::new(shared_keys(options.host_keys.clone())),
+            held: AtomicBool::new(options.hold),
+            options,
+            namespaces: Namespaces::new(served),
+            is_local,
+            max_transfer_bytes,
+            warnings: Warnings::new(start, access.clone()),
+            access,
+            counters,
+            exponentiations: Exponentiations::new(),
+            generated: GeneratedKeys::default(),
+            start,
+            draining_since: OnceLock::new(),
+            controllers: Mutex::new(controllers),
+        }
+    }
+
+    /// The namespace `nsid` as hosts see it, if it exists.
+    pub(super) fn namespace(&self, nsid: u32) -> Option<Namespace> {
+        let served = self.namespaces.get(Nsid(nsid))?;
+        let mut namespace = served.device.namespace();
+        namespace.read_only |= served.read_only || !self.options.writable;
+        if namespace.nguid == [0; 16] {
+            namespace.nguid = self.nguid_of(nsid);
+        }
+        Some(namespace)
+    }
+
+    /// Bytes of the allocated blocks of namespace `nsid`, if it is thinly provisioned.
+    pub(super) fn allocated_bytes(&self, nsid: u32) -> Option<u64> {
+        self.namespaces.get(Nsid(nsid))?.device.capabilities().allocated_bytes
+    }
+
+    /// Whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
+    pub(super) fn is_thin(&self) -> bool {
+        let allocated = |served: &ServedNamespace| served.device.capabilities().allocated_bytes;
+        self.namespaces.all().iter().any(|served| allocated(served).is_some())
+    }
+
+    /// The highest NSID that hosts are told of (NN).
+    pub(super) fn max_nsid(&self) -> u32 {
+        let highest = self.namespaces.nsids().last().map_or(0, |nsid| nsid.0);
+        highest.max(self.options.max_nsid)
+    }
+
+    /// Asynchronous events that it may send (OAES).
+    pub(super) fn optional_events(&self) -> u32 {
+        NAMESPACES | if self.options.ana { ANA } else { 0 }
+    }
+
+    /// Tells all controllers to which the namespace exists that it has come or gone.
+    pub(super) fn namespace_changed(&self, nsid: Nsid) {
+        for controller in self.controllers.lock().by_cntlid.values() {
+            if !controller.is_discovery && controller.access.has(nsid) {
+                controller.events.namespace_changed(nsid);
+            }
+        }
+    }
+
+    /// From now on no host gets in, and those that are in are sent away.
+    pub(super) fn begin_to_drain(&self, now: Instant) {
+        if self.draining_since.set(now).is_ok() && self.options.ana {
+            let controllers = self.controllers.lock();
+            controllers.by_cntlid.values().for_each(|controller| controller.events.ana_changed());
+        }
+    }
+
+    /// Since when it drains.
+    pub(super) fn draining_since(&self) -> Option<Instant> {
+        self.draining_since.get().copied()
+    }
+
+    /// Whether the controller's commands fail because its host knows what *inaccessible* means.
+    pub(super) fn is_inaccessible_to(&self, controller: &Controller) -> bool {
+        self.draining_since.get().is_some() && self.options.ana && controller.events.knows_ana()
+    }
+
+    /// Ends the controllers of a host; returns how many there were.
+    pub(super) fn disconnect(&self, hostnqn: &Nqn) -> usize {
+        let mut controllers = self.controllers.lock();
+        let its = |controller: &&Arc<Controller>| {
+            !controller.is_discovery && controller.hostnqn == *hostnqn
+        };
+        let its: Vec<_> = controllers.by_cntlid.values().filter(its).cloned().collect();
+        for controller in &its {
+            controller.end.because("the operator disconnects the host");
+            controllers.remove(controller);
+        }
+        its.len()
+    }
+
+    /// The controllers of hosts.
+    pub(super) fn connected(&self, now: Instant) -> Vec<ConnectedController> {
+        let controllers = self.controllers.lock();
+        let hosts = controllers.by_cntlid.values().filter(|controller| !controller.is_discovery);
+        let describe = |controller: &Arc<Controller>| ConnectedController {
+            cntlid: controller.cntlid,
+            host: controller.hostnqn.clone(),
+            peer: controller.from,
+            num_io_queues: controller.queues.lock().connected.len(),
+            is_secured: controller.is_secured,
+            connected_s: now.saturating_duration_since(controller.since).as_secs(),
+        };
+        hosts.map(describe).collect()
+    }
+
+    /// An NGUID for a namespace that has none: always the same for the same subsystem and NSID.
+    fn nguid_of(&self, nsid: u32) -> [u8; 16] {
+        let name = format!("{}/{nsid}", self.options.nqn);
+        xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
+    }
+
+    pub(super) fn allows(&self, host: &Nqn) -> bool {
+        let (options, keys, allowed) = (&self.options, self.keys.read(), self.allowed.read());
+        let is_open = allowed.is_empty() && keys.is_empty();
+        let any = is_open && self.is_local;
+        options.allow_any_host || any || allowed.contains(host) || keys.contains_key(host)
+    }
+
+    /// The keys of a host that must authenticate.
+    pub(super) fn keys_of(&self, host: &Nqn) -> Option<Arc<HostKeys>> {
+        self.keys.read().get(host).cloned()
+    }
+
+    /// Replaces the hosts that may connect without keys. What is connected stays.
+    pub(super) fn set_allowed(&self, hosts: Vec<Nqn>) {
+        *self.allowed.write() = hosts;
+        self.held.store(false, Ordering::Release);
+    }
+
+    /// Replaces the keys of all hosts. What is connected stays; the next Connect needs the new ones.
+    pub(super) fn set_keys(&self, keys: BTreeMap<Nqn, HostKeys>) {
+        *self.keys.write() = shared_keys(keys);
+        self.held.store(false, Ordering::Release);
+    }
+
+    /// Whether connections wait: see [`TargetOptions::hold`].
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Whether some host has a key of TLS.
+    pub(super) fn offers_tls(&self) -> bool {
+        let has_keys = self.keys.read().values().any(|keys| !keys.tls_keys.is_empty());
+        has_keys || !self.generated.is_empty()
+    }
+
+    /// What a host with these keys must prove.
+    pub(super) fn authentication_terms(
+        &self,
+        host: &Nqn,
+        keys: &HostKeys,
+        concatenation: Concatenation,
+    ) -> ControllerTerms {
+        ControllerTerms {
+            hostnqn: host.clone(),
+            subnqn: self.options.nqn.clone(),
+            secrets: keys.secrets.clone(),
+            ctrl_secret: keys.ctrl_secret.clone(),
+            hashes: self.options.dhchap_hashes.clone(),
+            groups: self.options.dhchap_groups.clone(),
+            concatenation,
+        }
+    }
+
+    pub(super) fn num_controllers(&self) -> usize {
+        self.controllers.lock().by_cntlid.len()
+    }
+
+    pub(super) fn cap(&self) -> Cap {
+        Cap::new(self.options.max_queue_entries, READY_TIMEOUT_MS)
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.start).as_millis() as u64
+    }
+
+    /// Executes a Connect and writes its outcome to the access log.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        sqe: &Sqe,
+        data: &ConnectData,
+        peer: SocketAddr,
+        secured_as: Option<&Names>,
+        now: Instant,
+    ) -> Result<Queue, Refusal> {
+        let result = self.admit(sqe, data, peer, secured_as, now);
+        match &result {
+            Ok(queue) => queue.log_connected(peer),
+            Err(refusal) => self.log_refused(refusal, data, peer, now),
+        }
+        result
+    }
+
+    fn log_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
+        let (hostnqn, why) = (data.hostnqn().ok(), &refusal.why);
+        let who = Who { peer: Some(peer), host: hostnqn.as_ref() };
+        let Some(kind) = refusal.kind else {
+            let host = hostnqn.as_ref().map(Nqn::as_str);
+            self.access.tell(who, None, AccessKind::Refused { why });
+            return tracing::info!(%peer, host, "refused: {why}");
+        };
+        Counters::add(&self.counters.refused, 1);
+        self.warnings.warn(now, kind, who, format_args!("{why}"));
+    }
+
+    fn admit(
+        self: &Arc<Self>,
+        sqe: &Sqe,
+        data: &ConnectData,
+        peer: SocketAddr,
+        secured_as: Option<&Names>,
+        now: Instant,
+    ) -> Result<Queue, Refusal> {
+        if sqe.connect_recfmt() != 0 {
+            return Err(Refusal::of(Status::CONNECT_INCOMPATIBLE_FORMAT, "unknown record format"));
+        }
+        let sqsize = sqe.connect_sqsize();
+        if sqsize == 0 || sqsize >= self.options.max_queue_entries {
+            let max = self.options.max_queue_entries;
+            let entries = u32::from(sqsize) + 1;
+            let why = format!(
+                "a queue of {entries} entries; allowed are 2 to {max} (--max-queue-entries)"
+            );
+            return Err(Refusal::command(SQSIZE_OFFSET, why));
+        }
+        let is_no_name = |offset| move |_| Refusal::data(offset, "a name that cannot be an NQN");
+        let hostnqn = data.hostnqn().map_err(is_no_name(ConnectData::HOSTNQN_OFFSET))?;
+        let subnqn = data.subnqn().map_err(is_no_name(ConnectData::SUBNQN_OFFSET))?;
+        let is_discovery = subnqn.as_str() == Nqn::DISCOVERY;
+        if !is_discovery && subnqn != self.options.nqn {
+            let why = format!("there is no subsystem {:?} here", subnqn.as_str());
+            return Err(Refusal::data(ConnectData::SUBNQN_OFFSET, why));
+        }
+        if self.draining_since.get().is_some() {
+            return Err(Refusal { kind: None, ..busy("the target drains before it stops") });
+        }
+        if !is_discovery && !self.allows(&hostnqn) {
+            let refusal =
+                Refusal::of(Status::CONNECT_INVALID_HOST, "the host is not on the allow-list");
+            return Err(Refusal { kind: Some(WarningKind::HostNotAllowed), ..refusal });
+        }
+        let keys = self.keys_of(&hostnqn).filter(|_| !is_discovery);
+        let qid = sqe.connect_qid();
+        // The admin queue on which a key is generated is plain.
+        let must_secure =
+            |keys: &HostKeys| !keys.tls_keys.is_empty() || keys.must_concat && qid != 0;
+        let must_secure = keys.as_deref().is_some_and(must_secure);
+        check_secured(secured_as, must_secure, &hostnqn, &subnqn)?;
+        let concatenation = match &keys {
+            Some(keys) if secured_as.is_none() && qid == 0 => keys.concatenation(),
+            _ => Concatenation::No,
+        };
+        let is_generated = secured_as.is_some_and(|names| names.parts.origin == Origin::Generated);
+        let controller = match qid {
+            0 => self.add_controller(sqe, data, hostnqn, is_discovery, (peer, secured_as), now)?,
+            qid => self.join_controller(qid, data, &hostnqn, is_discovery, secured_as.is_some())?,
+        };
+        Ok(Queue {
+            must_authenticate: keys.is_some_and(|keys| !keys.secrets.is_empty()) && !is_generated,
+            concatenation,
+            resets: controller.resets.load(Ordering::Relaxed),
+            controller,
+            qid: sqe.connect_qid(),
+            sqsize,
+            sq_flow_control: !sqe.connect_disables_sq_flow_control(),
+            subsystem: self.clone(),
+        })
+    }
+
+    fn add_controller(
+        &self,
+        sqe: &Sqe,
+        data: &ConnectData,
+        hostnqn: Nqn,
+        is_discovery: bool,
+        (from, secured_as): (SocketAddr, Option<&Names>),
+        now: Instant,
+    ) -> Result<Arc<Controller>, Refusal> {
+        if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
+            return Err(Refusal::data(
+                ConnectData::CNTLID_OFFSET,
+                "only dynamic controllers are supported",
+            ));
+        }
+        let generated = match secured_as {
+            Some(Names { parts, identity }) if parts.origin == Origin::Generated => {
+                let held = self.generated.hold(identity, now);
+                let why = "its generated TLS key is no longer valid";
+                Some(held.ok_or_else(|| Refusal::of(Status::CONNECT_INVALID_HOST, why))?)
+            }
+            _ => None,
+        };
+        let access = self.keys_of(&hostnqn).map(|keys| keys.access.clone()).unwrap_or_default();
+        let peer = Peer::from(from.ip());
+        let kato_ms = self.keep_alive_ms(sqe.connect_kato_ms(), is_discovery);
+        let mut controllers = self.controllers.lock();
+        while let Some(limit) = controllers.peer_limits(is_discovery).reached(peer) {
+            if !self.make_room(&mut controllers, limit, peer, is_discovery, now) {
+                drop(controllers);
+                return Err(self.limit_reached(limit, is_discovery));
+            }
+        }
+        let cntlid =
+            controllers.next_cntlid().ok_or_else(|| busy("no controller identifier is left"))?;
+        let controller = Arc::new(Controller {
+            cntlid,
+            from,
+            hostnqn,
+            hostid: data.hostid,
+            is_discovery,
+            is_secured: secured_as.is_some(),
+            _generated: generated,
+            access,
+            is_dead: AtomicBool::new(false),
+            cc: AtomicU32::new(0),
+            csts: AtomicU32::new(0),
+            resets: AtomicU32::new(0),
+            kato_ms: AtomicU32::new(kato_ms),
+            last_seen_ms: AtomicU64::new(self.millis(now)),
+            events: Events::default(),
+            since: now,
+            hides_unwritten: AtomicBool::new(false),
+            end: ControllerEnd::new(self.access.clone()),
+            queues: Mutex::default(),
+        });
+        controllers.by_cntlid.insert(cntlid, controller.clone());
+        controllers.peer_limits(is_discovery).add(peer);
+        Ok(controller)
+    }
+
+    /// The keep alive time-out granted to a controller that asked for `asked_ms`.
+    pub(super) fn keep_alive_ms(&self, asked_ms: u32, is_discovery: bool) -> u32 {
+        let max_ms = u32::try_from(self.options.max_keep_alive.as_millis()).unwrap_or(u32::MAX);
+        match asked_ms {
+            0 if is_discovery => DISCOVERY_KATO_MS.min(max_ms),
+            _ if is_discovery => asked_ms.min(max_ms),
+            // A host may do without keep alive: TCP detects its death, or it is evicted when a
+            // limit is reached.
+            _ => asked_ms,
+        }
+    }
+
+    /// Evicts one controller in favour of one from `peer`, if any may be evicted.
+    fn make_room(
+        &self,
+        controllers: &mut Controllers,
+        limit: Limit,
+        peer: Peer,
+        is_discovery: bool,
+        now: Instant,
+    ) -> bool {
+        let peer_with_most = controllers.peer_limits(is_discovery).peer_with_most(peer);
+        // How long a controller must have been silent before it may be evicted.
+        let min_silent_ms = match is_discovery {
+            true => DISCOVERY_EVICTABLE_MS,
+            false => u64::try_from(2 * self.options.max_keep_alive.as_millis()).unwrap_or(u64::MAX),
+        };
+        let now_ms = self.millis(now);
+        let silent_ms = |controller: &Controller| {
+            now_ms.saturating_sub(controller.last_seen_ms.load(Ordering::Relaxed))
+        };
+        let of_kind = |controller: &&Arc<Controller>| controller.is_discovery == is_discovery;
+        let may_go = |controller: &&Arc<Controller>| match limit {
+            Limit::Peer => controller.peer() == peer && silent_ms(controller) >= min_silent_ms,
+            Limit::All => {
+                silent_ms(controller) >= min_silent_ms || peer_with_most == Some(controller.peer())
+            }
+        };
+        let candidates = controllers.by_cntlid.values().filter(of_kind).filter(may_go);
+        let seen = |controller: &&Arc<Controller>| controller.last_seen_ms.load(Ordering::Relaxed);
+        let longest = candidates.min_by_key(seen).cloned();
+        let Some(controller) = longest else { return false };
+        controller.end.because("evicted in favour of another controller");
+        controllers.remove(&controller);
+        Counters::add(&self.counters.evicted, 1);
+        let who = Who { peer: Some(controller.from), host: Some(&controller.hostnqn) };
+        let silent_s = silent_ms(&controller) / 1000;
+        let why = format_args!("in favour of another controller, after {silent_s} s of silence");
+        self.warnings.warn(now, WarningKind::Evicted, who, why);
+        true
+    }
+
+    fn limit_reached(&self, limit: Limit, is_discovery: bool) -> Refusal {
+        let options = &self.options;
+        let (max, option) = match (limit, is_discovery) {
+            (Limit::All, false) => (options.max_controllers, ""),
+            (Limit::Peer, false) => (options.max_controllers_per_address, "-per-address"),
+            (Limit::All, true) => (options.max_discovery_controllers, ""),
+            (Limit::Peer, true) => (options.max_discovery_controllers_per_address, "-per-address"),
+        };
+        let kind = if is_discovery { "discovery-controllers" } else { "controllers" };
+        let whose = match limit {
+            Limit::All => "the limit of controllers is reached",
+            Limit::Peer => "its address has reached its limit",
+        };
+        busy(format!("{whose} (--max-{kind}{option} {max})"))
+    }
+
+    fn join_controller(
+        &self,
+        qid: u16,
+        data: &ConnectData,
+        hostnqn: &Nqn,
+        is_discovery: bool,
+        is_secured: bool,
+    ) -> Result<Arc<Controller>, Refusal> {
+        let controller = self.controllers.lock().by_cntlid.get(&data.cntlid.get()).cloned();
+        let controller = controller
+            .filter(|controller| controller.is_discovery == is_discovery)
+            .ok_or_else(|| {
+                Refusal::data(
+                    ConnectData::CNTLID_OFFSET,
+                    "the controller does not exist (any more)",
+                )
+            })?;
+        if controller.hostnqn != *hostnqn {
+            return Err(Refusal::data(
+                ConnectData::HOSTNQN_OFFSET,
+                "the controller belongs to another host",
+            ));
+        }
+        if controller.hostid != data.hostid {
+            return Err(Refusal::data(0, "the host identifier differs from the controller's"));
+        }
+        if is_discovery {
+            return Err(Refusal::command(QID_OFFSET, "the discovery service has no I/O queues"));
+        }
+        if controller.is_secured != is_secured {
+            let why = "an I/O queue is inside TLS if and only if the admin queue is";
+            return Err(Refusal::of(Status::CONNECT_INVALID_HOST, why));
+        }
+        if !controller.is_enabled() {
+            let why = "the controller is not enabled";
+            return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, why));
+        }
+        controller.add_queue(qid)?;
+        Ok(controller)
+    }
+
+    fn remove_controller(&self, controller: &Controller) {
+        self.controllers.lock().remove(controller);
+    }
+}
+
+impl Controllers {
+    fn peer_limits(&mut self, is_discovery: bool) -> &mut PeerLimits {
+        if is_discovery { &mut self.discovery_limits } else { &mut self.io_limits }
+    }
+
+    /// Removes a controller, unless it has been removed already.
+    fn remove(&mut self, controller: &Controller) {
+        if !controller.is_dead.swap(true, Ordering::Relaxed) {
+            self.by_cntlid.remove(&controller.cntlid);
+            self.peer_limits(controller.is_discovery).remove(controller.peer());
+        }
+    }
+
+    /// A free CNTLID, least recently used first.
+    fn next_cntlid(&mut self) -> Option<u16> {
+        if self.by_cntlid.len() >= usize::from(MAX_CNTLID) {
+            return None;
+        }
+        loop {
+            self.last_cntlid = self.last_cntlid % MAX_CNTLID + 1;
+            if !self.by_cntlid.contains_key(&self.last_cntlid) {
+                return Some(self.last_cntlid);
+            }
+        }
+    }
+}
+
+impl Controller {
+    fn peer(&self) -> Peer {
+        Peer::from(self.from.ip())
+    }
+
+    /// The host whose memory limit its queues count for. Anyone may connect to the discovery
+    /// service under any NQN, so all discovery controllers count as one host, apart from the
+    /// subsystem's hosts.
+    pub(super) fn accounted_to(&self) -> Nqn {
+        if self.is_discovery { Nqn::discovery() } else { self.hostnqn.clone() }
+    }
+
+    /// Whether reads of deallocated blocks must not fail with the status of their own.
+    pub(super) fn hides_unwritten(&self) -> bool {
+        self.hides_unwritten.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_enabled(&self) -> bool {
+        Csts(self.csts()).is_ready()
+    }
+
+    pub(super) fn cc(&self) -> u32 {
+        self.cc.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn csts(&self) -> u32 {
+        let csts = self.csts.load(Ordering::Relaxed);
+        let ready = Cc(self.cc()).is_enabled() && !Csts(csts).is_fatal();
+        csts | if ready { Csts::READY } else { 0 }
+    }
+
+    /// Property Set of CC: enables, disables or shuts down. An unsupported configuration sets
+    /// CSTS.CFS.
+    pub(super) fn set_cc(&self, value: u32) {
+        let before = Cc(self.cc.swap(value, Ordering::Relaxed));
+        let after = Cc(value);
+        let mut csts = self.csts.load(Ordering::Relaxed);
+        if before.is_enabled() && !after.is_enabled() {
+            csts = 0;
+            self.events.reset();
+            self.resets.fetch_add(1, Ordering::Relaxed);
+            *self.queues.lock() = Queues::default();
+        }
+        if !before.is_enabled() && after.is_enabled() && !self.can_enable(value) {
+            csts |= Csts::FATAL;
+        }
+        if after.wants_shutdown() {
+            csts |= Csts::SHUTDOWN_COMPLETE;
+        }
+        self.csts.store(csts, Ordering::Relaxed);
+    }
+
+    /// Supported: page size, arbitration and command set 0, queue entries of 64 and 16 bytes. A
+    /// discovery controller has no I/O queues and may leave the entry sizes 0.
+    fn can_enable(&self, cc: u32) -> bool {
+        let entries = cc >> 16 & 0xFF;
+        cc & CC_MPS_AMS_CSS == 0 && (entries == 0x46 || self.is_discovery)
+    }
+
+    /// Whether I/O queues of it are connected.
+    pub(super) fn has_io_queues(&self) -> bool {
+        !self.queues.lock().connected.is_empty()
+    }
+
+    /// Grants up to `max` I/O queues; refused once some are connected.
+    pub(super) fn grant_queues(&self, asked: u16, max: u16) -> Result<u16, Status> {
+        let mut queues = self.queues.lock();
+        if !queues.connected.is_empty() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR);
+        }
+        let granted = asked.min(max).max(1);
+        queues.granted = Some(granted);
+        Ok(granted)
+    }
+
+    pub(super) fn granted_queues(&self) -> u16 {
+        self.queues.lock().granted.unwrap_or(0)
+    }
+
+    fn add_queue(&self, qid: u16) -> Result<(), Refusal> {
+        let mut queues = self.queues.lock();
+        if qid > queues.granted.unwrap_or(0) {
+            return Err(Refusal::command(QID_OFFSET, "the queue identifier was not granted"));
+        }
+        if queues.connected.contains(&qid) {
+            return Err(Refusal::of(
+                Status::COMMAND_SEQUENCE_ERROR,
+                "the queue is connected already",
+            ));
+        }
+        queues.connected.push(qid);
+        Ok(())
+    }
+}
+
+impl Queue {
+    fn log_connected(&self, peer: SocketAddr) {
+        let (host, cntlid) = (self.controller.hostnqn.as_str(), self.controller.cntlid);
+        let discovery = self.controller.is_discovery;
+        match self.qid {
+            0 => {
+                tracing::info!(%peer, host, cntlid, discovery, "connected");
+                self.tell_connected(peer);
+            }
+            qid => tracing::debug!(%peer, host, cntlid, qid, "connected an I/O queue"),
+        }
+    }
+
+    fn tell_connected(&self, peer: SocketAddr) {
+        let controller = &self.controller;
+        let kind = AccessKind::Connected {
+            discovery: controller.is_discovery,
+            tls: controller.is_secured,
+            must_authenticate: self.must_authenticate,
+        };
+        let who = Who { peer: Some(peer), host: Some(&controller.hostnqn) };
+        self.subsystem.access.tell(who, Some(controller.cntlid), kind);
+    }
+
+    /// Its connection ends, which ends the controller if it is the admin queue.
+    pub(super) fn ends(&self, why: &dyn Display, traffic: &Traffic) {
+        self.controller.end.add(traffic);
+        if self.qid == 0 {
+            self.controller.end.because(why.to_string());
+        }
+    }
+
+    /// Whether the queue has lost its controller: the admin queue is gone, or the controller was
+    /// disabled.
+    pub(super) fn is_orphan(&self) -> bool {
+        let controller = &self.controller;
+        let is_reset = self.qid != 0 && controller.resets.load(Ordering::Relaxed) != self.resets;
+        is_reset || controller.is_dead.load(Ordering::Relaxed)
+    }
+
+    /// A whole PDU was received, or much of one, so the host is alive.
+    pub(super) fn seen(&self, now: Instant) {
+        self.controller.last_seen_ms.store(self.subsystem.millis(now), Ordering::Relaxed);
+    }
+
+    /// When the controller is given up unless something is received: twice its KATO, since a host
+    /// that sends every half KATO may be late on a busy machine.
+    pub(super) fn keep_alive_deadline(&self) -> Option<Instant> {
+        let kato_ms = u64::from(self.controller.kato_ms.load(Ordering::Relaxed));
+        let last_seen_ms = self.controller.last_seen_ms.load(Ordering::Relaxed);
+        (kato_ms > 0)
+            .then(|| self.subsystem.start + Duration::from_millis(last_seen_ms + 2 * kato_ms))
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let who = (&self.hostnqn, self.from);
+        self.end.tell(who, self.cntlid, self.is_discovery, self.since);
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.qid == 0 {
+            return self.subsystem.remove_controller(&self.controller);
+        }
+        if self.controller.resets.load(Ordering::Relaxed) == self.resets {
+            self.controller.queues.lock().connected.retain(|&qid| qid != self.qid);
+        }
+    }
+}
+
+impl Refusal {
+    fn command(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: false }, why)
+    }
+
+    fn data(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: true }, why)
+    }
+
+    fn invalid(parameter: InvalidParameter, why: impl Into<Cow<'static, str>>) -> Refusal {
+        let refusal = Refusal::of(Status::CONNECT_INVALID_PARAMETERS, why);
+        Refusal { dw0: parameter.to_wire(), ..refusal }
+    }
+
+    /// A permanent refusal: a retry would fail in the same way.
+    fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal { status: status.do_not_retry(), dw0: 0, kind: None, why: why.into() }
+    }
+}
+
+/// Refuses a host whose key of TLS belongs to other names, or that has one and does not use it.
+fn check_secured(
+    secured_as: Option<&Names>,
+    must_secure: bool,
+    hostnqn: &Nqn,
+    subnqn: &Nqn,
+) -> Result<(), Refusal> {
+    let why = match secured_as.map(|names| &names.parts) {
+        Some(names) if names.hostnqn != *hostnqn => "its TLS key is that of another host",
+        Some(names) if names.subnqn != *subnqn => "its TLS key is for another subsystem",
+        None if must_secure => "a host with a TLS key must use TLS",
+        _ => return Ok(()),
+    };
+    let refusal = Refusal::of(Status::CONNECT_INVALID_HOST, why);
+    Err(Refusal { kind: Some(WarningKind::NotAuthenticated), ..refusal })
+}
+
+fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
+    keys.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect()
+}
+
+/// A refusal because of a limit: a retry may succeed later.
+fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
+    let (status, kind) = (Status::CONNECT_CONTROLLER_BUSY, Some(WarningKind::NoController));
+    Refusal { status, dw0: 0, kind, why: why.into() }
+}
+
+/// MPS, AMS and CSS of CC.
+const CC_MPS_AMS_CSS: u32 = 0x3FF0;
+/// Offset of QID in Connect.
+const QID_OFFSET: u16 = 42;
+/// Offset of SQSIZE in Connect.
+const SQSIZE_OFFSET: u16 = 44;
+/// The highest controller identifier that the specification allows.
+const MAX_CNTLID: u16 = 0xFFEF;
+/// CAP.TO: the time a controller may take to become ready; ours is ready at once.
+const READY_TIMEOUT_MS: u32 = 5_000;
+/// Keep alive time-out of a discovery controller that asks for none.
+const DISCOVERY_KATO_MS: u32 = 60_000;
+/// Silence after which a discovery controller may be evicted: discovery takes milliseconds, and
+/// hosts that stay connected for its events reconnect.
+const DISCOVERY_EVICTABLE_MS: u64 = 1_000;
