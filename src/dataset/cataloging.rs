@@ -68,7 +68,7 @@ impl Image {
     ///
     /// # Errors
     /// Those of reading. `Corrupt`: there is no head where a chunk begins.
-    pub fn chunk_index(&self, known: Option<&Index>) -> Result<Index> {
+    pub(crate) fn chunk_index(&self, known: Option<&Index>) -> Result<Index> {
         let directory = self.directory();
         let known = known.filter(|known| known.image == directory.uuid().to_string());
         let mut readers: BTreeMap<u16, RangeReader> = BTreeMap::new();

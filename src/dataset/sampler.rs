@@ -156,7 +156,7 @@ impl Share {
     /// Batches of this rank from `at` to the end of its epoch.
     ///
     /// With a budget it draws all of the epoch when it is asked for it first, in some 100 ns a sample.
-    pub fn batches_after(&self, at: &State) -> u64 {
+    pub(crate) fn batches_after(&self, at: &State) -> u64 {
         let consumed = at.consumed;
         if let Some(budgeted) = &self.budgeted {
             // Lengths were all looked at when the loader was made, and no batch is left where none begins.
@@ -171,7 +171,7 @@ impl Share {
     }
 
     /// Whether this rank has a batch between `at` and the end of its epoch: without a count of them.
-    pub fn has_batch_after(&self, at: &State) -> bool {
+    pub(crate) fn has_batch_after(&self, at: &State) -> bool {
         match &self.budgeted {
             None => self.batches_after(at) > 0,
             Some(_) if self.shard.world_size == 1 => at.consumed < self.len,

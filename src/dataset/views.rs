@@ -129,7 +129,7 @@ impl Dataset {
     ///
     /// # Errors
     /// As [`Dataset::select`].
-    pub fn view_of(&self, text: &str, watch: &mut dyn Watch) -> Result<View> {
+    pub(crate) fn view_of(&self, text: &str, watch: &mut dyn Watch) -> Result<View> {
         let filter = Text::parse(text).and_then(|text| Filter::new(&text, self.directory()));
         let filter = filter.map_err(|problem| error_of(problem.into()))?;
         if filter.needs_names() {

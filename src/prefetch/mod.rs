@@ -95,7 +95,7 @@ pub(crate) use window::Window;
 
 /// The result of [`Prefetcher::next_within`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NextBatch {
+pub(crate) enum NextBatch {
     /// A batch has been delivered.
     Ready,
     /// No batch is ready yet.
@@ -362,7 +362,7 @@ impl Prefetcher {
     ///
     /// # Errors
     /// As [`Prefetcher::next`], without `TimedOut`.
-    pub fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
+    pub(crate) fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
         if let Some((kind, text)) = &self.failed {
             return Err(Error::new(*kind, text.clone()));
         }

@@ -148,7 +148,7 @@ impl Reader {
     ///
     /// # Errors
     /// `Interrupted`: `watch` interrupted it. `TimedOut`, `Stale`, `OutOfMemory`: the whole call failed.
-    pub fn read_ranges_watched(
+    pub(crate) fn read_ranges_watched(
         &mut self,
         ranges: &[SampleRange],
         out: &mut Ranges,

@@ -108,7 +108,7 @@ pub struct Timeline {
 
 impl Timeline {
     /// The most buckets.
-    pub const MAX_BUCKETS: usize = 1024;
+    pub(crate) const MAX_BUCKETS: usize = 1024;
 
     /// The most epochs that are kept apart; of more, the first ones and the last ones.
     pub const MAX_EPOCHS: usize = 200;
@@ -207,7 +207,7 @@ impl Timeline {
     }
 
     /// How many epochs are left out behind the first ones.
-    pub fn epochs_left_out(&self) -> u64 {
+    pub(crate) fn epochs_left_out(&self) -> u64 {
         self.epochs_left_out
     }
 

@@ -31,10 +31,10 @@ pub struct Summary {
 
 impl Histogram {
     /// The number of buckets.
-    pub const BUCKETS: usize = Histogram::OCTAVES * Histogram::PER_OCTAVE;
+    pub(crate) const BUCKETS: usize = Histogram::OCTAVES * Histogram::PER_OCTAVE;
 
     /// The number of octaves: the first is up to 1 µs, each later one is twice as long as the one before.
-    pub const OCTAVES: usize = 26;
+    pub(crate) const OCTAVES: usize = 26;
 
     /// Buckets of an octave.
     const PER_OCTAVE: usize = 8;

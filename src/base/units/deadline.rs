@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The moment `limit` after `now`. A limit above [`FOREVER`] counts as [`FOREVER`], since adding it could
-/// overflow the clock, which panics.
+/// The moment `limit` after `now`. A limit above a century counts as one, since adding it could overflow the clock,
+/// which panics.
 pub fn deadline(now: Instant, limit: Duration) -> Instant {
     now + limit.min(FOREVER)
 }

@@ -101,7 +101,7 @@ impl Directory {
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
-    pub fn rank_by_name(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
+    pub(crate) fn rank_by_name(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
         self.names()?.lower_bound(from, name)
     }
 
@@ -110,7 +110,7 @@ impl Directory {
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
-    pub fn at_rank_by_name(
+    pub(crate) fn at_rank_by_name(
         &self,
         rank: u64,
         name: &mut Vec<u8>,
@@ -129,7 +129,10 @@ impl Directory {
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
-    pub fn any_live_by_name(&self, ranks: std::ops::Range<u64>) -> Result<bool, FormatError> {
+    pub(crate) fn any_live_by_name(
+        &self,
+        ranks: std::ops::Range<u64>,
+    ) -> Result<bool, FormatError> {
         let names = self.names()?;
         Ok(self.any_live(ranks.start..ranks.end.min(names.num_samples()), names))
     }

@@ -499,7 +499,7 @@ impl Directory {
     }
 
     /// Whether the image says which objects of stores it was imported from.
-    pub fn has_origins(&self) -> bool {
+    pub(crate) fn has_origins(&self) -> bool {
         match self.origins.get() {
             Some(origins) => !origins.is_empty(),
             None => self

@@ -590,14 +590,14 @@ fn cost(column: &ColumnSpec, values: &RowValues<'_>, texts: &BTreeSet<String>) -
 /// The most typed columns of an image.
 pub const MAX_COLUMNS: usize = 32;
 /// The most bytes of the name of a typed column.
-pub const MAX_COLUMN_NAME_BYTES: usize = 64;
+pub(crate) const MAX_COLUMN_NAME_BYTES: usize = 64;
 /// The most bytes of the names of all typed columns. With [`MAX_TEXTS_BYTES`], a name and the names of the fields,
 /// a sample still fits into the header of the smallest chunk.
 pub const MAX_NAMES_BYTES: usize = 1 << 10;
 /// The most bytes of the texts of a sample in all its columns.
 pub const MAX_TEXTS_BYTES: usize = 2 << 10;
 /// The columns that every data set has.
-pub const BUILT_IN: [&str; 4] = ["id", "label", "len", "name"];
+pub(crate) const BUILT_IN: [&str; 4] = ["id", "label", "len", "name"];
 const NAN_BITS: i64 = 0x7ff8 << 48;
 const WHAT: &str = "typed columns of a chunk";
 

@@ -92,7 +92,7 @@ impl Fill {
     }
 
     /// Where a record of `len` bytes begins if it comes next, relative to the start of the data.
-    pub fn next_start(&self, len: u32) -> u64 {
+    pub(crate) fn next_start(&self, len: u32) -> u64 {
         self.layout.pack.next_start(self.end, len)
     }
 

@@ -150,13 +150,13 @@ impl ImageLayout {
     }
 
     /// The maximum header size of a chunk: a quarter of the chunk.
-    pub fn max_header_bytes(&self) -> u32 {
+    pub(crate) fn max_header_bytes(&self) -> u32 {
         self.chunk_size_bytes / 4
     }
 
     /// The maximum length of all names of a chunk together. Front coding makes them shorter on media; the
     /// limit bounds what a reader unpacks.
-    pub fn max_names_bytes(&self) -> u64 {
+    pub(crate) fn max_names_bytes(&self) -> u64 {
         match self.version {
             FormatVersion::V1 => u64::from(self.max_header_bytes()),
             FormatVersion::V2 => u64::from(self.chunk_size_bytes) * 4,
@@ -165,7 +165,7 @@ impl ImageLayout {
 }
 
 /// An error unless `bytes` is a valid chunk size.
-pub fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
+pub(crate) fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
         let (what, limit) = ("chunk size", u64::from(MIN_CHUNK_BYTES));
         return Err(FormatError::OutOfRange { what, value: u64::from(bytes), limit });
@@ -224,7 +224,7 @@ pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
 /// them give a chunk enough samples for a fair shuffle.
 pub const DEFAULT_CHUNK_BYTES: u32 = 4 << 20;
 /// The largest generation number of an image.
-pub const MAX_GENERATION: u64 = i64::MAX as u64;
+pub(crate) const MAX_GENERATION: u64 = i64::MAX as u64;
 /// Maximum samples of an image.
 pub const MAX_SAMPLES: u64 = 1 << 40;
 /// Maximum bytes of a sample.
@@ -234,7 +234,7 @@ pub const MAX_NAMESPACE_BYTES: u64 = i64::MAX as u64;
 /// Maximum bytes of a name.
 pub const MAX_NAME_BYTES: usize = 4096;
 /// Maximum samples of a chunk.
-pub const MAX_CHUNK_SAMPLES: u32 = 65_535;
+pub(crate) const MAX_CHUNK_SAMPLES: u32 = 65_535;
 
 #[cfg(test)]
 mod tests {

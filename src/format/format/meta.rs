@@ -40,7 +40,7 @@ pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
 }
 
 /// An error unless `name` is a valid sample name.
-pub fn check_name(name: &[u8]) -> Result<(), FormatError> {
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FormatError> {
     at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
     if name.contains(&0) {
         return Err(FormatError::OutOfRange { what: "byte of a name", value: 0, limit: 255 });

@@ -22,7 +22,7 @@ impl Pack {
     /// Where a sample of `len` bytes begins when the previous one ended at `at`, both relative to the start
     /// of the chunk's data, which is a multiple of 4,096.
     #[inline]
-    pub fn next_start(self, at: u64, len: u32) -> u64 {
+    pub(crate) fn next_start(self, at: u64, len: u32) -> u64 {
         match self {
             Pack::Tight => at,
             Pack::Paged => (at + BLOCK - 1) & !(BLOCK - 1),

@@ -89,7 +89,7 @@ const _: () = assert!(size_of::<RawSection>() == 32);
 pub mod kind {
     /// The typed columns, by id; `param` is bytes before their values. Absent when the image has none. Earlier
     /// releases ignore it. It lies first, since kinds ascend and what is read by id comes before the names.
-    pub const TYPED: u16 = 0;
+    pub(crate) const TYPED: u16 = 0;
     /// Parts, fields, class names and freed cells, in the encoding of the generation record.
     pub const FACTS: u16 = 1;
     /// The chunk table.
@@ -115,7 +115,7 @@ pub mod kind {
     /// The names, front-coded, by id.
     pub const NAMES: u16 = 12;
     /// Ids in the order of names; absent where that is the order of ids. `param` is bytes an id.
-    pub const NAME_ORDER: u16 = 13;
+    pub(crate) const NAME_ORDER: u16 = 13;
     /// The objects that the image was imported from: groups of [`crate::format::origins`]. Absent when it was imported
     /// from none. Earlier releases ignore it. It lies behind the names, since nothing but a listing of it needs it.
     pub const ORIGINS: u16 = 15;

@@ -97,7 +97,7 @@ impl Space {
     }
 
     /// Free cells of all namespaces together.
-    pub fn free_cells(&self) -> u64 {
+    pub(crate) fn free_cells(&self) -> u64 {
         let free = |cells: &Cells| cells.capacity.saturating_sub(cells.used_cells());
         self.namespaces.iter().map(free).fold(0, u64::saturating_add)
     }

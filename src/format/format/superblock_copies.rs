@@ -108,7 +108,7 @@ impl SuperblockCopies {
     }
 
     /// Why there is no valid copy: the error of a copy that has the magic, if there is one.
-    pub fn why_not(&self) -> Option<&FormatError> {
+    pub(crate) fn why_not(&self) -> Option<&FormatError> {
         let mut errors = self.copies.iter().filter_map(|copy| copy.as_ref().err());
         let of_an_image = errors.clone().find(|error| !is_no_superblock(error));
         of_an_image.or_else(|| errors.next())

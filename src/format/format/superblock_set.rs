@@ -28,7 +28,7 @@ impl SuperblockSet {
     }
 
     /// Whether the superblock of namespace 0 replaces this namespace's own, whose copy is bad.
-    pub fn stands_in(&self, namespace: u16) -> bool {
+    pub(crate) fn stands_in(&self, namespace: u16) -> bool {
         let offset_bytes = copy_offset(self.superblock().generation);
         let is_own = |copy: &BadCopy| copy.offset_bytes == offset_bytes;
         self.bad_copies.iter().any(|copy| copy.namespace == namespace && is_own(copy))

@@ -65,10 +65,10 @@ pub mod kind {
     /// LEB128. Absent if no sample has one.
     pub const LABELS: u64 = 4;
     /// One bit: purged, an empty place of its slot. Absent if none is.
-    pub const PURGED: u64 = 5;
+    pub(crate) const PURGED: u64 = 5;
     /// In the order in which the names lie, the u16 index of each sample in the chunk. Absent if that is the
     /// order of ids.
-    pub const NAME_ORDER: u64 = 6;
+    pub(crate) const NAME_ORDER: u64 = 6;
     /// The names, front-coded.
     pub const NAMES: u64 = 7;
     /// Columns of this kind and above may be ignored.
@@ -78,7 +78,7 @@ pub mod kind {
     /// the chunk. A reader ignores it if it has pieces of other lengths.
     pub const PIECES: u64 = MAY_BE_IGNORED;
     /// The typed columns of the user: see [`crate::format::columns`]. Absent if the image has none.
-    pub const TYPED: u64 = 65;
+    pub(crate) const TYPED: u64 = 65;
     /// The types of the fields: see [`crate::format::field_type`]. Absent if no field has one.
     pub const FIELD_TYPES: u64 = 66;
 }

@@ -17,7 +17,7 @@ impl Uuid {
 
     /// Seed of every hash for this image, so that names chosen to collide in one image do not collide in
     /// another.
-    pub fn hash_seed(&self) -> u64 {
+    pub(crate) fn hash_seed(&self) -> u64 {
         let (low, _) = self.0.split_first_chunk().expect("16 bytes begin with 8");
         u64::from_le_bytes(*low)
     }

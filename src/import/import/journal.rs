@@ -138,7 +138,7 @@ impl Journal {
     }
 
     /// Whether the same import wrote `other` on another namespace.
-    pub fn is_of_the_same_import(&self, other: &Journal) -> bool {
+    pub(crate) fn is_of_the_same_import(&self, other: &Journal) -> bool {
         Journal { namespace: other.namespace, ..*self } == *other
     }
 }

@@ -348,7 +348,7 @@ impl std::error::Error for BadEntries {}
 
 impl BadEntries {
     /// The error that lists them.
-    pub fn into_error(self) -> Error {
+    pub(crate) fn into_error(self) -> Error {
         let hint = self.way().unwrap_or("repair them, or leave them out with --on-error skip");
         let text = format!("{} entries of the source cannot be imported", self.0.len());
         Error::new(ErrorKind::BadSource, text).hint(hint).source(self)

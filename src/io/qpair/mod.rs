@@ -232,7 +232,7 @@ impl IoError {
 
     /// Whether the failure concerns only these blocks: a medium error, or bytes that arrived damaged.
     /// Otherwise the namespace as a whole is out of reach, or the request was wrong.
-    pub fn is_of_the_blocks(&self) -> bool {
+    pub(crate) fn is_of_the_blocks(&self) -> bool {
         match self {
             IoError::Short { .. } | IoError::DataDigest => true,
             IoError::Status(status) => {

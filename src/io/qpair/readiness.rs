@@ -119,7 +119,7 @@ impl Readiness {
     }
 
     /// Whether a queue pair is marked. Costs one load.
-    pub fn has_marks(&self) -> bool {
+    pub(crate) fn has_marks(&self) -> bool {
         self.set.bell.wake.has_marks()
     }
 
@@ -237,7 +237,7 @@ impl Waker {
 
 impl Registry {
     /// Whether both belong to the same poller.
-    pub fn is_of_poller_of(&self, other: &Registry) -> bool {
+    pub(crate) fn is_of_poller_of(&self, other: &Registry) -> bool {
         Arc::ptr_eq(&self.set, &other.set)
     }
 
@@ -342,7 +342,7 @@ impl<F: AsFd> Watched<F> {
     }
 
     /// Says whether room to write makes the descriptor ready.
-    pub fn set_writable(&mut self, writable: bool) {
+    pub(crate) fn set_writable(&mut self, writable: bool) {
         let Some(registration) = &mut self.registration else { return };
         if registration.writable == writable || !registration.set.is_ours() {
             return;
@@ -378,7 +378,7 @@ impl<F: AsFd> Watched<F> {
     }
 
     /// Removes the descriptor from the set.
-    pub fn deregister(&mut self) {
+    pub(crate) fn deregister(&mut self) {
         let Some(Registration { set, key, source, .. }) = self.registration.take() else { return };
         if !set.is_ours() {
             return; // the set is the parent's, which still uses it

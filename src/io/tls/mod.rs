@@ -77,7 +77,7 @@ pub enum TlsError {
 
 impl TlsError {
     /// Whether another identity of the same key may be tried: some peers know only version 0.
-    pub fn may_be_identity(&self) -> bool {
+    pub(crate) fn may_be_identity(&self) -> bool {
         matches!(self, TlsError::Alert { .. } | TlsError::Closed)
     }
 }

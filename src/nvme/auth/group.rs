@@ -31,7 +31,7 @@ impl Group {
     }
 
     /// The group with this identifier.
-    pub fn from_id(id: u8) -> Option<Group> {
+    pub(crate) fn from_id(id: u8) -> Option<Group> {
         Group::ALL.into_iter().find(|group| group.id() == id)
     }
 
@@ -46,7 +46,7 @@ impl Group {
 
     /// Whether `value` may be a public value of the other side: of the group's length, greater than
     /// 1 and less than p - 1. Any other value would make the shared secret predictable.
-    pub fn is_public_value(self, value: &[u8]) -> bool {
+    pub(crate) fn is_public_value(self, value: &[u8]) -> bool {
         // The prime is odd, so p - 1 is the prime with its last bit cleared.
         let Some(prime) = self.prime() else { return false };
         let last = value.len().wrapping_sub(1);

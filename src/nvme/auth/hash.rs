@@ -38,7 +38,7 @@ impl Hash {
     }
 
     /// The function with this identifier.
-    pub fn from_id(id: u8) -> Option<Hash> {
+    pub(crate) fn from_id(id: u8) -> Option<Hash> {
         Hash::ALL.into_iter().find(|hash| hash.id() == id)
     }
 

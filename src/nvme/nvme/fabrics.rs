@@ -322,11 +322,11 @@ const _: () = assert!(size_of::<DiscoveryRecord>() == 1024);
 
 impl DiscoveryRecord {
     /// `trtype` of TCP.
-    pub const TRTYPE_TCP: u8 = 3;
+    pub(crate) const TRTYPE_TCP: u8 = 3;
     /// `adrfam` of IPv4.
-    pub const ADRFAM_IPV4: u8 = 1;
+    pub(crate) const ADRFAM_IPV4: u8 = 1;
     /// `adrfam` of IPv6.
-    pub const ADRFAM_IPV6: u8 = 2;
+    pub(crate) const ADRFAM_IPV6: u8 = 2;
     /// `subtype` of a subsystem with namespaces.
     pub const SUBTYPE_NVM: u8 = 2;
     /// `subtype` of the discovery subsystem itself.

@@ -82,7 +82,7 @@ pub mod nvm {
     /// Read.
     pub const READ: u8 = 0x02;
     /// Write Zeroes.
-    pub const WRITE_ZEROES: u8 = 0x08;
+    pub(crate) const WRITE_ZEROES: u8 = 0x08;
 }
 
 /// Types of Fabrics commands (FCTYPE, byte 4), and their opcode.

@@ -126,7 +126,7 @@ impl Deframer {
     }
 
     /// Changes the limit of in-capsule data, for example once the queue identifier is known.
-    pub fn set_max_capsule_data(&mut self, max_capsule_data: u32) {
+    pub(crate) fn set_max_capsule_data(&mut self, max_capsule_data: u32) {
         self.max_capsule_data = max_capsule_data;
     }
 
@@ -149,7 +149,7 @@ impl Deframer {
     }
 
     /// Whether the next byte is the first of a PDU.
-    pub fn is_between_pdus(&self) -> bool {
+    pub(crate) fn is_between_pdus(&self) -> bool {
         self.stage == Stage::Common && self.have == 0
     }
 
@@ -164,7 +164,7 @@ impl Deframer {
     }
 
     /// The received bytes of the last header, to be quoted in a termination request.
-    pub fn last_header(&self) -> &[u8] {
+    pub(crate) fn last_header(&self) -> &[u8] {
         &self.header[..self.echo]
     }
 

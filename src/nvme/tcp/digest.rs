@@ -30,21 +30,21 @@ pub fn digest(bytes: &[u8]) -> [u8; 4] {
 
 /// A digest over bytes that arrive or leave in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RunningDigest(u32);
+pub(crate) struct RunningDigest(u32);
 
 impl RunningDigest {
     /// The digest of zero bytes.
-    pub fn new() -> RunningDigest {
+    pub(crate) fn new() -> RunningDigest {
         RunningDigest(0)
     }
 
     /// Adds the next bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0 = crc32c_append(self.0, bytes);
     }
 
     /// The digest of all bytes so far, as on the wire.
-    pub fn to_bytes(self) -> [u8; 4] {
+    pub(crate) fn to_bytes(self) -> [u8; 4] {
         self.0.to_le_bytes()
     }
 }

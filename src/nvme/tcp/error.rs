@@ -188,7 +188,7 @@ pub enum ProtocolError {
 impl ProtocolError {
     /// Fatal Error Status and Information of the termination request that reports this error.
     /// `None`: nothing is sent, for example in answer to a termination request.
-    pub fn fatal_status(&self) -> Option<(u16, u32)> {
+    pub(crate) fn fatal_status(&self) -> Option<(u16, u32)> {
         use ProtocolError::*;
         const C2H_TERM_REQ: u8 = PduType::C2HTermReq as u8;
         const H2C_TERM_REQ: u8 = PduType::H2CTermReq as u8;
@@ -220,14 +220,14 @@ impl ProtocolError {
 }
 
 /// Invalid PDU header field; the information is the offset of the field.
-pub const FES_INVALID_HEADER_FIELD: u16 = 1;
+pub(crate) const FES_INVALID_HEADER_FIELD: u16 = 1;
 /// PDU sequence error.
-pub const FES_SEQUENCE: u16 = 2;
+pub(crate) const FES_SEQUENCE: u16 = 2;
 /// Header digest error; the information is the digest received.
-pub const FES_HEADER_DIGEST: u16 = 3;
+pub(crate) const FES_HEADER_DIGEST: u16 = 3;
 /// Data transfer out of range.
-pub const FES_OUT_OF_RANGE: u16 = 4;
+pub(crate) const FES_OUT_OF_RANGE: u16 = 4;
 /// Data transfer limit or R2T limit exceeded.
-pub const FES_LIMIT_EXCEEDED: u16 = 5;
+pub(crate) const FES_LIMIT_EXCEEDED: u16 = 5;
 /// Unsupported parameter; the information is the offset of the field.
-pub const FES_UNSUPPORTED_PARAMETER: u16 = 6;
+pub(crate) const FES_UNSUPPORTED_PARAMETER: u16 = 6;

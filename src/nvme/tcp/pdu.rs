@@ -44,7 +44,7 @@ impl PduType {
     }
 
     /// Whether digests may follow: never on initialisation and termination PDUs.
-    pub fn may_have_digests(self) -> bool {
+    pub(crate) fn may_have_digests(self) -> bool {
         !matches!(
             self,
             PduType::IcReq | PduType::IcResp | PduType::H2CTermReq | PduType::C2HTermReq
@@ -52,13 +52,13 @@ impl PduType {
     }
 
     /// Whether the host sends it.
-    pub fn is_from_host(self) -> bool {
+    pub(crate) fn is_from_host(self) -> bool {
         self as u8 & 1 == 0
     }
 }
 
 /// Flag: a digest follows the header.
-pub const FLAG_HDGST: u8 = 1 << 0;
+pub(crate) const FLAG_HDGST: u8 = 1 << 0;
 /// Flag: a digest follows the data.
 pub const FLAG_DDGST: u8 = 1 << 1;
 /// Flag of data PDUs: the last one of this transfer.
@@ -353,7 +353,7 @@ pub fn put_term_req(out: &mut Vec<u8>, from_host: bool, fes: u16, fei: u32, offe
 }
 
 /// The longest termination request.
-pub const MAX_TERM_REQ_LEN: usize = 152;
+pub(crate) const MAX_TERM_REQ_LEN: usize = 152;
 
 /// The negotiated form of the PDUs that one side sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -366,12 +366,12 @@ pub struct Form {
 
 impl Form {
     /// Length of the header digest after a header of this type, in bytes.
-    pub fn header_digest_len(self, pdu_type: PduType) -> usize {
+    pub(crate) fn header_digest_len(self, pdu_type: PduType) -> usize {
         if self.digests.header && pdu_type.may_have_digests() { 4 } else { 0 }
     }
 
     /// Length of the data digest after `data_len` bytes of data.
-    pub fn data_digest_len(self, data_len: u32) -> usize {
+    pub(crate) fn data_digest_len(self, data_len: u32) -> usize {
         if self.digests.data && data_len > 0 { 4 } else { 0 }
     }
 

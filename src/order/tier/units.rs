@@ -254,7 +254,7 @@ impl Units {
     }
 
     /// Whether samples share units, so that a part of a unit may be kept.
-    pub fn has_small_samples(&self) -> bool {
+    pub(crate) fn has_small_samples(&self) -> bool {
         self.units.iter().any(|unit| !unit.is_one_sample)
     }
 
@@ -388,7 +388,7 @@ impl Units {
     }
 
     /// No unit.
-    pub const NO_UNIT: u32 = u32::MAX;
+    pub(crate) const NO_UNIT: u32 = u32::MAX;
 
     /// Hash of the division into units, which an index records.
     pub fn fingerprint(&self) -> u64 {

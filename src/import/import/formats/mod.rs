@@ -76,7 +76,7 @@ use dlfs_format::format::OriginsBuilder;
 use dlfs_places::{Client, Object};
 
 /// The objects that are imported, of which more are found while rows are read.
-pub type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
+pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
 /// addresses, and `origins` has them already. As many bytes are made of them as `expansion` allows. What

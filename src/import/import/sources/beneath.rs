@@ -49,7 +49,7 @@ impl Root {
     ///
     /// # Errors
     /// `Changed`: it is none of this folder's.
-    pub fn own_name<'n>(&self, name: &'n [u8]) -> Result<&'n [u8], BadReason> {
+    pub(crate) fn own_name<'n>(&self, name: &'n [u8]) -> Result<&'n [u8], BadReason> {
         name.get(self.front_len..).ok_or(BadReason::Changed)
     }
 
@@ -79,7 +79,7 @@ impl Root {
     ///
     /// # Errors
     /// `Special`: it is none. As [`stat`](Self::stat).
-    pub fn stat_file(&self, relative: &[u8]) -> Result<Stat, BadReason> {
+    pub(crate) fn stat_file(&self, relative: &[u8]) -> Result<Stat, BadReason> {
         let stat = self.stat(relative)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Ok(stat),
@@ -224,7 +224,7 @@ fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
 }
 
 /// What an entry is that is no sample.
-pub fn kind_name(kind: FileType) -> &'static str {
+pub(crate) fn kind_name(kind: FileType) -> &'static str {
     match kind {
         FileType::Directory => "folder",
         FileType::Fifo => "FIFO",

@@ -74,7 +74,7 @@ impl Compression {
     ///
     /// # Errors
     /// Out of memory for the decoder.
-    pub fn undo<'a>(
+    pub(crate) fn undo<'a>(
         self,
         from: impl Read + Send + 'a,
         expansion: &Expansion,
@@ -163,7 +163,7 @@ pub fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
 
 /// Reads a file at its own offset, so that the file's shared offset does not change.
 #[derive(Debug)]
-pub struct FileAt<'a> {
+pub(crate) struct FileAt<'a> {
     /// The file.
     pub file: &'a File,
     /// Offset of the next bytes.

@@ -88,7 +88,7 @@ impl Content {
     }
 
     /// Whether it holds samples that can be imported one by one, possibly after decompression.
-    pub fn is_shard(self) -> bool {
+    pub(crate) fn is_shard(self) -> bool {
         use Content::{Packed, Rows, Tar, TfRecord};
         matches!(self, Tar(_) | TfRecord(_) | Rows(_) | Packed(_))
     }
@@ -146,7 +146,7 @@ fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
 }
 
 /// Whether the name is that of a shard, regardless of the content.
-pub fn is_shard_name(name: &[u8]) -> bool {
+pub(crate) fn is_shard_name(name: &[u8]) -> bool {
     let name = base(name).to_ascii_lowercase();
     name == INDEX || named_kind(&name).is_some() || position(&name, b"-of-").is_some()
 }
@@ -157,7 +157,7 @@ fn is_arrow(name: &[u8]) -> bool {
 }
 
 /// The kind of the shards that have such a name, where it tells.
-pub fn named_kind(name: &[u8]) -> Option<SourceKind> {
+pub(crate) fn named_kind(name: &[u8]) -> Option<SourceKind> {
     let name = base(name).to_ascii_lowercase();
     match claim(&name).map(|claim| claim(None)) {
         Some(Content::TfRecord(_)) => Some(SourceKind::TfRecord),
@@ -169,7 +169,7 @@ pub fn named_kind(name: &[u8]) -> Option<SourceKind> {
 }
 
 /// Whether a file of this name accompanies shards: it describes, lists or signs them.
-pub fn is_side_file(name: &[u8]) -> bool {
+pub(crate) fn is_side_file(name: &[u8]) -> bool {
     let base = base(name).to_ascii_lowercase();
     let stem = base.split(|&byte| byte == b'.').next().unwrap_or(&base);
     let extension = base.iter().rposition(|&byte| byte == b'.').map(|dot| &base[dot + 1..]);
@@ -203,7 +203,7 @@ fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
 }
 
 /// Whether a file of this name is a note for people beside samples: README, LICENSE.txt.
-pub fn is_note(name: &[u8]) -> bool {
+pub(crate) fn is_note(name: &[u8]) -> bool {
     let base = base(name).to_ascii_lowercase();
     let mut parts = base.splitn(2, |&byte| byte == b'.');
     let is_side = parts.next().is_some_and(|stem| SIDE_STEMS.contains(&stem));
@@ -233,7 +233,7 @@ const TAR_ENDS: &[&[u8]] =
 const TFRECORD_ENDS: &[&[u8]] = &[b".tfrecord", b".tfrecords", b".tfrec"];
 const JSON_LINES_ENDS: &[&[u8]] = &[b".jsonl", b".ndjson", b".jsonlines"];
 /// U+FEFF, which some programs write before text.
-pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// How far the end of a first line is looked for.
 const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
 const SIDE_STEMS: &[&[u8]] = &[

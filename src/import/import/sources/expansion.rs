@@ -91,7 +91,7 @@ impl<R: Read> Read for Compressed<R> {
 
 /// Ends with an error where what is decompressed is too much.
 #[derive(Debug)]
-pub struct Decompressed<R>(pub R, pub Expansion);
+pub(crate) struct Decompressed<R>(pub R, pub Expansion);
 
 impl<R: Read> Read for Decompressed<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {

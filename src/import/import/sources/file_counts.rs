@@ -91,7 +91,7 @@ impl FileCounts {
     }
 
     /// Counts archives that follow the first one of the file `name`.
-    pub fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
+    pub(crate) fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
         let (what, example) = ("archive behind another".to_owned(), name.to_vec());
         self.append([FileCount { what, role: Role::Appended, files: archives, bytes, example }]);
     }
@@ -121,7 +121,7 @@ impl FileCounts {
     }
 
     /// The error for a source of this kind whose files give no sample.
-    pub fn of_no_sample(self, kind: SourceKind) -> Error {
+    pub(crate) fn of_no_sample(self, kind: SourceKind) -> Error {
         let error = Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}"));
         let is_hidden = |count: &FileCount| [HIDDEN, HIDDEN_FOLDER].contains(&&*count.what);
         match (self.is_empty(), self.0.iter().any(is_hidden)) {
@@ -134,7 +134,7 @@ impl FileCounts {
     }
 
     /// All of them.
-    pub fn into_counts(self) -> Vec<FileCount> {
+    pub(crate) fn into_counts(self) -> Vec<FileCount> {
         self.0
     }
 }
@@ -143,22 +143,22 @@ impl FileCounts {
 pub const HIDDEN: &str = "hidden file";
 
 /// The description of folders of such names.
-pub const HIDDEN_FOLDER: &str = "hidden folder";
+pub(crate) const HIDDEN_FOLDER: &str = "hidden folder";
 
 /// The description of archives that are members of an archive, and samples.
-pub const NESTED: &str = "archive within an archive";
+pub(crate) const NESTED: &str = "archive within an archive";
 
 /// The description of links out of the folder that is imported.
 pub const LINK_OUT: &str = "link out of the source";
 
 /// The description of members of archives whose name comes again later in the archive.
-pub const REPLACED: &str = "member that a later one replaces";
+pub(crate) const REPLACED: &str = "member that a later one replaces";
 
 /// The description of pipes.
-pub const PIPE: &str = "stream";
+pub(crate) const PIPE: &str = "stream";
 
 /// Sets the length of pipes, which is known at their end.
-pub fn set_piped_bytes(counts: &mut [FileCount], bytes: u64) {
+pub(crate) fn set_piped_bytes(counts: &mut [FileCount], bytes: u64) {
     let piped = counts.iter_mut().filter(|count| count.what == PIPE);
     piped.for_each(|count| count.bytes = bytes);
 }

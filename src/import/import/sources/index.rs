@@ -299,7 +299,7 @@ impl Index {
     }
 
     /// Total length of a row's payloads.
-    pub fn payload_bytes(&self, row: u64) -> u64 {
+    pub(crate) fn payload_bytes(&self, row: u64) -> u64 {
         self.payload_lens[self.payload_range(row)].iter().map(|&len| u64::from(len)).sum()
     }
 
@@ -403,7 +403,7 @@ impl Index {
     }
 
     /// Sets the label of the last row.
-    pub fn set_last_label(&mut self, label: i64) {
+    pub(crate) fn set_last_label(&mut self, label: i64) {
         let rows = self.names.len();
         assert!(rows > 0, "a label belongs to a row");
         self.labels.resize(rows, NO_LABEL);
@@ -411,13 +411,13 @@ impl Index {
     }
 
     /// Sets every row's label from its name and the classes.
-    pub fn label_by(&mut self, label: impl Fn(&[u8], &[Vec<u8>]) -> Option<i64>) {
+    pub(crate) fn label_by(&mut self, label: impl Fn(&[u8], &[Vec<u8>]) -> Option<i64>) {
         let labels = (0..self.len()).map(|row| label(self.name(row), &self.classes));
         self.labels = labels.map(|label| label.unwrap_or(NO_LABEL)).collect();
     }
 
     /// Gives row `to` the payload of row `from`, in a source with one payload per row.
-    pub fn copy_plain_payload(&mut self, from: u64, to: u64) {
+    pub(crate) fn copy_plain_payload(&mut self, from: u64, to: u64) {
         assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
         let (from, to) = (from as usize, to as usize);
         self.payload_lens[to] = self.payload_lens[from];
@@ -440,7 +440,7 @@ impl Index {
     }
 
     /// The number of the single field of a plain source.
-    pub fn only_field(&mut self) -> u16 {
+    pub(crate) fn only_field(&mut self) -> u16 {
         if self.fields.is_empty() {
             self.fields.push(Vec::new());
         }
@@ -509,7 +509,7 @@ impl Index {
     }
 
     /// The entry for a row that cannot be imported.
-    pub fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
+    pub(crate) fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
         let bad = BadEntry::new(self.name(row), reason);
         let payload = self.payload_range(row).next();
         let container =
@@ -522,7 +522,7 @@ impl Index {
     }
 
     /// Rows with a name that an earlier row has, sorted; each with the first row of that name.
-    pub fn rows_with_a_taken_name(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn rows_with_a_taken_name(&self) -> Vec<(u64, u64)> {
         let mut order = self.rows_with_the_hash_of_another();
         // Ties are broken by id, so that the first row with a name keeps it.
         order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));

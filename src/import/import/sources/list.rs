@@ -44,7 +44,7 @@ pub fn index(
 
 /// What a text file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TextKind {
+pub(crate) enum TextKind {
     /// A list: one of its first lines names a file.
     List,
     /// Text whose first lines name no files; holds the first line.
@@ -59,7 +59,7 @@ pub enum TextKind {
 ///
 /// # Errors
 /// Its folder does not open.
-pub fn classify(head: &[u8], path: &Path) -> Result<TextKind> {
+pub(crate) fn classify(head: &[u8], path: &Path) -> Result<TextKind> {
     let root = Root::open(folder_of(path), Links::Follow)?;
     let is_there = |line: &[u8]| {
         let name = clean_name(split(line).0);

@@ -119,7 +119,7 @@ impl Found {
     ///
     /// # Errors
     /// A path does not open. `InvalidArgument`: only some are streams.
-    pub fn is_streams(&self) -> Result<bool> {
+    pub(crate) fn is_streams(&self) -> Result<bool> {
         if self.kind == SourceKind::List {
             return Ok(false);
         }
@@ -163,7 +163,7 @@ impl Source {
     ///
     /// # Errors
     /// As [`open`](Self::open). `Interrupted`: it was asked to stop.
-    pub fn index_found(
+    pub(crate) fn index_found(
         mut found: Found,
         options: &SourceOptions,
         indexing: &mut Indexing<'_>,
@@ -315,7 +315,7 @@ impl Source {
     }
 
     /// Drops the rows `drop` (sorted), which became unreadable; ids are renumbered without gaps.
-    pub fn drop_rows(&mut self, drop: &[u64]) {
+    pub(crate) fn drop_rows(&mut self, drop: &[u64]) {
         self.index = self.index.without(drop);
     }
 

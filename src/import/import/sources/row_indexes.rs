@@ -11,7 +11,7 @@ use super::compression::FileAt;
 use super::kind::SourceKind;
 
 /// What both call their index.
-pub const INDEX: &[u8] = b"index.json";
+pub(crate) const INDEX: &[u8] = b"index.json";
 
 /// What is common to the indexes of both: the names of files beside them.
 #[derive(Debug, Deserialize)]
@@ -90,7 +90,7 @@ pub fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
 }
 
 /// How the report calls such indexes.
-pub const MERGED: &str = "index file of shards that another index has";
+pub(crate) const MERGED: &str = "index file of shards that another index has";
 
 /// The path of a file that an index names, which lies beneath the folder of the index.
 pub fn beside(index: &Path, name: &str) -> Option<PathBuf> {
@@ -100,4 +100,4 @@ pub fn beside(index: &Path, name: &str) -> Option<PathBuf> {
 }
 
 /// A data set has an index of a few MB for a million shards.
-pub const MAX_INDEX_BYTES: u64 = 1 << 30;
+pub(crate) const MAX_INDEX_BYTES: u64 = 1 << 30;

@@ -155,7 +155,7 @@ impl FieldBytes {
     }
 
     /// The memory, if it is its own.
-    pub fn into_own(self) -> Option<Vec<u8>> {
+    pub(crate) fn into_own(self) -> Option<Vec<u8>> {
         match self {
             FieldBytes::Own(bytes) => Some(bytes),
             FieldBytes::Shared(..) => None,

@@ -39,7 +39,7 @@ fn opened(path: &Path) -> Result<Option<(Arc<File>, Container)>, Errno> {
 
 /// Reads a shard sequentially.
 #[derive(Debug)]
-pub struct FrontToBack {
+pub(crate) struct FrontToBack {
     file: Arc<File>,
     len_bytes: u64,
     /// File offset of the next refill.
@@ -51,12 +51,12 @@ pub struct FrontToBack {
 
 impl FrontToBack {
     /// Starts at the first byte of `file`, which is `len_bytes` long.
-    pub fn new(file: Arc<File>, len_bytes: u64) -> FrontToBack {
+    pub(crate) fn new(file: Arc<File>, len_bytes: u64) -> FrontToBack {
         FrontToBack::within(file, 0..len_bytes)
     }
 
     /// Reads these bytes of `file`, whose end is that of the shard.
-    pub fn within(file: Arc<File>, bytes: std::ops::Range<u64>) -> FrontToBack {
+    pub(crate) fn within(file: Arc<File>, bytes: std::ops::Range<u64>) -> FrontToBack {
         let buffer = vec![0; BUFFER_BYTES];
         FrontToBack { file, len_bytes: bytes.end, next: bytes.start, buffer, ready: 0..0 }
     }
@@ -91,7 +91,7 @@ impl Input for FrontToBack {
 
 /// The open shards of one thread, limited in number.
 #[derive(Debug, Default)]
-pub struct OpenShards {
+pub(crate) struct OpenShards {
     open: Vec<(u32, Arc<File>)>,
     next_out: usize,
 }
@@ -101,7 +101,7 @@ impl OpenShards {
     ///
     /// # Errors
     /// `Changed`: the shard differs from what was indexed. `Unreadable`: it does not open or read.
-    pub fn read(
+    pub(crate) fn read(
         &mut self,
         number: u32,
         container: &Container,
@@ -117,7 +117,7 @@ impl OpenShards {
     ///
     /// # Errors
     /// As [`OpenShards::read`].
-    pub fn read_two(
+    pub(crate) fn read_two(
         &mut self,
         number: u32,
         container: &Container,
@@ -140,7 +140,7 @@ impl OpenShards {
     }
 
     /// Uses `file`, which has no name any more, as shard `number`.
-    pub fn keep(&mut self, number: u32, file: Arc<File>) {
+    pub(crate) fn keep(&mut self, number: u32, file: Arc<File>) {
         self.open.push((number, file));
     }
 

@@ -41,7 +41,7 @@ impl SparseMap {
     }
 
     /// Bytes that the archive does not hold.
-    pub fn hole_bytes(&self) -> u64 {
+    pub(crate) fn hole_bytes(&self) -> u64 {
         let stored =
             self.pieces.last().map_or(0, |last| u64::from(last.from) + u64::from(last.len));
         u64::from(self.len_bytes) - stored
@@ -103,7 +103,7 @@ impl SparseMap {
 
 /// What a member's map says, before it is checked.
 #[derive(Debug, Default)]
-pub struct MapBuilder {
+pub(crate) struct MapBuilder {
     pieces: Vec<(u64, u64)>,
     /// Why it is refused, if it is.
     refused: Option<&'static str>,
@@ -120,7 +120,7 @@ pub enum Mapped {
 
 impl MapBuilder {
     /// Adds a piece.
-    pub fn push(&mut self, at: u64, len: u64) {
+    pub(crate) fn push(&mut self, at: u64, len: u64) {
         match self.pieces.len() < MAX_PIECES {
             true => self.pieces.push((at, len)),
             false => self.refuse(ENDLESS),
@@ -128,22 +128,22 @@ impl MapBuilder {
     }
 
     /// Notes what is wrong with it; the first reason stays.
-    pub fn refuse(&mut self, why: &'static str) {
+    pub(crate) fn refuse(&mut self, why: &'static str) {
         self.refused.get_or_insert(why);
     }
 
     /// Its number of pieces.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pieces.len()
     }
 
     /// Whether it has no piece.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
     /// Whether it is refused already.
-    pub fn is_refused(&self) -> bool {
+    pub(crate) fn is_refused(&self) -> bool {
         self.refused.is_some()
     }
 
@@ -151,7 +151,12 @@ impl MapBuilder {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn finish(self, len_bytes: u64, start: u64, stored: u64) -> Result<Mapped, &'static str> {
+    pub(crate) fn finish(
+        self,
+        len_bytes: u64,
+        start: u64,
+        stored: u64,
+    ) -> Result<Mapped, &'static str> {
         if let Some(why) = self.refused {
             return Err(why);
         }
@@ -186,7 +191,7 @@ impl MapBuilder {
 
 /// The records `GNU.sparse.*` of an extended header.
 #[derive(Debug, Default)]
-pub struct PaxSparse {
+pub(crate) struct PaxSparse {
     version: [Option<u64>; 2],
     len_bytes: Option<u64>,
     num_pieces: Option<u64>,
@@ -197,7 +202,7 @@ pub struct PaxSparse {
 
 impl PaxSparse {
     /// Takes the record `GNU.sparse.` and `key`.
-    pub fn take(&mut self, key: &[u8], value: &[u8]) {
+    pub(crate) fn take(&mut self, key: &[u8], value: &[u8]) {
         let number = decimal(value);
         let once =
             |into: &mut Option<u64>| number.is_some() && std::mem::replace(into, number).is_none();
@@ -237,7 +242,7 @@ impl PaxSparse {
     ///
     /// # Errors
     /// Why the member is refused.
-    pub fn finish(mut self) -> Result<(u64, Option<MapBuilder>), &'static str> {
+    pub(crate) fn finish(mut self) -> Result<(u64, Option<MapBuilder>), &'static str> {
         let len_bytes = self.len_bytes.ok_or(BROKEN)?;
         match self.version {
             [Some(1), Some(0)] => {
@@ -263,7 +268,7 @@ impl PaxSparse {
 /// A map as text in front of the pieces: the number of these, and an offset and a length for each, each number in
 /// decimal and followed by the end of a line.
 #[derive(Debug, Default)]
-pub struct TextMap {
+pub(crate) struct TextMap {
     map: MapBuilder,
     digits: Vec<u8>,
     count: Option<u64>,
@@ -272,7 +277,7 @@ pub struct TextMap {
 
 impl TextMap {
     /// Takes the next bytes; returns whether more are needed. What follows the last number is padding.
-    pub fn take(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> bool {
         for &byte in bytes {
             if self.is_done() {
                 break;
@@ -302,7 +307,7 @@ impl TextMap {
     }
 
     /// The map; it is refused if it has not ended.
-    pub fn finish(mut self) -> MapBuilder {
+    pub(crate) fn finish(mut self) -> MapBuilder {
         if !self.is_done() {
             self.map.refuse(ENDS);
         }

@@ -34,7 +34,10 @@ pub fn is_stream(path: &Path) -> bool {
 /// # Errors
 /// It does not open. `BadSource`: it is a stream and there is no spool, or its compression is broken.
 /// `NoSpace`: the spool is full.
-pub fn open_or_spool(path: &Path, options: &SourceOptions) -> Result<(Arc<File>, Container, bool)> {
+pub(crate) fn open_or_spool(
+    path: &Path,
+    options: &SourceOptions,
+) -> Result<(Arc<File>, Container, bool)> {
     let name = |error: io::Error| Error::from(error).path(path);
     if !is_stream(path) {
         let (file, container) = shard::open(path)?;
@@ -80,7 +83,7 @@ pub fn open_or_spool(path: &Path, options: &SourceOptions) -> Result<(Arc<File>,
 ///
 /// # Errors
 /// It does not open.
-pub fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn Read + Send>> {
+pub(crate) fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn Read + Send>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let raw: Box<dyn Read + Send> = match path == Path::new("-") {
         true => {

@@ -106,7 +106,7 @@ impl Rows {
 
     /// Appends the members of one shard; if it is broken, the rest of it is one bad entry. Returns what
     /// follows the first archive in the file.
-    pub fn index_shard(
+    pub(crate) fn index_shard(
         &mut self,
         file: Arc<File>,
         container: u32,
@@ -177,7 +177,7 @@ impl Rows {
     }
 
     /// A group ends with its shard.
-    pub fn begin_shard(&mut self) {
+    pub(crate) fn begin_shard(&mut self) {
         self.open_key = None;
         self.pairs.iter_mut().for_each(Pairs::begin_shard);
     }
@@ -389,7 +389,7 @@ fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
 ///
 /// # Errors
 /// `Name`: there is no key before a dot, or no field after it.
-pub fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
+pub(crate) fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
     let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let dot = name[base..].iter().position(|&byte| byte == b'.').map(|dot| base + dot);
     match dot {
@@ -483,7 +483,7 @@ pub(super) fn undecided(shard: &Path, pair: &Pair) -> Error {
 }
 
 /// Two adjacent files with one key and two fields at the beginning of an archive: that of a WebDataset shard.
-pub fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
+pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
     let (mut members, mut pairs) = (Members::new(archive), Pairs::default());
     let mut files = 0;
     while files < MEMBERS_LOOKED_AT && pairs.found.is_none() {

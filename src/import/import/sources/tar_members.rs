@@ -101,7 +101,7 @@ pub struct Appended {
 
 /// Why the rest of an archive cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum TarError {
+pub(crate) enum TarError {
     /// The archive is broken.
     #[error("{0}")]
     Bad(BadReason),
@@ -157,12 +157,12 @@ impl<I: Input> Members<I> {
     }
 
     /// Where the current or last member begins.
-    pub fn member_at(&self) -> u64 {
+    pub(crate) fn member_at(&self) -> u64 {
         self.member_at
     }
 
     /// Where the next member begins.
-    pub fn next_at(&self) -> u64 {
+    pub(crate) fn next_at(&self) -> u64 {
         self.position + self.left
     }
 
@@ -186,7 +186,7 @@ impl<I: Input> Members<I> {
     ///
     /// # Errors
     /// The archive ends early or a header is broken: the rest cannot be read.
-    pub fn next_member(&mut self) -> Result<Option<Member>, TarError> {
+    pub(crate) fn next_member(&mut self) -> Result<Option<Member>, TarError> {
         let mut extended = Extended::default();
         self.pass_over_member()?;
         self.member_at = self.position;
@@ -236,7 +236,7 @@ impl<I: Input> Members<I> {
     ///
     /// # Errors
     /// The archive ends within the member, or the operating system reported an error.
-    pub fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
+    pub(crate) fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
         let Some((map, at)) = &self.expanding else { return self.read_stored(into) };
         let run = map.run(*at);
         let (Run::Hole(len) | Run::Stored(len, _)) = run;
@@ -256,7 +256,10 @@ impl<I: Input> Members<I> {
 
     /// The whole payload of the current member, of which nothing was read, if `lend` gives so many bytes that come next
     /// in the input; else it is to be read.
-    pub fn lend_payload<T>(&mut self, lend: impl FnOnce(&mut I, usize) -> Option<T>) -> Option<T> {
+    pub(crate) fn lend_payload<T>(
+        &mut self,
+        lend: impl FnOnce(&mut I, usize) -> Option<T>,
+    ) -> Option<T> {
         let len = usize::try_from(self.payload_left).ok().filter(|_| self.expanding.is_none())?;
         let payload = lend(&mut self.input, len)?;
         self.position += self.payload_left;
@@ -603,7 +606,7 @@ fn take_old_pieces(places: &[u8], map: &mut MapBuilder) {
 
 /// Whether a file that begins with these bytes is a tar archive: its header has a valid checksum or the
 /// magic.
-pub fn looks_like(head: &[u8]) -> bool {
+pub(crate) fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<BLOCK_BYTES>().is_some_and(|block| {
         block[257..262] == *b"ustar" || block[0] != 0 && check_sum(block).is_ok()
     })
@@ -650,7 +653,7 @@ fn until_nul(field: &[u8]) -> &[u8] {
 ///
 /// # Errors
 /// `Name`: it is empty, too long, or contains NUL or `..`.
-pub fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
+pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
     if name.contains(&0) {
         return Err(BadReason::Name("holds a NUL"));
     }

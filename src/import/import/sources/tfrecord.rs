@@ -20,7 +20,7 @@ use super::tar_members::Input;
 use dlfs_base::checksum::crc32c;
 
 /// Appends the records of one shard, named after `stem`; if it is broken, the rest of it is one bad entry.
-pub fn index_shard(
+pub(crate) fn index_shard(
     file: Arc<File>,
     stem: &[u8],
     container: u32,
@@ -69,17 +69,17 @@ pub fn index_shard(
 }
 
 /// Compares the CRC32C of a payload with the stored checksum after it.
-pub fn check_crc(crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
+pub(crate) fn check_crc(crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
     check("payload", crc, stored)
 }
 
 /// Whether a file that begins with these bytes is a TFRecord shard: the checksum of the length is valid.
-pub fn looks_like(head: &[u8]) -> bool {
+pub(crate) fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
 }
 
 /// Offset of a payload's stored checksum.
-pub fn crc_offset(payload: &Payload) -> u64 {
+pub(crate) fn crc_offset(payload: &Payload) -> u64 {
     payload.offset_or_stamp + u64::from(payload.len_bytes)
 }
 
@@ -150,7 +150,7 @@ pub(super) const HEADER_BYTES: usize = 12;
 const MAX_NUMBER_BYTES: usize = 21;
 
 /// Bytes of a stored checksum.
-pub const CRC_BYTES: usize = 4;
+pub(crate) const CRC_BYTES: usize = 4;
 
 #[cfg(test)]
 mod tests {

@@ -55,7 +55,7 @@ impl Tree {
     }
 
     /// Counts its files by sort, and reads some of each if `looks` is set.
-    pub fn survey(&self, looks: bool) -> Survey {
+    pub(crate) fn survey(&self, looks: bool) -> Survey {
         let mut counts: HashMap<Sort, Count> = HashMap::new();
         let mut survey = Survey::default();
         let (mut named, mut looked_at, mut unread) = (0, 0, 0);
@@ -161,7 +161,7 @@ impl Tree {
 
 /// The sorts of files in a tree, as far as they were examined.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Whether one of the files that were read is a shard.
     pub shards: bool,
     /// The format and a name, if all of them have unsupported formats.

@@ -51,7 +51,7 @@ impl AsMut<[u8]> for Attempt {
 
 impl Attempt {
     /// Its result is reported to nobody, so a failed flush must not count as a report of lost writes.
-    pub fn discard_result(&mut self) {
+    pub(crate) fn discard_result(&mut self) {
         self.covers = 0;
     }
 
@@ -161,7 +161,7 @@ impl Backlog {
     }
 
     /// The next I/O to issue in `session`. An I/O that exceeds the session's transfer limit is split first.
-    pub fn next_to_issue<P: Clone + fmt::Display, J>(
+    pub(crate) fn next_to_issue<P: Clone + fmt::Display, J>(
         &mut self,
         shared: &Shared<P, J>,
         session: &Session<P, J>,
@@ -254,7 +254,7 @@ impl Backlog {
     }
 
     /// Fails the waiting I/Os of `member`.
-    pub fn fail_those_of(&mut self, member: usize, reason: &str) {
+    pub(crate) fn fail_those_of(&mut self, member: usize, reason: &str) {
         let is_of = |attempt: &Attempt| attempt.member == member;
         let (ended, waiting): (VecDeque<Attempt>, VecDeque<Attempt>) =
             self.waiting.drain(..).partition(is_of);
@@ -344,17 +344,17 @@ impl Backlog {
     }
 
     /// The connection is down.
-    pub fn set_down(&mut self, now: Instant) {
+    pub(crate) fn set_down(&mut self, now: Instant) {
         self.down_since.get_or_insert(now);
     }
 
     /// Restarts in a child process.
-    pub fn reset_after_fork(&mut self, now: Instant) {
+    pub(crate) fn reset_after_fork(&mut self, now: Instant) {
         self.down_since = Some(now);
     }
 
     /// The last failure, if there was one.
-    pub fn last_failure(&self) -> Option<&Failure> {
+    pub(crate) fn last_failure(&self) -> Option<&Failure> {
         self.last_failure.as_ref()
     }
 
@@ -364,7 +364,7 @@ impl Backlog {
     }
 
     /// Moves the delayed I/Os whose time has come to those that wait to be issued.
-    pub fn wake_delayed(&mut self, now: Instant) {
+    pub(crate) fn wake_delayed(&mut self, now: Instant) {
         while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
             let (_, attempt) = self.delayed.pop_front().expect("just seen");
             self.waiting.push_back(attempt);
@@ -381,7 +381,7 @@ impl Backlog {
     }
 
     /// Fails all waiting I/Os.
-    pub fn fail_all(&mut self, reason: &str) {
+    pub(crate) fn fail_all(&mut self, reason: &str) {
         let delayed = self.delayed.drain(..).map(|(_, attempt)| attempt);
         let all: Vec<Attempt> = self.waiting.drain(..).chain(delayed).collect();
         for attempt in all {
@@ -395,12 +395,12 @@ impl Backlog {
     }
 
     /// The next stored completion.
-    pub fn pop_finished(&mut self) -> Option<Answer> {
+    pub(crate) fn pop_finished(&mut self) -> Option<Answer> {
         self.finished.pop_front()
     }
 
     /// `count` completions were handed out.
-    pub fn handed_out(&mut self, count: usize) {
+    pub(crate) fn handed_out(&mut self, count: usize) {
         self.owed -= count;
     }
 

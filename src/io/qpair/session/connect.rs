@@ -199,7 +199,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 
     /// Whether there are bytes to send, or TCP is not connected yet.
-    pub fn wants_writable(&self) -> bool {
+    pub(crate) fn wants_writable(&self) -> bool {
         self.is_opening() || self.wants_transmit()
     }
 

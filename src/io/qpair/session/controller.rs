@@ -68,7 +68,12 @@ impl Terms {
     }
 
     /// The parameters by which I/O queue `qid` connects to this admin queue's controller.
-    pub fn of_io_queue(&self, join_info: &JoinInfo, qid: u16, num_entries: u16) -> ConnectTerms {
+    pub(crate) fn of_io_queue(
+        &self,
+        join_info: &JoinInfo,
+        qid: u16,
+        num_entries: u16,
+    ) -> ConnectTerms {
         ConnectTerms {
             cntlid: join_info.cntlid,
             qid,
@@ -243,7 +248,7 @@ impl Controller {
     }
 
     /// Whether there are bytes to send, or TCP is not connected yet.
-    pub fn wants_writable(&self) -> bool {
+    pub(crate) fn wants_writable(&self) -> bool {
         self.channel.wants_writable()
     }
 
@@ -298,7 +303,7 @@ impl Controller {
     }
 
     /// The key of TLS that the authentication has generated: connect again with it.
-    pub fn take_generated(&mut self) -> Option<TlsPsk> {
+    pub(crate) fn take_generated(&mut self) -> Option<TlsPsk> {
         self.generated.take()
     }
 

@@ -23,7 +23,7 @@ impl Durability {
     }
 
     /// Starts a flush; returns the writes that it covers, for [`Durability::flushed`].
-    pub fn flush_begins(&self) -> u64 {
+    pub(crate) fn flush_begins(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
@@ -41,7 +41,7 @@ impl Durability {
     }
 
     /// The session was lost, and with it the writes that were not flushed.
-    pub fn session_lost(&self) {
+    pub(crate) fn session_lost(&self) {
         let written = self.written.load(Ordering::SeqCst);
         if self.settled.fetch_max(written, Ordering::Relaxed) < written {
             self.lost.store(true, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Durability {
     }
 
     /// Whether writes were lost with a session since the last time this was asked.
-    pub fn take_lost(&self) -> bool {
+    pub(crate) fn take_lost(&self) -> bool {
         self.lost.swap(false, Ordering::Relaxed)
     }
 }

@@ -44,7 +44,7 @@ impl Failure {
     }
 
     /// The library's error for `target`.
-    pub fn to_error(&self, target: &str) -> Error {
+    pub(crate) fn to_error(&self, target: &str) -> Error {
         let error = Error::new(self.kind, self.message.clone()).target(target);
         match self.hint {
             Some(hint) => error.hint(hint),

@@ -199,7 +199,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Whether all sessions so far had both digests, or TLS in their place.
-    pub fn was_always_digested(&self) -> bool {
+    pub(crate) fn was_always_digested(&self) -> bool {
         self.always_digested
     }
 
@@ -214,7 +214,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Portals that have failed since a session was last live, or that lead to other namespaces.
-    pub fn num_failed_paths(&self) -> u64 {
+    pub(crate) fn num_failed_paths(&self) -> u64 {
         self.failures.iter().flatten().count() as u64
     }
 
@@ -260,7 +260,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Returns a queue identifier of session `number`.
-    pub fn give_qid(&mut self, number: u64, qid: u16) {
+    pub(crate) fn give_qid(&mut self, number: u64, qid: u16) {
         if self.is_live(number) {
             self.free_qids.push_back(qid);
         }
@@ -306,7 +306,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// The controller is up and was identified; `namespaces` describes its namespaces to queue pairs.
-    pub fn handle_ready(
+    pub(crate) fn handle_ready(
         &mut self,
         now: Instant,
         join_info: J,
@@ -348,7 +348,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// Namespaces were identified again while the session is live. A namespace that has grown keeps its old
     /// size here; one that is another namespace, or has shrunk, ends the session.
-    pub fn handle_changed(&mut self, now: Instant, mut namespaces: Vec<Attached>) {
+    pub(crate) fn handle_changed(&mut self, now: Instant, mut namespaces: Vec<Attached>) {
         let (Stage::Live { .. }, Some(seen)) = (&self.stage, &self.identity) else { return };
         for (seen, now) in seen.iter().zip(&mut namespaces) {
             now.namespace.num_blocks = now.namespace.num_blocks.min(seen.namespace.num_blocks);

@@ -171,7 +171,7 @@ impl IoQueue {
     }
 
     /// How many sessions it has joined: with each one the namespaces' properties may change.
-    pub fn num_joins(&self) -> u64 {
+    pub(crate) fn num_joins(&self) -> u64 {
         self.num_joins
     }
 
@@ -219,7 +219,7 @@ impl IoQueue {
     }
 
     /// Whether to wait for room to send, besides data to receive.
-    pub fn wants_writable(&self) -> bool {
+    pub(crate) fn wants_writable(&self) -> bool {
         match &self.state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => {
                 channel.wants_writable()
@@ -352,7 +352,7 @@ impl IoQueue {
     }
 
     /// Restarts in a child process: the shared state belongs to the parent.
-    pub fn reset_after_fork(&mut self, now: Instant) {
+    pub(crate) fn reset_after_fork(&mut self, now: Instant) {
         self.backlog.reset_after_fork(now);
     }
 

@@ -156,7 +156,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     }
 
     /// Whether all sessions so far had both digests, or TLS in their place.
-    pub fn was_always_digested(&self) -> bool {
+    pub(crate) fn was_always_digested(&self) -> bool {
         !self.undigested.load(Ordering::Acquire)
     }
 
@@ -164,12 +164,12 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     ///
     /// # Panics
     /// The namespaces were never identified, or the index is out of range.
-    pub fn durability(&self, ns_index: usize) -> &Durability {
+    pub(crate) fn durability(&self, ns_index: usize) -> &Durability {
         &self.durability.get().expect("seen before any I/O")[ns_index]
     }
 
     /// The session to join, if one is live. `backlog` records why there is none.
-    pub fn session_state(&self, backlog: &mut Backlog) -> SessionState<P, J> {
+    pub(crate) fn session_state(&self, backlog: &mut Backlog) -> SessionState<P, J> {
         match self.phase() {
             Phase::Live(session) => SessionState::Live(session),
             Phase::Opening => SessionState::Pending,
@@ -200,7 +200,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     }
 
     /// Returns a queue identifier of session `number`.
-    pub fn give_qid(&self, number: u64, qid: u16) {
+    pub(crate) fn give_qid(&self, number: u64, qid: u16) {
         self.with(|lifecycle| lifecycle.give_qid(number, qid));
     }
 
@@ -210,7 +210,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     }
 
     /// Why session `number` is over; `None` while it is live.
-    pub fn why_over(&self, number: u64) -> Option<String> {
+    pub(crate) fn why_over(&self, number: u64) -> Option<String> {
         let reason = || match self.phase() {
             Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
             Phase::Opening | Phase::Live(_) => "the controller was replaced".to_owned(),
@@ -219,7 +219,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     }
 
     /// Ends session `number` because a queue pair found it broken: see [`Lifecycle::reset`].
-    pub fn request_reset(&self, number: u64, reason: Failure) {
+    pub(crate) fn request_reset(&self, number: u64, reason: Failure) {
         // In a child process the lock may be held for ever, and the session belongs to the parent.
         if self.is_ours() && self.with(|lifecycle| lifecycle.reset(number, reason)) {
             (self.wake)();

@@ -66,7 +66,7 @@ impl Transmit {
     }
 
     /// Queues what `write` appends: complete PDUs without payload.
-    pub fn put_headers(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn put_headers(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let before = self.headers.len();
         write(&mut self.headers);
         let added = self.headers.len() - before;

@@ -148,7 +148,7 @@ impl Budget {
     }
 
     /// The windows of an epoch of `len` positions.
-    pub fn num_windows(&self, len: u64) -> u64 {
+    pub(crate) fn num_windows(&self, len: u64) -> u64 {
         len.div_ceil(self.window.max(1).into())
     }
 
