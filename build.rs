@@ -32,7 +32,7 @@ fn commit_of_git() -> Option<String> {
     Some(commit)
 }
 
-/// What git says, where this folder is the top of its work tree: a package may lie in another's.
+/// The output of git, if this folder is the top of its work tree: a package may lie in another's.
 fn git(arguments: &[&str]) -> Option<String> {
     let ask = |arguments: &[&str]| {
         let done = Command::new("git").args(arguments).output().ok()?;
@@ -52,7 +52,7 @@ fn commit_of_package() -> Option<String> {
     rest.get(..12).filter(|commit| commit.bytes().all(|b| b.is_ascii_hexdigit())).map(str::to_owned)
 }
 
-/// Whether it is one line of printing characters.
+/// Returns whether the text is one line of printing characters.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| (0x20..0x7f).contains(&b))
 }

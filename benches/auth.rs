@@ -1,4 +1,4 @@
-//! What authentication costs, and whether its verdicts take a time that tells something.
+//! The cost of authentication, and a check that the time of a verdict reveals nothing.
 //!
 //! `cargo bench --bench auth`. *Constant time*: a controller judges responses that are wrong in their first byte and
 //! ones that are wrong in their last, in random turns; Welch's t of the two lists of times says whether they can be

@@ -1,4 +1,4 @@
-//! What counting costs a command: its place in the queue of tags, the time of its submission, and its latency.
+//! The cost of counting a command: its place in the queue of tags, the time of its submission, and its latency.
 //!
 //! `cargo bench --bench counting -- [COMMANDS]`, by default 20 million. Commands pass through a queue of 128, as
 //! those of an I/O queue do; a turn submits and completes 1, 8 or 32 of them and reads the clock once, as the

@@ -159,7 +159,7 @@ fn origin_bytes(name: &str, image: &str, tier: &str) {
     println!("| {name} | {} | {RANKS} | {each} | {all} |", kind_of(tier));
 }
 
-/// What a side prints of an epoch.
+/// A side's results of one epoch, as it prints them.
 struct Epoch {
     samples_per_s: f64,
     cpu_us: f64,

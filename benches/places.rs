@@ -152,7 +152,7 @@ fn beside_curl(server: &Server, bytes: u64, rounds: u64) {
     runs("an object in ranges of 8 MiB, one core: MB/s, beside curl --parallel", &ours, &theirs);
 }
 
-/// What reading or importing some bytes took.
+/// The speed and the processor time of reading or importing some bytes.
 struct Run {
     mb_s: f64,
     cpu_ms: f64,
@@ -219,8 +219,8 @@ fn beside_line(bytes: u64) {
     row("the same, 50 ms away on a line of 1 Gb/s: MB/s, beside the line", &mut ours, &mut line);
 }
 
-/// Of shards whose files are in memory, and of shards that are read from the disk: by the store, or by the import
-/// itself.
+/// Measures imports of shards that are in memory, and of shards that are on the disk: read by the store, or by the
+/// import itself.
 fn imports(folder: &Path, rounds: u64) {
     let local = std::path::absolute(folder.join("shards")).expect("a working folder");
     std::fs::create_dir(&local).expect("a new folder");

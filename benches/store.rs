@@ -1,4 +1,4 @@
-//! What the exchange of partial local shuffling costs an epoch: overlapped with its steps, and at its end.
+//! The time that the exchange of partial local shuffling costs an epoch: overlapped with its steps, and at its end.
 //!
 //! `cargo bench --bench store`. Ranks of this process keep their shares in memory and meet over loopback. A step of
 //! training is a sleep as long as the exchange of a step takes by itself, so that an exchange that overlaps has just

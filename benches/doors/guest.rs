@@ -17,7 +17,7 @@ use crate::report::{Rounds, compared, figure};
 use crate::support::Options;
 use crate::support::files::make_files;
 
-/// What is read in one way.
+/// One comparison: files of one size, read in one order from ext4 and from an image.
 struct Set {
     part: String,
     name: String,

@@ -1,4 +1,4 @@
-//! Where the data, the mounts and the programs under measurement are.
+//! Folders of data, mounts, and the programs under measurement.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,7 +71,7 @@ impl Mount {
         Some((Mount::by(command, places.folder(name)), program.to_owned()))
     }
 
-    /// What `command` mounts on the folder, which it takes as its last argument.
+    /// Mounts by running `command`, which takes the folder as its last argument.
     pub(crate) fn by(mut command: Command, folder: PathBuf) -> Mount {
         let began = Instant::now();
         let output = command.arg(&folder).output().expect("it runs");
@@ -98,13 +98,13 @@ fn is_mounted(folder: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(1) == folder.to_str())
 }
 
-/// Whether a program is in the `PATH`.
+/// Returns whether a program is in the `PATH`.
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).exists())
 }
 
-/// What cargo has built beside this bench.
+/// The path of a program or library that cargo has built beside this bench; exits if it is missing.
 pub(crate) fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("the path of this program");
     let found = own.ancestors().map(|folder| folder.join(name)).find(|path| path.is_file());

@@ -122,7 +122,7 @@ fn kept_in_tier(places: &Places, plain: &Path, len: u64) -> Mount {
     }
 }
 
-/// What each side did in each round but the first, which warms up.
+/// The results of each side in each round but the first, which warms up.
 #[derive(Default)]
 pub(crate) struct Sides(Vec<(&'static str, Rounds)>);
 

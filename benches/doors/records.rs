@@ -86,7 +86,7 @@ fn epochs(
 }
 
 const EPOCHS: u64 = 3;
-/// What the job's memory, and its tier, hold of the files.
+/// The part of the files that fits into the job's memory, and the part that fits into its tier.
 const MEMORY_PERCENT: u64 = 34;
 const TIER_PERCENT: u64 = 55;
 const PIECE_BYTES: u64 = 256 << 10;

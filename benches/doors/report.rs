@@ -1,6 +1,6 @@
 //! Medians of rounds, and lines of the table.
 
-/// What one side did in each round, in some unit of speed.
+/// The results of one side, one a round, in some unit of speed.
 pub(crate) struct Rounds(pub(crate) Vec<f64>);
 
 impl Rounds {

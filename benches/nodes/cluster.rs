@@ -54,11 +54,11 @@ impl Image {
 pub(crate) struct Setting {
     pub(crate) num: usize,
     pub(crate) order: &'static str,
-    /// Whether the nodes serve each other.
+    /// Set if the nodes serve each other.
     pub(crate) peers: bool,
     /// The quotas of all nodes together, of the data.
     pub(crate) quotas: f64,
-    /// Whether each sample's bytes are compared.
+    /// Set if each sample's bytes are compared.
     pub(crate) verify: bool,
     /// The window of each rank; 0: the loader's default.
     pub(crate) window_bytes: u64,
@@ -147,7 +147,7 @@ impl Cluster {
         self.ranks.iter_mut().flatten().for_each(|rank| rank.tell(line));
     }
 
-    /// What the ranks that live have read.
+    /// Collects the results of the ranks that live.
     pub(crate) fn end(&mut self) -> Vec<Read> {
         self.ranks.iter_mut().flatten().map(|rank| Read::parse(&rank.line())).collect()
     }

@@ -109,7 +109,7 @@ fn signal(side: &Side, signal: Signal) {
     kill_process(pid, signal).expect("a child of this process");
 }
 
-/// What the other nodes saw. A batch that failed ends its rank, and the bench with it.
+/// The results of the other nodes. A batch that fails ends its rank, and the bench with it.
 #[derive(Default)]
 struct Seen {
     longest_wait_s: f64,

@@ -94,7 +94,7 @@ fn read(python: &Path, loader: &str, bucket: &Path, quotas: f64, options: &Optio
             command.args(["netns", "exec", network.machine(rank + 1), "sh", "-c", private, "sh"]);
             command.env("TMPDIR", "/dev/shm").arg(python).arg(SCRIPT);
             command.env("PYTHONPATH", overlay(python, loader)).env("SHARDS", shards.to_string());
-            // What torchrun sets with one process a node, and what LitData wants beside that.
+            // The variables that torchrun sets with one process a node, and those that LitData wants beside them.
             command.envs([
                 ("LOCAL_RANK", "0"),
                 ("LOCAL_WORLD_SIZE", "1"),
@@ -161,7 +161,7 @@ impl Drop for Origin {
     }
 }
 
-/// What a loader has read, epoch by epoch.
+/// A loader's results, epoch by epoch.
 struct Found {
     loader: String,
     quotas: f64,

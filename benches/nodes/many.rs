@@ -52,7 +52,7 @@ pub(crate) fn compare(at: &Path, options: &Options) {
     println!("No column of a node grows faster than the number of nodes.");
 }
 
-/// What nodes of one process cost, each of them.
+/// The cost of each of the nodes that share one process.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     nodes: f64,
@@ -255,7 +255,7 @@ const CHUNK_BYTES: u32 = 256 << 10;
 const WINDOW_BYTES: usize = 4 << 20;
 /// The quotas of all nodes together, of the data.
 const QUOTAS: f64 = 1.3;
-/// What a connection may cost a node in memory: buffers, and the state of its protocol.
+/// The most memory that a connection may cost a node: buffers, and the state of its protocol.
 const SOCKET_BYTES: usize = 64 << 10;
 /// The directory, the index of a tier, stacks.
 const OTHER_BYTES: usize = 16 << 20;

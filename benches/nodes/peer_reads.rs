@@ -95,7 +95,7 @@ pub(crate) fn reader(options: &Options) {
     drop(lines.next());
 }
 
-/// Where reads of `len` bytes begin: pages of samples.
+/// The pages of samples at which reads of `len` bytes may begin.
 fn places(image: &Image, len: usize) -> Vec<Lba> {
     let directory = image.directory();
     let mut places = Vec::new();

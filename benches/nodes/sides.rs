@@ -35,7 +35,7 @@ pub(crate) fn origin(options: &Options) {
     }
 }
 
-/// What a rank says of the epochs that it has read, on one line.
+/// A rank's report on the epochs that it has read: one line.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Read {
     /// From the first batch to the end.
@@ -229,7 +229,7 @@ impl Steps {
     }
 }
 
-/// Whether `bytes` are those of file `number` of `make_files`.
+/// Returns whether `bytes` are those of file `number` of `make_files`.
 fn is_file(number: u64, bytes: &[u8]) -> bool {
     bytes.iter().zip(number..).all(|(&byte, at)| byte == (at ^ (at >> 7)) as u8)
 }

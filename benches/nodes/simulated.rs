@@ -63,7 +63,7 @@ pub(crate) fn compare(at: &Path, options: &Options, nodes: &[usize]) {
 
 /// The same machines and the same job for the simulator, from the options of this bench alone.
 fn config(image: &Image, options: &Options, setting: &Setting, epochs: u64) -> String {
-    // Of each frame of 1,514 bytes that the link counts, 1,448 are data.
+    // A frame counts 1,514 bytes on the link, and 1,448 of them are data.
     let origin = options.number("origin-mb") as f64 * 1448. / 1514.;
     let quota = image.live_bytes as f64 * setting.quotas / setting.num as f64 / 1e6;
     let window = setting.window_bytes as f64 / 1e6;
@@ -81,7 +81,7 @@ fn config(image: &Image, options: &Options, setting: &Setting, epochs: u64) -> S
     )
 }
 
-/// What a training from a cold start takes.
+/// The time and the bytes that a training from a cold start takes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Took {
     seconds: f64,
@@ -98,8 +98,8 @@ impl std::ops::Sub for Took {
 }
 
 impl Took {
-    /// Of nodes that have just joined, from the request of the first batch to the end of the slowest node; and
-    /// the longest first batch.
+    /// Measures nodes that have just joined, from the request of the first batch to the end of the slowest node;
+    /// returns the longest first batch, too.
     fn measured(cluster: &mut Cluster, epochs: u64, pace_mb_s: u64) -> (Took, f64) {
         let before = cluster.origin_bytes();
         let reads = cluster.read(0..epochs, pace_mb_s);
@@ -156,5 +156,5 @@ const SAMPLES: u64 = 2_400;
 const SAMPLE_BYTES: u64 = 28 << 12;
 /// The simulator's.
 const CHUNK_BYTES: u32 = 4 << 20;
-/// Of what limits nothing here.
+/// The rate of everything that limits nothing here, such as memory and network.
 const MEMORY_MB_S: &str = "5000.0";

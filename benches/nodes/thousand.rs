@@ -121,5 +121,5 @@ const BATCH: u32 = 32;
 /// ImageNet in chunks of 4 MiB.
 const CHUNKS: usize = 33_700;
 const CHUNK_BYTES: u64 = 4 << 20;
-/// Of times.
+/// The factor by which times may vary.
 const NOISE: f64 = 1.25;

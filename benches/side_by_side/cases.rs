@@ -30,7 +30,7 @@ pub(crate) enum How {
     OpensslSpeed,
 }
 
-/// What a case reads from.
+/// The source that a case reads from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum To {
     /// A file; no other process is involved.

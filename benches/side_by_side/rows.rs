@@ -69,7 +69,7 @@ impl Measure {
 }
 
 impl Bar {
-    /// Whether an estimate meets the bar: the interval reaches it, and the median is within 3 % of it.
+    /// Returns whether an estimate meets the bar: the interval reaches it, and the median is within 3 % of it.
     pub(crate) fn met(self, low: f64, median: f64, high: f64) -> Option<bool> {
         match self {
             Bar::AtLeast(bar) => Some(high >= bar && median >= 0.97 * bar),

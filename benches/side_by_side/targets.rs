@@ -84,7 +84,7 @@ fn serve(device: MemNamespace, options: &Options) {
     }
 }
 
-/// Who connects inside TLS, and its key, for TLS_AES_128_GCM_SHA256.
+/// The host that connects inside TLS, and its key, for TLS_AES_128_GCM_SHA256.
 pub(crate) fn tls() -> (Nqn, ConfiguredPsk) {
     let hostnqn = "nqn.2026-11.io.dlfs:side-by-side-host".parse().expect("a valid name");
     (hostnqn, ConfiguredPsk::generate(&[24; 64], Hash::Sha256))

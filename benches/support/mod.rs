@@ -53,7 +53,7 @@ impl Options {
         &self.0[name]
     }
 
-    /// Whether the flag `name` was given.
+    /// Returns whether the flag `name` was given.
     pub fn is_set(&self, name: &str) -> bool {
         self.text(name) == "yes"
     }

@@ -1,4 +1,4 @@
-//! What tiers are measured with: a folder of random files, and a copy of a device in memory.
+//! Inputs for measuring tiers: a folder of random files, and a copy of a device in memory.
 
 use std::path::Path;
 use std::sync::Arc;

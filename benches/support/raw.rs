@@ -19,7 +19,7 @@ pub struct Messages {
     pub len: usize,
     /// Outstanding messages, or messages per burst.
     pub depth: usize,
-    /// Whether each message needs a request.
+    /// Set if each message needs a request.
     pub ping_pong: bool,
     /// Length of the region that they are sent from.
     pub region_bytes: usize,
@@ -227,7 +227,7 @@ impl RandomOffsets {
     }
 }
 
-/// What dlfs uses for connections within one machine.
+/// The send buffer that dlfs uses for connections within one machine.
 const SEND_BUFFER_BYTES: usize = 512 << 10;
 /// The most messages of one receive without requests: more than a socket buffer holds.
 const MOST_MESSAGES: usize = 128;
