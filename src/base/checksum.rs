@@ -31,7 +31,7 @@ pub struct Combination([u32; 32]);
 impl Combination {
     /// For second parts of `len` bytes. Costs a millisecond.
     pub fn of(len: u64) -> Combination {
-        // What a first part contributes is linear: the sum of what its bits contribute.
+        // The contribution of a first part is linear: the sum of the contributions of its bits.
         Combination(std::array::from_fn(|bit| crc32c_combine(1 << bit, 0, len)))
     }
 

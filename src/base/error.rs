@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::units::{Lba, Nsid, SampleId};
 
-/// What a caller can act on.
+/// The kind of a failure, by which a caller decides what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -1,19 +1,19 @@
-//! What of a folder is a sample: which names are left out, and which links are followed. Pure.
+//! The choice of samples in a folder: names to leave out, and links to follow. Pure.
 
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind};
 
-/// Which entries of folders are samples, for an import and for reading a folder without one.
+/// Options for choosing the samples of a folder, for an import and for reading a folder without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FolderOptions {
-    /// Whether hidden files, and what file systems and tools leave behind, are samples. Archives and stores, too.
+    /// Takes hidden files, and what file systems and tools leave behind, as samples. Archives and stores, too.
     pub hidden: bool,
-    /// Which links are followed.
+    /// The links to follow.
     pub links: Links,
 }
 
-/// Which links of a folder are followed.
+/// The links of a folder that are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Links {
     /// All of them, as torchvision's ImageFolder does; but none that leads back to a folder around it.
@@ -41,7 +41,8 @@ impl FromStr for Links {
     }
 }
 
-/// Whether a name is hidden, or one that file systems and tools leave behind, or lies in a folder of such a name.
+/// Returns whether a name is hidden, or one that file systems and tools leave behind, or lies in a folder of such a
+/// name.
 pub fn is_dropping(name: &[u8]) -> bool {
     name.split(|&byte| byte == b'/').any(|part| {
         part.starts_with(b".") && part != b"." && part != b".."
@@ -53,7 +54,7 @@ pub fn is_dropping(name: &[u8]) -> bool {
 #[doc(hidden)]
 pub const MAX_LINKED_FOLDERS: usize = 8;
 
-/// Of Windows, of Synology's disks, and of zip archives of macOS.
+/// Names left behind by Windows, by Synology's disks, and in zip archives of macOS.
 const DROPPINGS: &[&[u8]] = &[b"Thumbs.db", b"desktop.ini", b"@eaDir", b"__MACOSX"];
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ impl Permutation {
         self.len
     }
 
-    /// Whether there is nothing to permute.
+    /// Returns whether there is nothing to permute.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -25,7 +25,7 @@ struct Registry {
     /// Weak, so that a copy of the list in a forked child keeps nothing. All can be upgraded: a registration
     /// leaves the list before it drops its source.
     sources: Vec<(u64, Weak<dyn Measured + Send + Sync>)>,
-    /// What sources counted that have ended.
+    /// The final counts of sources that have ended.
     ended: Snapshot,
 }
 

@@ -115,18 +115,17 @@ impl Allocation {
         Allocation(NonNull::from(header))
     }
 
-    /// Whether this is the only handle. If so, no other can appear, since handles are cloned from
-    /// handles.
+    /// Returns whether this is the only handle. If so, no other can appear, since handles are cloned from handles.
     pub(super) fn is_only_handle(&self) -> bool {
         self.header().handles.is_one()
     }
 
-    /// Whether the only handle may write the memory: not if somebody lends it.
+    /// Returns whether the only handle may write the memory: not if somebody lends it.
     pub(super) fn is_owned(&self) -> bool {
         !matches!(self.header().backing, Backing::Lent { .. })
     }
 
-    /// Whether the memory belongs to a device driver.
+    /// Returns whether the memory belongs to a device driver.
     pub(super) fn is_of_driver(&self) -> bool {
         match &self.header().backing {
             Backing::Pool { pool, .. } => {

@@ -22,8 +22,8 @@ impl Handles {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether there is one handle. If the caller holds it no other can appear, since handles are cloned from
-    /// handles.
+    /// Returns whether there is one handle. If the caller holds it, no other can appear, since handles are cloned
+    /// from handles.
     pub(super) fn is_one(&self) -> bool {
         // Acquire: accesses through dropped handles happen before accesses through this one.
         self.0.load(Ordering::Acquire) == 1

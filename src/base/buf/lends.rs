@@ -1,4 +1,4 @@
-//! Which pages of shared memory are lent, or may be.
+//! The pages of shared memory that are lent, or may be.
 //!
 //! A page is *frozen* once it has its bytes: then it may be lent, and is not written. Thawing a page ends that.
 //! It may be written again when all lends from before have ended, which nobody waits for: the writer asks again.
@@ -134,12 +134,12 @@ impl State {
         self.ended.retain(|(_, allocation)| !allocation.is_only_handle());
     }
 
-    /// Whether none of these pages, which are not frozen, is still lent.
+    /// Returns whether none of these pages, which are not frozen, is still lent.
     fn may_write(&mut self, pages: Range<usize>) -> bool {
         if self.thawing.range(pages.clone()).next().is_none() {
             return true;
         }
-        // What a thaw ended may have lent pages of all later ones.
+        // An allocation that a thaw ended may have lent pages of all later thaws.
         self.ended.retain(|(_, allocation)| !allocation.is_only_handle());
         match self.ended.iter().map(|(thaw, _)| *thaw).min() {
             None => self.thawing.clear(),

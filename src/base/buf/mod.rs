@@ -169,7 +169,7 @@ impl IoBuf {
         }
     }
 
-    /// Whether it is memory of a device driver, for DMA: see [`PageSource`].
+    /// Returns whether this is memory of a device driver, for DMA: see [`PageSource`].
     pub fn is_of_driver(&self) -> bool {
         self.allocation.as_ref().is_some_and(Allocation::is_of_driver)
     }

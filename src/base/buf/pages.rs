@@ -39,7 +39,7 @@ pub unsafe trait PageSource: Sync {
     /// `start` came from [`PageSource::allocate`], is freed once, and nobody uses it any more.
     unsafe fn free(&self, start: NonNull<u8>);
 
-    /// Whether the memory belongs to the parent process, so that this process must not write to it.
+    /// Returns whether the memory belongs to the parent process, so that this process must not write to it.
     fn is_foreign(&self) -> bool;
 }
 
@@ -141,7 +141,7 @@ impl Mapping {
         self.pages
     }
 
-    /// Whether the memory belongs to the parent process.
+    /// Returns whether the memory belongs to the parent process.
     pub(super) fn is_foreign(&self) -> bool {
         self.source.is_some_and(|source| source.is_foreign())
     }
@@ -198,7 +198,7 @@ fn map(len: usize, flags: MapFlags) -> rustix::io::Result<NonNull<c_void>> {
     NonNull::new(start).ok_or(rustix::io::Errno::NOMEM)
 }
 
-/// Whether `madvise` can enable huge pages: an administrator may have disabled them.
+/// Returns whether `madvise` can enable huge pages: an administrator may have disabled them.
 fn transparent_is_allowed() -> bool {
     static ALLOWED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *ALLOWED.get_or_init(|| {

@@ -12,7 +12,7 @@ use super::spares::Spares;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::ALIGN_BYTES;
 
-/// Whether a pool uses huge pages.
+/// A pool's use of huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
     /// Reserved huge pages, else transparent ones, else 4 KiB pages.
@@ -29,7 +29,7 @@ pub struct PoolOptions {
     pub bytes: usize,
     /// Length of a slot: a multiple of 4,096. Allocations are rounded up to whole slots.
     pub slot_len_bytes: usize,
-    /// Whether to use huge pages.
+    /// Its use of huge pages.
     pub huge_pages: HugePages,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Inner {
     slots: Slots,
     slot_len_bytes: usize,
     mapping: Mapping,
-    /// What buffers outside it have used.
+    /// Memory that buffers outside the pool have used, for the next ones.
     spares: Arc<Spares>,
 }
 
@@ -190,13 +190,13 @@ impl Pool {
         self.0.mapping.pages()
     }
 
-    /// Whether pages are allocated when they are first touched, not with the pool.
+    /// Returns whether pages are allocated when they are first touched, not with the pool.
     #[doc(hidden)]
     pub fn pages_come_later(&self) -> bool {
         matches!(self.pages(), Pages::Transparent | Pages::Base)
     }
 
-    /// Whether the pool uses huge pages, reserved or transparent.
+    /// Returns whether the pool uses huge pages, reserved or transparent.
     pub fn is_huge(&self) -> bool {
         self.pages() != Pages::Base
     }

@@ -21,7 +21,7 @@ pub struct SealedBytes {
     file: OwnedFd,
 }
 
-/// Where another process finds [`SealedBytes`].
+/// The location at which another process finds [`SealedBytes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedLocation {
     /// A process that has them open.
@@ -80,7 +80,7 @@ impl SealedBytes {
         Ok(SealedBytes { start, len, file })
     }
 
-    /// Where another process finds them, as long as the calling process has them.
+    /// The location at which another process finds them, as long as the calling process has them.
     ///
     /// # Errors
     /// Those of the operating system.

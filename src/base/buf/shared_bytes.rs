@@ -33,7 +33,7 @@ pub struct SharedBytes {
     map: Arc<Map>,
     len: usize,
     file: OwnedFd,
-    /// What is lent; `None` where another process writes.
+    /// The lends of its pages; `None` where another process writes.
     lends: Option<Lends>,
 }
 

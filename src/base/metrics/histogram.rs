@@ -12,7 +12,7 @@ pub struct Histogram {
     sum_ns: u64,
 }
 
-/// What a histogram says in a few numbers. Times are in microseconds; 0 if nothing was counted.
+/// A histogram in a few numbers. Times are in microseconds; 0 if nothing was counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Summary {
     /// How many durations were counted.

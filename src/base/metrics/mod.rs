@@ -38,7 +38,7 @@ pub struct Metric {
 pub enum Kind {
     /// Only grows, from 0 at the start of the process.
     Counter,
-    /// What is the case now.
+    /// The current value, which may rise and fall.
     Gauge,
     /// Durations, counted by buckets.
     Histogram,
@@ -78,7 +78,7 @@ impl Metric {
         self.labels
     }
 
-    /// What it means, as a sentence.
+    /// The meaning, as a sentence.
     pub fn help(&self) -> &'static str {
         self.help
     }
@@ -175,7 +175,7 @@ impl Snapshot {
         }
     }
 
-    /// What remains of something that has ended: its counters and histograms. Its gauges are gone.
+    /// The counters and histograms that remain of something that has ended. Its gauges are gone.
     #[must_use]
     pub fn ended(mut self) -> Snapshot {
         self.families

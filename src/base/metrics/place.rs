@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-/// Where bytes came from.
+/// The place that bytes came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The data set itself: a target, a drive, files or an object store.
@@ -60,7 +60,7 @@ impl PlaceBytes {
         Place::ALL.into_iter().zip(self.0)
     }
 
-    /// What was added since `earlier`, an earlier value of the same sums.
+    /// The bytes that were added since `earlier`, an earlier value of the same sums.
     #[must_use]
     pub fn since(mut self, earlier: &PlaceBytes) -> PlaceBytes {
         for (sum, before) in self.0.iter_mut().zip(&earlier.0) {

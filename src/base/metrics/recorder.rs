@@ -31,7 +31,7 @@ impl Recorder {
         add(&self.sum_ns, duration_ns);
     }
 
-    /// What was recorded so far.
+    /// The durations recorded so far.
     pub fn read(&self) -> Histogram {
         let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
         Histogram::from_parts(self.counts.each_ref().map(load), load(&self.sum_ns))

@@ -84,7 +84,7 @@ impl<T> Forked<T> {
         here.value.as_mut()
     }
 
-    /// Whether the calling process has a value.
+    /// Returns whether the calling process has a value.
     pub fn is_ours(&self) -> bool {
         self.get().is_some()
     }

@@ -14,7 +14,7 @@ pub fn mark_ours(fd: &impl AsRawFd) {
     unsafe { libc::fcntl(fd.as_raw_fd(), SET_SIGNAL, MARK) };
 }
 
-/// Whether the descriptor is open and marked. Leaves `errno` undefined.
+/// Returns whether the descriptor is open and marked. Leaves `errno` undefined.
 pub fn is_ours(fd: RawFd) -> bool {
     // SAFETY: as above; a number that is not open is refused.
     unsafe { libc::syscall(libc::SYS_fcntl, fd, GET_SIGNAL) == libc::c_long::from(MARK) }
