@@ -1,4 +1,4 @@
-//! Which pages are kept: reserves room for what is read, and claims it.
+//! Admission of pages to the tiers: reserves room for what is read, and claims it.
 //!
 //! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all, so the
 //! first read of a part of it reserves the rest, which the copier fetches. A clairvoyant plan reserves all that it
@@ -17,8 +17,8 @@ use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, P
 pub(super) type Claim = (u32, PageSet);
 
 impl Shared {
-    /// Of `pages`, which somebody is about to read from the origin, those that a tier keeps. The owner
-    /// reserves room for them.
+    /// Returns those of `pages` that a tier keeps, and for which the owner reserves room. Somebody is about to read
+    /// `pages` from the origin.
     pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
         if self.is_avoided(unit) {
             return PageSet::NONE;
@@ -64,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Whether the copier fetches all reserved pages of the unit, not only those that somebody reads.
+    /// Returns whether the copier fetches all reserved pages of the unit, not only those that somebody reads.
     pub(super) fn is_filled_behind(&self, unit: u32) -> bool {
         self.units.get(unit).is_one_sample() || self.ledger.lock().policy() == Policy::Clairvoyant
     }

@@ -20,13 +20,13 @@ pub struct Environment {
     /// The most that the copier reads from the origin, as a size per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bandwidth: Option<String>,
-    /// Whether admission ends for good when a sample first fits nowhere, as in Monarch.
+    /// Ends admission for good when a sample first fits nowhere, as in Monarch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop_at_first_failure: bool,
     /// Aggregate read rate of the origin by clients; empty if it was not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origin: Vec<Point>,
-    /// What a client of that table is: `threads`, or `processes`, however many threads those have.
+    /// The clients of that table: `threads`, or `processes`, however many threads those have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_by: Option<String>,
     /// The most that one process gets from the origin, in 10^6 bytes per second.
@@ -61,7 +61,7 @@ pub struct TierTable {
     pub path: Option<String>,
     /// Quota, as a size: `20G`.
     pub capacity: String,
-    /// Whether existing data at `path` may be destroyed.
+    /// Allows the tier to destroy existing data at `path`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overwrite: bool,
     /// Threads that read from it and fetch into it, each of up to 1 MiB at a time.

@@ -51,9 +51,9 @@ pub(super) enum Job {
     Plan { wanted: Vec<u32>, evicted: Vec<(u32, PageSet)> },
     /// Dropped when all that came before is written, and the indices list it.
     Flush(Sender<Infallible>),
-    /// What this process plans to keep. Only for a [`Link`](super::share::Link).
+    /// This process's plan of what to keep. Only for a [`Link`](super::share::Link).
     Merge(Arc<TierPlan>),
-    /// What this process holds for other nodes. Only for a [`Link`](super::share::Link).
+    /// The chunks that this process holds for other nodes. Only for a [`Link`](super::share::Link).
     Hold(Held),
     /// The last message. Only for a [`Link`](super::share::Link).
     Stop,
@@ -80,7 +80,7 @@ pub(super) struct Copier {
     checks: Checks,
     /// Pages to evict as soon as the copies of their units are verified.
     leaving: HashMap<u32, PageSet>,
-    /// What nobody may write to yet.
+    /// Pages and room that nobody may write to yet.
     lent: Lent,
     /// Units to fetch while no reader waits for the origin: those of a plan, and the rest of begun chunks.
     planned: VecDeque<u32>,
@@ -90,7 +90,7 @@ pub(super) struct Copier {
     /// Units whose entry in the index is being recomputed, with the number of the last attempt.
     summing: HashMap<u32, u64>,
     last_sum: u64,
-    /// Who waits until all is written.
+    /// Callers that wait until all is written.
     flushing: Vec<Sender<Infallible>>,
     bandwidth: Option<u64>,
     /// When the bandwidth limit allows the next fetch.
@@ -113,7 +113,7 @@ struct Filling {
     fetching: PageSet,
     /// Failed fetches of it.
     failures: u32,
-    /// Whether the plan fetches it ahead: then no reader's part of it is waited for.
+    /// Set if the plan fetches it ahead: then the copier does not wait for the parts that readers fetch.
     is_ahead: bool,
 }
 
@@ -122,7 +122,7 @@ struct Filling {
 struct Dirty {
     pages: BTreeSet<usize>,
     writing: BTreeSet<usize>,
-    /// Where to continue, so that a page that changes often does not delay the others.
+    /// The page to continue with, so that a page that changes often does not delay the others.
     next: usize,
 }
 
@@ -280,7 +280,7 @@ impl Copier {
         }
     }
 
-    /// Whether copies of the unit are being written, read or waited for.
+    /// Returns whether copies of the unit are being written, read or waited for.
     fn is_moving(&self, unit: u32) -> bool {
         let is_used = |active: &Active| match &active.what {
             What::Check { kept, .. } => kept.unit == unit,
@@ -354,8 +354,8 @@ impl Copier {
         }
     }
 
-    /// Whether the samples that lie wholly in `bytes`, from page `first` of the unit on, are right, as far as
-    /// this process has to know.
+    /// Returns whether the samples that lie wholly in `bytes`, from page `first` of the unit on, are intact.
+    /// Without checksums to compare with they count as intact.
     fn is_intact(&self, unit: u32, first: u32, bytes: &[u8]) -> bool {
         let units = &self.shared.units;
         let start = units.get(unit).start_bytes() + u64::from(first) * PAGE_BYTES;
@@ -631,7 +631,7 @@ impl Copier {
         }
     }
 
-    /// Whether another fetch into the tier of the unit may begin.
+    /// Returns whether another fetch into the tier of the unit may begin.
     fn has_thread(&self, unit: u32) -> bool {
         let shared = &*self.shared;
         let tier_of = |unit| shared.copies.location(unit).map(|location| location.tier);
@@ -653,8 +653,8 @@ impl Copier {
         missing.is_empty() || self.shared.is_avoided(unit)
     }
 
-    /// Whether no reader has used the unit for long enough. Ends claims of pages that have not arrived:
-    /// their claimant has died.
+    /// Returns whether no reader has used the unit for long enough. Ends claims of pages that have not arrived: their
+    /// claimant has died.
     fn is_due(&mut self, unit: u32, now: Instant) -> bool {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
         let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;

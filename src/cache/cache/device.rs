@@ -37,7 +37,7 @@ struct TieredDevice {
     tiers: Arc<Tiers>,
     number: u16,
     copies_only: bool,
-    /// What the tiers have of it, if it is thinly provisioned.
+    /// The bytes of it that the tiers have, if it is thinly provisioned.
     held: Option<Mutex<Held>>,
 }
 

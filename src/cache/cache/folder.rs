@@ -125,7 +125,7 @@ struct Other {
     /// Bytes that it may take: its length in versions that do not say.
     quota: u64,
     opened: SystemTime,
-    /// Of an older generation of the same image.
+    /// True if it is of an older generation of the same image.
     is_older: bool,
 }
 
@@ -157,7 +157,7 @@ fn head_of_tier(path: &Path) -> Option<Vec<u8>> {
     Index::is_tier(&head).then_some(head)
 }
 
-/// Whether no process has the file open as a tier.
+/// Returns whether no process has the file open as a tier.
 pub(super) fn is_unused(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| try_lock(&file).unwrap_or(true))
 }

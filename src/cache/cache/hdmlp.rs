@@ -17,7 +17,7 @@ use super::config::{Environment, Point, TierTable};
 use super::libconfig::{self, Value};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// Whether the text is a configuration of HDMLP: that has storage classes, which TOML's has not.
+/// Returns whether the text is a configuration of HDMLP: that has storage classes, which TOML's has not.
 pub(super) fn is_hdmlp(text: &str) -> bool {
     let names = |line: &str| line.trim_start().starts_with("storage_classes");
     text.lines().any(names)

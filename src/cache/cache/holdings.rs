@@ -1,24 +1,24 @@
-//! What the processes that share tiers hold for the other nodes of their jobs.
+//! The chunks that processes which share tiers hold for the other nodes of their jobs.
 
 use std::collections::HashMap;
 
 use dlfs_order::tier::Holding;
 
-/// What one process holds.
+/// The chunks that one process holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) chunks: Holding,
-    /// Whether the copier fetches all of it by itself, and not only the rest of what somebody begins to read.
+    /// Set if the copier fetches all of them by itself, and not only the rest of what somebody begins to read.
     pub(super) fills: bool,
 }
 
-/// What the owner of the tiers keeps room for: what any of these processes holds.
+/// The chunks for which the owner of the tiers keeps room: those that any of these processes holds.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
     pub(super) own: Option<Held>,
     /// Those of attached processes, by the number of their connection.
     pub(super) attached: HashMap<u64, Held>,
-    /// What was applied last.
+    /// The chunks that were applied last.
     applied: Option<Held>,
 }
 
@@ -28,7 +28,7 @@ impl Holdings {
         Holdings { applied: own.clone(), own, attached: HashMap::new() }
     }
 
-    /// What all of them hold together, if that has changed.
+    /// Returns the chunks that all of them hold together, if those have changed.
     pub(super) fn changed(&mut self) -> Option<Held> {
         let all = self.own.iter().chain(self.attached.values()).cloned();
         let together = all.reduce(|some, more| Held {

@@ -14,7 +14,7 @@ pub(super) enum Value {
     Group(Vec<(String, Value)>),
 }
 
-/// Where the text is not libconfig's, and what was expected there.
+/// The line at which the text is not libconfig's, and what was expected there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: expected {expected}")]
 pub(super) struct SyntaxError {

@@ -54,7 +54,7 @@ pub(super) struct Media {
 }
 
 impl Media {
-    /// What a process needs to read this tier; `None` where it is in memory that others cannot map.
+    /// The parameters by which another process reads this tier; `None` where it is in memory that others cannot map.
     pub(super) fn shared(&self) -> Option<SharedTier> {
         let memory = self.memory.as_ref().map(|memory| memory.namespace().len_bytes());
         let path = || self.device.capabilities().local_path;
@@ -68,12 +68,12 @@ impl Media {
         })
     }
 
-    /// Where its bytes count as coming from.
+    /// The place that its bytes count as coming from.
     pub(super) fn kind(&self) -> metrics::Place {
         if self.name.starts_with("ram:") { metrics::Place::Memory } else { metrics::Place::Drive }
     }
 
-    /// Whether only pages that are written take room.
+    /// Returns whether only pages that are written take room.
     pub(super) fn is_sparse(&self) -> bool {
         self.space_pages > self.capacity_pages
     }
@@ -136,8 +136,8 @@ impl Media {
         self.deallocate(from..self.space_pages)
     }
 
-    /// Whether this version keeps the unit of `kept` where it lies: those of long samples in files of their own, if the
-    /// tier has such files, and all others in its medium.
+    /// Returns whether this version keeps the unit of `kept` where it lies: units of long samples in files of their
+    /// own, if the tier has such files, and all others in its medium.
     pub(super) fn is_place(&self, units: &Units, kept: &Kept) -> bool {
         match (&self.own_files, units.long_of(kept.unit)) {
             (Some(_), Some(_)) => {
@@ -169,8 +169,8 @@ impl Media {
         (policy, is_last): (Policy, bool),
         origins: &[Arc<dyn Device>],
     ) -> Result<(Media, Vec<Kept>)> {
-        // What a tier has a place and no room for finds none in the next tier either, so the others are not
-        // sparse. A plan knows which tier has room for what.
+        // First-touch: a unit that a tier has a place but no room for finds none in the next tier either, so only the
+        // last tier is sparse. A plan knows which tier has room for what, so all are.
         let space = |capacity| match is_last || policy == Policy::Clairvoyant {
             true => Ledger::sparse_space(capacity, units),
             false => capacity,

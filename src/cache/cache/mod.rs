@@ -119,7 +119,7 @@ struct Shared {
     ledger: Mutex<Ledger>,
     /// The owner keeps by these together.
     plans: Mutex<Plans>,
-    /// What they hold for other nodes together.
+    /// The chunks that they hold together for other nodes.
     holdings: Mutex<Holdings>,
     media: Vec<Media>,
     origins: Vec<Arc<dyn Device>>,
@@ -130,7 +130,7 @@ struct Shared {
     waker: Option<Waker>,
     /// The process that owns the tiers, if it is another one.
     attached_to: Option<u32>,
-    /// Whether other processes attach to the tiers of this one.
+    /// Set if other processes attach to the tiers of this one.
     is_shared: bool,
     /// How many processes have attached.
     num_attached: AtomicUsize,
@@ -140,7 +140,7 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Reads of the origin that somebody waits for.
     demand: Arc<AtomicUsize>,
-    /// What copies are compared with before they are published, where other nodes rely on them.
+    /// The checksums with which copies are compared before they are published, where other nodes rely on them.
     intact: Arc<OnceLock<Arc<Intact>>>,
     /// Number of waits for a claimed page that were in vain, since the last one that succeeded.
     overdue: AtomicU32,
@@ -258,7 +258,7 @@ impl Cache {
         self.tiers.latest().media.iter().map(|media| media.capacity_pages).collect()
     }
 
-    /// What the tiers can keep for which a plan is made.
+    /// The room of the tiers, for which a plan is made.
     pub fn rooms(&self) -> TierRooms {
         self.tiers.latest().rooms()
     }
@@ -339,9 +339,9 @@ impl Cache {
         let _ = self.tiers.opening.intact.set(Arc::clone(intact));
     }
 
-    /// Where to read data of which this node has a copy in the tier `own`, and another node has one in its tier
-    /// `other`, while `processes` read from the origin at once: by the rates that are known, the nearest of equally
-    /// fast ones.
+    /// Chooses the source of data of which this node has a copy in the tier `own`, and another node has one in its
+    /// tier `other`, while `processes` read from the origin at once: the fastest by the rates that are known, and the
+    /// nearest of equally fast ones.
     pub fn source(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
         self.tiers.opening.options.rates.choose(own, other, processes)
     }
@@ -380,7 +380,7 @@ impl Cache {
         units.within(namespace, range).map(kept).sum()
     }
 
-    /// Whether no copy is being written or verified, or waits for either. For tests and benches.
+    /// Returns whether no copy is being written or verified, or waits for either. For tests and benches.
     pub fn is_settled(&self) -> bool {
         let shared = self.tiers.latest();
         if let Some(link) = shared.link() {
@@ -463,7 +463,7 @@ impl Shared {
         let keeps = |media: &Media| media.is_sparse() || media.capacity_pages >= all;
         TierRooms {
             pages: self.media.iter().map(|media| media.capacity_pages).collect(),
-            // What the owner's tiers keep the owner knows.
+            // An attached process leaves this to the owner, which knows what its tiers keep.
             keep_parts: self.link().is_some() || self.media.iter().all(keeps),
         }
     }
@@ -539,12 +539,12 @@ impl Shared {
         Arc::clone(latest)
     }
 
-    /// Whether this is the process that opened the tiers, not a forked child of it.
+    /// Returns whether this is the process that opened the tiers, not a forked child of it.
     fn is_at_home(&self) -> bool {
         self.home.is_ours()
     }
 
-    /// Whether this process has the copier.
+    /// Returns whether this process has the copier.
     fn is_owner(&self) -> bool {
         self.is_at_home() && self.waker.is_some()
     }
@@ -554,7 +554,7 @@ impl Shared {
         self.link.get()?.as_ref()
     }
 
-    /// Whether there is a copier that accepts data, here or in the owner.
+    /// Returns whether there is a copier that accepts data, here or in the owner.
     fn has_copier(&self) -> bool {
         match self.link() {
             Some(link) => link.is_alive(),
@@ -562,7 +562,7 @@ impl Shared {
         }
     }
 
-    /// Whether the owner may be gone: the next one may overwrite the copies, so they are not used. A forked
+    /// Returns whether the owner may be gone: the next one may overwrite the copies, so they are not used. A forked
     /// child does not notice its parent's end, so it uses them only where nobody takes over.
     fn is_detached(&self) -> bool {
         match self.waker {
@@ -571,7 +571,7 @@ impl Shared {
         }
     }
 
-    /// Which pages of the unit have copies that may be read, and where.
+    /// The location of the unit's copies, and the pages whose copies may be read.
     fn copies_of(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
         let (location, pages) = self.copies.copies(unit)?;
         // Another process wrote the table.
@@ -584,12 +584,12 @@ impl Shared {
         self.copies_of(unit).filter(|(location, _)| !self.sources.is_avoided(location.tier))
     }
 
-    /// Whether the unit's place is in a tier that is not used.
+    /// Returns whether the unit's place is in a tier that is not used.
     fn is_avoided(&self, unit: u32) -> bool {
         self.copies.location(unit).is_some_and(|location| self.sources.is_avoided(location.tier))
     }
 
-    /// Whether copies that were read since then have not been overwritten meanwhile.
+    /// Returns whether no copy was overwritten since the count of evictions was `evictions`.
     fn is_unchanged_since(&self, evictions: u64) -> bool {
         self.copies.evictions() == evictions && !self.is_detached()
     }

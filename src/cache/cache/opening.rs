@@ -34,13 +34,13 @@ pub(super) struct Opening {
     /// Counters that continue after takeovers.
     pub(super) counters: Arc<Counters>,
     pub(super) demand: Arc<AtomicUsize>,
-    /// What the rates of `options` decide.
+    /// The decisions that follow from the rates of `options`.
     pub(super) sources: Arc<Sources>,
     /// This process's last plan, for the next owner.
     pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
-    /// What this node holds for others, once that is known: for the next owner, too.
+    /// The chunks that this node holds for others, once they are known: for the next owner, too.
     pub(super) holding: Arc<Mutex<Option<Held>>>,
-    /// What copies are compared with before they are published, where others rely on them.
+    /// The checksums with which copies are compared before they are published, where others rely on them.
     pub(super) intact: Arc<OnceLock<Arc<Intact>>>,
 }
 
@@ -282,7 +282,7 @@ fn pages_of(tier: u8, copies: &[(u8, Kept)]) -> Vec<Range<u64>> {
     runs
 }
 
-/// What the held chunks have neither reserved nor a place for.
+/// Counts the pages of the held chunks that are not reserved, and those that have no place.
 pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> Lacking {
     holding.held_units().fold(Lacking::default(), |sum, unit| {
         let all = units.get(unit).all();
@@ -294,7 +294,7 @@ pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> L
     })
 }
 
-/// Whether the error is final: neither trying again nor owning the tiers helps.
+/// Returns whether the error is final: neither trying again nor owning the tiers helps.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
 }

@@ -14,7 +14,7 @@ use dlfs_order::tier::{Policy, Stop};
 pub struct TierOptions {
     /// The tiers, fastest first; empty: the origin is read directly.
     pub tiers: Vec<TierSpec>,
-    /// Which samples are kept.
+    /// The policy that decides which samples are kept.
     pub policy: Policy,
     /// When first-touch stops looking for room.
     pub stop: Stop,
@@ -36,8 +36,8 @@ pub struct TierSpec {
     pub kind: TierKind,
     /// Its quota in bytes, including its index.
     pub quota_bytes: u64,
-    /// Whether existing data at the path may be destroyed. Otherwise only an empty file or device,
-    /// or an earlier tier, is taken over.
+    /// Allows the tier to destroy existing data at the path. Otherwise only an empty file or device, or an earlier
+    /// tier, is taken over.
     pub overwrite: bool,
 }
 
@@ -51,7 +51,7 @@ pub enum TierKind {
 }
 
 impl TierOptions {
-    /// Whether any tier is used.
+    /// Returns whether any tier is used.
     pub fn is_active(&self) -> bool {
         !self.tiers.is_empty() && self.policy != Policy::None
     }

@@ -37,7 +37,7 @@ impl OwnFiles {
     pub(super) fn create(&self) -> Result<()> {
         match fs::DirBuilder::new().mode(0o700).create(&self.folder) {
             Err(_) if fs::symlink_metadata(&self.folder).is_ok_and(|found| found.is_dir()) => {
-                // That of an earlier version; another user's has the permissions that its owner gave it.
+                // An earlier version has made the folder; another user's has the permissions that its owner gave it.
                 let _ = fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700));
                 Ok(())
             }

@@ -33,7 +33,7 @@ struct Way {
     began: Instant,
     /// Number of evictions before it began.
     evictions: u64,
-    /// Whether a tier is read the second time.
+    /// Set when a tier is read the second time.
     is_again: bool,
     /// Claimed pages that it brings.
     claims: Vec<Claim>,
@@ -61,11 +61,11 @@ pub(super) struct TieredPair {
     pool: Option<Pool>,
     registry: Option<Registry>,
     number: u16,
-    /// Whether data without a copy count as unwritten.
+    /// Set if data without a copy count as unwritten.
     copies_only: bool,
     namespace: Namespace,
     sources: Vec<Source>,
-    /// What did not come from the origin.
+    /// The bytes that did not come from the origin, by place.
     places: Arc<PlaceCounters>,
     pieces: Pieces<Way>,
     ready: VecDeque<Completion>,
@@ -77,8 +77,8 @@ pub(super) struct TieredPair {
     look_again: Option<Instant>,
     /// How many copies of an earlier run had been checked when it was looked last, and since when.
     checks: (u64, Instant),
-    /// Whether the last poll made progress. A source may then have left transfers for the next poll, which
-    /// must not wait for a completion of this queue pair.
+    /// Set if the last poll made progress. A source may then have left transfers for the next poll, which must not
+    /// wait for a completion of this queue pair.
     has_moved: bool,
     cuts: Vec<Cut>,
 }
@@ -550,7 +550,7 @@ impl TieredPair {
         let mut claims = Vec::new();
         self.claim(&(start..start + buf.len() as u64), &mut claims);
         let way = &mut self.pieces.get_mut(id).info;
-        // What it waited before is no time of the origin.
+        // The wait before does not count as time of the origin.
         (way.source, way.claims, way.began) = (0, claims, Instant::now());
         self.push(0, start, buf, id);
     }
@@ -591,7 +591,7 @@ impl TieredPair {
             let from = bounds.start_bytes() + u64::from(pages.0.trailing_zeros()) * PAGE_BYTES;
             let page = location.of_page(pages.0.trailing_zeros())?;
             let data = shared.media[usize::from(location.tier)].data_offset;
-            // Where the range would begin if all of it were copied like this.
+            // The offset at which the range would begin if all of it were copied like this.
             let begin = (data + page * PAGE_BYTES).checked_sub(from - range.start)?;
             let found = *place.get_or_insert((location.tier, begin));
             if found != (location.tier, begin) || from != end || !pages.without(there).is_empty() {

@@ -10,7 +10,7 @@ use dlfs_base::units::{Lba, SampleId};
 use dlfs_order::plan::{Accesses, PlannedCopy};
 use dlfs_order::tier::{Ledger, PageSet, Units};
 
-/// Which portions a run keeps in which tier, and how often it reads each.
+/// The portions that a run keeps, their tiers, and how often it reads each.
 ///
 /// It chooses portions by the number of reads, then by the first read, until one does not fit. A unit has one place,
 /// so its chosen portions are all in one tier: the fastest takes the units whose chosen pages are read most often.
@@ -25,19 +25,19 @@ pub struct TierPlan {
     pub fingerprint: u64,
 }
 
-/// What the tiers can keep for which a plan is made.
+/// The room of the tiers for which a plan is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierRooms {
     /// Their quotas in pages, fastest first.
     pub pages: Vec<u64>,
-    /// Whether they can keep a part of a unit without room for the rest.
+    /// Set if they can keep a part of a unit without room for the rest.
     pub keep_parts: bool,
 }
 
 /// The latest plans of the processes that share tiers.
 #[derive(Debug, Default)]
 pub(super) struct Plans {
-    /// That of the owner.
+    /// The owner's plan.
     pub(super) own: Option<Arc<TierPlan>>,
     /// Those of attached processes, by the number of their connection.
     pub(super) attached: HashMap<u64, Arc<TierPlan>>,
@@ -184,7 +184,7 @@ pub(super) fn pages_of(
     units.together_with(unit).map(move |other| (other, of(other)))
 }
 
-/// What a plan keeps, while it is made.
+/// The pages that a plan keeps, while it is made.
 struct Choice<'a> {
     units: &'a Units,
     rooms: &'a TierRooms,

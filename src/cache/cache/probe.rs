@@ -15,7 +15,7 @@ use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::MemNamespace;
 
-/// What to measure.
+/// The parameters of a measurement.
 #[derive(Debug, Clone)]
 pub struct Probe {
     /// Numbers of threads, ascending.

@@ -63,7 +63,7 @@ impl ReadAhead {
         self.reads.iter().find(|read| read.range.contains(&at)).map(|read| read.range.end)
     }
 
-    /// Whether one ahead read contains all of `range`.
+    /// Returns whether one ahead read contains all of `range`.
     pub(super) fn has(&self, range: &Range<u64>) -> bool {
         self.reads.iter().any(|read| read.has(range))
     }
@@ -76,7 +76,7 @@ impl ReadAhead {
         id
     }
 
-    /// Whether another ahead read may begin; drops the oldest completed one to make room.
+    /// Returns whether another ahead read may begin; drops the oldest completed one to make room.
     pub(super) fn has_room(&mut self) -> bool {
         if self.reads.len() < MAX_AHEAD_READS {
             return true;

@@ -1,4 +1,4 @@
-//! What each process runs for the tiers: the one that opened them, and each forked child that uses them.
+//! The threads that each process runs for the tiers: the one that opened them, and each forked child that uses them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub(super) struct Tiers {
 struct Running {
     /// The first of a chain: each takeover adds one.
     shared: Arc<Shared>,
-    /// What this process runs if it owns the tiers.
+    /// The owner's threads, if this process owns the tiers.
     owned: Arc<Mutex<Option<Owned>>>,
     /// Waits for the owner's end, if that is another process.
     heir: Mutex<Option<Heir>>,
@@ -106,7 +106,7 @@ impl Running {
         shared.link().into_iter().for_each(Link::finish);
         let owned = self.owned.lock().take();
         let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
-        // What attached processes have sent is written, too.
+        // Before the copier ends, so that it writes what attached processes have sent, too.
         owner.flatten().into_iter().for_each(|mut owner| owner.stop());
         shared.stop.store(true, Ordering::Release);
         shared.waker.iter().for_each(Waker::wake);

@@ -1,4 +1,4 @@
-//! What the rates of tiers and origin decide: which tiers are worth reading, and how much is in flight at each.
+//! Decisions by the rates of tiers and origin: which tiers are worth reading, and how much is in flight at each.
 //!
 //! A copy in a tier from which the origin is faster is not read, and no more are made there (`plan`'s
 //! [`SourceRates`] chooses). A tier with a number of threads has at most that many reads of up to 1 MiB in
@@ -55,7 +55,7 @@ impl Sources {
         avoided
     }
 
-    /// Whether copies in this tier are not read, since the origin is faster.
+    /// Returns whether copies in this tier are not read, since the origin is faster.
     pub(super) fn is_avoided(&self, tier: u8) -> bool {
         self.avoided.load(Ordering::Acquire) >> tier & 1 == 1
     }
@@ -189,7 +189,7 @@ impl Drop for Source {
     }
 }
 
-/// What one thread of a table reads at a time.
+/// The bytes that one thread of a table reads at a time.
 const THREAD_BYTES: usize = 1 << 20;
 
 #[cfg(test)]

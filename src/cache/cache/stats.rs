@@ -108,7 +108,7 @@ pub struct TierStats {
     pub left: u64,
     /// Units with copies that were corrupt, truncated or unreadable: each was a miss and is written again.
     pub damaged: u64,
-    /// Whether it accepts no more copies, because a write failed.
+    /// Set once it accepts no more copies, because a write failed.
     pub is_off: bool,
 }
 

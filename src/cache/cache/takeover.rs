@@ -103,7 +103,7 @@ fn refuse_own_data(
     Ok(())
 }
 
-/// Whether both are the same file, or nodes of the same device.
+/// Returns whether both are the same file, or nodes of the same device.
 fn is_same(a: &Metadata, b: &Metadata) -> bool {
     let devices = a.file_type().is_block_device() && b.file_type().is_block_device();
     if devices { a.rdev() == b.rdev() } else { (a.dev(), a.ino()) == (b.dev(), b.ino()) }

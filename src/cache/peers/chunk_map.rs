@@ -1,4 +1,4 @@
-//! Which node serves a range of a namespace: chunk by chunk.
+//! The node that serves a range of a namespace: chunk by chunk.
 
 use std::ops::Range;
 

@@ -18,12 +18,12 @@ use dlfs_nvme::nvme::Nqn;
 use dlfs_target::keys::read_job_key;
 use dlfs_target::{Access, HostKeys};
 
-/// Where the key of a job comes from: the same on all of its ranks.
+/// The source of a job's key: the same on all of its ranks.
 #[derive(Clone, PartialEq, Eq)]
 pub enum JobKey {
     /// From the user.
     Given {
-        /// What the user said, a path or the key itself, for processes that attach to this rank.
+        /// The user's words, a path or the key itself, for processes that attach to this rank.
         said: Zeroizing<String>,
         /// The key.
         key: Zeroizing<Vec<u8>>,
@@ -46,7 +46,7 @@ impl JobKey {
         }
     }
 
-    /// What [`JobKey::of`] makes this of.
+    /// The text of which [`JobKey::of`] makes this.
     pub(super) fn said(&self) -> &str {
         match self {
             JobKey::Given { said, .. } => said,
@@ -69,15 +69,16 @@ impl fmt::Debug for JobKey {
 pub struct PeerKeys {
     /// The key of the job.
     pub key: JobKey,
-    /// Whether ranks connect inside TLS with the key, which needs a build with the feature `tls`; otherwise they
+    /// Makes ranks connect inside TLS with the key, which needs a build with the feature `tls`; otherwise they
     /// authenticate by DH-HMAC-CHAP, and data are sent in clear.
     pub tls: bool,
 }
 
-/// What a rank's record says of its keys. A rank that has other keys than the rest is named when the job starts.
+/// The keys of a rank, as its record describes them. A rank that has other keys than the rest is named when the job
+/// starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyMark {
-    /// What two ranks have in common if they have the same key, 0 if it is drawn. It does not help to guess the key.
+    /// A number that ranks with the same key have in common, 0 if it is drawn. It does not help to guess the key.
     fingerprint: u64,
     tls: bool,
     /// The key, from rank 0, if it is drawn.
@@ -97,7 +98,7 @@ impl fmt::Debug for Hidden {
 }
 
 impl KeyMark {
-    /// That of `rank` in `round`. Rank 0 draws a key if nobody has given one.
+    /// The mark of `rank` in `round`. Rank 0 draws a key if nobody has given one.
     ///
     /// # Errors
     /// The operating system provides no random numbers.
@@ -119,12 +120,12 @@ impl KeyMark {
         Ok(mark)
     }
 
-    /// Whether the rank connects inside TLS.
+    /// Returns whether the rank connects inside TLS.
     pub(super) fn tls(&self) -> bool {
         self.tls
     }
 
-    /// What two ranks must have in common, in words that reveal no key.
+    /// Describes what two ranks must have in common, in words that reveal no key.
     pub(super) fn describe(mark: Option<&KeyMark>) -> String {
         match mark {
             None => "none".to_owned(),
@@ -167,7 +168,7 @@ impl RoundKeys {
         Ok(RoundKeys { derived, round: round.to_owned(), tls: keys.tls })
     }
 
-    /// What `hosts` prove themselves with to rank `to`, and that rank to them.
+    /// The keys with which `hosts` prove themselves to rank `to`, and that rank to them.
     pub(super) fn of_hosts(&self, hosts: impl IntoIterator<Item = Nqn>, to: u32) -> Hosts {
         hosts.into_iter().map(|host| (host.clone(), self.host_keys(&host, to))).collect()
     }
@@ -241,7 +242,7 @@ impl MeetingKeys {
         }
     }
 
-    /// What every rank proves itself with.
+    /// The keys with which every rank proves itself.
     pub(super) fn hosts(&self) -> Hosts {
         let mut hosts = self.0.of_hosts([host_of_all()], 0);
         // Ranks write their records there.
@@ -292,7 +293,7 @@ impl Derived {
     }
 }
 
-/// What the user writes for [`JobKey::Drawn`].
+/// The user's word for [`JobKey::Drawn`].
 const RENDEZVOUS: &str = "rendezvous";
 const SALT: &[u8] = b"dlfs peers";
 /// Stands for the round where ranks meet: rank 0 serves several rounds at one port.

@@ -46,10 +46,9 @@ pub struct PeerOptions {
     pub listen: SocketAddr,
     /// The name that identifies this node; `None`: the machine's identity.
     pub node: Option<String>,
-    /// What this node answers to a peer that asks for data which its tiers lack.
+    /// This node's answer to a peer that asks for data which its tiers lack.
     pub serving: Serving,
-    /// Whether no node holds more than 1.02 times what its ranks read, while others have room: for local
-    /// shares.
+    /// Limits each node to 1.02 times what its ranks read, while others have room: for local shares.
     pub keep_shares: bool,
     /// How long to wait for all ranks.
     pub timeout: Duration,
@@ -60,7 +59,7 @@ pub struct PeerOptions {
     pub keys: Option<PeerKeys>,
 }
 
-/// What a rank brings.
+/// All that a rank brings when it joins.
 pub struct Served<'a> {
     /// The samples.
     pub directory: &'a Directory,
@@ -68,7 +67,7 @@ pub struct Served<'a> {
     pub intact: Arc<Intact>,
     /// This rank's cache of each origin namespace, in the order of the image.
     pub cache: &'a [Arc<dyn Device>],
-    /// What it serves to peers: the same, or only the copies.
+    /// The devices that it serves to peers: the same, or only the copies.
     pub views: Vec<Arc<dyn Device>>,
     /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
     pub tiers: u64,
@@ -78,14 +77,14 @@ pub struct Served<'a> {
     pub order: u64,
 }
 
-/// What another process of this rank needs in order to read through the peers that this one has joined.
+/// The data that another process of this rank needs in order to read through the peers that this one has joined.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
     records: Vec<Record>,
     rank: u32,
     keep_shares: bool,
     serving: Serving,
-    /// What the user said of the job's key.
+    /// The user's words for the job's key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     job_key: Option<String>,
 }
@@ -286,12 +285,12 @@ impl Peers {
         &self.round
     }
 
-    /// Which node holds which chunk.
+    /// The nodes that hold the chunks.
     pub fn holders(&self) -> &dlfs_order::plan::ChunkHolders {
         self.shared.map.holders()
     }
 
-    /// Which node each rank is on, and which node holds each chunk.
+    /// The node that each rank is on, and the node that holds each chunk.
     pub fn locality(&self) -> Locality {
         let node_of_rank = (0..self.round.records().len() as u32).map(|r| self.round.node_of(r));
         let holders = self.holders();
@@ -309,12 +308,12 @@ impl Peers {
         rendezvous::wait_for_end(rendezvous, own, Instant::now() + timeout, std::thread::sleep)
     }
 
-    /// What was read from peers since the start.
+    /// Counters of reads from peers since the start.
     pub fn stats(&self) -> PeerStats {
         self.shared.counters.read()
     }
 
-    /// What this rank has served to its peers; `None` if another process of this rank serves them.
+    /// Counters of what this rank has served to its peers; `None` if another process of this rank serves them.
     pub fn served(&self) -> Option<TargetStats> {
         self.target.as_ref().map(Target::stats)
     }
@@ -324,7 +323,7 @@ impl Peers {
         (self.pass.rank, self.pass.records.len() as u32)
     }
 
-    /// What nodes answer for what they lack, and by what rule they hold data.
+    /// The nodes' answer for data that they lack, and the rule by which they hold data.
     pub fn serving(&self) -> Serving {
         self.pass.serving
     }
@@ -342,12 +341,12 @@ impl Peers {
         self.shared.avoids.swap(is_avoided, Ordering::AcqRel)
     }
 
-    /// What another process of this rank needs in order to read through the same peers.
+    /// The data that another process of this rank needs in order to read through the same peers.
     pub fn pass(&self) -> &Pass {
         &self.pass
     }
 
-    /// Whether it is this process that serves the rank's tiers to peers.
+    /// Returns whether it is this process that serves the rank's tiers to peers.
     pub fn is_serving(&self) -> bool {
         self.target.is_some() && self.home.is_ours()
     }

@@ -31,14 +31,14 @@ pub(super) struct Links {
     /// Bytes of each origin namespace, in their order: a peer serves as many, of the same size.
     lens_bytes: Vec<u64>,
     connect: ConnectOptions,
-    /// What this process proves itself with, if the job has a key.
+    /// The keys with which this process proves itself, if the job has a key.
     keys: Option<RoundKeys>,
 }
 
 /// The link from this process to one node.
 struct Peer {
     host: String,
-    /// Where it serves, and which of its ranks does.
+    /// The address at which it serves, and the rank that does.
     address: Option<(Address, u32)>,
     /// Its namespaces, once it is connected. A forked child connects anew.
     devices: Forked<Mutex<Option<Namespaces>>>,
@@ -48,14 +48,15 @@ struct Peer {
     mismatches: Mutex<VecDeque<Instant>>,
 }
 
-/// What a peer serves, in the order of the image.
+/// The namespaces that a peer serves, in the order of the image.
 pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 
-/// What links need to know about a node.
+/// A node, as its links need to know it.
 pub(super) struct Reached {
     /// Its name, for messages.
     pub(super) host: String,
-    /// Where it listens, and which of its ranks does; `None` for this node, and for one that serves nothing.
+    /// The address at which it listens, and the rank that does; `None` for this node, and for one that serves
+    /// nothing.
     pub(super) address: Option<(SocketAddr, u32)>,
 }
 
@@ -107,7 +108,7 @@ impl Links {
         Links { peers, image, generation, lens_bytes, connect, keys }
     }
 
-    /// Whether `node` can be asked now. If it is away, a thread connects to it again when it is time.
+    /// Returns whether `node` can be asked now. If it is away, a thread connects to it again when it is time.
     pub(super) fn is_there(self: &Arc<Links>, node: u16, now: Instant) -> bool {
         let peer = &self.peers[usize::from(node)];
         let presence = peer.presence();

@@ -1,4 +1,4 @@
-//! What a user says about peers, and what follows from it, the launcher's variables and this machine.
+//! A user's options of peers, completed by the launcher's variables and by this machine.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -13,7 +13,7 @@ use super::serving::Serving;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_io::qpair::ConnectOptions;
 
-/// Where the ranks of a round find each other.
+/// The means by which the ranks of a round find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Means {
     /// A port of rank 0, at the launcher's MASTER_ADDR.
@@ -29,7 +29,7 @@ pub enum Means {
 /// How a rank joins its peers, as its user says it. What is absent comes from the launcher.
 #[derive(Debug, Clone)]
 pub struct JoinOptions {
-    /// Where the ranks find each other.
+    /// The means by which the ranks find each other.
     pub means: Means,
     /// Rank and world size; `None`: the launcher's, or this machine's place in the list.
     pub place: Option<(u32, u32)>,
@@ -43,7 +43,7 @@ pub struct JoinOptions {
     pub rendezvous_port: Option<u16>,
     /// The name of this node; `None`: the machine's identity.
     pub node: Option<String>,
-    /// What this node answers to a peer that asks for data which its tiers lack.
+    /// This node's answer to a peer that asks for data which its tiers lack.
     pub serving: Serving,
     /// How long to wait for all ranks.
     pub timeout: Duration,
@@ -60,11 +60,11 @@ pub struct Meeting {
     pub world_size: u32,
     /// The name of the round.
     pub round: String,
-    /// Whether the user has named it: then every round has a name of its own already.
+    /// Set if the user has named it: then every round has a name of its own already.
     pub is_named: bool,
-    /// Where this rank listens for its peers.
+    /// The address at which this rank listens for its peers.
     pub listen: SocketAddr,
-    /// What this node answers to a peer that asks for data which its tiers lack.
+    /// This node's answer to a peer that asks for data which its tiers lack.
     pub serving: Serving,
     node: Option<String>,
     timeout: Duration,
@@ -252,7 +252,7 @@ impl Meeting {
         }
     }
 
-    /// Where the ranks meet; `None` if the program has an object for it.
+    /// The rendezvous of the ranks; `None` if the program has an object for it.
     ///
     /// # Errors
     /// `Busy`: rank 0's port is taken. The folder is not there.
@@ -260,7 +260,7 @@ impl Meeting {
         self.rendezvous_of(&self.round, connect)
     }
 
-    /// Where the ranks meet at the end, for [`Peers::wait_for_end`](super::Peers::wait_for_end).
+    /// The rendezvous of the ranks at the end, for [`Peers::wait_for_end`](super::Peers::wait_for_end).
     ///
     /// # Errors
     /// As [`Meeting::rendezvous`].
@@ -303,9 +303,9 @@ impl Meeting {
     }
 }
 
-/// Whether some of the ranks are probably on other machines, though `host` is a loopback address on this one. If the
-/// launcher does not say how many are here, the address or `localhost` counts as meant, and any other name does not:
-/// it may be this machine's own.
+/// Returns whether some of the ranks are probably on other machines, though `host` is a loopback address on this one.
+/// If the launcher does not say how many are here, an address or `localhost` is taken to mean this machine; any other
+/// name may only happen to be this machine's own.
 fn are_elsewhere(host: &str, local: Option<u32>, world_size: u32) -> bool {
     match local {
         Some(local) => local < world_size,
@@ -363,7 +363,7 @@ fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
     }
 }
 
-/// Whether this machine has the address: only then can a socket be bound to it.
+/// Returns whether this machine has the address: only then can a socket be bound to it.
 fn is_own(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }

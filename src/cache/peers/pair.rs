@@ -32,9 +32,9 @@ pub(super) struct Shared {
     pub(super) own: u16,
     pub(super) counters: Counters,
     pub(super) intact: Arc<Intact>,
-    /// Who keeps what, if the plan of the run decides that.
+    /// The latest plan, if the plan of the run decides who keeps what.
     pub(super) plan: Option<LatestPlan>,
-    /// Whether the origin is faster than any peer.
+    /// Set if the origin is faster than any peer.
     pub(super) avoids: AtomicBool,
 }
 
@@ -122,15 +122,15 @@ impl PeerScope {
 /// The state of a piece.
 struct Way {
     keeper: Keeper,
-    /// Whether the peer that is asked has delivered wrong bytes of it: now it must fetch them anew.
+    /// Set if the peer that is asked has delivered wrong bytes of it: now it must fetch them anew.
     is_anew: bool,
-    /// Whether its bytes were wrong before, whoever delivered them: now they are checked here, since the reader does
+    /// Set if its bytes were wrong before, whoever delivered them: now they are checked here, since the reader does
     /// not ask a third time.
     is_checked: bool,
     began: Instant,
 }
 
-/// Who keeps the data of a piece for all.
+/// The keeper of a piece's data for all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keeper {
     /// Nobody.
@@ -201,7 +201,7 @@ struct Suspect {
 struct PeersPair {
     shared: Arc<Shared>,
     scope: Arc<PeerScope>,
-    /// What peers have served; the cache counts what it serves.
+    /// The bytes that peers have served; the cache counts what it serves.
     places: Arc<PlaceCounters>,
     number: u16,
     namespace: Namespace,
@@ -241,7 +241,8 @@ impl PeersPair {
         for (range, keeper) in spans.drain(..) {
             let suspect = self.take_suspect(&range);
             let source = match (suspect, self.nearest_source_of(keeper, &range, now)) {
-                // That peer was set aside. Others may be wrong, too; this rank's cache reads the origin anew.
+                // The peer with wrong bytes was set aside. Others may be wrong, too; this rank's cache reads the
+                // origin anew.
                 (Some(Source::Peer(node)), other) if other != Source::Peer(node) => Source::Cache,
                 (_, source) => source,
             };
@@ -269,7 +270,7 @@ impl PeersPair {
         }
     }
 
-    /// Who has delivered wrong bytes of `range`, if anybody. Forgets the ranges that are read again whole: a
+    /// The source that has delivered wrong bytes of `range`, if any. Forgets the ranges that are read again whole: a
     /// neighbour's read may overlap one by a page.
     fn take_suspect(&mut self, range: &Range<u64>) -> Option<Source> {
         let overlaps =
@@ -282,8 +283,8 @@ impl PeersPair {
         Some(source)
     }
 
-    /// Who reads `range`, which `keeper` keeps: this rank's cache if this node has kept it while its holder was away,
-    /// otherwise as [`PeersPair::source_of`] says. A plan knows itself what this node keeps.
+    /// The source for `range`, which `keeper` keeps: this rank's cache if this node has kept it while its holder was
+    /// away, otherwise the result of [`PeersPair::source_of`]. A plan knows itself what this node keeps.
     fn nearest_source_of(&self, keeper: Keeper, range: &Range<u64>, now: Instant) -> Source {
         let source = self.source_of(keeper, None, now);
         let (slba, len) = (Lba(range.start / PAGE_BYTES), (range.end - range.start) as usize);
@@ -295,8 +296,8 @@ impl PeersPair {
         }
     }
 
-    /// Who reads what `keeper` keeps: the holder of its chunk, or the next node in the chunk's order that can be
-    /// asked, after `failed`. What a plan names has one keeper only.
+    /// The source for data of `keeper`: the holder of its chunk, or the next node in the chunk's order that can be
+    /// asked, after `failed`. Data that a plan names have one keeper only.
     fn source_of(&self, keeper: Keeper, failed: Option<u16>, now: Instant) -> Source {
         let Shared { links, map, own, avoids, .. } = &*self.shared;
         if avoids.load(Ordering::Relaxed) {
@@ -481,7 +482,7 @@ impl PeersPair {
         }
     }
 
-    /// Whether bytes that were wrong before are wrong again. The reader checks all other reads.
+    /// Returns whether bytes that were wrong before are wrong again. The reader checks all other reads.
     fn is_wrong(&mut self, id: PieceId, bytes: &[u8]) -> bool {
         let piece = self.pieces.get_mut(id);
         let start = piece.start;

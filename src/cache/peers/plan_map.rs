@@ -1,4 +1,4 @@
-//! Which node keeps each portion of an image, by the plan of a run.
+//! The node that keeps each portion of an image, by the plan of a run.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Whether a peer can be asked, and when to connect to one again that could not.
+//! The presence of a peer: whether it can be asked, and when to connect again after a failure.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ struct Absence {
 }
 
 impl Presence {
-    /// Whether it can be asked now.
+    /// Returns whether it can be asked now.
     pub(super) fn is_there(&self) -> bool {
         !self.is_away.load(Ordering::Acquire)
     }
@@ -44,7 +44,7 @@ impl Presence {
         was_there
     }
 
-    /// Whether it is time to connect again. Who hears so connects, and says how it went.
+    /// Returns whether it is time to connect again. Whoever gets `true` connects, and says how it went.
     pub(super) fn begin_connecting(&self, now: Instant) -> bool {
         let mut absence = self.absence.lock();
         let is_due = absence.again_at.is_some_and(|at| now >= at);

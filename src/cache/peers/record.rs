@@ -34,7 +34,7 @@ pub struct Record {
     pub version: String,
     /// The host NQN by which this rank connects to its peers.
     pub hostnqn: String,
-    /// Where its caches can be reached, best first; none if it serves nothing.
+    /// The addresses of its caches, best first; none if it serves nothing.
     pub addresses: Vec<SocketAddr>,
     /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
     pub tiers: u64,

@@ -156,7 +156,7 @@ fn check_alike(mine: &Record, other: &Record) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint))
 }
 
-/// What differs between ranks with different keys.
+/// The name of the difference between ranks with different keys.
 const JOB_KEY: &str = "job key";
 
 #[cfg(test)]

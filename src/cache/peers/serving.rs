@@ -1,4 +1,4 @@
-//! What a node answers to a peer that asks for data which its tiers lack, and by what rule nodes hold data.
+//! A node's answer to a peer that asks for data which its tiers lack, and the rule by which nodes hold data.
 
 use std::str::FromStr;
 
@@ -6,14 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use dlfs_base::error::{Error, ErrorKind};
 
-/// What a node answers to a peer that asks for data which its tiers lack, and by what rule nodes hold data.
+/// A node's answer to a peer that asks for data which its tiers lack, and the rule by which nodes hold data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Serving {
     /// It reads them from the origin, keeps those of chunks that it holds, and answers.
     #[default]
     ReadThrough,
-    /// That it has not got them: it serves copies only, and fetches those of chunks that it holds by itself.
+    /// It answers that it has not got them: it serves copies only, and fetches those of chunks that it holds by
+    /// itself.
     #[serde(rename = "copies")]
     CopiesOnly,
     /// As `CopiesOnly`; and who holds what follows not from a hash, but from the plan of the run: each node keeps
@@ -30,7 +31,7 @@ impl Serving {
         ("plan", Serving::Planned),
     ];
 
-    /// Whether peers never make this node read the origin.
+    /// Returns whether peers never make this node read the origin.
     pub fn is_copies_only(self) -> bool {
         self != Serving::ReadThrough
     }

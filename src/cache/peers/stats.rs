@@ -24,7 +24,7 @@ struct OfPeer {
     micros: AtomicU64,
 }
 
-/// What was read from peers since the start.
+/// Counters of reads from peers since the start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PeerStats {
     /// For each node of the round, in the order of [`Round::nodes`](super::Round::nodes): what came from it. Zero
@@ -40,7 +40,7 @@ pub struct PeerStats {
     pub mismatched_bytes: u64,
 }
 
-/// What came from one node.
+/// Counters of reads from one node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct NodeStats {
     /// Reads.

@@ -1,5 +1,5 @@
-//! What the processes of a rank tell each other. One process keeps the store and exchanges; its forked children
-//! may read from it, as a data loader's workers do.
+//! Memory that the processes of a rank share. One process keeps the store and exchanges; its forked children may read
+//! from it, as a data loader's workers do.
 //!
 //! Each process that reads along the order is a [`Reader`]: reader w of n takes every n-th batch of the rank. The
 //! rank is as far as its last reader, so nothing is deleted that one of them still reads.
@@ -19,7 +19,7 @@ pub struct Reader {
     pub of: u32,
 }
 
-/// That somebody began as a reader, at which place nobody else may be.
+/// Proof that a process began as a reader; void once another one begins in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket(u64);
 

@@ -92,13 +92,13 @@ struct StorePair {
     for_peers: bool,
     namespace: Namespace,
     media: Box<dyn QueuePair>,
-    /// What the store has served.
+    /// The bytes that the store has served.
     places: Arc<PlaceCounters>,
     /// For the media, at its addresses.
     pending: VecDeque<Io>,
     /// Reads of pages that have not arrived.
     waiting: VecDeque<Io>,
-    /// What the media read, by tag.
+    /// Reads that the media run, by tag.
     taken: Slab<Taken>,
     ready: VecDeque<Completion>,
 }

@@ -22,7 +22,7 @@ use dlfs_io::qpair::blocking::Blocking;
 use dlfs_order::order::{Exchanged, Shares};
 use dlfs_order::tier::PAGE_BYTES;
 
-/// What an exchange is made of.
+/// The inputs of an exchange.
 pub(super) struct Parts {
     pub(super) shared: Arc<Shared>,
     pub(super) directory: Arc<Directory>,
@@ -46,7 +46,7 @@ pub(super) struct Exchange {
     answered: u64,
     /// How much of the reported damage was mended.
     mended: u64,
-    /// Whether the bytes of an earlier run were checked.
+    /// Set once the bytes of an earlier run were checked.
     is_checked: bool,
     peers: HashMap<u32, Peer>,
     origin: Origin,
@@ -63,7 +63,7 @@ struct Work {
     due: usize,
     /// The steps whose sample is still to be deleted, by the rank that gets it.
     leaving: BTreeMap<u32, Vec<usize>>,
-    /// Whether samples have been deleted.
+    /// Set once samples have been deleted.
     has_left: bool,
     /// Since when the end of the epoch has waited.
     late: Option<Instant>,
@@ -401,13 +401,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether `rank` cannot be reached, for longer than a late peer is waited for.
+    /// Returns whether `rank` could not be reached for longer than a late peer is waited for.
     fn is_gone(&self, rank: u32) -> bool {
         let since = self.peers.get(&rank).and_then(|peer| peer.away_since);
         since.is_some_and(|since| since.elapsed() >= self.parts.options.patience)
     }
 
-    /// Whether a sample that leaves for `rank` can be read from the data set.
+    /// Returns whether a sample that leaves for `rank` can be read from the data set.
     fn is_in_origin(&mut self, work: &Work, rank: u32) -> Result<bool> {
         let step = work.leaving.get(&rank).and_then(|steps| steps.first());
         let Some(id) = step.map(|&step| work.steps[step].sends) else { return Ok(true) };
@@ -503,7 +503,7 @@ impl Exchange {
         if matches!(failed.kind(), ErrorKind::Interrupted | ErrorKind::NoSpace) {
             return Err(failed);
         }
-        // Who had it before, or gets it next.
+        // The ranks that had each sample before, or get it next.
         let froms = before.steps.iter().map(|step| (step.receives, step.from));
         let tos = next.steps.iter().map(|step| (step.sends, step.to));
         let others: Vec<(SampleId, u32)> =
@@ -739,7 +739,7 @@ impl Work {
         *progress = now.max(*progress);
     }
 
-    /// Whether the loader is past the epoch, and all has come and left.
+    /// Returns whether the loader is past the epoch, and all samples have come and left.
     fn has_ended(&self, position: Epoch) -> bool {
         position > self.epoch && self.open.is_empty() && self.leaving.is_empty()
     }
@@ -762,7 +762,7 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Interrupted, "bringing the share into the store was interrupted")
 }
 
-/// What is known of a rank that is not waited for.
+/// The progress of a rank that is not waited for.
 const GONE: Progress = Progress { epoch: Epoch(u64::MAX), steps: 0 };
 
 /// How long the thread waits if nothing is to be done; a delivered batch wakes it.

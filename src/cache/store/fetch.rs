@@ -188,7 +188,7 @@ fn checked(run: &Run, read: Result<IoBuf>) -> Fetched {
     }
 }
 
-/// Whether a store has answered that it has not got the pages.
+/// Returns whether a store has answered that it has not got the pages.
 fn is_absent(error: &Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<IoError>());
     matches!(cause, Some(IoError::Status(status)) if status.is(Status::UNWRITTEN_BLOCK))

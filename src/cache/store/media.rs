@@ -26,7 +26,7 @@ pub(super) struct Media {
     present: SharedWords,
     /// The most pages that may be there.
     quota_pages: AtomicU64,
-    /// Whether there were bytes when it was opened.
+    /// True if there were bytes when it was opened.
     was_used: bool,
     /// A forked child does not keep the lock.
     _lock: Option<NotInherited>,
@@ -110,7 +110,7 @@ impl Media {
         }
     }
 
-    /// Where its bytes count as coming from.
+    /// The place that its bytes count as coming from.
     pub(super) fn kind(&self) -> Place {
         match self.backing {
             Backing::File(_) => Place::Drive,
@@ -118,7 +118,7 @@ impl Media {
         }
     }
 
-    /// Whether there were bytes when it was opened.
+    /// Returns whether there were bytes when it was opened.
     pub(super) fn was_used(&self) -> bool {
         self.was_used
     }
@@ -131,13 +131,13 @@ impl Media {
         (pages.end <= end - first).then_some(first + pages.start..first + pages.end)
     }
 
-    /// Whether all of `pages` are there.
+    /// Returns whether all of `pages` are there.
     pub(super) fn has(&self, pages: Range<u64>) -> bool {
         let words = self.present.as_ref();
         masks(pages).all(|(word, mask)| words[word].load(Ordering::Acquire) & mask == mask)
     }
 
-    /// Whether `pages` may be added.
+    /// Checks that `pages` may be added.
     ///
     /// # Errors
     /// `NoSpace`: the store would have more than its quota.

@@ -68,10 +68,10 @@ pub use stats::StoreStats;
 /// How a rank keeps its share.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Where: `ram:SIZE`, or `file:FOLDER:SIZE`. The size is the most bytes of samples that all ranks of this node
-    /// take there; each may take an equal part.
+    /// The storage: `ram:SIZE`, or `file:FOLDER:SIZE`. The size is the most bytes of samples that all ranks of this
+    /// node take there; each may take an equal part.
     pub spec: TierSpec,
-    /// Whether nothing is exchanged while an epoch runs, but all at its end: for comparison.
+    /// Exchanges nothing while an epoch runs, but all at its end: for comparison.
     pub blocking: bool,
     /// How long a late peer is waited for at an epoch's end, and one that cannot be reached at any time, before
     /// its samples are read from the origin.
@@ -92,7 +92,7 @@ impl StoreOptions {
     }
 }
 
-/// What the store of one rank is for.
+/// The rank, the run and the data set that a store is for.
 pub struct Owner<'a> {
     /// The samples.
     pub directory: &'a Arc<Directory>,
@@ -117,15 +117,15 @@ pub struct Store {
     _metered: Registration,
 }
 
-/// What the thread, the devices and the callers share.
+/// State that the thread, the devices and the callers share.
 struct Shared {
     media: Media,
     origins: Vec<Arc<dyn Device>>,
-    /// Where samples lie on each namespace, in bytes: a read outside of them waits for nothing.
+    /// The bytes of each namespace that hold samples: a read outside of them waits for nothing.
     chunks: Vec<Vec<Range<u64>>>,
-    /// Where the loaders are, and what else forked children share with this process.
+    /// The positions of the loaders, and what else forked children share with this process.
     board: Board,
-    /// What peers read in the first page.
+    /// The progress that peers read in the first page.
     progress: Mutex<progress::Progress>,
     counters: Counters,
     /// The process that stores and exchanges; forked children only read.
@@ -154,7 +154,7 @@ pub struct Staged {
 pub struct Meet<'a> {
     /// How this rank joins.
     pub options: &'a PeerOptions,
-    /// Where.
+    /// The place where they meet.
     pub rendezvous: &'a mut dyn Rendezvous,
     /// A hash of what must be the same on all ranks.
     pub order: u64,
@@ -230,8 +230,8 @@ impl Store {
         &self.devices
     }
 
-    /// Which reader of this store is rank `rank` of `world_size` in `order`, if it is one: the store's own rank, or
-    /// one of several that share its batches.
+    /// The reader of this store that rank `rank` of `world_size` in `order` is, if it is one: the store's own rank,
+    /// or one of several that share its batches.
     pub fn reader(&self, order: &OrderSpec, rank: u32, world_size: u32) -> Option<Reader> {
         let ranks = order.kind.world_size()?;
         let is_its_own = self.order == *order && rank % ranks == self.rank;
@@ -275,8 +275,8 @@ impl Store {
         self.shared.notify();
     }
 
-    /// That nobody else has begun as `reader` since `ticket`: two at one place would delete what the other still
-    /// reads.
+    /// Checks that nobody else has begun as `reader` since `ticket`: two at one place would delete what the other
+    /// still reads.
     ///
     /// # Errors
     /// `Busy`: somebody has.
@@ -307,7 +307,7 @@ impl Store {
         self.shared.failure()
     }
 
-    /// Whether this process stores and exchanges, and so counts; forked children only read.
+    /// Returns whether this process stores and exchanges, and so counts; forked children only read.
     pub fn is_home(&self) -> bool {
         self.shared.home.get().is_some()
     }
@@ -376,7 +376,7 @@ impl Shared {
         self.board.failure().or_else(|| self.fate.died())
     }
 
-    /// Whether `range` of a namespace may hold samples.
+    /// Returns whether `range` of a namespace may hold samples.
     fn has_samples(&self, namespace: u16, range: &Range<u64>) -> bool {
         let chunks = self.chunks.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
         let first = chunks.partition_point(|chunk| chunk.end <= range.start);
@@ -431,7 +431,7 @@ fn join(
         intact: Arc::clone(intact),
         cache: devices,
         views: device::devices(shared, true),
-        // What a rank serves follows from the order, not from the round.
+        // The order decides what a rank serves, not the round.
         room_pages: Vec::new(),
         tiers: 0,
         order: meet.order,
@@ -445,7 +445,7 @@ fn join(
     Peers::join(&served, &options, meet.rendezvous)
 }
 
-/// Where the samples of each namespace end, in bytes.
+/// The end of the samples of each namespace, in bytes.
 fn used_lens(directory: &Directory) -> Vec<u64> {
     let ends = chunks(directory).into_iter();
     ends.map(|chunks| chunks.last().map_or(0, |chunk| chunk.end)).collect()

@@ -1,4 +1,4 @@
-//! Where the store of a rank lies: which ranks are on one node, and which of them share a quota.
+//! The place of a rank's store: which ranks are on one node, and which of them share a quota.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -41,14 +41,14 @@ impl Place {
         format!("rank {rank} on {} {:016x}", self.node, self.folder)
     }
 
-    /// What `name` says; `None`: it is no such name.
+    /// Parses the name of a place; `None` if `name` is none.
     pub(super) fn from_name(name: &str) -> Option<Place> {
         let (_, rest) = name.strip_prefix("rank ")?.split_once(" on ")?;
         let (node, folder) = rest.rsplit_once(' ')?;
         Some(Place { node: node.to_owned(), folder: u64::from_str_radix(folder, 16).ok()? })
     }
 
-    /// Whether bytes between the two cross no network.
+    /// Returns whether bytes between the two cross no network.
     pub(super) fn is_on_node_of(&self, other: &Place) -> bool {
         self.node == other.node
     }

@@ -41,7 +41,7 @@ impl Progress {
         zerocopy::transmute!(raw)
     }
 
-    /// What a peer's page says; `None` if it is no such page.
+    /// Parses the progress in a peer's page; `None` if the page has none.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Progress> {
         let (raw, _) = RawProgress::read_from_prefix(bytes).ok()?;
         let is_right = raw.magic == MAGIC && raw.crc.get() == crc32c(&bytes[..CHECKED_BYTES]);

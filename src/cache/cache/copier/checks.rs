@@ -11,14 +11,14 @@ use dlfs_base::buf::IoBuf;
 use dlfs_base::error::Result;
 use dlfs_order::tier::{CopyTable, Kept, PageSet, sum_of_pages};
 
-/// What is not checked yet.
+/// Copies that are not checked yet.
 #[derive(Default)]
 pub(super) struct Checks {
     /// With their tiers, in the order of their turns. Those whose check has begun, or that were evicted, have no pages.
     copies: Vec<(u8, Kept)>,
     /// Units, ascending, and where they are in `copies`.
     by_unit: Vec<(u32, u32)>,
-    /// Whose turn is next, in `copies`.
+    /// The next one to check, in `copies`.
     next: usize,
     /// Units whose copies are being read.
     reading: HashSet<u32>,
@@ -34,7 +34,7 @@ impl Checks {
         Checks { copies, by_unit, ..Checks::default() }
     }
 
-    /// Whether the copies of the unit are not known to be intact.
+    /// Returns whether the copies of the unit are not known to be intact.
     pub(super) fn contains(&self, unit: u32) -> bool {
         let is_waiting = |at: usize| !self.copies[at].1.pages.is_empty();
         self.place_of(unit).is_some_and(is_waiting) || self.reading.contains(&unit)

@@ -10,7 +10,7 @@ use super::Copier;
 use crate::cache::vacated::Vacated;
 use dlfs_order::tier::{CopyLocation, PageSet};
 
-/// What waits for buffers to come back. Empty nearly always.
+/// Pages and room that wait for lent buffers to come back. Empty nearly always.
 #[derive(Default)]
 pub(super) struct Lent {
     /// Pages of units that are to be written again.
@@ -20,12 +20,12 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// Whether nothing waits.
+    /// Returns whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.room.is_empty()
     }
 
-    /// Whether all room of evicted units is free: what it was made for would find none.
+    /// Returns whether all room of evicted units is free. Until then nothing is fetched ahead: it would find no room.
     pub(super) fn has_no_room(&self) -> bool {
         self.room.is_empty()
     }
@@ -37,8 +37,8 @@ impl Lent {
 }
 
 impl Copier {
-    /// Whether `pages` of a unit may be written: no buffer of an older copy is lent. If not, they are not fetched
-    /// before they may.
+    /// Ends the lending of `pages` of a unit; returns whether they may be written, because no buffer of an older copy
+    /// is outstanding. Otherwise they are not fetched until they may.
     pub(super) fn take_back(&mut self, unit: u32, pages: PageSet) -> bool {
         let Some(location) = self.shared.copies.location(unit) else { return true };
         let is_back = self.is_back(location, pages);

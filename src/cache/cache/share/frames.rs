@@ -29,9 +29,9 @@ pub(super) enum Frame<'a> {
     Piece { unit: u32, pages: PageSet, bytes: &'a [u8] },
     /// Expected pages will not arrive; they are no longer claimed.
     Gone(u32, PageSet),
-    /// What the process plans to keep. The owner assigns the tiers.
+    /// The process's plan of what to keep. The owner assigns the tiers.
     Plan(TierPlan),
-    /// What the process holds for other nodes.
+    /// The chunks that the process holds for other nodes.
     Hold(Held),
 }
 

@@ -21,7 +21,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::mark_ours;
 use dlfs_order::tier::Policy;
 
-/// What the owner sends: its identity, and what it shares.
+/// The owner's first message: its identity, and what it shares.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::cache) struct Hello {
     /// Version of these messages, of the table and of the frames.
@@ -31,7 +31,7 @@ pub(in crate::cache) struct Hello {
     pub pid: u32,
     pub uuid: [u8; 16],
     pub generation: u64,
-    /// Of the division into units.
+    /// The fingerprint of the division into units.
     pub fingerprint: u64,
     pub policy: String,
     pub tiers: Vec<SharedTier>,
@@ -45,13 +45,13 @@ pub(in crate::cache) struct SharedTier {
     pub place: Place,
     pub data_offset: u64,
     pub capacity_pages: u64,
-    /// Whether only pages that are written take room.
+    /// Set if only pages that are written take room.
     pub is_sparse: bool,
-    /// Whether long samples are files of their own beside it.
+    /// Set if long samples are files of their own beside it.
     pub has_own_files: bool,
 }
 
-/// Where a shared tier keeps its copies.
+/// The place where a shared tier keeps its copies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::cache) enum Place {
@@ -62,7 +62,7 @@ pub(in crate::cache) enum Place {
     Memory(u64),
 }
 
-/// What a process receives when it attaches.
+/// All that a process receives when it attaches.
 #[derive(Debug)]
 pub(in crate::cache) struct Welcome {
     pub stream: UnixStream,

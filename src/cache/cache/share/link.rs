@@ -69,7 +69,7 @@ impl Link {
         Ok(Link { jobs, connection: stream, is_alive, queued_bytes, ended, _threads: threads })
     }
 
-    /// Whether the connection to the owner is open.
+    /// Returns whether the connection to the owner is open.
     pub(in crate::cache) fn is_alive(&self) -> bool {
         self.is_alive.load(Ordering::Acquire)
     }
@@ -89,7 +89,7 @@ impl Link {
         &self.queued_bytes
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns whether nothing waits to be sent.
     pub(in crate::cache) fn is_idle(&self) -> bool {
         self.jobs.is_empty() || !self.is_alive()
     }

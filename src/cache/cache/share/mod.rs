@@ -54,7 +54,7 @@ pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<S
     }
 }
 
-/// Whether no process holds the lock on the first tier in a file; then no process of dlfs owns these tiers.
+/// Returns whether no process holds the lock on the first tier in a file; then no process of dlfs owns these tiers.
 pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
     match first_path(options, identity) {
         Some(path) => folder::is_unused(&path),
@@ -93,7 +93,7 @@ fn name_of(path: &Path) -> Option<String> {
     Some(format!("tier-{place}"))
 }
 
-/// Whether the owner has opened the tiers that `options` name.
+/// Returns whether the owner has opened the tiers that `options` name.
 pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
     let wanted = options.tiers.iter().map(ToString::to_string);
     hello.tiers.iter().map(|tier| tier.name.as_str()).eq(wanted)
@@ -116,7 +116,7 @@ pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
     }
 }
 
-/// Whether the other end of a connection belongs to the same user.
+/// Returns whether the other end of a connection belongs to the same user.
 fn is_same_user(stream: &std::os::unix::net::UnixStream) -> bool {
     let peer = rustix::net::sockopt::socket_peercred(stream);
     peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())

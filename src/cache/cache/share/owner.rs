@@ -80,7 +80,7 @@ struct Server {
 /// A process that has attached.
 struct Attached {
     pid: i32,
-    /// Of its connection.
+    /// The number of its connection.
     number: u64,
     /// It notices the owner's end, whatever the owner's children do.
     _own: NotInherited,
@@ -280,7 +280,7 @@ impl Attached {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
         }
-        // What it had planned stays until the next plan: evicting it now would make no room for anybody.
+        // The copies that it had planned stay until the next plan: evicting them now would make no room for anybody.
         shared.plans.lock().attached.remove(&self.number);
         shared.remove_held(self.number);
     }
@@ -361,7 +361,7 @@ impl Drop for Listener {
     }
 }
 
-/// Whether nobody listens on a socket that is there.
+/// Returns whether nobody listens on a socket that is there.
 fn is_left_behind(address: &SocketAddrUnix) -> Result<bool, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

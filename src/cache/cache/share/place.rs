@@ -1,11 +1,11 @@
-//! Where the processes of a user meet: sockets in a folder that nobody else can use.
+//! Sockets by which the processes of a user meet, in a folder that nobody else can use.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Where this process makes the socket `name`. Its folder is made if it is not there.
+/// The path of the socket `name` that this process makes. Its folder is made if it is not there.
 ///
 /// # Errors
 /// `PermissionDenied`: another user has taken the folder's name, or can use the folder. Those of the operating system.
@@ -13,7 +13,7 @@ pub(super) fn path_of(name: &str) -> io::Result<PathBuf> {
     Ok(folder(runtime().as_deref(), &std::env::temp_dir())?.join(name))
 }
 
-/// Where another process of this user may have made it: its environment may be another one.
+/// The paths at which another process of this user may have made it: its environment may be another one.
 pub(super) fn paths_of(name: &str) -> Vec<PathBuf> {
     let logged_in = Path::new("/run/user").join(user().to_string());
     let mut folders: Vec<PathBuf> =
@@ -52,7 +52,7 @@ fn below(temporary: &Path) -> PathBuf {
     temporary.join(format!("dlfs-{}", user()))
 }
 
-/// Whether it is a folder that this user has to itself.
+/// Returns whether the path is a folder that this user has to itself.
 fn is_private(path: &Path) -> bool {
     fs::symlink_metadata(path)
         .is_ok_and(|found| found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0)

@@ -21,7 +21,7 @@ use dlfs_target::{Target, TargetOptions};
 
 /// Records in the blocks of rank 0's namespace.
 pub struct Blocks {
-    /// Where the ranks meet, for messages.
+    /// The place where the ranks meet, for messages.
     place: String,
     world_size: u32,
     own: Vec<u8>,
@@ -203,7 +203,7 @@ fn connected(address: &Address, connect: &ConnectOptions, world_size: u32) -> Re
     Ok(io)
 }
 
-/// What a block holds, without the zeroes behind it.
+/// The record in a block, without the zeroes behind it.
 fn content(block: &[u8]) -> Option<Vec<u8>> {
     let len = block.iter().position(|&byte| byte == 0).unwrap_or(block.len());
     (len > 0).then(|| block[..len].to_vec())

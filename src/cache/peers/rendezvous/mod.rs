@@ -18,7 +18,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 pub use blocks::Blocks;
 pub use folder::Folder;
 
-/// Where records are set and gathered.
+/// A place where records are set and gathered.
 pub trait Rendezvous {
     /// Sets the record of `rank`.
     ///
