@@ -26,7 +26,7 @@ use crate::units::{Epoch, Generation, SampleId};
 use super::state_file::read_limited;
 use super::{Dataset, Loader, Sampler};
 
-/// Which order a program reads in, where it is, and how much may be read ahead: what a file of JSON says.
+/// The order that a program reads in, its position, and how much may be read ahead, as a JSON file states them.
 ///
 /// The file is a reading state, as loaders save it, with some keys more; or only `order` and those keys.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -106,7 +106,7 @@ impl OrderFile {
         let superblocks = dataset.image().superblocks();
         let data_bytes = used_bytes(superblocks);
         let window = self.window.unwrap_or_else(|| (memory_bytes() / 4).min(DEFAULT_WINDOW_BYTES));
-        // What the loader has read, and what waits for the program.
+        // Split the window: a quarter for what waits for the program, the rest for what the loader reads.
         let waiting = (window / 4).min(data_bytes).max(1);
         let chunks = 2 * u64::from(directory.layout().chunk_size_bytes);
         let loader = (window - window / 4).min(data_bytes.saturating_add(chunks)).max(1);
@@ -306,7 +306,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         Ok(Ahead { shared, thread: Some(thread), _metered })
     }
 
-    /// What was made of the sample, if it was read ahead. If it is just being read, waits for it, at most 10 s.
+    /// Takes what was made of the sample, if it was read ahead. If it is just being read, waits at most 10 s for it.
     pub fn take(&self, id: SampleId) -> Option<T> {
         let mut window = self.shared.window.lock();
         let until = Instant::now() + LONGEST_WAIT;
@@ -447,13 +447,13 @@ impl<T: Clone> Window<T> {
         self.kept.get_mut((number - self.first) as usize)
     }
 
-    /// Whether the sample is being read, so that it is worth a wait.
+    /// Returns whether the sample is being read, so that waiting for it is worthwhile.
     fn is_coming(&mut self, id: SampleId) -> bool {
         if self.coming.contains(&id) {
             self.misses = self.misses.max(MISSES); // the program is past what the window holds
             return true;
         }
-        // What others of the program's threads have not taken yet stays.
+        // Samples that other threads of the program have not taken yet stay.
         self.following.contains(&id) && self.make_room()
     }
 

@@ -15,16 +15,16 @@ use super::{Image, OpenOptions};
 /// How a generation came about, for its record.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
-    /// What made it: `import`, `append`, `delete`, `purge`; empty for an image that is added as it is.
+    /// The operation that made it: `import`, `append`, `delete`, `purge`; empty for an image that is added as it is.
     pub made_by: String,
     /// The sources of an import, as they were named.
     pub sources: Vec<String>,
-    /// What users say about it.
+    /// The labels that users gave it.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Image {
-    /// What a catalogue says about this image at `sites`.
+    /// A catalogue's record of this image at `sites`.
     ///
     /// # Errors
     /// `InvalidArgument`: it is a plain folder, which has neither UUID nor generations.

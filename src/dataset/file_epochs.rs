@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Place;
 
-/// What a program has done with files, as far as a door sees it.
+/// Counters of a program's use of files, as far as a door sees it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct FileCounts {
     /// Files opened.
@@ -20,10 +20,10 @@ pub struct FileCounts {
 pub struct EpochCounts {
     /// Its number, from 0: epochs of this process since the data set was opened.
     pub epoch: u64,
-    /// What the program did.
+    /// The program's use of files.
     #[serde(flatten)]
     pub files: FileCounts,
-    /// What came from each place; none without tiers.
+    /// The reads from each place; none without tiers.
     pub places: Vec<Place>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// What was counted since the begin of the epoch of this number.
+    /// The counts since the epoch of this number began.
     pub(super) fn since(&self, begin: &Counted, epoch: u64) -> EpochCounts {
         let files = FileCounts {
             opens: self.files.opens.saturating_sub(begin.files.opens),

@@ -24,7 +24,7 @@ pub struct Files {
     dataset: Dataset,
     tree: FileTree,
     field_lens: Forked<FieldLens>,
-    /// Of this process: a forked child is another program.
+    /// The epochs of this process: a forked child is another program.
     epochs: Forked<Mutex<Epochs<Counted>>>,
 }
 

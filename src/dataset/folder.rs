@@ -51,7 +51,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
 
 /// Makes the directory, with one chunk for the files of each cell.
 fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, FormatError> {
-    // Of version 1, since its cells have the chunk size.
+    // Version 1, since its cells have the chunk size.
     let version = FormatVersion::V1;
     let layout = ImageLayout::of_version(version, uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
     let mut builder = DirectoryBuilder::new(layout);

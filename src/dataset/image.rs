@@ -35,9 +35,9 @@ pub struct Image {
     pub(super) superblocks: Vec<Superblock>,
     pub(super) bad_copies: Vec<BadCopy>,
     pub(super) directory: Arc<Directory>,
-    /// That of all samples; equal to `directory` unless this is a view. Tiers and peers serve all.
+    /// The directory of all samples; equal to `directory` unless this is a view. Tiers and peers serve all samples.
     pub(super) whole: Arc<Directory>,
-    /// What the directory was decoded from; `None` for a plain folder.
+    /// The snapshot that the directory was decoded from; `None` for a plain folder.
     pub(super) snapshot: Option<Arc<SharedSnapshot>>,
     /// The cache that the devices are read through, if there are tiers.
     pub(super) cache: Option<Arc<Cache>>,

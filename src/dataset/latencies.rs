@@ -13,7 +13,7 @@ pub(super) struct Latencies(Mutex<Of>);
 #[derive(Debug, Default)]
 struct Of {
     live: Vec<Arc<Recorder>>,
-    /// What the others recorded before they ended.
+    /// The latencies of the recorders that have ended.
     ended: Histogram,
 }
 
@@ -25,7 +25,7 @@ impl Latencies {
         of.live.push(Arc::clone(recorder));
     }
 
-    /// What all of them have recorded.
+    /// The sum of the latencies of all recorders, ended ones included.
     pub(super) fn read(&self) -> Histogram {
         let mut of = self.0.lock();
         of.forget_ended();

@@ -34,10 +34,10 @@ use stored::Stored;
 ///
 /// The run may be moved to another epoch or state at any time.
 pub struct Loader {
-    /// What is read, until the loader is closed. The lock is held only to clone it; only [`Loader::close`] locks it
-    /// for writing, so that a child that is forked while a thread reads can clone it too.
+    /// The data set or mixture that is read, until the loader is closed. The lock is held only to clone it; only
+    /// [`Loader::close`] locks it for writing, so that a child that is forked while a thread reads can clone it too.
     over: RwLock<Option<Over>>,
-    /// That of the data set, or of a mixture's first source.
+    /// The directory of the data set, or of a mixture's first source.
     directory: Arc<Directory>,
     /// Samples of an epoch.
     len: u64,
@@ -58,7 +58,7 @@ pub struct Loader {
     _metered: Registration,
 }
 
-/// What a loader reads.
+/// The source of a loader's samples.
 #[derive(Clone)]
 enum Over {
     Dataset(Dataset),
@@ -77,7 +77,7 @@ struct Running {
     prepared: Option<Arc<Window>>,
     /// Counters of earlier loaders of this run.
     past: LoaderStats,
-    /// What happened since the first batch.
+    /// The record of what happened since the first batch.
     record: Option<Record>,
 }
 
@@ -270,7 +270,7 @@ impl Loader {
         if state.epoch.0 < self.options.epochs.end { self.share.batches_after(&state) } else { 0 }
     }
 
-    /// Whether any are left: as [`Loader::batches_left`], which counts them.
+    /// Returns whether any batches are left. [`Loader::batches_left`] counts them.
     pub fn has_batches_left(&self) -> bool {
         let position = self.position.load(Ordering::Acquire);
         if position == self.more_after.load(Ordering::Acquire) {
@@ -286,8 +286,8 @@ impl Loader {
         self.running.get_or_init(Mutex::default).lock().stats()
     }
 
-    /// Whether the verified bytes of the sample are in this process's window now: true exactly while its chunk is
-    /// there. Always `false` of a mixture, and where batches are not made of whole chunks.
+    /// Returns whether the verified bytes of the sample are in this process's window now, that is, while its chunk is
+    /// there. Always `false` for a mixture, and where batches are not made of whole chunks.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let running = self.running.get_or_init(Mutex::default).lock();
         running.loader.as_ref().is_some_and(|loader| loader.is_resident(id))

@@ -79,7 +79,7 @@ impl Mixture {
         &self.datasets
     }
 
-    /// What is mixed, with the seed and the batch that `options` have.
+    /// The definition of the mixture, with the seed and the batch size of `options`.
     pub fn spec(&self, options: &LoaderOptions) -> MixtureSpec {
         let mut spec = MixtureSpec { seed: options.order.seed, ..self.spec.clone() };
         if spec.batching == (Batching::PerSource { batch: 0 }) {
@@ -249,7 +249,7 @@ impl MixtureSampler {
         self.share.batches_after(&self.state)
     }
 
-    /// Whether any are left.
+    /// Returns whether any batches are left.
     pub fn has_batches_left(&self) -> bool {
         self.batches_left() > 0
     }

@@ -138,7 +138,7 @@ impl Measured for Readers {
     }
 }
 
-/// Which samples to read, by id or by name.
+/// The samples to read, by id or by name.
 #[derive(Debug, Clone, Copy)]
 pub enum Query<'a> {
     /// The samples with these ids.
@@ -199,7 +199,7 @@ impl Dataset {
         self.directory().num_live()
     }
 
-    /// Whether there is no sample.
+    /// Returns whether there is no sample.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -386,12 +386,12 @@ impl Dataset {
         self.image().tiers().map(Cache::stats)
     }
 
-    /// What came from other nodes so far; `None` if the image is not read through their caches.
+    /// Counters of reads from other nodes so far; `None` if the image is not read through their caches.
     pub fn peer_stats(&self) -> Option<PeerStats> {
         self.image().peers().map(Peers::stats)
     }
 
-    /// Where the bytes came from so far; `None` without tiers.
+    /// Counters of the places that bytes came from so far; `None` without tiers.
     pub fn places(&self) -> Option<Places> {
         self.image().places()
     }

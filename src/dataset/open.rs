@@ -34,8 +34,8 @@ pub struct OpenOptions {
     pub connect: ConnectOptions,
     /// A saved snapshot of the directory, used instead of the one on the image.
     pub snapshot: Option<PathBuf>,
-    /// Where a process of this machine shares the snapshot: [`Image::share_snapshot`]. Read from the image if it
-    /// is not there, or not the one that the image has committed.
+    /// Location of the snapshot that a process of this machine shares: [`Image::share_snapshot`]. The snapshot is
+    /// read from the image if it is not there, or is not the one that the image has committed.
     pub shared_snapshot: Option<SealedLocation>,
     /// The tiers in front of the namespaces.
     pub tiers: TierOptions,

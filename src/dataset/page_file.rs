@@ -32,7 +32,7 @@ pub fn check_page(path: &Path) -> Result<()> {
     if is_other(path) { Ok(()) } else { check_replaceable(path) }
 }
 
-/// Whether there is something that no file may replace.
+/// Returns whether `path` is something that no file may replace, such as a named pipe.
 fn is_other(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

@@ -122,7 +122,7 @@ impl Image {
         self.peers.as_deref()
     }
 
-    /// Where the bytes came from so far; `None` without tiers.
+    /// Counters of the places that bytes came from so far; `None` without tiers.
     pub fn places(&self) -> Option<Places> {
         let cache = self.tiers()?;
         let stats = cache.stats();
@@ -281,7 +281,7 @@ impl Dataset {
     }
 }
 
-/// Where the bytes came from so far: the same in `dlfs read --json`, Python and C.
+/// Counters of the places that bytes came from so far: the same in `dlfs read --json`, Python and C.
 ///
 /// A tier and the origin count what this process read there, for itself and for its peers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -347,7 +347,7 @@ pub(super) fn of_this_round(meeting: &Meeting) -> Meeting {
     meeting
 }
 
-/// Where the ranks meet: the meeting's own place, or the program's object.
+/// The rendezvous of the ranks: the meeting's own, or the program's object.
 pub(super) fn chosen<'a, 'b>(
     own: &'a mut Option<Box<dyn Rendezvous>>,
     object: Option<&'a mut (dyn Rendezvous + 'b)>,

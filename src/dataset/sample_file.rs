@@ -21,9 +21,9 @@ use super::Dataset;
 pub struct SampleFile {
     dataset: Dataset,
     id: SampleId,
-    /// What stands before the bytes of a field in its file.
+    /// The bytes that precede those of a field in its file.
     head: Vec<u8>,
-    /// Where the rest of the file lies in the record.
+    /// The range of the record that holds the rest of the file.
     span: Range<u64>,
     record_len: u64,
     /// Taken out while it is used: a thread that finds none reads for itself. It is only tried, so that a
@@ -34,10 +34,10 @@ pub struct SampleFile {
 /// The bytes that were read last.
 #[derive(Debug)]
 struct Window {
-    /// Which of the record.
+    /// The range of the record that the bytes are from.
     at: Range<u64>,
     ranges: Ranges,
-    /// Where the last read ended.
+    /// The end of the last read.
     next: u64,
 }
 
@@ -263,7 +263,7 @@ impl SampleFile {
     }
 }
 
-/// What a reader of all takes at a time: it stays in a processor's cache until it was copied on.
+/// Bytes of a step through the whole file: few enough to stay in a processor's cache until they are copied on.
 const STEP_BYTES: u64 = 1 << 20;
 /// The most that one file keeps, and reads at once.
 const MAX_WINDOW_BYTES: u64 = 8 << 20;

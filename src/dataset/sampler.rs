@@ -20,7 +20,7 @@ pub struct Sampler {
     stream: Stream,
     share: Share,
     state: State,
-    /// Whether another batch of the epoch is known to be behind the last one.
+    /// Set if another batch of the epoch is known to follow the last one.
     has_more: bool,
 }
 
@@ -88,7 +88,7 @@ impl Sampler {
         self.share.batches_after(&self.state)
     }
 
-    /// Whether any are left.
+    /// Returns whether any batches are left.
     pub fn has_batches_left(&self) -> bool {
         self.has_more || self.share.has_batch_after(&self.state)
     }
@@ -107,7 +107,7 @@ pub struct Share {
     len: u64,
     batch_size: u64,
     drop_short: bool,
-    /// Of batches by a budget, which epochs have in different numbers.
+    /// Counts of batches by a budget, whose number differs between epochs.
     budgeted: Option<Arc<Budgeted>>,
 }
 
@@ -170,7 +170,7 @@ impl Share {
         }
     }
 
-    /// Whether this rank has a batch between `at` and the end of its epoch: without a count of them.
+    /// Returns whether this rank has a batch between `at` and the end of its epoch, without a count of them.
     pub(crate) fn has_batch_after(&self, at: &State) -> bool {
         match &self.budgeted {
             None => self.batches_after(at) > 0,

@@ -40,7 +40,7 @@ impl SharedSnapshot {
         Some((directory, SharedSnapshot { bytes, sealed: sealed.into() }))
     }
 
-    /// Where other processes find the snapshot; shares it first if need be.
+    /// Returns the location where other processes find the snapshot; shares it first if need be.
     pub(super) fn share(&self) -> Result<SealedLocation> {
         if let Some(sealed) = self.sealed.get() {
             return Ok(sealed.location()?);

@@ -117,13 +117,13 @@ impl Dataset {
         Ok(Dataset::from_image(image, self.0.options.clone()))
     }
 
-    /// What this rank's store has and has exchanged so far; `None` without a store.
+    /// Counters of this rank's store so far; `None` without a store.
     pub fn store_stats(&self) -> Option<StoreStats> {
         self.image().store().map(|store| store.stats())
     }
 }
 
-/// Which reader of `store` a loader with the options `run` is.
+/// The reader of `store` that a loader with the options `run` is, if it is one.
 pub(super) fn reader_of(store: &Store, run: &LoaderOptions) -> Option<Reader> {
     store.reader(&order_of(run), run.rank, run.world_size)
 }

@@ -115,7 +115,7 @@ fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
     peers.set_plan(PlanMap::new(Arc::clone(units), nodes));
 }
 
-/// What the ranks read in the run of `options`.
+/// The run of `options`: what its ranks read.
 fn run_of<'a>(
     directory: &'a Directory,
     options: &LoaderOptions,

@@ -36,7 +36,7 @@ impl Default for VerifyOptions {
     }
 }
 
-/// What was verified, and what is damaged.
+/// Result of a verification: what was verified, and what is damaged.
 #[derive(Debug, Clone, Default)]
 pub struct VerifyReport {
     /// Samples whose bytes were compared with the directory's checksum.
@@ -58,9 +58,9 @@ pub struct Damage {
     pub name: Option<Vec<u8>>,
     /// Index of the namespace in the image.
     pub namespace: u16,
-    /// Where the damage begins on the namespace.
+    /// Offset of the damage on the namespace.
     pub offset_bytes: u64,
-    /// What is wrong.
+    /// The damage, in words.
     pub what: String,
 }
 
@@ -206,7 +206,7 @@ impl Image {
     }
 }
 
-/// Whether the chunk's header agrees with the directory.
+/// Checks that the chunk's header agrees with the directory; the error says where it does not.
 fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<(), String> {
     let text = |error: FormatError| error.to_string();
     let header = ChunkHeader::parse(bytes).map_err(text)?;

@@ -101,7 +101,7 @@ impl std::fmt::Debug for Exporter {
     }
 }
 
-/// What the thread owns.
+/// State of the exporter's thread.
 struct Responder {
     listener: TcpListener,
     shared: Arc<Shared>,
@@ -117,7 +117,7 @@ struct Client {
     sent: usize,
 }
 
-/// What becomes of a client.
+/// Fate of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Stays,

@@ -1,13 +1,13 @@
-//! What a client asks for: the head of an HTTP/1.1 request, and nothing of its body.
+//! Requests of clients: the head of an HTTP/1.1 request, and nothing of its body.
 
-/// What is known of a request so far.
+/// A request, as far as it has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// Its head has not ended yet.
     Incomplete,
     /// The metrics are asked for; of HEAD, only the head of the answer.
     Metrics {
-        /// Whether the answer has no body.
+        /// True for HEAD: the answer has no body.
         is_head: bool,
     },
     /// It is answered with this status and sentence.

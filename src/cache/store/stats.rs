@@ -8,7 +8,7 @@ use super::media::Media;
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_order::tier::PAGE_BYTES;
 
-/// What a store has and has exchanged since it was opened.
+/// Counters of a store since it was opened: what it holds, and what it has exchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct StoreStats {
     /// Bytes of the pages that it has now.

@@ -1,4 +1,4 @@
-//! What a loader has delivered and waited for, batch by batch.
+//! Record of a loader's deliveries and of the waits for it, batch by batch.
 //!
 //! It is always on: for each batch it costs one reading of the clock and a few additions.
 

@@ -10,8 +10,8 @@ use crate::report::{Facts, Reads, Report, StoreUse, TierUse};
 use super::{Loader, Over};
 
 impl Loader {
-    /// What this loader has delivered, what its consumer waited for, and what to try next. Of an empty run before the
-    /// first batch. Waits for a call of another thread for up to 100 ms.
+    /// Reports what this loader has delivered, what its consumer waited for, and what to try next. Before the first
+    /// batch it is the report of an empty run. Waits up to 100 ms for a call on another thread.
     pub fn report(&self) -> Report {
         let over = self.over().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();
@@ -37,7 +37,7 @@ impl Loader {
         }
     }
 
-    /// What the rank's store holds and was brought, if the loader reads from one of this process.
+    /// Use of the rank's store, if the loader reads from one of this process.
     fn store_use(&self) -> Option<StoreUse> {
         let stats = self.store.as_ref()?.own_stats()?;
         Some(StoreUse {

@@ -1,4 +1,4 @@
-//! What a loader and its rank's store tell each other: where the run begins, how far it is, and what went wrong.
+//! Exchange between a loader and its rank's store: where the run begins, how far it is, and what went wrong.
 
 use std::sync::{Arc, Weak};
 
@@ -18,7 +18,7 @@ use crate::dataset::store::reader_of;
 pub(super) struct Stored {
     store: Weak<Store>,
     reader: Reader,
-    /// That the run of this process has begun in the store.
+    /// The proof that the run of this process has begun in the store; `None` before.
     ticket: Arc<Mutex<Option<Ticket>>>,
 }
 
@@ -67,7 +67,8 @@ impl Loader {
         })
     }
 
-    /// What brings the share for a run that begins at `state`. A store that has come there by itself has it.
+    /// Returns a closure that brings the share for a run that begins at `state` into the store. A store that has come
+    /// there by itself has the share already.
     pub(super) fn begin_in_store(
         &self,
         state: &State,
@@ -88,7 +89,7 @@ impl Loader {
         }
     }
 
-    /// That nobody else reads the rank's share in its store at this run's place.
+    /// Checks that no other reader reads the rank's share in its store at this run's place.
     pub(super) fn check_place(&self) -> Result<()> {
         match self.store.as_ref().and_then(Stored::place) {
             Some(place) => place.check(),

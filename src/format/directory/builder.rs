@@ -37,7 +37,7 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 #[derive(Debug)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
-    /// What the columns below continue.
+    /// The directory that the columns below continue.
     base: Option<Directory>,
     parts: Vec<Part>,
     /// Time of the oldest chunk of each part.
@@ -58,13 +58,13 @@ pub struct DirectoryBuilder {
     shuffled: Option<Shuffled>,
     /// The ids of the slots below are checked, and their names are in `names`.
     settled: u64,
-    /// Whether the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
+    /// Set if the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
     names_come_last: bool,
     /// Slots that were purged or are lost.
     purged: Vec<u64>,
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
-    /// Whether a chunk has determined the fields.
+    /// Set once a chunk has determined the fields.
     knows_fields: bool,
     classes: Vec<Vec<u8>>,
     origins: Vec<u8>,

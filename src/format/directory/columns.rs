@@ -309,13 +309,13 @@ impl Walk {
         Walk { pack, end: 0 }
     }
 
-    /// Where the next sample begins if it has `len` bytes.
+    /// The start of the next sample if it has `len` bytes.
     #[inline]
     pub(crate) fn peek(&self, len: u32) -> u64 {
         self.pack.next_start(self.end, len)
     }
 
-    /// Where the next sample, of `len` bytes, begins; advances past it.
+    /// Returns the start of the next sample, of `len` bytes, and advances past it.
     #[inline]
     pub(crate) fn step(&mut self, len: u32) -> u64 {
         let at = self.peek(len);
@@ -371,7 +371,7 @@ impl RawChunk {
     }
 }
 
-/// Whether the samples from `at` on all have the same length in whole blocks, so that there is no padding:
+/// Returns whether the samples from `at` on all have the same length in whole blocks, so that there is no padding:
 /// offsets then need no search, and no branch per sample.
 #[inline]
 fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {

@@ -1,4 +1,4 @@
-//! What an import, append, delete or purge writes after its chunks.
+//! The writes of an import, append, delete or purge that follow its chunks.
 //!
 //! ```text
 //! let mut commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells

@@ -27,9 +27,9 @@ impl Intact {
         Intact { directory, chunks }
     }
 
-    /// Whether each live sample that lies wholly in `bytes`, which begin at offset `start` of `namespace`, has
-    /// the checksum that the directory states. Samples of which only a part is there are not compared; neither
-    /// are those of a folder, whose checksums are not known in advance.
+    /// Returns whether each live sample that lies wholly in `bytes`, which begin at offset `start` of `namespace`,
+    /// has the checksum that the directory states. Samples that lie there only in part are not compared; neither are
+    /// those of a folder, whose checksums are not known in advance.
     ///
     /// Visits all samples of the chunk up to the end of `bytes`.
     pub fn is_intact(&self, namespace: u16, start: u64, bytes: &[u8]) -> bool {

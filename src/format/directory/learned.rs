@@ -23,7 +23,7 @@ impl Learned {
         }
     }
 
-    /// Whether `found` is the checksum of `sample`; stores it if none is known.
+    /// Returns whether `found` is the checksum of `sample`; stores it if none is known.
     pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
         let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
         let (word, bit) = (&self.known[(sample.0 / 64) as usize], 1 << (sample.0 % 64));

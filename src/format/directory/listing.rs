@@ -9,7 +9,7 @@ use dlfs_base::units::SampleId;
 pub struct Entry {
     /// Its name within the folder.
     pub name: Vec<u8>,
-    /// What it is.
+    /// Its kind.
     pub kind: EntryKind,
 }
 
@@ -125,7 +125,7 @@ impl Directory {
         Ok(Some(SampleId(id)))
     }
 
-    /// Whether one of the samples at these ranks, in the order of names, is live.
+    /// Returns whether any of the samples at these ranks, in the order of names, is live.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.

@@ -176,7 +176,7 @@ impl Directory {
         id - self.deleted_ids.before(id)
     }
 
-    /// Whether this id was assigned and is not deleted.
+    /// Returns whether this id was assigned and is not deleted.
     #[inline]
     pub fn is_live(&self, id: SampleId) -> bool {
         id.0 < self.num_samples() && !self.deleted_ids.contains(id.0)
@@ -435,12 +435,12 @@ impl Directory {
         &self.metadata.freed
     }
 
-    /// Whether names and lookup tree are loaded.
+    /// Returns whether names and lookup tree are loaded.
     pub fn has_names(&self) -> bool {
         self.names.get().is_some() && self.has_tree()
     }
 
-    /// Whether the lookup tree is loaded.
+    /// Returns whether the lookup tree is loaded.
     pub fn has_tree(&self) -> bool {
         self.tree.get().is_some()
     }
@@ -498,7 +498,7 @@ impl Directory {
         }
     }
 
-    /// Whether the image says which objects of stores it was imported from.
+    /// Returns whether the image records the objects of stores that it was imported from.
     pub(crate) fn has_origins(&self) -> bool {
         match self.origins.get() {
             Some(origins) => !origins.is_empty(),
@@ -580,7 +580,7 @@ const NO_SLOT: Slot = Slot(u64::MAX);
 pub struct Memory {
     /// Length and checksum columns: 8 bytes a sample.
     pub lengths_and_checksums: u64,
-    /// Where every 32nd slot lies.
+    /// The positions of every 32nd slot.
     pub checkpoints: u64,
     /// The chunk table.
     pub chunks: u64,

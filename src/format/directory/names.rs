@@ -78,7 +78,7 @@ impl Names {
         Ok(cursor)
     }
 
-    /// Whether the name of `id` is `name`. Copies nothing; a damaged block matches no name.
+    /// Returns whether the name of `id` is `name`. Copies nothing; a damaged block matches no name.
     pub(crate) fn is(&self, id: u64, name: &[u8]) -> bool {
         self.matches(id, name).unwrap_or(false)
     }
@@ -228,12 +228,12 @@ impl NameCursor<'_> {
         Ok(true)
     }
 
-    /// Where [`advance`](Self::advance) goes.
+    /// The id that [`advance`](Self::advance) goes to next.
     pub(crate) fn next_id(&self) -> u64 {
         self.next
     }
 
-    /// Where it is, after [`advance`](Self::advance).
+    /// The id that [`advance`](Self::advance) went to last.
     pub(crate) fn id(&self) -> u64 {
         self.next - 1
     }

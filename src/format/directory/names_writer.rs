@@ -20,14 +20,14 @@ pub(crate) struct NamesWriter {
     /// Those of the ids before.
     base: Option<Names>,
     text: Vec<u8>,
-    /// Where each block that begins here begins in the text of all names.
+    /// The start of each block that begins here, in the text of all names.
     blocks: Vec<u8>,
     /// The last name.
     before: Vec<u8>,
     num_samples: u64,
     /// Ids of new names that do not follow the one before in the order of names, and the first new id.
     runs: Vec<u64>,
-    /// Whether the order of names, the earlier ones included, is not that of ids.
+    /// Set if the order of names, the earlier ones included, is not that of ids.
     unsorted: bool,
 }
 

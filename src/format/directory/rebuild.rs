@@ -169,8 +169,8 @@ fn candidates(
     of_heads.chain(of_base).collect()
 }
 
-/// Whether a chunk may belong to the record's generation: no later generation wrote it, and it is not from
-/// a discarded import that preceded the part as it is now.
+/// Returns whether a chunk may belong to the record's generation: no later generation wrote it, and it is not from a
+/// discarded import that preceded the part as it is now.
 fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
     let part = record.parts.binary_search_by_key(&head.part_first, |part| part.first);
     let started_ns = part.ok().map(|index| record.started_ns[index]);

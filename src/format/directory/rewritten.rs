@@ -144,7 +144,7 @@ impl Directory {
     }
 }
 
-/// Where every 32nd slot lies.
+/// The positions of every 32nd slot.
 fn checkpoints(table: &[RawChunk], lengths: &Bytes, pack: Pack) -> Vec<Checkpoint> {
     let lengths = lengths.items::<U32>();
     let mut checkpoints = Vec::with_capacity(lengths.len().div_ceil(STRIDE));

@@ -24,7 +24,7 @@ pub(crate) struct Tree {
     /// The id of each key, in `id_width` bytes.
     ids: Bytes,
     id_width: usize,
-    /// Where each level begins in `keys`, root first.
+    /// The start of each level in `keys`, root first.
     levels: Vec<usize>,
     len: u64,
 }
@@ -252,7 +252,7 @@ struct Leaves {
     id_width: usize,
     /// Keys per level, root first.
     sizes: Vec<usize>,
-    /// Where the next key goes.
+    /// The index of the next key.
     at: usize,
     len: usize,
 }

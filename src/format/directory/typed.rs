@@ -47,7 +47,7 @@ impl Column {
         &self.spec.name
     }
 
-    /// What its values are.
+    /// The type of its values.
     pub fn kind(&self) -> ColumnType {
         self.spec.kind
     }
@@ -321,7 +321,7 @@ impl TypedColumns {
             0 => FieldTypes::default(),
             _ => FieldTypes::read(&mut head, num_fields)?,
         };
-        // What a later release may have put behind these and behind the values is ignored.
+        // Ignore what a later release may have put behind these and behind the values.
         let specs: Vec<ColumnSpec> = columns.iter().map(|column| column.spec.clone()).collect();
         crate::format::columns::check_columns(&specs)?;
         Ok((TypedColumns(columns.into()), field_types))
@@ -337,6 +337,6 @@ fn text(bytes: &[u8]) -> Result<String, FormatError> {
     std::str::from_utf8(bytes).map(str::to_owned).map_err(wrong)
 }
 
-/// Of what the start of a column's values is a multiple.
+/// Alignment of the start of a column's values, in bytes.
 const ALIGN: usize = 8;
 const WHAT: &str = "typed columns of a snapshot";

@@ -4,7 +4,7 @@ use crate::directory::Directory;
 use crate::directory::deleted::DeletedSet;
 use dlfs_base::units::SampleId;
 
-/// What a directory knows of the view that it is of.
+/// A directory's mark of the view that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ViewMark {
     /// The hash of the view: that of its samples.

@@ -17,7 +17,7 @@ use crate::format::table::{Table, kind};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{Generation, SampleId, Slot};
 
-/// What all chunks of one part share.
+/// The parameters that all chunks of one part share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkSpec {
     /// The image.
@@ -129,12 +129,12 @@ impl ChunkBuilder {
         Slot(self.first_slot.0 + u64::from(self.num_samples()))
     }
 
-    /// Where a sample with a record of `len` bytes belongs.
+    /// Decides in which chunk a sample with a record of `len` bytes belongs.
     pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         self.fill.fit(meta, len)
     }
 
-    /// Where the record of the next sample goes.
+    /// The space for the record of the next sample.
     ///
     /// # Panics
     /// If the sample does not [`fit`](Self::fit) here.
@@ -278,7 +278,7 @@ impl ChunkBuilder {
     }
 }
 
-/// Where and when a chunk is written.
+/// Place and time of a chunk's write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkLocation {
     /// Its number within the generation.
@@ -326,7 +326,7 @@ impl ChunkHead {
     }
 }
 
-/// Whether a chunk has room for fields of these names and types.
+/// Returns whether a chunk has room for fields of these names and types.
 #[doc(hidden)]
 pub fn has_room_for_fields<'n>(names: impl Iterator<Item = &'n [u8]>, types: &FieldTypes) -> bool {
     let names: usize = names.map(|name| 2 + name.len()).sum();

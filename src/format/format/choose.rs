@@ -1,4 +1,4 @@
-//! Which namespaces of a subsystem an image lies on, where the user named the subsystem alone. Pure: the
+//! Chooses the namespaces of a subsystem that an image lies on, where the user named the subsystem alone. Pure: the
 //! caller reads the superblocks.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use crate::format::superblock_set::SuperblockCopies;
 pub struct Candidate {
     /// Its superblocks.
     pub copies: SuperblockCopies,
-    /// Whether the user named it, and not only the subsystem that has it.
+    /// True if the user named it, and not only the subsystem that has it.
     pub is_named: bool,
 }
 

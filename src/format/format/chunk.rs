@@ -105,7 +105,7 @@ pub struct ChunkId {
 /// The fixed part of a header, decoded: enough to select chunks for a rebuild.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHead {
-    /// What the whole image is like.
+    /// The layout of the whole image.
     pub layout: ImageLayout,
     /// Its kind.
     pub kind: ChunkKind,
@@ -155,7 +155,7 @@ impl ChunkHead {
         raw.decode(FormatVersion::parse("chunk", raw.version.get())?)
     }
 
-    /// Where the data begins, from the start of the chunk.
+    /// Offset of the data from the start of the chunk.
     pub fn data_start(&self) -> u64 {
         padded(u64::from(self.header_len))
     }
@@ -316,7 +316,7 @@ pub struct SampleEntry<'a> {
     pub label: Option<i64>,
     /// Its values in the typed columns.
     pub values: RowValues<'a>,
-    /// Where its record begins, from the start of the chunk.
+    /// Offset of its record from the start of the chunk.
     pub offset_bytes: u64,
     /// Bytes of its record.
     pub len_bytes: u32,
@@ -324,7 +324,7 @@ pub struct SampleEntry<'a> {
     pub crc32c: u32,
     /// CRC32C of each [piece](crate::format::pieces) of its record; none if they are not known.
     pub pieces: &'a [u32],
-    /// Whether only its slot is left: the sample was deleted, and a purge dropped its bytes.
+    /// True if only its slot is left: the sample was deleted, and a purge dropped its bytes.
     pub purged: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::format::FormatError;
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
 use crate::format::error::{at_most, equal};
 
-/// What the values of a typed column are.
+/// The type of a typed column's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ColumnType {
     /// Numbers of 64 bits with a sign, but for the least one.
@@ -47,7 +47,7 @@ impl ColumnType {
         TYPES.into_iter().find(|(kind, _)| kind.number() == number).map(|(kind, _)| kind)
     }
 
-    /// Whether values are floating-point numbers.
+    /// Returns whether values are floating-point numbers.
     pub fn is_float(self) -> bool {
         matches!(self, ColumnType::Float | ColumnType::Float32)
     }
@@ -59,7 +59,7 @@ impl ColumnType {
 }
 
 impl ColumnType {
-    /// Whether a column of this type holds `value`, which as a float it may round within its range.
+    /// Returns whether a column of this type holds `value`, which as a float it may round within its range.
     #[doc(hidden)]
     pub fn holds(self, value: Value<'_>) -> bool {
         match (self, value) {
@@ -114,7 +114,7 @@ const TYPES: [(ColumnType, &str); 5] = [
 pub struct ColumnSpec {
     /// Its name: see [`check_column_name`].
     pub name: String,
-    /// What its values are.
+    /// The type of its values.
     pub kind: ColumnType,
 }
 
@@ -151,13 +151,13 @@ pub fn check_columns(columns: &[ColumnSpec]) -> Result<(), FormatError> {
 pub enum Value<'a> {
     /// It has none there.
     None,
-    /// Of a column of type int.
+    /// A value of a column of type int.
     Int(i64),
-    /// Of a column of type float or f32; never NaN.
+    /// A value of a column of type float or f32; never NaN.
     Float(f64),
-    /// Of a column of type bool.
+    /// A value of a column of type bool.
     Bool(bool),
-    /// Of a column of type str.
+    /// A value of a column of type str.
     Text(&'a str),
 }
 
@@ -166,13 +166,13 @@ pub enum Value<'a> {
 pub enum OwnedValue {
     /// There is none.
     None,
-    /// Of a column of type int.
+    /// A value of a column of type int.
     Int(i64),
-    /// Of a column of type float or f32; never NaN.
+    /// A value of a column of type float or f32; never NaN.
     Float(f64),
-    /// Of a column of type bool.
+    /// A value of a column of type bool.
     Bool(bool),
-    /// Of a column of type str.
+    /// A value of a column of type str.
     Text(String),
 }
 
@@ -287,7 +287,7 @@ impl ColumnTable {
         ColumnTable { columns: Vec::new(), num_rows }
     }
 
-    /// Whether it has no columns.
+    /// Returns whether it has no columns.
     pub fn is_empty(&self) -> bool {
         self.columns.is_empty()
     }
@@ -538,7 +538,7 @@ fn text(bytes: &[u8]) -> Result<&str, FormatError> {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ColumnBound {
     columns: Vec<ColumnSpec>,
-    /// What they take without values.
+    /// Fixed bytes if there are columns; what each column takes without values is part of `values`.
     heads: usize,
     values: usize,
     texts: Vec<BTreeSet<String>>,

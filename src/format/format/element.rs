@@ -1,6 +1,6 @@
-//! What the elements of a field are: numbers of a type.
+//! Types of the numbers that are the elements of a field.
 
-/// What an element of a field is: little-endian on media.
+/// The type of a field's elements: little-endian on media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Element {
     /// Unsigned, 8 bits.

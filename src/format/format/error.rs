@@ -1,4 +1,4 @@
-//! What a decoder of this module can find wrong with its input.
+//! Errors that a decoder of this module can find in its input.
 
 use crate::format::Uuid;
 use dlfs_base::error::{Error, ErrorKind};
@@ -73,7 +73,7 @@ pub enum FormatError {
     OutOfRange {
         /// The field.
         what: &'static str,
-        /// What was found.
+        /// The value that was found.
         value: u64,
         /// The limit that it breaks.
         limit: u64,
@@ -85,7 +85,7 @@ pub enum FormatError {
         what: &'static str,
         /// The other value.
         expected: u64,
-        /// What was found.
+        /// The value that was found.
         found: u64,
     },
     /// No contiguous free cell range is long enough.
@@ -99,7 +99,7 @@ pub enum FormatError {
     /// The requested data was not loaded: names can be left on media when a directory is opened.
     #[error("{what} are not loaded")]
     NotLoaded {
-        /// What is missing.
+        /// The missing data.
         what: &'static str,
     },
     /// The structure belongs to another image.

@@ -30,7 +30,7 @@ use crate::format::npy;
 
 pub use crate::format::element::Element;
 
-/// What a file of a field holds: where samples come from, and where they are exported or shown as files.
+/// The form of a field's files, of those that samples come from and those that they are exported or shown as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FileForm {
     /// The elements.
@@ -67,7 +67,7 @@ impl FileForm {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FieldType {
     element: Element,
-    /// Whether each sample has its own number of the arrays that `dims` describe.
+    /// True if each sample has its own number of the arrays that `dims` describe.
     is_free: bool,
     dims: Vec<u32>,
     form: FileForm,
@@ -76,7 +76,7 @@ pub struct FieldType {
 /// A field as an array: its elements and their shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldArray<'a> {
-    /// What an element is.
+    /// The type of an element.
     pub element: Element,
     /// The length in each dimension; none: a single number.
     pub shape: Vec<u64>,
@@ -119,12 +119,12 @@ impl FieldType {
         Ok(FieldType { form, ..self })
     }
 
-    /// What an element is.
+    /// The type of an element.
     pub fn element(&self) -> Element {
         self.element
     }
 
-    /// What files of the field hold.
+    /// The form of the field's files.
     pub fn form(&self) -> FileForm {
         self.form
     }
@@ -181,7 +181,7 @@ impl FieldType {
         }
     }
 
-    /// Whether `shape` is one of this type.
+    /// Returns whether `shape` is one of this type.
     pub fn fits(&self, shape: &[u64]) -> bool {
         let dims = self.dims();
         dims.len() == shape.len()
@@ -201,7 +201,7 @@ impl FieldType {
         }
     }
 
-    /// What stands before the elements in a file of a field of `len` bytes; `None`: the file holds no elements.
+    /// The bytes before the elements in a file of a field of `len` bytes; `None`: the file holds no elements.
     pub fn file_head(&self, len: u64) -> Option<Vec<u8>> {
         match (self.form, self.shape_of(len)) {
             (FileForm::Text, Some(_)) => None,
@@ -306,7 +306,7 @@ impl FieldTypes {
         }
     }
 
-    /// Whether no field has a type.
+    /// Returns whether no field has a type.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

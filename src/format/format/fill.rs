@@ -6,7 +6,7 @@ use crate::format::columns::ColumnSpec;
 use crate::format::geometry::{FormatVersion, ImageLayout, MAX_CHUNK_SAMPLES};
 use crate::format::table::{Bound, ENTRY_BYTES};
 
-/// Where a sample belongs.
+/// The chunk in which a sample belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
     /// In this chunk.
@@ -30,7 +30,7 @@ pub struct Fill {
     fixed: usize,
     num_samples: u32,
     table: TableLen,
-    /// That of a chunk without samples.
+    /// The length of the table of a chunk without samples.
     empty: TableLen,
     /// End of the last sample, relative to the start of the data.
     end: u64,
@@ -91,12 +91,12 @@ impl Fill {
         self.end
     }
 
-    /// Where a record of `len` bytes begins if it comes next, relative to the start of the data.
+    /// The start of a record of `len` bytes if it comes next, relative to the start of the data.
     pub(crate) fn next_start(&self, len: u32) -> u64 {
         self.layout.pack.next_start(self.end, len)
     }
 
-    /// Where a sample with a record of `len` bytes belongs.
+    /// Decides in which chunk a sample with a record of `len` bytes belongs.
     pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         let size = u64::from(self.layout.chunk_size_bytes);
         let alone = self.fixed + self.empty.with(meta, len);

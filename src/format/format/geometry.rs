@@ -6,7 +6,7 @@ use crate::format::error::{at_most, equal};
 use crate::format::packing::Pack;
 use dlfs_base::units::Generation;
 
-/// Where a sample's bytes are, and their expected checksum.
+/// Location of a sample's bytes, and their expected checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Extent {
     /// First byte within the namespace.

@@ -10,14 +10,14 @@
 
 use crate::format::element::Element;
 
-/// What a header says.
+/// A decoded header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NpyHeader {
-    /// What an element is, by its type in numpy; see [`NpyHeader::element`].
+    /// The type of an element, by its name in numpy; see [`NpyHeader::element`].
     descr: String,
     /// The length in each dimension; none: a single number.
     pub shape: Vec<u64>,
-    /// Where the elements begin.
+    /// Offset of the first element.
     pub len_bytes: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct NpyHeader {
 pub enum NpyError {
     /// It takes so many bytes, and fewer were given.
     Needs(u64),
-    /// What is wrong with it.
+    /// It is invalid, for this reason.
     Wrong(String),
 }
 
@@ -60,7 +60,7 @@ impl NpyHeader {
         Text { rest: text }.header((start + len) as u64).map_err(NpyError::Wrong)
     }
 
-    /// What an element is.
+    /// The type of an element.
     ///
     /// # Errors
     /// A field has no such elements: says why.
@@ -79,7 +79,8 @@ impl NpyHeader {
         }
     }
 
-    /// Whether its elements may be of this type: those of bf16 have no type of their own in numpy.
+    /// Returns whether its elements may be of this type. Those of bf16 have no type of their own in numpy: they are
+    /// voids of two bytes.
     pub fn has(&self, element: Element) -> bool {
         let is_void = self.descr == "<V2" || self.descr == "|V2";
         self.element() == Ok(element) || element == Element::Bf16 && is_void

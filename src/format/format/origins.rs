@@ -55,7 +55,7 @@ impl OriginsBuilder {
         self.count
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

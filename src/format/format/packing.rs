@@ -19,8 +19,8 @@ pub enum Pack {
 }
 
 impl Pack {
-    /// Where a sample of `len` bytes begins when the previous one ended at `at`, both relative to the start
-    /// of the chunk's data, which is a multiple of 4,096.
+    /// The start of a sample of `len` bytes whose predecessor ended at `at`, both relative to the start of the
+    /// chunk's data, which is a multiple of 4,096.
     #[inline]
     pub(crate) fn next_start(self, at: u64, len: u32) -> u64 {
         match self {

@@ -55,9 +55,9 @@ fn with_piece(crc: u32, sum: u32, len: u32) -> u32 {
 /// The checksums of a record, computed from its bytes in any quantities.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RecordSums {
-    /// Of complete pieces.
+    /// The checksums of complete pieces.
     complete: Vec<u32>,
-    /// Of the piece that is not complete, and its bytes so far.
+    /// The checksum of the piece that is not complete, and its number of bytes, so far.
     open: (u32, u32),
 }
 

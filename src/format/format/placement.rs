@@ -6,8 +6,7 @@ use crate::format::geometry::MAX_SAMPLES;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{SampleId, Slot};
 
-/// What one import or append wrote: a range of ids, which is also its range of slots, in an order of its
-/// own.
+/// The samples of one import or append: a range of ids, which is also its range of slots, in an order of its own.
 ///
 /// `window`, the shuffle window, says how ids map to slots. 0 keeps source order. Otherwise the part is
 /// divided into windows of that many samples, the last one shorter, and a keyed permutation shuffles each
@@ -55,7 +54,7 @@ impl Placement {
         &self.part
     }
 
-    /// Whether the part has this id. Its slots are the same range.
+    /// Returns whether the part has this id. Its slots are the same range.
     #[inline]
     pub fn contains(&self, id: u64) -> bool {
         id.wrapping_sub(self.part.first) < self.part.count

@@ -94,7 +94,7 @@ pub mod kind {
     pub const FACTS: u16 = 1;
     /// The chunk table.
     pub const CHUNKS: u16 = 2;
-    /// Where every 32nd slot lies.
+    /// The position of every 32nd slot.
     pub const CHECKPOINTS: u16 = 3;
     /// u32 length of each sample, by slot.
     pub const LENGTHS: u16 = 4;
@@ -110,7 +110,7 @@ pub mod kind {
     pub const DELETED_SLOTS: u16 = 9;
     /// Label of each sample, by id; `param` is bytes a label. Absent when no sample has one.
     pub const LABELS: u16 = 10;
-    /// Where every 16th name begins in `NAMES`.
+    /// The start of every 16th name in `NAMES`.
     pub const NAME_BLOCKS: u16 = 11;
     /// The names, front-coded, by id.
     pub const NAMES: u16 = 12;
@@ -124,7 +124,7 @@ pub mod kind {
 /// The location of one section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Section {
-    /// What it holds.
+    /// The kind of its content.
     pub kind: u16,
     /// First byte, from the start of the snapshot.
     pub offset: u64,
@@ -139,7 +139,7 @@ pub struct Section {
 /// A snapshot's head, decoded and checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotHead {
-    /// What the whole image is like.
+    /// The layout of the whole image.
     pub layout: ImageLayout,
     /// The generation it describes.
     pub generation: Generation,
@@ -147,7 +147,7 @@ pub struct SnapshotHead {
     pub time_ns: u64,
     /// Ids given out.
     pub num_samples: u64,
-    /// Where the generation record lies.
+    /// The cells of the generation record.
     pub record: CellRange,
     /// Bytes of the whole snapshot.
     pub len_bytes: u64,
@@ -248,19 +248,19 @@ impl SnapshotHead {
         names.map_or(self.len_bytes, |section| section.offset)
     }
 
-    /// Where the names lie, with what belongs to them.
+    /// The range of the names, with what belongs to them.
     pub fn names_range(&self) -> Range<u64> {
         let start = self.core_len();
         start..self.origins_range().start.max(start)
     }
 
-    /// Where the origins lie, to the end of the snapshot; empty if there are none.
+    /// The range of the origins, to the end of the snapshot; empty if there are none.
     pub fn origins_range(&self) -> Range<u64> {
         let origins = self.section(kind::ORIGINS);
         origins.map_or(self.len_bytes, |section| section.offset)..self.len_bytes
     }
 
-    /// Where the lookup tree lies, from its first section to the end of its last; empty if there is none.
+    /// The range of the lookup tree, from its first section to the end of its last; empty if there is none.
     pub fn tree_range(&self) -> Range<u64> {
         let is_tree = |section: &&Section| matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS);
         let mut tree = self.sections.iter().filter(is_tree);
@@ -269,7 +269,7 @@ impl SnapshotHead {
         first.offset..last.offset + last.len
     }
 
-    /// What reading by id needs: all up to the names, without the blocks of 4,096 bytes that hold only the
+    /// The ranges that reading by id needs: all up to the names, without the blocks of 4,096 bytes that hold only the
     /// lookup tree. The second range is empty where the first has all.
     pub fn ranges_by_id(&self) -> [Range<u64>; 2] {
         let (tree, end) = (self.tree_range(), self.core_len());
@@ -340,8 +340,8 @@ impl RawSnapshotHead {
     }
 }
 
-/// Of what a section's offset is a multiple. Names begin with a block of their own, so that they can be left
-/// on the media; 128 bytes are a node of the lookup tree.
+/// Alignment of a section's offset, in bytes. Names begin with a block of their own, so that they can be left on the
+/// media; 128 bytes are a node of the lookup tree.
 pub(crate) fn section_alignment(version: FormatVersion, kind: u16) -> u64 {
     match (version, kind) {
         (FormatVersion::V2, kind) if kind != kind::NAME_BLOCKS => 128,
@@ -349,7 +349,7 @@ pub(crate) fn section_alignment(version: FormatVersion, kind: u16) -> u64 {
     }
 }
 
-/// Of what the start of each range to read is a multiple.
+/// Alignment of the start of each range to read, in bytes.
 const BLOCK_BYTES: u64 = 4096;
 /// Bytes of the head.
 pub const SNAPSHOT_HEAD_BYTES: usize = 4096;

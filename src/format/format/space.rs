@@ -79,7 +79,7 @@ impl Space {
         }
     }
 
-    /// Whether a namespace has `cells` consecutive free cells.
+    /// Returns whether a namespace has `cells` consecutive free cells.
     pub fn has_room(&mut self, cells: u64) -> bool {
         self.namespaces.iter_mut().any(|namespace| namespace.find(cells).is_some())
     }
@@ -230,7 +230,7 @@ mod tests {
         ImageLayout::of_version(version, Uuid::default(), 64 << 10, Pack::Aligned, 1).unwrap()
     }
 
-    /// Of version 1, with a single cell of superblocks.
+    /// Space in version 1, with a single cell of superblocks.
     fn space(len_cells: &[u64]) -> Space {
         let lens: Vec<u64> = len_cells.iter().map(|cells| cells << 16).collect();
         Space::new(&layout(FormatVersion::V1), &lens)

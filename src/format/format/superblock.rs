@@ -99,7 +99,7 @@ pub struct Superblock {
     pub placement_seed: u64,
     /// Bytes of this namespace that the generation may read: a shorter namespace was truncated.
     pub used_len_bytes: u64,
-    /// Where the snapshot of the directory lies.
+    /// Location of the directory's snapshot.
     pub snapshot: SnapshotLocation,
     /// Ids given out, deleted samples included.
     pub num_samples: u64,
@@ -109,7 +109,7 @@ pub struct Superblock {
     pub features_to_write: u64,
 }
 
-/// Where the snapshot of a directory lies, and how to identify it.
+/// Location of a directory's snapshot, and the checksum that identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SnapshotLocation {
     /// Index of the namespace.

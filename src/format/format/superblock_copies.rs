@@ -20,16 +20,16 @@ pub struct SuperblockCopies {
 pub struct BadCopy {
     /// Index of the namespace in the image.
     pub namespace: u16,
-    /// Where the copy lies.
+    /// Offset of the copy.
     pub offset_bytes: u64,
     /// Why it is bad.
     pub error: FormatError,
-    /// Whether it may have held a newer generation than the opened one.
+    /// True if it may have held a newer generation than the opened one.
     pub may_be_newer: bool,
 }
 
 impl BadCopy {
-    /// What a user who reads generation `opened` should know about it, and what to do.
+    /// Advice for a user who reads generation `opened`: what this copy means for the image, and what to do.
     pub fn advice(&self, opened: Generation) -> String {
         match self.may_be_newer {
             true => format!(
@@ -96,13 +96,13 @@ impl SuperblockCopies {
         self.copies.iter().flatten().find(|copy| copy.generation == generation)
     }
 
-    /// Whether the slot for the copy of `generation` was written and holds no valid superblock now.
+    /// Returns whether the slot for the copy of `generation` was written and holds no valid superblock now.
     pub fn is_bad_at(&self, generation: Generation) -> bool {
         let copy = &self.copies[copy_index(generation)];
         copy.as_ref().is_err_and(|error| !matches!(error, FormatError::Blank { .. }))
     }
 
-    /// Whether nothing was ever imported here: neither copy has the superblock magic.
+    /// Returns whether nothing was ever imported here: neither copy has the superblock magic.
     pub fn is_blank(&self) -> bool {
         self.copies.iter().all(|copy| copy.as_ref().is_err_and(is_no_superblock))
     }

@@ -1,5 +1,5 @@
-//! Which generation the superblocks of a set of namespaces commit, and in which order a commit writes them.
-//! Pure: the caller reads and writes the blocks.
+//! Determines the generation that the superblocks of a set of namespaces commit, and the order in which a commit
+//! writes them. Pure: the caller reads and writes the blocks.
 
 use crate::format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offset};
 use crate::format::{FormatError, Uuid};
@@ -15,7 +15,7 @@ pub struct SuperblockSet {
     pub superblocks: Vec<Superblock>,
     /// For each of them, its index in the caller's list: namespaces may be given in any order.
     pub given: Vec<usize>,
-    /// Whether some namespace has a newer copy: an import began to commit and did not finish.
+    /// True if some namespace has a newer copy: an import began to commit and did not finish.
     pub unfinished: bool,
     /// Copies that should hold a superblock and do not, even after a second read.
     pub bad_copies: Vec<BadCopy>,
@@ -27,7 +27,7 @@ impl SuperblockSet {
         &self.superblocks[0]
     }
 
-    /// Whether the superblock of namespace 0 replaces this namespace's own, whose copy is bad.
+    /// Returns whether the superblock of namespace 0 replaces this namespace's own, whose copy is bad.
     pub(crate) fn stands_in(&self, namespace: u16) -> bool {
         let offset_bytes = copy_offset(self.superblock().generation);
         let is_own = |copy: &BadCopy| copy.offset_bytes == offset_bytes;
@@ -73,22 +73,22 @@ pub enum SuperblockSetError {
     /// Neither copy of a namespace has the superblock magic.
     #[error("namespace {given} of the list holds no dlfs image")]
     Blank {
-        /// Which.
+        /// Index of the namespace in the list.
         given: usize,
     },
     /// Both copies of a namespace are unusable.
     #[error("namespace {given} of the list has no valid superblock")]
     Damaged {
-        /// Which.
+        /// Index of the namespace in the list.
         given: usize,
-        /// What is wrong with one of them.
+        /// The error of one of the copies.
         #[source]
         source: FormatError,
     },
     /// Namespaces of different images were given as one.
     #[error("namespace {given} of the list belongs to image {found}, others to {expected}")]
     OtherImage {
-        /// Which.
+        /// Index of the namespace in the list.
         given: usize,
         /// The image of the first one.
         expected: Uuid,
@@ -121,7 +121,7 @@ pub enum SuperblockSetError {
     MixedGenerations {
         /// Index in the image.
         namespace: u16,
-        /// What namespace 0 says.
+        /// The generation that namespace 0 committed.
         expected: Generation,
         /// The newest generation on this namespace.
         found: Generation,
@@ -298,7 +298,7 @@ pub fn commit_steps(superblocks: &[Superblock]) -> Vec<CommitStep> {
     steps
 }
 
-/// What to do where there is no image.
+/// Advice where there is no image.
 #[doc(hidden)]
 pub const IMPORT: &str =
     "check the address, or make an image of a folder, a tar or a list: dlfs import SOURCE IMAGE";

@@ -83,20 +83,20 @@ pub mod kind {
     pub const FIELD_TYPES: u64 = 66;
 }
 
-/// What a table says of one sample.
+/// A row of a table: one sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) id: u64,
     pub(crate) label: Option<i64>,
     pub(crate) len: u32,
     pub(crate) crc32c: u32,
-    /// Where its name begins in [`Table::names`].
+    /// The start of its name in [`Table::names`].
     name_at: u32,
     name_len: u16,
     pub(crate) purged: bool,
 }
 
-/// What a chunk's head says that its table depends on.
+/// The fields of a chunk's head that its table depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableHead {
     pub(crate) layout: ImageLayout,
@@ -553,13 +553,13 @@ pub(crate) struct Bound {
     names: usize,
     num_names: usize,
     any_label: bool,
-    /// What all names begin with.
+    /// The common prefix of all names.
     prefix: Vec<u8>,
     typed: ColumnBound,
 }
 
 impl Bound {
-    /// Of no samples.
+    /// The bound without samples.
     pub(crate) fn new(typed: &[ColumnSpec]) -> Bound {
         Bound { typed: ColumnBound::new(typed), ..Bound::default() }
     }

@@ -2,7 +2,7 @@
 
 use super::{File, FileTree, Node};
 
-/// What `stat` says of a node, but for its owner.
+/// The attributes that `stat` reports of a node, but for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     /// The inode number.

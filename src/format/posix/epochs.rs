@@ -22,13 +22,13 @@ pub struct Epochs<M> {
     num_seen: u64,
     /// Files of this epoch that were opened again, one after the other.
     again: Vec<u64>,
-    /// What `M` was before the first of those.
+    /// The value of `M` before the first of those.
     at_again: Option<M>,
     /// The epoch of the order, as the last file along it had it.
     along: Option<Epoch>,
-    /// Whether the next file begins an epoch.
+    /// Set if the next file begins an epoch.
     is_over: bool,
-    /// Whether an epoch has begun since the last file along the order.
+    /// Set if an epoch has begun since the last file along the order.
     has_begun: bool,
 }
 
@@ -82,7 +82,7 @@ impl<M> Epochs<M> {
         (self.forgotten..).zip(&self.begins)
     }
 
-    /// Whether a file of `epoch` is the first of a later one than those before, which is not known yet.
+    /// Returns whether a file of `epoch` is the first of a later epoch than those before, which is not known yet.
     fn goes_along(&mut self, epoch: Epoch) -> bool {
         let has_begun = std::mem::take(&mut self.has_begun);
         let before = self.along.replace(self.along.map_or(epoch, |before| before.max(epoch)));
@@ -192,7 +192,7 @@ mod tests {
     fn along_an_order_its_epochs_count_also_where_some_files_were_not_read_ahead() {
         let epoch = |nth: u64| shuffled(nth, 100).map(move |file| (file, Some(nth)));
         let misses = |nth: u64| epoch(nth).enumerate();
-        // Of an order that takes files more than once.
+        // An order that takes files more than once.
         let weighted = (0..300).map(|at| (at % 10, Some(5 + at / 100)));
         assert_eq!(begins(100, weighted), [0, 100, 200]);
         let some =

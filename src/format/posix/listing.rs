@@ -10,7 +10,7 @@ use super::{File, FileTree, Folder, Node, PathError, in_file_name, is_component}
 pub struct Found<'a> {
     /// Its name in the folder.
     pub name: &'a [u8],
-    /// What it is.
+    /// The node.
     pub node: Node,
     /// The position behind it: from there the listing continues.
     pub next: u64,
@@ -19,7 +19,7 @@ pub struct Found<'a> {
 /// The position before the first entry.
 pub const FIRST: u64 = 0;
 
-/// Where a listing is: a rank in the order of names, and which field of that sample.
+/// Position of a listing: a rank in the order of names, and a field of that sample.
 struct Position {
     rank: u64,
     field: u64,

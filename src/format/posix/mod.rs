@@ -156,7 +156,7 @@ impl FileTree {
         self.directory.is_live(file.id).then_some(Node::File(file))
     }
 
-    /// What is called `name` in `folder`.
+    /// The node called `name` in `folder`.
     ///
     /// # Errors
     /// See [`PathError`].
@@ -173,7 +173,7 @@ impl FileTree {
         self.find(&path)?.ok_or(PathError::NotFound)
     }
 
-    /// What `path` leads to, from the top folder: as the kernel resolves it, a slash at the front aside.
+    /// Resolves `path` from the top folder as the kernel does, except that it ignores a slash at the front.
     ///
     /// # Errors
     /// See [`PathError`].
@@ -256,7 +256,7 @@ impl FileTree {
         Ok(name)
     }
 
-    /// What the path without superfluous slashes or dots is called by.
+    /// The node of a path without superfluous slashes or dots.
     fn find(&self, path: &[u8]) -> Result<Option<Node>, PathError> {
         if path.is_empty() {
             return Ok(Some(Node::Folder(Folder::TOP)));
@@ -338,7 +338,7 @@ impl Folder {
     pub const TOP: Folder = Folder { rank: 0, depth: 0 };
 }
 
-/// Whether a path can name it: not empty, `.` or `..`, and of at most 255 bytes.
+/// Returns whether `name` can be a component of a path: not empty, `.` or `..`, without `/`, of at most 255 bytes.
 fn is_component(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..")
         && name.len() <= MAX_COMPONENT_BYTES

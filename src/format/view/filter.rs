@@ -87,7 +87,7 @@ impl Filter {
         &self.text
     }
 
-    /// Whether it compares names, which then have to be loaded.
+    /// Returns whether it compares names, which then have to be loaded.
     pub fn needs_names(&self) -> bool {
         self.root.cost() >= NAME_COST
     }
@@ -199,7 +199,7 @@ impl Ranges {
         }
     }
 
-    /// What compares so with `bound`.
+    /// The numbers that compare so with `bound`.
     fn compared(compare: Compare, bound: i64) -> Ranges {
         let range = match compare {
             Compare::Less => bound.checked_sub(1).map(|last| (i64::MIN, last)),
@@ -230,7 +230,7 @@ impl NameTest {
 }
 
 impl Node {
-    /// What it takes for one sample, relatively. Cheap tests come first, and leave fewer to the others.
+    /// Relative cost for one sample. Cheap tests come first, and leave fewer samples to the others.
     fn cost(&self) -> u32 {
         match self {
             Node::All(nodes) | Node::Any(nodes) => nodes.iter().map(Node::cost).max().unwrap_or(0),
@@ -323,7 +323,7 @@ impl Binding<'_> {
         Ok(Ranges::compared(test.compare, numbers[0]))
     }
 
-    /// What a typed column is compared with.
+    /// The values of a typed column, as numbers, for which `test` holds.
     fn typed_ranges(&self, test: &Test, column: &directory::Column) -> Result<Ranges, Problem> {
         let (kind, texts) = (column.kind(), column.texts());
         if test.compare == Compare::Glob {

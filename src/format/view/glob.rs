@@ -35,7 +35,7 @@ impl Glob {
         Ok(Glob { parts })
     }
 
-    /// Whether the whole of `text` fits. Takes at most the product of both lengths.
+    /// Returns whether the whole of `text` fits. Takes at most as many steps as the product of both lengths.
     pub(super) fn fits(&self, text: &[u8]) -> bool {
         let (mut part, mut at) = (0, 0);
         // Behind the last star, and where the text that it does not take begins.

@@ -38,7 +38,7 @@ impl IdSet {
         self.words[(id / 64) as usize] |= 1 << (id % 64);
     }
 
-    /// Whether `id` is in the set.
+    /// Returns whether `id` is in the set.
     pub fn contains(&self, id: u64) -> bool {
         let word = self.words.get((id / 64) as usize);
         word.is_some_and(|word| word >> (id % 64) & 1 == 1)
@@ -64,7 +64,7 @@ impl IdSet {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no ids.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }

@@ -142,7 +142,7 @@ impl View {
         self.ids.count()
     }
 
-    /// Whether it has no samples; no view is empty.
+    /// Returns whether it has no samples; no view is empty.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
@@ -231,17 +231,17 @@ pub enum ViewError {
     /// The view is of another image.
     #[error("the view is of image {view}, and this is image {open}")]
     Image {
-        /// That of the view.
+        /// The image of the view.
         view: Uuid,
-        /// That which is open.
+        /// The image that is open.
         open: Uuid,
     },
     /// The view is of another generation.
     #[error("the view is of generation {view}, and the image is at generation {open}")]
     Generation {
-        /// That of the view.
+        /// The generation of the view.
         view: Generation,
-        /// That which is open.
+        /// The generation that is open.
         open: Generation,
     },
     /// The names are needed and not loaded.

@@ -7,7 +7,7 @@ use dlfs_base::units::SampleId;
 use super::ViewError;
 use super::file::check_name;
 
-/// What a split hashes.
+/// The property of a sample that a split hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SplitBy {
     /// The id. It stays when samples are appended, deleted and purged; a new import numbers samples anew.
@@ -82,7 +82,7 @@ impl Split {
         &self.shares
     }
 
-    /// What it hashes.
+    /// The property of a sample that it hashes.
     pub fn by(&self) -> SplitBy {
         self.by
     }
@@ -110,7 +110,7 @@ impl Split {
 pub struct Splitter {
     key: Key,
     by: SplitBy,
-    /// Where each part but the last ends.
+    /// The end of each part but the last.
     ends: Vec<u64>,
 }
 

@@ -37,7 +37,7 @@ pub(super) enum Expr {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Test {
     pub(super) column: String,
-    /// Where it stands, in bytes.
+    /// Its position, in bytes.
     pub(super) at: usize,
     pub(super) compare: Compare,
     /// One, unless the comparison is `In`.
@@ -66,7 +66,7 @@ pub(super) enum Value {
     None,
 }
 
-/// What is wrong with an expression, and where.
+/// An error in an expression, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     text: String,
@@ -466,7 +466,7 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     }
 }
 
-/// Whether this is written as a number with a point or an exponent.
+/// Returns whether this is written as a number with a point or an exponent.
 fn is_decimal(written: &str) -> bool {
     let digits = written.strip_prefix(['-', '+']).unwrap_or(written);
     let starts = digits.starts_with(|first: char| first.is_ascii_digit());
@@ -513,7 +513,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
                     Problem::new(text, next - 4, "`\\x` has two hexadecimal digits")
                 })?
             }
-            // What a pattern escapes stays escaped.
+            // Keep the backslash before a sign of a pattern: the pattern reads it.
             Some(byte @ (b'*' | b'?' | b'[' | b']' | b'-' | b'!')) => {
                 value.push(b'\\');
                 byte

@@ -9,7 +9,7 @@ use dlfs_base::units::total;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::chunk::ChunkId;
 
-/// What a data set consists of.
+/// The chunks of a data set, and their totals.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Index {
     /// The UUID of the image.

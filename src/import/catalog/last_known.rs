@@ -1,4 +1,4 @@
-//! What a catalogue said last about a name, kept in the user's cache for when it cannot be reached.
+//! The last answer of a catalogue about a name, kept in the user's cache for when it cannot be reached.
 
 use std::fs::{DirBuilder, File};
 use std::io::Read as _;

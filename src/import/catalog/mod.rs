@@ -71,7 +71,7 @@ pub struct Alias {
     pub moves: u64,
 }
 
-/// Where an alias must point for a move to happen.
+/// The target that an alias must have for a move to happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     /// Anywhere, or nowhere.
@@ -158,7 +158,7 @@ impl Catalog {
         })
     }
 
-    /// Where an alias has pointed, oldest first; `None`: it was removed.
+    /// The past targets of an alias, oldest first; `None`: it was removed.
     ///
     /// # Errors
     /// As [`Catalog::names`].

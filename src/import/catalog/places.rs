@@ -1,4 +1,4 @@
-//! Which catalogues this machine and user have configured.
+//! The catalogues that this machine and user have configured.
 //!
 //! `dlfs://site/NAME` names the catalogue `site`. It is looked up in the variable `DLFS_CATALOGS`
 //! (`site=/srv/catalog other=redis://host/0`, with spaces between), then in the user's file
@@ -54,7 +54,7 @@ fn redis(word: &str, _: &str) -> Result<Arc<dyn Store>> {
         .hint("build with --features catalog; released packages have it"))
 }
 
-/// What is configured for `word`, and who says so.
+/// The place that is configured for `word`, and the variable or file that says so.
 fn configured(word: &str) -> Result<(String, String)> {
     let variable = std::env::var(VARIABLE).unwrap_or_default();
     if let Some(place) = in_variable(&variable, word)? {

@@ -1,4 +1,4 @@
-//! What a catalogue says about a version of a data set.
+//! A catalogue's record of a version of a data set.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ pub struct Record {
     pub image: String,
     /// Its generation.
     pub generation: u64,
-    /// Where the image lies: an IMAGE (addresses with commas between) for each site that has it. The first that
-    /// can be reached is read.
+    /// Locations of the image: an IMAGE (addresses with commas between) for each site that has it. The first that can
+    /// be reached is read.
     pub sites: Vec<String>,
     /// Live samples.
     pub samples: u64,
@@ -25,25 +25,25 @@ pub struct Record {
     pub bytes: u64,
     /// Chunks.
     pub chunks: u64,
-    /// Which snapshot of the directory this generation committed: CRC32C of its head, and its length.
+    /// The snapshot of the directory that this generation committed: CRC32C of its head, and its length.
     pub snapshot: String,
     /// Names of the fields of a sample; empty if samples have one only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<String>,
-    /// What it was made from.
+    /// The generation that it was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
     /// The sources of the import that made it, as they were named.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
-    /// What made it: `import`, `append`, `delete`, `purge`, or empty for an image that was added as it is.
+    /// The operation that made it: `import`, `append`, `delete`, `purge`; empty for an image that was added as it is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub made_by: String,
     /// The release of dlfs that wrote this record.
     pub dlfs: String,
     /// When the generation was committed, in seconds since 1970.
     pub committed_s: u64,
-    /// What users say about it.
+    /// The labels that users gave it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
@@ -93,7 +93,7 @@ impl Record {
         })
     }
 
-    /// Whether both say the same about the same generation. Which release wrote it does not matter.
+    /// Returns whether both say the same about the same generation. The release that wrote them does not matter.
     pub(super) fn is_same_as(&self, other: &Record) -> bool {
         *self == Record { dlfs: self.dlfs.clone(), ..other.clone() }
     }

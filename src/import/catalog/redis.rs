@@ -101,7 +101,7 @@ impl RedisStore {
         self.ask_one(words, LIST)?.into_texts().ok_or_else(|| self.malformed())
     }
 
-    /// Whether the answer to a command is 1.
+    /// Returns whether the answer to a command is 1.
     fn is_one(&self, words: &[&[u8]]) -> Result<bool> {
         match self.ask_one(words, SHORT)? {
             Value::Int(number) => Ok(number == 1),

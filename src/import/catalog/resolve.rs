@@ -13,11 +13,11 @@ use super::{Catalog, Record};
 pub struct Resolved {
     /// The addresses of each site that has the image, in the order in which to try them; never empty.
     pub sites: Vec<Vec<Address>>,
-    /// What the catalogue says, if the IMAGE was a name in one.
+    /// The name and its record, if the IMAGE was a name in a catalogue.
     pub named: Option<Named>,
 }
 
-/// What a catalogue says about a name.
+/// A name in a catalogue, and the version that it stands for.
 #[derive(Debug, Clone)]
 pub struct Named {
     /// The name.
@@ -75,7 +75,7 @@ fn look_up(name: &CatalogName) -> Result<Record> {
     }
 }
 
-/// Whether the store gave no answer. An answer that is damaged, or that refuses, is one.
+/// Returns whether the store gave no answer. A damaged answer is one, and so is a refusal.
 fn is_unreachable(error: &Error) -> bool {
     use ErrorKind::{Disconnected, Io, TimedOut};
     // The folder of the whole catalogue may be missing because its file system is not mounted.

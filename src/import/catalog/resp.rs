@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use dlfs_nvme::nvme::unescape_all;
 
-/// Where a server is, and how to log in.
+/// Address of a server, and the login for it.
 pub(super) struct Server {
     host: String,
     port: u16,
@@ -23,7 +23,7 @@ pub(super) struct Server {
 /// A command: its name, then its arguments.
 pub(super) type Command = Vec<Vec<u8>>;
 
-/// What an answer may have at most.
+/// Limits of an answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
     pub(super) bytes: u64,
@@ -106,7 +106,7 @@ pub(super) fn command<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Command 
 /// An open connection.
 pub(super) struct Connection {
     reader: BufReader<Timed>,
-    /// What the current answer may still have.
+    /// The rest of the current answer's limit.
     limit: Limit,
 }
 
@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client makes of these bytes, and whether the server's end of the connection was left then.
+    /// Returns what a client makes of these bytes, once it has left the server's end of the connection.
     fn answer(bytes: &'static [u8]) -> Result<Value, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}/0", listener.local_addr().unwrap());

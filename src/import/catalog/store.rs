@@ -1,4 +1,4 @@
-//! What a catalogue is kept in.
+//! Storage of a catalogue.
 
 use std::fmt;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use dlfs_base::error::Result;
 pub enum Log {
     /// The versions of a data set.
     Versions(String),
-    /// Where an alias of a data set has pointed: name, then alias.
+    /// The past targets of an alias of a data set: name, then alias.
     Alias(String, String),
 }
 
@@ -88,7 +88,7 @@ pub(super) fn number_of(text: &str) -> Option<u64> {
     text.parse().ok().filter(|number: &u64| *number > 0 && number.to_string() == text)
 }
 
-// What lies in a catalogue is not trusted: whatever is read has a limit.
+// The content of a catalogue is not trusted: whatever is read has a limit.
 /// The longest entry.
 pub(super) const MAX_ENTRY_BYTES: u64 = 1 << 20;
 /// Bytes of a whole log.

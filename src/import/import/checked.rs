@@ -15,10 +15,10 @@ use dlfs_base::Result;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::{FieldTypes, fields};
 
-/// What samples are checked against.
+/// The references that samples are checked against.
 #[derive(Clone, Copy)]
 pub(super) struct Checks<'a> {
-    /// What they are appended to.
+    /// The image that they are appended to.
     pub(super) image: Option<&'a Directory>,
     /// The file of values.
     pub(super) file: Option<&'a ColumnFile>,

@@ -1,4 +1,4 @@
-//! Where an import of shards from a store has got to, so that it goes on there. Pure: bytes in, bytes out.
+//! Position of an import of shards from a store, saved so that it goes on there. Pure: bytes in, bytes out.
 //!
 //! A stream is read once, and what is on the media says which samples have come, but not where in which object the
 //! next one begins. A block beside the journal says it: after so many samples, so far into this object. It is believed
@@ -88,7 +88,7 @@ const _: () = assert!(size_of::<RawPoint>() == 80);
 pub(super) struct Point {
     /// Samples before it.
     pub(super) samples: u64,
-    /// Where the next one begins.
+    /// The place where the next one begins.
     pub(super) place: StreamPlace,
     /// The classes that samples before it named first.
     pub(super) classes: PointClasses,
@@ -105,7 +105,7 @@ pub(super) struct PointClasses {
     pub(super) names: u64,
 }
 
-/// What a checkpoint says.
+/// The content of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Checkpoint {
     uuid: Uuid,
@@ -122,9 +122,9 @@ pub(super) struct Checkpoint {
 #[derive(Default)]
 pub(super) struct ObjectList {
     each: Vec<u64>,
-    /// Of each and all before it.
+    /// Hashes, each of an object and all before it.
     up_to: Vec<u64>,
-    /// Of all.
+    /// Hash of all objects.
     all: Xxh3,
 }
 
@@ -156,7 +156,7 @@ impl ObjectList {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no objects.
     pub(super) fn is_empty(&self) -> bool {
         self.each.is_empty()
     }
@@ -185,7 +185,7 @@ impl ObjectList {
 }
 
 impl Checkpoint {
-    /// Of the import of `journal`, which reads `objects` as `kind`; it has no point yet.
+    /// The checkpoint of the import of `journal`, which reads `objects` as `kind`; it has no point yet.
     pub(super) fn new(journal: &Journal, kind: &str, objects: &ObjectList) -> Checkpoint {
         let mut hash = Xxh3::new();
         hash.update(kind.as_bytes());

@@ -31,7 +31,7 @@ pub(super) struct ChunkStream<'a> {
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
     columns: Vec<ColumnSpec>,
-    /// Of each chunk, its first slot.
+    /// The chunks that are being written, each by its first slot.
     pub(super) writes: WriteBehind<Slot>,
     pub(super) space: Space,
     collected: Collected,
@@ -40,11 +40,11 @@ pub(super) struct ChunkStream<'a> {
     pub(super) found: u64,
     pub(super) media: MediaUse,
     unflushed_bytes: u64,
-    /// Whether a file was made longer than it has to be.
+    /// Set if a file was made longer than it has to be.
     is_longer: bool,
 }
 
-/// What becomes of the headers of the chunks.
+/// Destination of the headers of the chunks.
 enum Collected {
     /// The directory of the generation that is committed at the end.
     Directory(Box<DirectoryBuilder>),
@@ -64,7 +64,7 @@ pub(super) struct NewRecord<'r> {
 /// Gives bytes to what takes them.
 type Give<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
 
-/// What a stream of chunks wrote.
+/// Result of a stream of chunks.
 pub(super) struct Streamed {
     /// The generation.
     pub(super) commit: Commit,
@@ -72,7 +72,7 @@ pub(super) struct Streamed {
     pub(super) chunks: u64,
     /// Chunks that a resumed import found on the media.
     pub(super) found: u64,
-    /// What was written, by purpose.
+    /// Bytes written, by purpose.
     pub(super) media: MediaUse,
 }
 
@@ -355,7 +355,7 @@ impl<'a> ChunkStream<'a> {
         Ok(self.state.journal.layout.offset_of(location.cell)? + at)
     }
 
-    /// Whether a resumed import finds `bytes` already in place.
+    /// Returns whether a resumed import finds `bytes` already in place.
     fn is_there(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
         if !self.state.resumed {
             return Ok(false);

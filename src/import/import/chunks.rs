@@ -13,7 +13,7 @@ use dlfs_format::format::{
     ChunkBuilder, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleEntry, SampleMeta, fields,
 };
 
-/// What all chunks of an import share.
+/// The parameters that all chunks of an import share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job<'a> {
     /// The source.
@@ -187,7 +187,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         Ok(sound.then_some(header))
     }
 
-    /// Whether a header matches the source and the layout.
+    /// Returns whether a header matches the source and the layout.
     fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
         let (head, job, location) = (header.head(), self.job, self.location(chunk));
         let same_location =
@@ -374,7 +374,7 @@ impl<'a, T> BlockStream<'a, T> {
     }
 }
 
-/// Whether the sample of a chunk that begins at `start` matches its checksums, and all padding is zero.
+/// Returns whether the sample of a chunk that begins at `start` matches its checksums, and all padding is zero.
 pub(super) fn oversize_is_sound(
     channel: &mut Channel,
     header: &ChunkHeader,
@@ -398,7 +398,7 @@ pub(super) fn oversize_is_sound(
     Ok(is_right(&sample, &sums))
 }
 
-/// Whether every sample of a chunk matches its checksum and all padding is zero.
+/// Returns whether every sample of a chunk matches its checksum and all padding is zero.
 pub(super) fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
     let mut at = header.head().header_len as usize;
     let is_zero = |range: std::ops::Range<usize>| {
@@ -419,7 +419,7 @@ pub(super) fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
     is_zero(at..header.head().len_bytes() as usize)
 }
 
-/// Whether a header has these checksums for the sample. An earlier release wrote none for pieces.
+/// Returns whether a header has these checksums for the sample. An earlier release wrote none for pieces.
 fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
     let pieces = sample.pieces;
     sums.crc32c() == sample.crc32c

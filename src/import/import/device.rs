@@ -14,7 +14,7 @@ use dlfs_io::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use dlfs_io::qpair::{self, ConnectOptions, Device};
 use dlfs_nvme::nvme::Address;
 
-/// What an address without `?ns=` may stand for where a subsystem has several namespaces.
+/// The namespaces that an address without `?ns=` may stand for, where a subsystem has several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// Those of the only image there.
@@ -34,7 +34,7 @@ pub(super) fn open_image(
     connect: &ConnectOptions,
     meaning: Meaning,
 ) -> Result<Vec<Arc<dyn Device>>> {
-    // What is written over a network is known to be right when it was covered by digests.
+    // Data written over a network are known to be right if they were covered by digests.
     let prefer_digests = connect.prefer_digests || connect.writable;
     let connect = ConnectOptions { prefer_digests, ..connect.clone() };
     let Resolved { sites, named } = catalog::resolve(image)?;

@@ -106,7 +106,7 @@ fn known_ids(directory: &Directory, ids: &[SampleId]) -> Result<Vec<SampleId>> {
     Ok(ids.to_vec())
 }
 
-/// What is asked for and not there: few examples, and how many.
+/// Samples that were asked for and are not there: a few examples, and their number.
 #[derive(Default)]
 struct Missing {
     shown: Vec<String>,

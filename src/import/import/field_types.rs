@@ -86,7 +86,7 @@ pub(super) struct Typing {
     kinds: Vec<Kind>,
 }
 
-/// What is known of a field.
+/// The type of a field, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
     /// It has no type.
@@ -243,7 +243,7 @@ impl Kind {
     }
 }
 
-/// Whether a user means this field of a source: given names are in lower case, and those of columns as they are.
+/// Returns whether a user means this field of a source. Given names are in lower case, those of columns as they are.
 pub(super) fn is_named(field: &[u8], given: &[u8]) -> bool {
     field.eq_ignore_ascii_case(given)
 }
@@ -322,7 +322,7 @@ fn fits_npy(
                 (kind.element(), None)
             }
             Some(kind) => {
-                // Where no type has these elements, that is what to say.
+                // Report that no type has these elements, if that is so, rather than that they differ.
                 let other = header.element().err().filter(|_| !header.has(kind.element()));
                 return Err(other.unwrap_or_else(|| format!("is {kind}, and this is {shown}")));
             }
@@ -350,7 +350,7 @@ fn fits_npy(
 
 /// The most bytes of a number in decimal, with space around it.
 const MAX_NUMBER_BYTES: u64 = 64;
-/// What numpy writes before an array of a few dimensions.
+/// Usual length of the header that numpy writes before an array of a few dimensions.
 const USUAL_HEADER_BYTES: u64 = 128;
 
 #[cfg(test)]

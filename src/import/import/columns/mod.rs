@@ -29,10 +29,10 @@ use dlfs_format::format::columns::{
 #[derive(Debug)]
 pub(super) struct ColumnFile {
     from: ColumnsFrom,
-    /// Of the bytes of the file.
+    /// Hash of the bytes of the file.
     content: u64,
     columns: Vec<ColumnSpec>,
-    /// Whether the user gave the type of the column.
+    /// For each column, true if the user gave its type.
     is_typed: Vec<bool>,
     table: ColumnTable,
     /// The row of the sample of a name.
@@ -357,7 +357,7 @@ fn check_room<'n>(names: impl Iterator<Item = &'n String>) -> Result<(), String>
     }
 }
 
-/// What a column of names is called, the likeliest first.
+/// The usual titles of a column of names, the likeliest first.
 const KEYS: [&str; 7] = ["name", "file", "filename", "file_name", "path", "key", "__key__"];
 
 /// The row of a sample that the file does not name.

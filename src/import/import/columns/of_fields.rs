@@ -75,7 +75,7 @@ impl FieldColumns {
         Ok(FieldColumns { columns, specs })
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no columns.
     pub(in crate::import) fn is_empty(&self) -> bool {
         self.columns.is_empty()
     }
@@ -209,7 +209,7 @@ impl FieldColumns {
         Ok(bad)
     }
 
-    /// What is wrong with a field of `len` bytes.
+    /// Checks that a field of `len` bytes fits into its column; otherwise says what is wrong with it.
     pub(in crate::import) fn check_len(
         &self,
         field: u16,

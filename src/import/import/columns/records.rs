@@ -29,7 +29,7 @@ enum Syntax {
 
 /// One record.
 pub(super) struct Record<'a> {
-    /// Where it begins, from 1.
+    /// The line at which it begins, from 1.
     pub(super) line: usize,
     values: Values<'a>,
 }
@@ -43,7 +43,7 @@ enum Values<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell<'a> {
     None,
-    /// Of a file without types.
+    /// A cell of a file without types.
     Word(&'a str),
     Int(i64),
     Float(f64),
@@ -310,12 +310,12 @@ impl Cell<'_> {
     }
 }
 
-/// Whether the number stays finite in a column of this type.
+/// Returns whether the number stays finite in a column of this type.
 fn fits(kind: ColumnType, number: f64) -> bool {
     kind.holds(Value::Float(number))
 }
 
-/// Whether a column of floats holds an integer exactly.
+/// Returns whether a column of floats holds an integer exactly.
 fn holds(kind: ColumnType, number: i64) -> bool {
     kind.holds(Value::Int(number))
 }

@@ -15,7 +15,7 @@ use dlfs_base::Result;
 pub(super) struct Batch {
     /// Its rows.
     pub(super) rows: RecordBatch,
-    /// Where the file may be entered to read it first, if it may.
+    /// The position where a reader may enter the file to begin with this batch, if it may.
     pub(super) at: Option<u64>,
 }
 
@@ -55,19 +55,19 @@ impl Ahead {
     }
 }
 
-/// What decodes a file from an entry on.
+/// Decoder of a file from an entry on.
 type Decode = Box<dyn FnOnce(Entry) -> Result<Batches>>;
 
 /// The rows of decoded batches.
 pub(super) struct AheadRows {
     columns: Vec<Column>,
-    /// Which columns of a batch these are; `None`: all.
+    /// The columns of a batch that are read; `None`: all.
     read: Option<Vec<usize>>,
     /// Until it has begun.
     decode: Option<Decode>,
     batches: Option<Ahead>,
     batch: Option<BatchCells>,
-    /// Where the next row is.
+    /// The place of the next row.
     next: Entry,
     /// Rows to leave out before it.
     unwanted: u64,

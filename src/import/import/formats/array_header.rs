@@ -3,10 +3,10 @@
 use crate::import::sources::BadReason;
 use dlfs_format::format::field_type::{Element, FieldType};
 
-/// What an array is, and where its elements begin.
+/// The element type and shape of an array, and the length of the header before its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ArrayHeader {
-    /// What an element is.
+    /// The type of an element.
     pub(super) element: Element,
     /// The length in each dimension.
     pub(super) shape: Vec<u64>,

@@ -69,7 +69,7 @@ fn is_bytes(data: &DataType) -> bool {
     )
 }
 
-/// Whether it is what Hugging Face stores images and audio as: bytes, and the path that they came from.
+/// Returns whether this is the struct in which Hugging Face stores images and audio: their bytes and their path.
 fn is_file(fields: &[Arc<Field>]) -> bool {
     let has = |name: &str| fields.iter().any(|field| field.name() == name);
     fields.len() == 2 && has("bytes") && has("path")
@@ -139,7 +139,7 @@ fn tensor_shape(field: &Field) -> Option<Vec<u32>> {
     (fits && permutation.is_none_or(|order| order.is_sorted())).then_some(shape)
 }
 
-/// What Hugging Face writes beside a schema.
+/// The features that Hugging Face writes beside a schema.
 #[derive(Debug, Default, Deserialize)]
 struct Features {
     #[serde(default)]
@@ -154,7 +154,7 @@ struct Info {
     parsed: Vec<(String, Feature)>,
 }
 
-/// What it says of a column.
+/// The feature of a column.
 #[derive(Debug, Clone, Deserialize)]
 struct Feature {
     #[serde(rename = "_type", default)]
@@ -249,7 +249,7 @@ struct Values {
     at: Place,
 }
 
-/// Where the bytes of the values are.
+/// Location of the bytes of the values.
 enum Place {
     /// In this buffer, each at its offsets.
     Slices(Arc<Held>, Offsets),
@@ -269,7 +269,7 @@ enum Place {
     Nothing,
 }
 
-/// Where values begin and end.
+/// The start and end of each value.
 enum Offsets {
     Short(arrow_buffer::OffsetBuffer<i32>),
     Long(arrow_buffer::OffsetBuffer<i64>),
