@@ -30,11 +30,10 @@ pub(super) fn give_back(edit: &Edit) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file has space that should have been given back: a purge was killed before it came to that.
+/// Returns whether a file has space that should have been given back: a purge was killed before it came to that.
 ///
-/// After an append or a delete, what the previous generation alone reads is no reason: these few cells are
-/// not worth that generation. Nor is anything while an import can be resumed, since its chunks lie in free
-/// cells.
+/// After an append or a delete, the cells that only the previous generation reads do not count: these few are not
+/// worth that generation. Nothing counts while an import can be resumed, since its chunks lie in free cells.
 pub(super) fn is_left(edit: &Edit) -> Result<bool> {
     if !can_grow(edit) || prepare::has_unfinished_import(&edit.media, &edit.current)? {
         return Ok(false);
@@ -52,7 +51,7 @@ pub(super) fn is_left(edit: &Edit) -> Result<bool> {
     Ok(false)
 }
 
-/// Whether a purge made this generation: no other command writes a chunk of which some samples are deleted.
+/// Returns whether a purge made this generation: no other command writes a chunk of which some samples are deleted.
 fn is_of_purge(directory: &Directory) -> bool {
     (0..directory.num_chunks()).any(|chunk| {
         directory.chunk_id(chunk).generation == directory.generation()

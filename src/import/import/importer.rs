@@ -81,8 +81,8 @@ pub fn import(
     result
 }
 
-/// Whether a new file has no superblock, no journal, from which an import is resumed, and no lease of somebody who has
-/// begun to write it meanwhile.
+/// Returns whether a new file has no superblock, no journal to resume an import from, and no lease of another process
+/// that has begun to write it meanwhile.
 fn is_blank(path: &Path) -> bool {
     let mut head = Vec::new();
     let read = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
@@ -327,7 +327,7 @@ pub(super) struct Import<'a> {
     bad: Vec<BadEntry>,
 }
 
-/// What one round over the source wrote, ready to commit.
+/// The result of one round over the source, ready to commit.
 struct Written {
     commit: Commit,
     chunks: u64,

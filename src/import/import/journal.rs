@@ -59,7 +59,7 @@ const _: () = assert!(size_of::<RawJournal>() == JOURNAL_BYTES);
 /// A journal, decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Journal {
-    /// What the whole image is like.
+    /// The layout of the whole image.
     pub layout: ImageLayout,
     /// Index of the namespace it lies on.
     pub namespace: u16,
@@ -137,7 +137,7 @@ impl Journal {
         })
     }
 
-    /// Whether the same import wrote `other` on another namespace.
+    /// Returns whether the same import wrote `other` on another namespace.
     pub(crate) fn is_of_the_same_import(&self, other: &Journal) -> bool {
         Journal { namespace: other.namespace, ..*self } == *other
     }

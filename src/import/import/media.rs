@@ -163,7 +163,7 @@ impl Media {
         &self.retry_budget
     }
 
-    /// Whether a successful write proves that the bytes arrived intact; otherwise they must be read back.
+    /// Returns whether a successful write proves that the bytes arrived intact; otherwise they must be read back.
     pub(super) fn checks_writes(&self) -> bool {
         self.devices.iter().all(|device| device.capabilities().checks_writes)
     }

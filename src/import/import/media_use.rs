@@ -1,4 +1,4 @@
-//! What an import writes beside the bytes of samples.
+//! Accounting of the bytes that an import writes, by purpose.
 
 use dlfs_format::directory::commit::Commit;
 use dlfs_format::format::{DraftLen, ImageLayout, Pack};
@@ -10,7 +10,7 @@ pub struct MediaUse {
     pub sample_bytes: u64,
     /// Headers of chunks: checksums, lengths, labels and names.
     pub header_bytes: u64,
-    /// What aligned packing (the default) takes more than `--pack tight`, whichever was used: 0 if they
+    /// Bytes that aligned packing (the default) takes in addition to `--pack tight`, whichever was used: 0 if both
     /// give the same image.
     pub alignment_bytes: u64,
     /// Other padding, of headers and chunks.

@@ -59,7 +59,7 @@ struct Counters {
     time: Mutex<Time>,
 }
 
-/// What a stage has done.
+/// The work that a stage has done.
 #[derive(Default)]
 struct OfStage {
     samples: AtomicU64,

@@ -26,7 +26,7 @@ use dlfs_places::PlaceOptions;
 pub struct ImportOptions {
     /// The kind of the sources.
     pub from: SourceKind,
-    /// What to do with what the image holds.
+    /// Treatment of the image's existing contents.
     pub onto: Onto,
     /// The order of samples on media.
     pub placement: PlacementOrder,
@@ -36,7 +36,7 @@ pub struct ImportOptions {
     pub chunk_size_bytes: u32,
     /// How samples are packed.
     pub pack: Pack,
-    /// What to do with entries that cannot be imported.
+    /// Treatment of entries that cannot be imported.
     pub on_error: OnError,
     /// A table of values of the samples: their typed columns.
     pub columns: Option<ColumnsFrom>,
@@ -44,20 +44,20 @@ pub struct ImportOptions {
     pub field_columns: Vec<FieldColumn>,
     /// Types of fields. Those of the image's fields need not be given again.
     pub field_types: Vec<FieldSpec>,
-    /// What becomes of the columns of a source that is rows.
+    /// Treatment of the columns of a source that is rows.
     pub rows: RowOptions,
-    /// Of data sets on the Hugging Face hub: the splits to take, as their files say; empty: all files.
+    /// Splits to take from data sets on the Hugging Face hub, as their files name them; empty: all files.
     pub splits: Vec<String>,
-    /// Where to copy pipes and compressed archives before they are imported.
+    /// Folder to which pipes and compressed archives are copied before they are imported.
     pub spool: Option<PathBuf>,
     /// The names of all classes, in the order of their numbers; empty: those of the source, by name.
     pub classes: Vec<Vec<u8>>,
-    /// Which entries of folders, archives and stores are samples.
+    /// Selection of the entries of folders, archives and stores that are samples.
     pub folders: FolderOptions,
-    /// Whether the folder, list or shard stands in front of each name. Otherwise a shard does in front of names that an
+    /// Puts the folder, list or shard in front of each name. Otherwise a shard is put only in front of names that an
     /// earlier one has.
     pub prefix: bool,
-    /// Whether the files of archives within archives are samples, instead of those archives.
+    /// Takes the files of archives within archives as samples, instead of those archives.
     pub nested: bool,
     /// How many bytes may be made of each that is read of the sources, by decompression, of holes of sparse files, by
     /// links to what was taken already, and of rows that share values: each of these makes as many, or 256 MiB.
@@ -73,8 +73,8 @@ pub struct ImportOptions {
     pub time_ns: Option<u64>,
     /// How long a namespace without its own lock stays reserved after the importer's last renewal.
     pub lease: Duration,
-    /// Whether to append to the older generation, and discard a newer one, if a bad superblock copy may
-    /// have committed a newer one. Otherwise the import is refused.
+    /// Appends to the older generation, and discards a newer one, if a bad superblock copy may have committed a newer
+    /// one. Otherwise the import is refused.
     pub accept_older_generation: bool,
 }
 
@@ -91,7 +91,7 @@ pub struct ColumnsFrom {
     pub only: Vec<(String, Option<ColumnType>)>,
 }
 
-/// What becomes of the columns of a source that is rows: Parquet, Arrow, MDS, LitData, JSON Lines.
+/// Treatment of the columns of a source that is rows: Parquet, Arrow, MDS, LitData, JSON Lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RowOptions {
     /// The column of the names; `None`: a row is called as its file, and its number in it.
@@ -105,8 +105,7 @@ pub struct RowOptions {
     /// field of the same name. `None`: `file_name`, as in folders of images of Hugging Face,
     /// unless `fields` leave it out.
     pub files: Option<String>,
-    /// Whether rows have no value in columns that their file does not have, and others have; otherwise such files are
-    /// refused.
+    /// Imports rows without a value in columns that only other files have; otherwise such files are refused.
     pub union: bool,
 }
 
@@ -128,7 +127,7 @@ pub struct EditOptions {
     pub accept_older_generation: bool,
 }
 
-/// What an import does with what the image already holds.
+/// Treatment of the image's existing contents by an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Onto {
     /// The image must be empty: a new file, or zeroes.
@@ -152,7 +151,7 @@ pub enum PlacementOrder {
     Source,
 }
 
-/// What to do with entries that cannot be imported.
+/// Treatment of entries that cannot be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
     /// Report them all and import nothing.
@@ -188,7 +187,7 @@ impl Progress for () {
     fn advance(&mut self, _: u64, _: u64) {}
 }
 
-/// What an import is doing.
+/// The stage of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
@@ -223,7 +222,7 @@ pub struct ImportReport {
     pub chunks_found: u64,
     /// Bytes of the image in use, on all namespaces.
     pub image_bytes: u64,
-    /// What this import wrote, by purpose: zeroes where a resumed import was complete already.
+    /// Bytes that this import wrote, by purpose: zeroes where a resumed import was complete already.
     pub media: MediaUse,
     /// How the image packs samples.
     pub pack: Pack,

@@ -1,4 +1,4 @@
-//! What the chunks of a part add up to: whoever commits the part compares. Pure.
+//! Sums over the chunks of a part, compared when the part is committed. Pure.
 
 use xxhash_rust::xxh3::Xxh3;
 

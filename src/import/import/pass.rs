@@ -33,13 +33,13 @@ pub(super) struct Pass<'a> {
     pub(super) chunks: &'a [ChunkLayout],
     /// The source to read.
     pub(super) source: &'a Source,
-    /// Where to write.
+    /// The namespaces to write to.
     pub(super) media: &'a Media,
     /// The right to write.
     pub(super) lease: &'a Lease,
     /// Number of threads.
     pub(super) threads: usize,
-    /// Whether chunks may be on the media already.
+    /// Set if chunks may be on the media already.
     pub(super) look: bool,
     /// Chunks below this number are on the media and need no check.
     pub(super) skip_chunks: u64,
@@ -56,7 +56,7 @@ pub(super) struct Outcome {
     pub(super) found: u64,
     /// Rows that cannot be imported, sorted; if there are any, the chunks are useless.
     pub(super) bad: Vec<(u64, BadEntry)>,
-    /// Whether a connection was lost: writes that were not flushed then may be lost too.
+    /// Set if a connection was lost: writes that were not flushed then may be lost too.
     pub(super) connection_lost: bool,
     /// Chunks below this number were flushed before that.
     pub(super) durable_chunks: u64,

@@ -23,7 +23,7 @@ use dlfs_format::format::{ChunkHeader, FormatVersion, RecordSums, Uuid};
 use dlfs_io::qpair::{ConnectOptions, Device};
 use dlfs_nvme::nvme::Address;
 
-/// What [`add_pieces`] did.
+/// The report of [`add_pieces`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PiecesReport {
     /// The image.
@@ -135,7 +135,7 @@ fn is_large(len: &u32) -> bool {
     num_pieces(*len) > 0
 }
 
-/// What there is to do with a chunk.
+/// The action that a chunk needs.
 enum Plan {
     Has,
     NoRoom,

@@ -122,7 +122,7 @@ impl RowsAhead {
     }
 }
 
-/// What is touched ahead: a few cache lines a row, and all of it fits the second-level cache.
+/// Number of rows touched ahead: a few cache lines each, and all of it fits the second-level cache.
 const ROWS_AHEAD: u64 = 256;
 
 /// A chunk to be written: its slots and its cells.
@@ -134,9 +134,9 @@ pub(super) struct ChunkLayout {
     pub(super) first_slot: Slot,
     /// Its number of samples.
     pub(super) num_slots: u32,
-    /// Where it lies.
+    /// The cells that it occupies.
     pub(super) cells: CellRange,
-    /// Whether it is one sample too large for a chunk.
+    /// Set if it is a single sample too large for a chunk.
     pub(super) oversize: bool,
 }
 
@@ -145,7 +145,7 @@ pub(super) struct ChunkLayout {
 pub(super) struct Plan {
     /// The chunks, in the order of their slots.
     pub(super) chunks: Vec<ChunkLayout>,
-    /// What they take.
+    /// The bytes that they take, by purpose.
     pub(super) media: MediaUse,
     /// The remaining free space.
     pub(super) space: Space,

@@ -143,7 +143,7 @@ impl Points {
     }
 }
 
-/// What becomes of the bytes of the objects: whoever asks for something else begins again.
+/// Describes how the bytes of the objects are imported: an import that differs in this begins again.
 fn read_as(kind: SourceKind, columns: Option<&ColumnFile>, options: &ImportOptions) -> String {
     let ImportOptions { placement, seed, rows, field_types, field_columns, .. } = options;
     let columns = columns.map(ColumnFile::fingerprint);

@@ -34,7 +34,7 @@ pub(super) struct Current {
     pub(super) superblocks: Vec<Superblock>,
 }
 
-/// What an import starts from.
+/// The state from which an import starts.
 pub(super) struct ImportState {
     /// The namespaces, in the image's order.
     pub(super) media: Media,
@@ -42,9 +42,9 @@ pub(super) struct ImportState {
     pub(super) current: Option<Current>,
     /// The journal. It and the source determine everything that the import writes.
     pub(super) journal: Journal,
-    /// Whether some of the import may be on the media already.
+    /// Set if part of the import may be on the media already.
     pub(super) resumed: bool,
-    /// Whether all of it is on the media and committed.
+    /// Set if all of it is on the media and committed.
     pub(super) done: bool,
 }
 
@@ -321,9 +321,9 @@ fn resume(
     Ok(ImportState { media, current: Some(current), journal, resumed: true, done })
 }
 
-/// Whether the generation that may be lost is the import's own: its commit was interrupted, or its copy was
-/// damaged later, and resuming writes the same bytes again. No delete or purge, which have no journal, may
-/// have written that generation instead: it would have left a record.
+/// Returns whether the generation that may be lost is the import's own: its commit was interrupted, or its copy was
+/// damaged later, and resuming writes the same bytes again. A delete or purge, which have no journal, would have left
+/// a record of that generation.
 fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -> Result<bool> {
     if opened.lost_generation() != Some(journal.generation) {
         return Ok(false);
@@ -337,7 +337,7 @@ fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -
     Ok(!found.heads.iter().any(is_foreign))
 }
 
-/// Whether the import of `journal` is committed, or was discarded for a later one.
+/// Returns whether the import of `journal` is committed, or was discarded for a later one.
 fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
     Ok(judge_now(media)?.is_ok_and(|opened| {
         let superblock = opened.superblock();
@@ -345,7 +345,7 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
     }))
 }
 
-/// Whether some namespace has the journal of an import that is not committed and may be resumed.
+/// Returns whether some namespace has the journal of an import that is not committed and may be resumed.
 ///
 /// # Errors
 /// The namespaces cannot be read.

@@ -77,7 +77,7 @@ struct Purge<'a> {
     /// Up to where each namespace may be used, in cells: a file that can grow is kept short.
     ceilings: Vec<u64>,
     raises: u32,
-    /// Whether the last generation freed chunks, whose cells cannot be written before the next one.
+    /// Set if the last generation freed chunks, whose cells cannot be written before the next one.
     has_freed: bool,
     chunks: u64,
     freed_bytes: u64,
@@ -257,7 +257,7 @@ impl<'a> Purge<'a> {
 /// but one freed.
 const RAISES_BEFORE_WAITING: u32 = 2;
 
-/// What padding may take more in a record and in a snapshot.
+/// Upper limit of the additional padding in a record, and in a snapshot.
 const PAGE_BYTES: u64 = 4096;
 
 /// The slots of a chunk.
@@ -340,7 +340,7 @@ impl<'a> Rewriter<'a> {
                 let message = "the purge was stopped; what it has done stays";
                 return Err(Error::new(ErrorKind::Interrupted, message));
             }
-            // What is open was begun with room for more, so there is room for it.
+            // The open chunk was begun with room to spare, so it can be finished.
             if end != Some(slots.start) {
                 self.finish_or_fail()?;
             }

@@ -61,8 +61,8 @@ pub struct RebuildReport {
     pub unreadable_cells: u64,
     /// Superblock copies that were bad and are repaired.
     pub mended_copies: u64,
-    /// Whether the generation's record or snapshot was found, which has the deletions and class names.
-    /// Without either, deleted samples are live again, and classes have no names.
+    /// Set if the generation's record or snapshot was found, which has the deletions and class names. Without either,
+    /// deleted samples are live again, and classes have no names.
     pub deletions_known: bool,
     /// The generation whose directory has the older chunks; `None`: all headers were read.
     pub base: Option<Generation>,
@@ -314,14 +314,14 @@ fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) 
         .collect()
 }
 
-/// What heads and records yield.
+/// The result of reading heads and records.
 struct Found {
     directory: Directory,
     selection: ChunkSelection,
     headers_read: u64,
     /// The cells of the generation's own record, if that listed its contents.
     record: Option<CellRange>,
-    /// Whether a record or snapshot was found: see [`RebuildReport::deletions_known`].
+    /// Set if a record or snapshot was found: see [`RebuildReport::deletions_known`].
     deletions_known: bool,
 }
 
@@ -580,7 +580,7 @@ fn add_usable(
     }
 }
 
-/// Whether another chunk has slots in common with this one.
+/// Returns whether another chunk has slots in common with this one.
 fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
     heads.iter().any(|other| {
         other != this
@@ -590,7 +590,7 @@ fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
     })
 }
 
-/// Whether every sample of a chunk matches its checksum.
+/// Returns whether every sample of a chunk matches its checksum.
 fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
     let head = header.head();
     let start = head.layout.offset_of(head.cell)?;

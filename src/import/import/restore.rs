@@ -16,7 +16,7 @@ use dlfs_format::format::chunk::{ChunkKind, SampleEntry};
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::{ChunkHead, ChunkHeader, DraftLen, FieldTypes, SampleMeta};
 
-/// What was taken over.
+/// The state taken over from the chunks on media.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
     /// Fingerprints of the names of its samples.
@@ -31,7 +31,7 @@ pub(super) struct Restored {
     pub(super) sample_bytes: u64,
 }
 
-/// What all chunks of an import have in common.
+/// The properties that all chunks of an import share.
 #[derive(Clone, PartialEq, Eq)]
 struct Shape {
     fields: Vec<Vec<u8>>,

@@ -32,7 +32,7 @@ pub(super) fn with_retry<T>(
     }
 }
 
-/// Whether a retry on a new connection may help.
+/// Returns whether a retry on a new connection may help.
 pub(super) fn is_transient(error: &Error) -> bool {
     use std::error::Error as _;
     match error.kind() {

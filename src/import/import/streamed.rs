@@ -127,7 +127,7 @@ struct Judged {
 }
 
 impl Judged {
-    /// Whether archives are plain ones because nothing has told the contrary.
+    /// Returns whether archives count as plain ones only because no pair has been found so far.
     fn is_open(&self) -> bool {
         self.decided == Some(Decided::NoPair)
     }
@@ -273,7 +273,7 @@ struct StreamImport<'a> {
     example: Option<Vec<u8>>,
     progress: &'a mut dyn Progress,
     chunks: ChunkStream<'a>,
-    /// Where it may go on if it is interrupted, if it can.
+    /// The points at which it may resume after an interruption, if it can.
     points: Option<Points>,
     samples: u64,
     sample_bytes: u64,

@@ -13,7 +13,7 @@ pub(super) struct TemporaryColumn {
     file: Option<File>,
     /// Bytes of the file.
     in_file: u64,
-    /// What follows them.
+    /// The bytes that follow those of the file.
     tail: Vec<u8>,
     is_full: bool,
 }

@@ -15,7 +15,7 @@ use dlfs_base::threads::caught;
 use dlfs_base::{Error, Result};
 use dlfs_format::format::ChunkHeader;
 
-/// What threads send to the collector.
+/// Messages from the threads to the collector.
 pub(super) enum Event {
     Made {
         chunk: ChunkLayout,
@@ -36,7 +36,7 @@ pub(super) struct Shared<'a> {
     pub(super) media: &'a Media,
     /// The right to write.
     pub(super) lease: &'a Lease,
-    /// Whether chunks may be on the media already.
+    /// Set if chunks may be on the media already.
     pub(super) look: bool,
     /// All chunks, and the number of the next one to take.
     pub(super) chunks: &'a [ChunkLayout],
@@ -52,7 +52,7 @@ pub(super) struct Shared<'a> {
 /// A chunk to build.
 pub(super) struct Task {
     chunk: ChunkLayout,
-    /// Whether it may be on the media already.
+    /// Set if it may be on the media already.
     look: bool,
     /// After a failure: the last retry delay.
     pause: Option<Backoff>,

@@ -36,7 +36,7 @@ struct ChunkWrites {
     failed: Option<Error>,
 }
 
-/// Where the buffer of a write returns to.
+/// The destination of a write's buffer when the write ends.
 pub(super) enum ReturnTo {
     /// The middle of a chunk's buffer, between these two.
     Chunk(IoBuf, IoBuf),
@@ -150,12 +150,12 @@ impl<T> WriteBehind<T> {
         }
     }
 
-    /// Whether a chunk must complete before another may be started.
+    /// Returns whether a chunk must complete before another may be started.
     pub(super) fn is_full(&self) -> bool {
         self.chunks.len() >= self.max_chunks
     }
 
-    /// Whether nothing is in flight.
+    /// Returns whether nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.chunks.is_empty() && self.flushes.is_empty()
     }

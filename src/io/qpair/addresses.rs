@@ -54,13 +54,13 @@ struct Group {
     members: Vec<(usize, Option<Nsid>)>,
 }
 
-/// What addresses must have in common to share a controller.
+/// The properties that addresses must have in common to share a controller.
 #[derive(PartialEq, Eq, Hash)]
 struct Subsystem {
     traddr: String,
     trsvcid: u16,
     subnqn: Nqn,
-    /// Whether the address means all namespaces.
+    /// Set if the address means all namespaces.
     is_whole: bool,
     /// Its other paths: a namespace with fewer paths than another cannot fail over together with it.
     paths: Vec<(String, u16)>,

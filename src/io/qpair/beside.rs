@@ -114,7 +114,7 @@ impl Device for WithFiles {
 struct Pair {
     medium: Box<dyn QueuePair>,
     namespace: Namespace,
-    /// Where the addresses of files begin.
+    /// The first block of the addresses of files.
     first_block: u64,
     files: Arc<Files>,
     /// Started by the first I/O of a file.
@@ -211,7 +211,7 @@ impl QueuePair for Pair {
         self.medium.use_pool(pool);
     }
 
-    /// What is written to files are copies, which no fence guards.
+    /// Guards the medium alone: writes to files are copies, which no fence guards.
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         self.medium.use_fence(fence);
     }

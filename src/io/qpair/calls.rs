@@ -25,7 +25,7 @@ pub struct Calls {
     last: u32,
     deadline: Duration,
     done: Vec<(usize, Completion)>,
-    /// Whether a call has ended since the last [`Calls::turn`], while another call was waited for.
+    /// Set if a call has ended since the last [`Calls::turn`], while another call was waited for.
     unseen: bool,
     fence: Option<Arc<Fence>>,
 }
@@ -371,7 +371,7 @@ impl Calls {
 }
 
 impl Call {
-    /// Whether the piece was damaged in transfer or is incomplete, so that another read may succeed.
+    /// Returns whether the piece was damaged in transfer or is incomplete, so that another read may succeed.
     fn may_reread(&self, completion: &Completion) -> bool {
         let damaged = matches!(completion.result, Err(IoError::DataDigest | IoError::Short { .. }));
         damaged && self.op == IoOp::Read && self.rereads > 0 && self.failed.is_none()

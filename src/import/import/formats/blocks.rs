@@ -52,7 +52,7 @@ impl Blocks {
         kept.ahead = ahead(kept.most, places);
     }
 
-    /// What a block has from `at` on.
+    /// Returns the rest of the block that contains `at`, from `at` on.
     fn from(&self, at: u64) -> io::Result<Bytes> {
         let number = at / self.block_bytes;
         let block = self.block(number)?;
@@ -142,7 +142,7 @@ impl ChunkReader for Blocks {
 pub(super) struct BlockReader {
     of: Blocks,
     at: u64,
-    /// What the block at `at` has from there on, or nothing.
+    /// The rest of the block at `at`, or nothing.
     ready: Bytes,
 }
 

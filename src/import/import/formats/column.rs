@@ -14,7 +14,7 @@ use dlfs_format::format::field_type::{Element, FieldType};
 pub(super) struct Column {
     /// Its name.
     pub(super) name: String,
-    /// What its values are.
+    /// The kind of its values.
     pub(super) kind: CellKind,
     /// Names of the classes, if its values are their numbers.
     pub(super) classes: Vec<String>,
@@ -22,7 +22,7 @@ pub(super) struct Column {
     pub(super) files_of: Option<String>,
 }
 
-/// What the values of a column are.
+/// The kind of a column's values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CellKind {
     /// There are none.
@@ -31,7 +31,7 @@ pub(super) enum CellKind {
     Bytes,
     /// A number or an array of numbers.
     Elements(FieldType),
-    /// What a field does not hold, in the words of the format.
+    /// A type that fields cannot hold, as the format names it.
     Other(String),
 }
 
@@ -51,7 +51,7 @@ impl Column {
 }
 
 impl CellKind {
-    /// What holds the values of both exactly, if they are ones that it holds at all.
+    /// Returns the kind for the values of both; it holds a value exactly or not at all.
     pub(super) fn with(&self, other: &CellKind) -> Option<CellKind> {
         match (self, other) {
             (CellKind::Nothing, kind) | (kind, CellKind::Nothing) => Some(kind.clone()),
@@ -108,12 +108,12 @@ fn wider_element(a: Element, b: Element) -> Option<Element> {
     })
 }
 
-/// Where each name is among `columns`, for the first time.
+/// Maps each name to its first place among `columns`.
 pub(super) fn places(columns: &[Column]) -> HashMap<String, usize> {
     columns.iter().enumerate().rev().map(|(at, column)| (column.name.clone(), at)).collect()
 }
 
-/// Whether `options` take this column, so that others need not be read.
+/// Returns whether `options` take this column; others need not be read.
 pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
     let name = Some(&column.name);
     options.fields.is_empty()
@@ -123,7 +123,7 @@ pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
         || options.label.is_none() && !column.classes.is_empty()
 }
 
-/// Which column is what.
+/// The roles of the columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chosen {
     /// The column of the names; `None`: files and numbers of rows are.
@@ -135,7 +135,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// What `options` choose among `columns`; fields come in the order of those of the image that is appended to.
+    /// Chooses from `columns` by `options`; fields follow the order of those of the image that is appended to.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no such column, or its values cannot be what is asked for.
@@ -234,7 +234,7 @@ impl Chosen {
 }
 
 impl Column {
-    /// What its values are, for messages.
+    /// Describes the kind of its values, for messages.
     pub(super) fn shown(&self) -> String {
         match &self.kind {
             CellKind::Nothing => "nothing".to_owned(),

@@ -10,7 +10,7 @@ use std::sync::Once;
 use dlfs_base::threads::panic_message;
 
 thread_local! {
-    /// Whether this thread runs a decoder.
+    /// Set while this thread runs a decoder.
     static DECODES: Cell<bool> = const { Cell::new(false) };
     /// Description of the decoder's last panic.
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };

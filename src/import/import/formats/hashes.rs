@@ -10,7 +10,7 @@ use xxhash_rust::{xxh3::Xxh3, xxh32::Xxh32, xxh64::Xxh64};
 use super::input::Input;
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// What an index states of a file, under the names that Python's `hashlib` and `xxhash` have for them.
+/// The length and hashes that an index states for a file, named as in Python's `hashlib` and `xxhash`.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Stated {
     #[serde(default)]

@@ -43,7 +43,7 @@ impl Input {
                 match self.find(name) {
                     Ok(Some(input)) => return Ok((name.clone(), input)),
                     Ok(None) => {}
-                    // Who may not list is told of no absence.
+                    // A store refuses instead of reporting absence to a client that may not list.
                     Err(error)
                         if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
                     {

@@ -1,4 +1,4 @@
-//! Where a file of rows is, and its bytes: a file, or an object of a store.
+//! The location of a file of rows, and its bytes: a file, or an object of a store.
 
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
@@ -25,9 +25,9 @@ pub(super) struct Input {
     pub(super) path: PathBuf,
     /// If it is one of a store.
     pub(super) object: Option<InStore>,
-    /// Which links to the files that it names are followed.
+    /// The policy for links to the files that it names.
     pub(super) links: Links,
-    /// What may be made of the bytes that are read.
+    /// The limit on the expansion of the bytes that are read.
     pub(super) expansion: Expansion,
 }
 

@@ -102,7 +102,7 @@ pub(super) fn stream(
     let (schema, input) = (reader.schema(), input.clone());
     let decode = move |from: Entry| {
         if is_file {
-            // What the schema was read from does not ask far ahead.
+            // The stream that the schema was read from does not ask far ahead.
             let bytes = reader.get_mut();
             bytes.at = bytes.at.max(from.at);
             let mut from = input.read_from(bytes.at)?;
@@ -120,7 +120,8 @@ pub(super) fn stream(
     Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
 }
 
-/// Whether a file has room for its footer, and for the blocks that this lists: the decoder makes room for them first.
+/// Checks that a file has room for its footer, and for the blocks that the footer lists: the decoder allocates them
+/// first.
 fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let room = from.seek(SeekFrom::End(-10))?; // its length, and the magic bytes
@@ -131,7 +132,7 @@ fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
     from.seek(SeekFrom::Start(begin))?;
     let mut footer = Vec::new();
     from.take(room - begin).read_to_end(&mut footer)?;
-    // What is no footer is told by the decoder.
+    // The decoder reports a malformed footer.
     let Ok(footer) = arrow_ipc::root_as_footer(&footer) else { return Ok(()) };
     let mut blocks = footer.dictionaries().into_iter().chain(footer.recordBatches()).flatten();
     let is_within = |block: &Block| {
@@ -158,7 +159,7 @@ fn opened<R>(
 /// The batches of a stream up to its end-of-stream marker.
 struct StreamBatches {
     reader: StreamReader<Counted>,
-    /// Whether it may be entered at any batch.
+    /// Set if it may be entered at any batch.
     has_entries: bool,
     is_over: bool,
 }
@@ -181,7 +182,8 @@ impl Iterator for StreamBatches {
     }
 }
 
-/// Whether the numbers of a stream that begins with `head` are little-endian. Its reader does not look.
+/// Returns whether the numbers of a stream that begins with `head` have this machine's byte order. Its reader does
+/// not check.
 fn has_our_byte_order(head: &[u8]) -> bool {
     let message = head.strip_prefix(&[0xff; 4]).unwrap_or(head).get(4..).unwrap_or_default();
     let message = arrow_ipc::root_as_message(message).ok();
@@ -199,10 +201,10 @@ fn other_byte_order(input: &Input) -> Error {
 /// Counts bytes, and notices that a reader wants some behind the last one.
 struct Counted {
     from: Box<dyn Read + Send>,
-    /// Where the next byte is.
+    /// Offset of the next byte.
     at: u64,
     has_ended: bool,
-    /// What was read, until that is the schema.
+    /// The bytes read so far, until they hold the schema.
     head: Option<Vec<u8>>,
 }
 
@@ -220,6 +222,6 @@ impl Read for Counted {
 
 const NO_MARKER: &str = "the Arrow stream ends without its end-of-stream marker, so it was cut off, or its writer did \
                          not close it: write it again, or import the rows up to here with --on-error skip";
-/// What an Arrow file begins with.
+/// The magic bytes at the beginning of an Arrow file.
 const MAGIC: &[u8; 6] = b"ARROW1";
 const BUFFER_BYTES: usize = 1 << 20;

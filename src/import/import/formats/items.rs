@@ -33,7 +33,7 @@ use dlfs_format::format::npy;
 pub(super) struct ItemFormat {
     leaves: Vec<Leaf>,
     columns: Vec<Column>,
-    /// Whether shards hold Arrow files in place of items.
+    /// Set if shards hold Arrow files in place of items.
     is_arrow: bool,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Leaf {
     pub(super) name: String,
     /// Its length, where the item does not say it.
     pub(super) len: LeafLen,
-    /// What its bytes are.
+    /// The form of its bytes.
     pub(super) form: LeafForm,
 }
 
@@ -59,10 +59,10 @@ pub(super) enum LeafLen {
     Item,
 }
 
-/// What the bytes of a column are.
+/// The form of a column's bytes.
 #[derive(Debug, Clone)]
 pub(super) enum LeafForm {
-    /// What they are, with no more ado.
+    /// Plain values of this kind, without a header.
     Is(CellKind),
     /// An array behind a header.
     Array(HeaderForm),
@@ -118,7 +118,7 @@ impl ItemFormat {
         Ok(format)
     }
 
-    /// Which arrays a shard holds in each column. What is wrong with an item is told when it is read as a row.
+    /// Finds the kind of arrays that a shard holds in each column. A bad item is reported when it is read as a row.
     fn arrays(&self, input: &Input) -> Result<Vec<Arrays>> {
         let mut arrays = vec![Arrays::Nothing; self.leaves.len()];
         let is_whole = input.object.is_none();
@@ -139,7 +139,7 @@ impl ItemFormat {
         Ok(arrays)
     }
 
-    /// Where the columns are in an item.
+    /// Returns the ranges of the columns in an item.
     fn ranges(&self, item: &[u8]) -> std::result::Result<Vec<Range<usize>>, BadReason> {
         let stated = self.leaves.iter().filter(|leaf| leaf.len == LeafLen::Stated).count();
         let (mut lens, mut at) = (item.chunks_exact(4).take(stated), 4 * stated);
@@ -214,7 +214,7 @@ impl Arrays {
     }
 }
 
-/// Whether an array has the bytes of its shape, and is of the type that those which were looked at have.
+/// Checks that an array has the bytes of its shape, and the type of the arrays that were looked at.
 fn check(
     header: &ArrayHeader,
     kind: &CellKind,
@@ -302,7 +302,7 @@ impl RowReader for ItemRows {
 struct Shard {
     from: Box<dyn Read + Send>,
     at: u64,
-    /// Where the items that follow begin, from the last to the next one.
+    /// Offsets at which the items that follow begin, from the last to the next one.
     ends: Vec<u32>,
 }
 
@@ -348,12 +348,12 @@ impl Shard {
         self.ends.len().saturating_sub(1) as u64
     }
 
-    /// Whether an item has bytes, or there is none.
+    /// Returns whether an item has bytes, or there is none.
     fn has_bytes(&self) -> bool {
         self.ends.len() <= 1 || self.ends.first() != self.ends.last()
     }
 
-    /// Whether an Arrow file is behind the table, and not items.
+    /// Returns whether an Arrow file is behind the table, instead of items.
     fn is_arrow(&mut self) -> bool {
         let mut head = [0; ARROW_MAGIC.len()];
         !self.has_bytes()
@@ -386,7 +386,7 @@ impl Shard {
     fn next_item(&mut self) -> std::result::Result<Option<Vec<u8>>, BadReason> {
         self.ends.pop();
         let Some(end) = self.ends.last() else {
-            // What compressed it keeps its checksum at the end.
+            // Read to the end: the compressor's checksum comes last.
             let behind = io::copy(&mut self.from, &mut io::sink());
             behind.map_err(|error| BadReason::Decoder(error.to_string()))?;
             return Ok(None);
@@ -403,9 +403,9 @@ impl Shard {
     }
 }
 
-/// What of a shard in a store is read to find out which arrays it holds.
+/// Bytes of a shard in a store that are read to find out which arrays it holds.
 const LOOKED_AT_BYTES: u64 = 256 << 10;
-/// What an Arrow file begins with, before its messages.
+/// The magic bytes at the beginning of an Arrow file, before its messages.
 const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
 
 fn broken(what: &'static str) -> Error {

@@ -40,22 +40,22 @@ pub(super) struct JsonLines {
     input: Input,
     /// Once it has begun.
     from: Lines,
-    /// Where the next line is that is read.
+    /// Offset of the next line to read.
     at: u64,
-    /// Where the next one is that is taken.
+    /// Offset of the next line to take; behind it lie those that were read ahead.
     next: u64,
     /// Hash of the objects that lines so far have named, also those of other files.
     named: u64,
     columns: Vec<Column>,
-    /// Where a key is among them.
+    /// Index of each key in `columns`.
     place_of: HashMap<String, usize>,
-    /// Of each column.
+    /// The wanted columns: a flag for each.
     is_wanted: Vec<bool>,
     /// Hashes of the names of the files so far: one that is named again is expanded.
     read_files: HashSet<u64>,
     /// The columns with a value in the line before.
     filled: Vec<usize>,
-    /// Whether a key that is none of the columns is wanted.
+    /// Set if keys that are none of the columns are wanted.
     takes_all: bool,
     files: Option<Files>,
     line: Vec<u8>,
@@ -71,7 +71,7 @@ struct Files {
     from: From,
 }
 
-/// Where files are.
+/// The location of the files.
 enum From {
     /// In this folder.
     Folder(Root),
@@ -83,7 +83,7 @@ enum From {
 struct Ahead {
     lines_are: InStore,
     lines: VecDeque<std::result::Result<Line, BadReason>>,
-    /// What ended the lines, after those that were read ahead.
+    /// The result that ended the lines, behind those that were read ahead.
     end: Option<std::result::Result<(), RowError>>,
     /// Bytes of the objects that were asked for.
     asked_bytes: u64,
@@ -93,7 +93,7 @@ struct Ahead {
 struct Line {
     object: Object,
     file: Option<Asked>,
-    /// Where it ends.
+    /// Offset of its end.
     end: u64,
 }
 

@@ -87,7 +87,7 @@ fn has_word(line: &[u8]) -> bool {
     WORDS.iter().any(|word| line.windows(word.len()).any(|part| part == word.as_bytes()))
 }
 
-/// Whether it has as many digits in a row as integers of more than 64 bits.
+/// Returns whether a line has as many digits in a row as integers of more than 64 bits.
 fn has_long_integer(line: &[u8]) -> bool {
     let mut digits = 0;
     line.iter().any(|byte| {
@@ -134,7 +134,7 @@ fn string_len(text: &[u8]) -> usize {
     end.map_or(text.len(), |end| end + 2)
 }
 
-/// What stands before a number in place of which a text is parsed.
+/// Prefix of a string that is parsed in place of a number.
 const MARK: &str = "\0dlfs:";
 const MARK_IN_JSON: &str = "\\u0000dlfs:";
 /// Numbers that Python writes, and JSON does not have.

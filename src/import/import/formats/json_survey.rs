@@ -1,4 +1,4 @@
-//! What lines have: their columns, and the types that hold all values of each.
+//! A survey of JSON Lines: their columns, and the types that hold all values of each.
 
 use std::collections::HashMap;
 
@@ -13,17 +13,17 @@ use crate::import::options::RowOptions;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::{Element, FieldType};
 
-/// What lines have.
+/// The columns of the lines surveyed so far.
 #[derive(Default)]
 pub(super) struct Survey {
     columns: Vec<(String, Seen)>,
-    /// Where a key is among them.
+    /// Index of each key in `columns`.
     at: HashMap<String, usize>,
-    /// Whether there are more lines.
+    /// Set if there are more lines than those surveyed.
     is_part: bool,
 }
 
-/// What the values of a key are: bits, of which those of kinds are about the elements of lists as well.
+/// Properties of the values of a key, as bits. Those of scalar types also cover the elements of lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Seen(u16);
 
@@ -31,7 +31,7 @@ impl Survey {
     /// The columns of the file `input`.
     pub(super) fn columns_of(input: &Input, options: &RowOptions) -> Result<Vec<Column>> {
         let mut survey = Survey::default();
-        // Of a store, most of what could be asked for ahead is not needed.
+        // No prefetch from a store: most of it would not be needed.
         survey.read(lines(input, Some(0))?.0, input, input.object.is_none())?;
         let mut columns = survey.columns();
         let at =
@@ -67,7 +67,7 @@ impl Survey {
             input.check()?;
             match read {
                 Ok(true) => {}
-                // What ends the lines early is told when they are read as rows.
+                // An error that ends the lines early is reported when they are read as rows.
                 Ok(false) | Err(_) if !self.columns.is_empty() => break,
                 Ok(false) => {
                     let text = "no line is a JSON object";
@@ -120,7 +120,7 @@ impl Seen {
     /// Not what an `f64` holds.
     const LONG: u16 = 64;
     const FRACTION: u16 = 128;
-    /// What only bytes hold.
+    /// Values that only bytes can hold.
     const OTHER: u16 = 256;
 
     fn of(value: &Value) -> Seen {
@@ -155,7 +155,7 @@ impl Seen {
         }
     }
 
-    /// What the values of the column are.
+    /// Returns the kind of the column's values.
     fn kind(self) -> CellKind {
         let has = |all: u16| self.0 & all == all;
         let has_numbers = self.0 & (Seen::WHOLE | Seen::FRACTION) != 0;
@@ -183,7 +183,7 @@ impl Seen {
 const FILE_NAME: &str = "file_name";
 /// The column of the files.
 const FILE: &str = "file";
-/// What of an object is looked at before it is read.
+/// Limits of the survey of an object before it is read, in lines and in bytes.
 const SURVEYED_LINES: usize = 1024;
 const SURVEYED_BYTES: usize = 16 << 20;
 

@@ -99,7 +99,7 @@ fn leaves(config: &Config) -> std::result::Result<Vec<Leaf>, String> {
     Ok(names.into_iter().zip(&config.data_format).map(leaf).collect())
 }
 
-/// What the format of a leaf says.
+/// Returns the form that the format of a leaf states.
 fn form_of(format: &str) -> LeafForm {
     let bytes = LeafForm::Is(CellKind::Bytes);
     let scalar = |element: &str| {

@@ -123,7 +123,7 @@ fn leaves((names, encodings, sizes): &Layout) -> std::result::Result<Vec<Leaf>, 
     columns.map(leaf).collect()
 }
 
-/// What the encoding of a column says: <https://docs.mosaicml.com/projects/streaming>, "MDS".
+/// Returns the form that the encoding of a column states: <https://docs.mosaicml.com/projects/streaming>, "MDS".
 fn form_of(encoding: &str) -> LeafForm {
     let bytes = LeafForm::Is(CellKind::Bytes);
     let scalar = |element: &str| FieldType::from_str(element).map(CellKind::Elements);

@@ -150,7 +150,7 @@ fn noted(shards: Vec<RowFile>, origins: &SharedOrigins) -> Vec<RowFile> {
 #[derive(Debug)]
 struct Given {
     input: Input,
-    /// What its rows are named after.
+    /// The name from which those of its rows are made.
     name: Vec<u8>,
 }
 
@@ -158,7 +158,7 @@ struct Given {
 #[derive(Debug, Clone)]
 struct RowFile {
     input: Input,
-    /// What its rows are named after.
+    /// The name from which those of its rows are made.
     stem: Vec<u8>,
     how: How,
 }

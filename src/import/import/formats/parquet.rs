@@ -104,12 +104,12 @@ fn decoder<F: ChunkReader + 'static>(
     let columns = arrow_cells::columns(of_file.schema());
     let views = Arc::new(arrow_cells::with_views(of_file.schema()));
     let views = ArrowReaderOptions::new().with_schema(views);
-    // Where the decoder knows no view of a type, it copies.
+    // The decoder copies types of which it knows no view.
     let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);
     let metadata = metadata.unwrap_or(of_file);
     let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata);
     let rows_at_once = rows_at_once(builder.metadata());
-    // What is asked for and not there is found missing by name later.
+    // A column that is asked for and missing is reported by name later.
     let read = (0..columns.len()).filter(|at| is_wanted(&columns[*at], options));
     let read: Vec<usize> = read.collect();
     if read.len() < columns.len() {

@@ -33,7 +33,7 @@ pub(super) trait RowReader {
     /// The file cannot be read, or is none of its format.
     fn begin(&mut self, from: Entry) -> Result<()>;
 
-    /// Where the next row is, behind `rows` rows of the file.
+    /// Returns the entry of the next row, behind `rows` rows of the file.
     fn entry(&self, rows: u64) -> Entry {
         Entry { at: 0, rows, named: 0 }
     }
@@ -62,7 +62,7 @@ pub(super) trait RowReader {
 /// A place between two rows of a file, as the reader of its format finds it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Entry {
-    /// Where the file may be entered: a byte, or the number of a batch.
+    /// The entry point into the file: a byte offset, or the number of a batch.
     pub(super) at: u64,
     /// Rows from there to the place.
     pub(super) rows: u64,
@@ -94,9 +94,9 @@ pub struct RowSource<'a> {
     shards: Vec<(Client, Object)>,
     /// How many files were opened or left out, and the objects of indexes, which come before them.
     begun: u64,
-    /// Where the import goes on, until it does.
+    /// The place to resume the import at, until it has resumed.
     go_on: Option<StreamPlace>,
-    /// Where the file that is opened next is read from, and the number of the row there.
+    /// The entry into the file that is opened next, and the number of the row there.
     from: (Entry, u64),
     options: &'a RowOptions,
     open: Option<OpenFile>,
@@ -117,10 +117,10 @@ pub struct RowSource<'a> {
     /// Those that rows of this file bring along, and that of the row which was read last.
     own_names: HashSet<u128>,
     own_name: u128,
-    /// Whether the file stands in front of each name.
+    /// Set if the file stands in front of each name.
     prefix: bool,
     bad: Vec<BadEntry>,
-    /// What ends the import.
+    /// The error that ends the import.
     failure: Option<Error>,
     cells: Cells,
 }
@@ -128,15 +128,15 @@ pub struct RowSource<'a> {
 struct OpenFile {
     reader: Box<dyn RowReader>,
     input: Input,
-    /// What its rows are named after.
+    /// The name from which those of its rows are made.
     stem: Vec<u8>,
-    /// Of each column of all files: its place in this one, if it is there.
+    /// The places in this file of the columns of all files, if they are there.
     places: Vec<Option<Place>>,
     rows: u64,
     has_begun: bool,
 }
 
-/// Where a column is in a file, and the types of its values there and in the image, if these differ.
+/// The index of a column in a file, and the types of its values there and in the image, if these differ.
 struct Place {
     at: usize,
     types: Option<(FieldType, FieldType)>,
@@ -376,7 +376,7 @@ impl<'a> RowSource<'a> {
                 return None;
             }
             Err(RowError::File(reason)) => {
-                // What a store does not give is not bad: the import fails.
+                // The failure of a store is no bad entry: the import fails.
                 if let Err(error) = open.input.check() {
                     self.failure = Some(error);
                     return None;
@@ -493,7 +493,7 @@ const ALONE: &str = "the row has no value in the only column, whose type has a l
 const NO_VALUE: &str = "the row has no value in the only field, whose type has a length: take another column as well, \
                         with --fields";
 
-/// What says which types columns have in the image.
+/// The sources of the types that columns have in the image.
 struct Types<'a> {
     given: &'a [FieldSpec],
     image: Option<&'a Directory>,
@@ -501,7 +501,7 @@ struct Types<'a> {
 }
 
 impl Types<'_> {
-    /// What the values of a column become that hold `kind` in the files.
+    /// Returns the kind in the image for values of a column that are `kind` in the files.
     fn of(&self, name: &str, kind: &CellKind) -> Option<CellKind> {
         let given = self.given.iter().find(|spec| is_named(name.as_bytes(), &spec.field));
         let kept = match given {
@@ -688,9 +688,9 @@ struct Classes {
     number_of: HashMap<Vec<u8>, i64>,
     /// The type of labels that are numbers.
     element: Option<Element>,
-    /// Of each class that the open file numbers: its number in the image.
+    /// The number in the image of each class that the open file numbers.
     of_file: Vec<i64>,
-    /// Whether there are no others.
+    /// Set if there are no other classes.
     are_all: bool,
 }
 

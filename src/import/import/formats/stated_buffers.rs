@@ -1,5 +1,5 @@
-//! What the compressed buffers of Arrow messages state to have when they are decompressed: their decoder allocates it,
-//! whatever it is, so it is compared with what is allowed before the decoder has the message.
+//! The lengths after decompression that the compressed buffers of Arrow messages state. The decoder allocates
+//! whatever is stated, so each length is compared with the allowed expansion before the decoder gets the message.
 //!
 //! | bytes      | what they are                                                                        |
 //! |------------|--------------------------------------------------------------------------------------|
@@ -20,14 +20,14 @@ pub(super) struct StatedBuffers<R> {
     next: Next,
 }
 
-/// What comes next.
+/// The part of the stream that comes next.
 enum Next {
     /// A message, of whose first 8 bytes these are here.
     Head(Vec<u8>),
     /// So many bytes of metadata, beside these.
     Metadata(Vec<u8>, usize),
     Body(Body),
-    /// What is no message, up to the next place that is read.
+    /// Bytes that are no message, up to the next place that is read.
     Other,
 }
 
@@ -35,9 +35,9 @@ enum Next {
 struct Body {
     at: u64,
     len: u64,
-    /// Where buffers begin, the first one last.
+    /// Offsets of the buffers, in descending order.
     begins: Vec<u64>,
-    /// What is here of the first one's length.
+    /// The bytes received so far of the first buffer's stated length.
     stated: Vec<u8>,
 }
 
@@ -148,7 +148,7 @@ impl Body {
     }
 }
 
-/// Whether there is so much memory: decoders end the process where it is not.
+/// Checks that so much memory can be allocated: decoders end the process where it cannot.
 pub(super) fn has_memory(len: u64) -> Result<(), BadReason> {
     let len = usize::try_from(len).unwrap_or(usize::MAX);
     Vec::<u8>::new().try_reserve_exact(len).map_err(|_| {

@@ -1,5 +1,5 @@
-//! What pages of Parquet state to have when they are decompressed: their decoder makes room for it, whatever it is, so
-//! it is compared with what is allowed before the decoder has the page.
+//! The lengths after decompression that Parquet pages state. The decoder allocates whatever is stated, so each length
+//! is compared with the allowed expansion before the decoder gets the page.
 //!
 //! A page begins with a header in Thrift's compact protocol, of which the first three fields are the type, the length
 //! when it is decompressed and the length that follows, each as `15` and a number in zigzag.
@@ -49,7 +49,7 @@ impl<F> StatedPages<F> {
     }
 }
 
-/// What the header of a page states: its length when it is decompressed, and as it is. `None`: it is none.
+/// Parses the header of a page: the length of the page when decompressed, and as stored. `None`: it is no header.
 fn lens(head: &[u8]) -> Option<(u64, u64)> {
     let mut head = head.iter();
     // As the decoder reads it: numbers may be longer than needed, and the last 32 bits count.

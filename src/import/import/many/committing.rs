@@ -56,7 +56,7 @@ pub fn commit_import(
     Ok((report, file.image))
 }
 
-/// What is committed already, if this plan is.
+/// Returns the report of this plan if it is committed already.
 fn committed(file: &PlanFile, media: &Media) -> Result<Option<WriteReport>> {
     let found = committed_directory(&file.journal, media)?;
     Ok(found.map(|(directory, used)| report(file, &directory, used)))

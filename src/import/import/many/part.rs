@@ -21,12 +21,12 @@ use dlfs_format::format::Uuid;
 use dlfs_io::qpair::ConnectOptions;
 use dlfs_nvme::nvme::Address;
 
-/// What a part wrote.
+/// The report of a written part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartReport {
     /// The image to be.
     pub uuid: Uuid,
-    /// Which part it is.
+    /// The number of the part.
     pub part: u16,
     /// The address of its namespace.
     pub address: String,

@@ -20,13 +20,13 @@ use dlfs_format::format::{ChunkSpec, FormatError, Placement};
 /// A piece of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Where it begins in the file.
+    /// Its offset in the file.
     pub(super) offset: u64,
     /// Its bytes.
     pub(super) len: u64,
     /// Their XXH3-64.
     pub(super) hash: u64,
-    /// What it has: chunks, or names.
+    /// The number of its chunks or names.
     pub(super) count: u64,
 }
 
@@ -136,7 +136,7 @@ pub(super) fn take_pieces(
 
 /// Rows of a piece, about: a part has two or three times as many in memory.
 const PIECE_BYTES: usize = 2 << 20;
-/// What a row takes beside its name, about.
+/// Approximate bytes of a row, without its name.
 const BYTES_A_ROW: usize = 32;
 /// Names of a piece.
 const NAMES_BYTES: usize = 1 << 20;

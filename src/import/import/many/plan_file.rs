@@ -61,7 +61,7 @@ pub(super) struct PlanFile {
     pub(super) rows: Vec<Vec<Piece>>,
     /// The names of all samples.
     pub(super) names: Vec<Piece>,
-    /// Where the pieces lie, once it is written or read.
+    /// The file that holds the pieces, once it is written or read.
     pub(super) file: Option<File>,
 }
 
@@ -147,7 +147,7 @@ impl PlanFile {
         }
     }
 
-    /// What follows the pieces.
+    /// Encodes the part of the file that follows the pieces.
     fn head(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.put_image(&mut out);
@@ -262,7 +262,7 @@ impl PlanFile {
         })
     }
 
-    /// What all its chunks share.
+    /// The properties that all its chunks share.
     pub(super) fn spec(&self) -> ChunkSpec {
         let (journal, part) = (&self.journal, self.journal.part);
         ChunkSpec {

@@ -12,7 +12,7 @@ pub(super) struct PlannedNames<'a> {
     /// The number of the next piece.
     next_piece: usize,
     bytes: Vec<u8>,
-    /// Where the next name lies in `bytes`.
+    /// Offset of the next name in `bytes`.
     at: usize,
     /// Names of the piece that are not read yet.
     left: u64,

@@ -20,7 +20,7 @@ use dlfs_format::format::Uuid;
 use dlfs_io::qpair::ConnectOptions;
 use dlfs_nvme::nvme::Address;
 
-/// What was planned.
+/// The report of planning an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanReport {
     /// The plan's id.

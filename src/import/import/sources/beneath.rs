@@ -87,7 +87,7 @@ impl Root {
         }
     }
 
-    /// Whether links are followed, and those in `relative` lead out of the folder.
+    /// Returns whether links are followed, and those in `relative` lead out of the folder.
     pub fn leaves(&self, relative: &[u8]) -> bool {
         self.links == Links::Follow && self.resolve(relative) == Err(BadReason::LeavesSource)
     }
@@ -223,7 +223,7 @@ fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
     Ok(())
 }
 
-/// What an entry is that is no sample.
+/// Names the type of an entry that is no sample.
 pub(crate) fn kind_name(kind: FileType) -> &'static str {
     match kind {
         FileType::Directory => "folder",

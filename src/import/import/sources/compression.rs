@@ -112,7 +112,7 @@ impl<R: BufRead> Read for Zlib<R> {
     }
 }
 
-/// Whether TFRecords lie in zlib here: its two first bytes alone could be anything's.
+/// Returns whether TFRecords lie in zlib here: its first two bytes alone could be anything's.
 fn is_zlib(head: &[u8]) -> bool {
     let is_header = head.first_chunk().is_some_and(|two| u16::from_be_bytes(*two) % 31 == 0);
     let mut first = [0; tfrecord::HEADER_BYTES];

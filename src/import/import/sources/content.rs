@@ -12,7 +12,7 @@ use super::row_indexes::{self, INDEX};
 use super::{tar_members, tfrecord};
 use dlfs_base::folders::is_dropping;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// A tar archive.
@@ -87,7 +87,7 @@ impl Content {
         })
     }
 
-    /// Whether it holds samples that can be imported one by one, possibly after decompression.
+    /// Returns whether it holds samples that can be imported one by one, possibly after decompression.
     pub(crate) fn is_shard(self) -> bool {
         use Content::{Packed, Rows, Tar, TfRecord};
         matches!(self, Tar(_) | TfRecord(_) | Rows(_) | Packed(_))
@@ -145,13 +145,13 @@ fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
     (numbered || ends(TFRECORD_ENDS, plain)).then_some(Content::TfRecord)
 }
 
-/// Whether the name is that of a shard, regardless of the content.
+/// Returns whether the name is that of a shard, regardless of the content.
 pub(crate) fn is_shard_name(name: &[u8]) -> bool {
     let name = base(name).to_ascii_lowercase();
     name == INDEX || named_kind(&name).is_some() || position(&name, b"-of-").is_some()
 }
 
-/// Whether a file of this name, in lower case, is one of Arrow: a file or a stream.
+/// Returns whether a file name, in lower case, is one of Arrow: of a file or a stream.
 fn is_arrow(name: &[u8]) -> bool {
     name.ends_with(b".arrow") || name.ends_with(b".arrows")
 }
@@ -168,7 +168,7 @@ pub(crate) fn named_kind(name: &[u8]) -> Option<SourceKind> {
     }
 }
 
-/// Whether a file of this name accompanies shards: it describes, lists or signs them.
+/// Returns whether a file of this name accompanies shards: it describes, lists or signs them.
 pub(crate) fn is_side_file(name: &[u8]) -> bool {
     let base = base(name).to_ascii_lowercase();
     let stem = base.split(|&byte| byte == b'.').next().unwrap_or(&base);
@@ -181,8 +181,8 @@ pub(crate) fn is_side_file(name: &[u8]) -> bool {
         || base.ends_with(b"classes.txt")
 }
 
-/// Whether a file that begins with `head`, and goes on with `more`, has lines of JSON objects: its name says so, or two
-/// lines.
+/// Returns whether a file that begins with `head`, and goes on with `more`, has lines of JSON objects, judged by its
+/// name or by two lines.
 fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
     if is_json_lines_name(name) {
         return !head.is_empty();
@@ -193,7 +193,7 @@ fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
     }
     let mut start = start.to_vec();
     if !start.contains(&b'\n') && head.len() == HEAD_BYTES {
-        // What cannot be read is told when it is imported.
+        // A read error is reported when the file is imported.
         let _ = more.take(MAX_FIRST_LINE_BYTES).read_to_end(&mut start);
     }
     let mut lines = start.split(|&byte| byte == b'\n');
@@ -202,7 +202,7 @@ fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
     second.starts_with(b"{") && serde_json::from_slice::<IgnoredAny>(first).is_ok()
 }
 
-/// Whether a file of this name is a note for people beside samples: README, LICENSE.txt.
+/// Returns whether a file of this name is a note for people beside samples: README, LICENSE.txt.
 pub(crate) fn is_note(name: &[u8]) -> bool {
     let base = base(name).to_ascii_lowercase();
     let mut parts = base.splitn(2, |&byte| byte == b'.');

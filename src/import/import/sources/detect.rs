@@ -97,7 +97,7 @@ impl Expanded {
     }
 }
 
-/// What indexes among the files of a tree say of others.
+/// References from the indexes among the files of a tree to other files.
 struct Indexed {
     /// The files that they name as their shards.
     parts: HashSet<PathBuf>,
@@ -132,7 +132,7 @@ fn absent(path: &Path) -> Error {
     }
 }
 
-/// What is known of the files when their kind is decided.
+/// The facts by which the kind of the files is decided.
 #[derive(Default)]
 struct Judgement {
     file_counts: FileCounts,

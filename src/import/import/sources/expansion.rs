@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::index::BadReason;
 
-/// What was read, and made of it. Clones share it.
+/// Counts of the bytes read, and of the bytes made of them. Clones share the counts.
 #[derive(Debug, Clone)]
 pub struct Expansion(Arc<ExpansionCounts>);
 
@@ -22,7 +22,7 @@ struct ExpansionCounts {
     made: [AtomicU64; 4],
 }
 
-/// What makes more bytes of fewer. Each has a limit of its own: another may make more of its bytes.
+/// Causes of expansion. Each has a limit of its own, since another may expand its output further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expands {
     /// Compression.
@@ -103,7 +103,7 @@ impl<R: Read> Read for Decompressed<R> {
 
 /// The default of [`ImportOptions::max_expansion`](crate::import::ImportOptions::max_expansion).
 pub const DEFAULT_MAX_EXPANSION: u64 = 100;
-/// What is made of any source, however small.
+/// Bytes that may be made of any source, however small.
 const FREE_BYTES: u64 = 256 << 20;
 
 #[cfg(test)]

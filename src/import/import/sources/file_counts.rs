@@ -8,7 +8,7 @@ use dlfs_base::{Error, ErrorKind};
 /// Files of one sort, and how the import treated them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileCount {
-    /// What they are: `tar archive`, `file .jpg`.
+    /// The sort of the files: `tar archive`, `file .jpg`.
     pub what: String,
     /// How they were treated.
     pub role: Role,
@@ -60,7 +60,7 @@ impl FileCount {
         }
     }
 
-    /// What treats them otherwise.
+    /// Names the option that treats them otherwise, for messages.
     pub fn option(&self) -> Option<&'static str> {
         match &*self.what {
             HIDDEN | HIDDEN_FOLDER => Some("--hidden takes them"),

@@ -1,4 +1,4 @@
-//! What the paths of an import were found to be.
+//! The result of looking at the paths of an import.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -31,7 +31,7 @@ pub struct Found {
     pub bad: Vec<BadEntry>,
 }
 
-/// What decided between archives with a sample in each file and those of WebDataset.
+/// The evidence that decided between archives with a sample in each file and those of WebDataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decided {
     /// These are WebDataset's: two files of one key follow each other.

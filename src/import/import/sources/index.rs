@@ -72,7 +72,7 @@ pub struct Container {
 /// The payload of one field of one row: where a source holds its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Payload {
-    /// Which field of [`Index::fields`].
+    /// Index of the field in [`Index::fields`].
     pub field: u16,
     /// Length in bytes.
     pub len_bytes: u32,
@@ -88,7 +88,7 @@ pub struct Payload {
 pub struct BadEntry {
     /// Its name in the source, or the shard's where no name could be read.
     pub name: Vec<u8>,
-    /// What is wrong with it.
+    /// The reason why it cannot be imported.
     pub reason: BadReason,
     /// The shard or list that contains it; the folder, if there are several.
     pub within: Option<PathBuf>,
@@ -150,7 +150,7 @@ pub enum BadReason {
     /// A checksum of the source's format does not match.
     #[error("{what} CRC is {found:#010x}, its bytes give {expected:#010x}")]
     BadCrc {
-        /// Which checksum.
+        /// The name of the checksum.
         what: &'static str,
         /// The computed checksum.
         expected: u32,
@@ -162,7 +162,7 @@ pub enum BadReason {
     Field {
         /// The name of the field.
         field: String,
-        /// What it is, and what was found.
+        /// The defect, as the predicate of the message.
         what: String,
     },
     /// It is made of too few bytes; so many for each are allowed.
@@ -171,7 +171,7 @@ pub enum BadReason {
          --max-expansion allows more"
     )]
     Expands(u64),
-    /// What the reader of the source's format says.
+    /// The message of the decoder of the source's format.
     #[error("{0}")]
     Decoder(String),
     /// The archive or list has invalid syntax here.
@@ -212,7 +212,7 @@ impl BadEntry {
         BadEntry { name: name.to_vec(), reason, within: None, rest: None }
     }
 
-    /// What is wrong with it, and what is lost because of it.
+    /// Describes the defect, and the data that are lost because of it.
     pub fn why(&self) -> String {
         let reason = &self.reason;
         match &self.rest {
@@ -241,7 +241,7 @@ impl Index {
         self.names.len() as u64
     }
 
-    /// Whether there is no row.
+    /// Returns whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.names.len() == 0
     }
@@ -365,7 +365,7 @@ impl Index {
         values[start..start + width].copy_from_slice(bytes);
     }
 
-    /// What was put in the stead of the payload of a field.
+    /// The bytes that replace the payload of a field.
     pub(super) fn value(&self, row: u64, field: u16) -> Option<&[u8]> {
         let values = self.values.iter().find(|values| values.field == field)?;
         let start = row as usize * values.width;
@@ -583,7 +583,7 @@ impl Index {
         taken
     }
 
-    /// Whether `row` is of the container of `first` and has no other fields.
+    /// Returns whether `row` is of the container of `first` and has no other fields.
     fn replaces(&self, row: u64, first: u64) -> bool {
         self.container_of(row) == self.container_of(first)
             && self
@@ -696,7 +696,7 @@ impl Index {
     }
 }
 
-/// Whether `name` can be added to `fields`: an image limits their number and the length of their names.
+/// Returns whether `name` can be added to `fields`: an image limits their number and the length of their names.
 pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
     let bytes: usize = fields.iter().map(|field| 2 + field.len()).sum();
     fields.len() < MAX_FIELDS && bytes + 2 + name.len() <= MAX_FIELD_NAMES_BYTES
@@ -712,9 +712,9 @@ pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
 #[derive(Debug, Default)]
 struct Names {
     bytes: Vec<u8>,
-    /// Where the first name of each block of [`NAMES_A_BLOCK`] begins.
+    /// Offset of the first name of each block of [`NAMES_A_BLOCK`].
     blocks: Vec<u64>,
-    /// Where each name begins in its block.
+    /// Offset of each name in its block.
     starts: Vec<u16>,
 }
 

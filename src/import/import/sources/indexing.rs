@@ -1,11 +1,11 @@
-//! How far indexing is, told in steps, and whether it goes on.
+//! Progress of indexing, and its cancellation.
 
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// What indexing tells.
+/// A step of indexing, as reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// It begins, and finds from now on what counts.
+    /// Indexing begins, or begins again: counts start from zero.
     Begin,
     /// It has found more.
     Found {
@@ -46,12 +46,12 @@ impl<'t> Indexing<'t> {
         !self.is_stopped
     }
 
-    /// Whether nobody has asked to stop.
+    /// Returns whether nobody has asked to stop.
     pub(super) fn goes_on(&self) -> bool {
         !self.is_stopped
     }
 
-    /// What was found so far is found again, and counts no more.
+    /// Restarts the count: the entries found so far will be found again.
     pub(super) fn again(&mut self) {
         (self.samples, self.bytes, self.since) = (0, 0, 0);
         self.is_stopped |= !(self.tell)(Step::Begin);

@@ -101,7 +101,7 @@ impl Inputs {
         Ok(Inputs { files, objects, begun: number, first, ahead: None, expansion })
     }
 
-    /// What may be made of the bytes that are read.
+    /// The limit on the expansion of the bytes that are read.
     pub(super) fn expansion(&self) -> &Expansion {
         &self.expansion
     }
@@ -154,7 +154,7 @@ impl Inputs {
         Ok(pair.map(|pair| Decided::Pair { shard, pair }))
     }
 
-    /// What ended a stream early, if it was not the stream itself: a store that was away.
+    /// Checks that no stream was ended early by a store that was away.
     ///
     /// # Errors
     /// The failure.
@@ -230,7 +230,7 @@ impl<R: Read> Read for Recorded<'_, R> {
     }
 }
 
-/// What of a pipe is kept while it is told what it holds: mostly that of a few members.
+/// Upper limit of the bytes kept of a pipe while its content is detected: mostly the bytes of a few members.
 const MAX_LOOKED_AT_BYTES: u64 = 16 << 20;
 /// Enough to tell a compression.
 const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

@@ -58,7 +58,7 @@ impl SourceKind {
         }
     }
 
-    /// Whether the source is rows, which are read once, front to back.
+    /// Returns whether the source is rows, which are read once, front to back.
     pub(crate) fn is_rows(self) -> bool {
         use SourceKind::{Arrow, JsonLines, LitData, Mds, Parquet};
         matches!(self, Parquet | Arrow | Mds | LitData | JsonLines)

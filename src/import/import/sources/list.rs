@@ -42,7 +42,7 @@ pub fn index(
     Ok((index, roots))
 }
 
-/// What a text file is.
+/// The kind of a text file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TextKind {
     /// A list: one of its first lines names a file.

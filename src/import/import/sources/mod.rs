@@ -100,22 +100,22 @@ enum Store {
 pub struct SourceOptions {
     /// The kind of the paths; [`SourceKind::Auto`] detects it.
     pub kind: SourceKind,
-    /// Where to copy compressed archives and pipes; `None`: they are refused.
+    /// Folder to which compressed archives and pipes are copied; `None`: they are refused.
     pub spool: Option<PathBuf>,
     /// Files to ignore, as (device, inode): the image itself.
     pub exclude: Vec<(u64, u64)>,
-    /// Which entries of folders and archives are samples.
+    /// Selection of the entries of folders and archives that are samples.
     pub folders: FolderOptions,
-    /// Whether the folder, list or shard stands in front of each name.
+    /// Puts the folder, list or shard in front of each name.
     pub prefix: bool,
-    /// Whether the files of archives within archives are samples.
+    /// Takes the files of archives within archives as samples.
     pub nested: bool,
-    /// What may be made of the bytes that are read.
+    /// The limit on the expansion of the bytes that are read.
     pub expansion: Expansion,
 }
 
 impl Found {
-    /// Whether this is imported as it is read: pipes, or compressed archives.
+    /// Returns whether this is imported as it is read: pipes, or compressed archives.
     ///
     /// # Errors
     /// A path does not open. `InvalidArgument`: only some are streams.
@@ -244,7 +244,7 @@ impl Source {
         Ok(self)
     }
 
-    /// Whether its samples are objects of stores.
+    /// Returns whether its samples are objects of stores.
     pub(in crate::import) fn is_objects(&self) -> bool {
         matches!(self.store, Store::Objects(_))
     }
@@ -379,7 +379,7 @@ impl Source {
 pub(in crate::import) enum Elements {
     /// The payload itself.
     All,
-    /// What follows its first bytes, this many of them.
+    /// The rest of the payload behind this many bytes.
     Behind(u32),
     /// These, which the payload describes.
     Are(Vec<u8>),
@@ -723,7 +723,7 @@ fn leave_out_too_long(index: &mut Index, rows: &[u64]) {
 /// The shards that rows are from.
 struct Shards<'a> {
     files: &'a [FoundFile],
-    /// Whether they stand in front of all names.
+    /// Puts them in front of all names.
     prefix: bool,
 }
 

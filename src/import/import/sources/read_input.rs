@@ -14,7 +14,7 @@ impl<R: Read> ReadInput<R> {
         ReadInput(from)
     }
 
-    /// What it reads.
+    /// The reader that it reads from.
     pub fn get_mut(&mut self) -> &mut R {
         &mut self.0
     }

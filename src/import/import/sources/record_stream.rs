@@ -26,13 +26,13 @@ pub(in crate::import) struct RecordStream {
 struct Open {
     file: FoundFile,
     stream: Stream,
-    /// Of the next record.
+    /// Number of the next record.
     number: u64,
     offset: u64,
     unread: Option<Unread>,
 }
 
-/// What is left of a record that is read in pieces, and the checksum of what was read.
+/// The unread rest of a record that is read in pieces, and the checksum of the bytes read.
 struct Unread {
     left: u64,
     crc: u32,

@@ -10,10 +10,10 @@ use serde::Deserialize;
 use super::compression::FileAt;
 use super::kind::SourceKind;
 
-/// What both call their index.
+/// The name of the index in both formats.
 pub(crate) const INDEX: &[u8] = b"index.json";
 
-/// What is common to the indexes of both: the names of files beside them.
+/// The common part of the indexes of both formats: the names of the files beside them.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum AnyIndex {

@@ -54,8 +54,8 @@ pub trait SampleStream {
     /// Rejects the sample that was read last, which has this name.
     fn reject(&mut self, name: &[u8], reason: BadReason);
 
-    /// Where the next sample begins, if the stream can be read from there on: [`bad`](Self::bad) and the like are empty
-    /// then, and nothing else is to be remembered but the names, and those of [`found_classes`](Self::found_classes).
+    /// Returns the place of the next sample, if the stream can be read from there on: then [`bad`](Self::bad) and the
+    /// like are empty, and only the names, and those of [`found_classes`](Self::found_classes), are to be remembered.
     fn place(&self) -> Option<StreamPlace> {
         None
     }

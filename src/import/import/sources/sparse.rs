@@ -6,7 +6,7 @@
 
 use dlfs_format::format::geometry::MAX_SAMPLE_BYTES;
 
-/// Where the pieces of a sparse file lie in an archive.
+/// The location of the pieces of a sparse file in an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SparseMap {
     /// Offset of the first piece in the archive; the others follow without gaps.
@@ -47,7 +47,7 @@ impl SparseMap {
         u64::from(self.len_bytes) - stored
     }
 
-    /// What the file has from `at` on.
+    /// Returns the run of the file from `at` on: stored bytes or a hole.
     pub fn run(&self, at: u64) -> Run {
         let next = self.pieces.partition_point(|piece| u64::from(piece.at) <= at);
         let end = self.pieces.get(next).map_or(self.len_bytes, |piece| piece.at);
@@ -101,7 +101,7 @@ impl SparseMap {
     }
 }
 
-/// What a member's map says, before it is checked.
+/// The map that a member states, before it is checked.
 #[derive(Debug, Default)]
 pub(crate) struct MapBuilder {
     pieces: Vec<(u64, u64)>,
@@ -137,12 +137,12 @@ impl MapBuilder {
         self.pieces.len()
     }
 
-    /// Whether it has no piece.
+    /// Returns whether it has no piece.
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Whether it is refused already.
+    /// Returns whether it is refused already.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused.is_some()
     }

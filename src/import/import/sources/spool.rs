@@ -19,7 +19,7 @@ use super::{SourceOptions, shard};
 use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// Whether `path` can be read only once and sequentially.
+/// Returns whether `path` can be read only once and sequentially.
 pub fn is_stream(path: &Path) -> bool {
     path == Path::new("-")
         || std::fs::metadata(path).is_ok_and(|found| {

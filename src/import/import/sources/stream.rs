@@ -37,9 +37,9 @@ pub struct StreamSource {
     piped_bytes: u64,
     grouped: bool,
     hidden: bool,
-    /// Whether the stream stands in front of each name.
+    /// Set if the stream stands in front of each name.
     prefix: bool,
-    /// Whether archives within archives are to be taken apart, which a stream cannot.
+    /// Set if archives within archives are to be taken apart, which a stream cannot do.
     nested: bool,
     /// The name of the stream that is read.
     shard: Vec<u8>,
@@ -50,9 +50,9 @@ pub struct StreamSource {
     fields_grow: bool,
     /// The group of members that is being assembled.
     open: Option<StreamSample>,
-    /// Where its first member begins.
+    /// Offset of its first member.
     open_at: u64,
-    /// Where the first stream is to be read from.
+    /// Offset in the first stream at which reading begins.
     begin_at: u64,
     /// Fingerprints of the names so far: a stream cannot be read again to compare them.
     names: HashSet<u128>,

@@ -31,9 +31,9 @@ use dlfs_base::{Error, ErrorKind};
 #[derive(Debug, Default)]
 pub struct Rows {
     grouped: bool,
-    /// Whether hidden files, and what tools leave behind, are taken.
+    /// Set if hidden files, and those that tools leave behind, are taken.
     hidden: bool,
-    /// Whether archives within archives are taken apart.
+    /// Set if archives within archives are taken apart.
     nested: bool,
     expansion: Expansion,
     /// Looks for what a plain archive does not have, if its kind was not given.
@@ -47,7 +47,7 @@ pub struct Rows {
     last_folder: Option<Vec<u8>>,
 }
 
-/// Where an archive lies, and the folder for which it stands.
+/// The location of an archive, and the folder for which it stands.
 #[derive(Debug)]
 struct Archive {
     bytes: Range<u64>,
@@ -71,7 +71,7 @@ struct Link {
 pub enum MemberUse {
     /// Its payload belongs to the last row; it may be a class number.
     Payload {
-        /// Whether the payload is the row's label.
+        /// Set if the payload is the row's label.
         label: bool,
     },
     /// It is ignored.
@@ -428,7 +428,7 @@ pub fn parse_label(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
 }
 
-/// What a member of this name is, if it is left out whatever it holds.
+/// Names the sort of a member that is left out because of its name, whatever it holds.
 pub(super) fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
     if !hidden && is_dropping(name) {
         return Some(HIDDEN);
@@ -437,7 +437,7 @@ pub(super) fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'st
     (grouped && is_side()).then_some("side file")
 }
 
-/// Whether a member is called as an archive of its own.
+/// Returns whether a member has the name of an archive.
 pub(super) fn is_archive(name: &[u8]) -> bool {
     named_kind(name) == Some(SourceKind::Tar)
 }

@@ -55,7 +55,7 @@ pub struct Member {
     pub len_bytes: u64,
     /// Byte offset of its payload in the archive.
     pub offset: u64,
-    /// Where the pieces of a sparse file lie.
+    /// Map of the pieces of a sparse file.
     pub sparse: Option<Arc<SparseMap>>,
 }
 
@@ -156,17 +156,17 @@ impl<I: Input> Members<I> {
         Members { position, ..Members::new(input) }
     }
 
-    /// Where the current or last member begins.
+    /// Offset of the current or last member.
     pub(crate) fn member_at(&self) -> u64 {
         self.member_at
     }
 
-    /// Where the next member begins.
+    /// Offset of the next member.
     pub(crate) fn next_at(&self) -> u64 {
         self.position + self.left
     }
 
-    /// What follows the first archive, as far as it was read.
+    /// The archives that follow the first one, as far as they were read.
     pub fn appended(&self) -> Option<Appended> {
         self.appended
     }
@@ -556,7 +556,7 @@ struct Header {
     sparse: Option<OldSparse>,
 }
 
-/// What the header of a sparse file says in GNU's old form.
+/// The fields of a sparse file's header in GNU's old form.
 struct OldSparse {
     map: MapBuilder,
     len_bytes: Option<u64>,
@@ -604,7 +604,7 @@ fn take_old_pieces(places: &[u8], map: &mut MapBuilder) {
     }
 }
 
-/// Whether a file that begins with these bytes is a tar archive: its header has a valid checksum or the
+/// Returns whether a file that begins with these bytes is a tar archive: its header has a valid checksum or the
 /// magic.
 pub(crate) fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<BLOCK_BYTES>().is_some_and(|block| {

@@ -73,7 +73,7 @@ pub(crate) fn check_crc(crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReas
     check("payload", crc, stored)
 }
 
-/// Whether a file that begins with these bytes is a TFRecord shard: the checksum of the length is valid.
+/// Returns whether a file that begins with these bytes is a TFRecord shard: the checksum of the length is valid.
 pub(crate) fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
 }

@@ -24,7 +24,7 @@ use dlfs_base::Result;
 /// A folder and its contents.
 #[derive(Debug)]
 pub struct Tree {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its files, indexed as samples.
     pub index: Index,
@@ -39,7 +39,7 @@ pub struct DetectedFile {
     pub name: Vec<u8>,
     /// Its length.
     pub len_bytes: u64,
-    /// What it holds.
+    /// Its content.
     pub content: Content,
 }
 
@@ -162,7 +162,7 @@ impl Tree {
 /// The sorts of files in a tree, as far as they were examined.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    /// Whether one of the files that were read is a shard.
+    /// Set if one of the files that were read is a shard.
     pub shards: bool,
     /// The format and a name, if all of them have unsupported formats.
     pub unread: Option<(&'static str, Vec<u8>)>,
@@ -175,7 +175,7 @@ struct Count {
     total: FileCount,
     /// Those that are not empty.
     full: u64,
-    /// Whether the extension is that of shards.
+    /// Set if the extension is that of shards.
     named_as_shards: bool,
 }
 

@@ -65,7 +65,7 @@ pub struct Writer {
     thread: Option<Forked<PlacingThread>>,
 }
 
-/// What the labels of a writer's samples are: all of them alike.
+/// The form of the labels of a writer's samples: all of them alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LabelsAre {
     Numbers,
@@ -80,7 +80,7 @@ struct PlacingThread {
     handle: JoinHandle<Result<Written>>,
 }
 
-/// What a writer leaves at its end.
+/// The result of a finished writer.
 #[derive(Debug)]
 enum Written {
     /// A generation.
@@ -199,7 +199,7 @@ impl Writer {
         self.written
     }
 
-    /// Whether no sample was written yet.
+    /// Returns whether no sample was written yet.
     pub fn is_empty(&self) -> bool {
         self.written == 0
     }
@@ -422,12 +422,12 @@ impl Writer {
     }
 }
 
-/// What is not committed is discarded.
+/// Discards everything that is not committed.
 impl Drop for Writer {
     fn drop(&mut self) {
         if let Ok(thread) = self.take_thread() {
             drop(thread.work);
-            // That it was not committed is no news to the caller.
+            // Ignore the thread's error: the caller knows that nothing was committed.
             let _ = thread.handle.join();
         }
     }

@@ -1,4 +1,4 @@
-//! What a writer is told, what it takes, and what it says at its end.
+//! The options of a writer, its samples, and its report.
 
 use crate::import::options::ImportOptions;
 use dlfs_base::units::Generation;
@@ -87,7 +87,7 @@ pub enum Label<'a> {
     Class(&'a [u8]),
 }
 
-/// What a writer committed.
+/// The report of a writer's commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteReport {
     /// The image.

@@ -34,7 +34,7 @@ impl<F> Open for F where
 {
 }
 
-/// What the thread does next.
+/// The next work of the thread.
 pub(in crate::import) enum Work {
     /// Writes the samples of a window.
     Place(Window),
@@ -46,7 +46,7 @@ pub(in crate::import) enum Work {
 pub(in crate::import) struct Thread {
     /// Takes what the writer must know, once.
     pub(super) started: Sender<Started>,
-    /// What to do next. It ends when the writer is discarded.
+    /// Receives the next work. The channel ends when the writer is discarded.
     pub(super) work: Receiver<Work>,
     /// Takes windows whose samples are written.
     pub(super) spare: Sender<Window>,
@@ -61,7 +61,7 @@ impl Thread {
         self.started.send(started).map_err(|_| discarded())
     }
 
-    /// What to do next.
+    /// Waits for the next work.
     ///
     /// # Errors
     /// The writer was discarded.
@@ -70,7 +70,7 @@ impl Thread {
     }
 }
 
-/// What the writer must know of the image.
+/// The facts about the image that the writer needs.
 #[derive(Debug)]
 pub(in crate::import) struct Started {
     /// The part that is written, if it is one that others commit.

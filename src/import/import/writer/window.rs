@@ -23,7 +23,7 @@ struct Row {
     record_len: u32,
 }
 
-/// What is known of a sample beside its bytes and values.
+/// The metadata of a sample, without its bytes and values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NewRow<'a> {
     pub(super) id: SampleId,
@@ -111,5 +111,5 @@ impl Window {
     }
 }
 
-/// What an empty window asks the allocator for.
+/// Upper limit of the memory reserved for an empty window.
 const MAX_RESERVED_BYTES: usize = 256 << 20;

@@ -183,7 +183,7 @@ impl WritePlan {
         builder.set_classes(self.classes().to_vec());
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         check_names(&directory)?;
-        // What is there must stay until the commit: it may be run again.
+        // Reserve the written parts: they must stay until the commit, which may be run again.
         let mut space = prepare::free_space(media, &journal.layout, None);
         for lane in lanes {
             space.reserve(CellRange { namespace: lane.namespace, cell: 0, cells: lane.end_cell });

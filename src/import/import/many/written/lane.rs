@@ -1,4 +1,4 @@
-//! What lies on a namespace while parts are written there: a mark in cell 0, and a record behind each part.
+//! The metadata on a namespace while parts are written there: a mark in cell 0, and a record behind each part.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -12,8 +12,8 @@ use dlfs_io::qpair::ConnectOptions;
 /// Onto which namespace a part is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PartPlace {
-    /// That of its number: part `k` onto number `k` modulo the number of namespaces. A second attempt while the first
-    /// one runs is `Busy`.
+    /// The namespace of its number: part `k` goes to number `k` modulo the number of namespaces. A second attempt
+    /// while the first one runs is `Busy`.
     #[default]
     Own,
     /// Its own, or the next one that nobody else writes to: for engines that decide which attempt counts.

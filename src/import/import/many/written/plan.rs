@@ -29,13 +29,13 @@ use dlfs_format::format::{FieldTypes, FormatError, ImageLayout, Uuid};
 use dlfs_io::qpair::{ConnectOptions, Device};
 use dlfs_nvme::nvme::Address;
 
-/// What all writers of one image agree on: where it lies, and what its samples are like. It takes a few thousand
-/// bytes, goes to all of them, and is not changed by what they do.
+/// The plan that all writers of one image share: the image's location, and the properties of its samples. It takes a
+/// few thousand bytes, is sent to every writer, and is not changed by what they do.
 #[derive(Debug, Clone)]
 pub struct WritePlan {
     id: [u8; 16],
     image: Vec<Address>,
-    /// That of namespace 0.
+    /// The journal of namespace 0.
     journal: Journal,
     options: WriterOptions,
     classes: Vec<Vec<u8>>,
@@ -117,7 +117,7 @@ impl WritePlan {
         self.journal.layout.uuid
     }
 
-    /// What its writers are like.
+    /// The options of its writers.
     pub fn options(&self) -> &WriterOptions {
         &self.options
     }

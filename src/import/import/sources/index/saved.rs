@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn selected_rows_are_those_rows_in_the_order_asked_for() {
         let all = index();
-        // Of the rows before the fifth, the index says that their values are zero.
+        // The index says that the values of the rows before the fifth are zero.
         let rows = [100, 5, 99, 7];
         let selected = all.select(rows.into_iter());
         assert_eq!(selected.len(), 4);

@@ -63,7 +63,7 @@ pub(super) fn folders(folders: &[Listed]) -> ObjectSamples {
 /// The order of `folder.rs`: class folders by name, in one the folders by path, in one the files by name; files
 /// outside of class folders last.
 fn in_order(a: &str, b: &str) -> Ordering {
-    // Where the class folder ends, and where the folder does.
+    // Ends of the class folder and of the folder.
     let ends = |name: &str| {
         let folder = name.rfind('/')?;
         Some((name.find('/').unwrap_or(folder), folder))
@@ -164,7 +164,7 @@ pub(super) fn lists(
     Ok(ObjectSamples { kind: SourceKind::List, index, roots, origins })
 }
 
-/// Where the objects of lines are: signed URLs have a place each.
+/// The roots of the objects that lines name: each signed URL has one of its own.
 #[derive(Default)]
 struct Roots {
     all: Vec<ObjectRoot>,
@@ -181,7 +181,7 @@ impl Roots {
     }
 }
 
-/// What a line names.
+/// The object that a line names, and its label.
 struct Wanted {
     root: usize,
     name: String,

@@ -12,9 +12,9 @@ use dlfs_places::{Client, Object};
 pub(super) struct Listed {
     /// The store.
     pub(super) client: Client,
-    /// What all keys begin with, and names do not.
+    /// The common prefix of all keys, which names lack.
     pub(super) prefix: String,
-    /// Whether it was named itself, not found beneath a prefix.
+    /// Set if it was named itself, not found beneath a prefix.
     pub(super) is_given: bool,
     /// Keys that cannot be named.
     pub(super) refused: Vec<String>,
@@ -29,7 +29,7 @@ pub(super) struct Listed {
 struct Row {
     name: u64,
     len_bytes: u64,
-    /// Where its tag begins.
+    /// Offset of its tag in `tags`.
     tag: u64,
 }
 

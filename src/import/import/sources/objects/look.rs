@@ -51,7 +51,7 @@ impl FoundObjects {
     }
 }
 
-/// Whether the paths are addresses of objects, or local lists of such.
+/// Returns whether the paths are addresses of objects, or local lists of such.
 ///
 /// # Errors
 /// `InvalidArgument`: some are addresses and some are paths.
@@ -67,7 +67,7 @@ pub(in crate::import) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Res
     Ok(places > 0 || may_be_lists && paths.iter().all(|path| is_list_of_objects(path)))
 }
 
-/// Whether the first line of a file is the address of an object.
+/// Returns whether the first line of a file is the address of an object.
 fn is_list_of_objects(path: &Path) -> bool {
     let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
     let head = || {
@@ -185,7 +185,7 @@ fn list_all(
                 all.push(Listed::one(client, object));
                 continue;
             }
-            // Who may not list is told of no absence.
+            // A store refuses instead of reporting absence to a client that may not list.
             Some(Err(error))
                 if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
             {
@@ -213,7 +213,7 @@ fn list_all(
     Ok(all)
 }
 
-/// Whether the store did not answer, so that nothing is known of what it holds.
+/// Returns whether the store did not answer, so that nothing is known of its contents.
 fn is_away(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
 }
@@ -233,7 +233,7 @@ fn auto(
             continue;
         }
         let mut found = content(one, first)?;
-        // What is called as an index need not be one of shards.
+        // An object with the name of an index need not be an index of shards.
         while !found.is_shard() && is_index(one.name(first).as_bytes()) {
             let Some(next) = named.next().or(other.filter(|other| *other != first)) else { break };
             first = next;
@@ -298,7 +298,7 @@ fn is_text(start: &[u8]) -> bool {
     text.is_ok_and(|text| !text.contains('\0') && !text.trim().is_empty())
 }
 
-/// What the object holds, by its first bytes.
+/// Detects the content of the object by its first bytes.
 fn content(one: &Listed, row: usize) -> Result<Content> {
     let is_index = is_index(one.name(row).as_bytes());
     let start = one.start(row, if is_index { MAX_INDEX_BYTES } else { START_BYTES })?;
@@ -334,7 +334,7 @@ fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
 struct Pieces<'a> {
     client: &'a Client,
     object: Object,
-    /// Where the next piece begins.
+    /// Offset of the next piece.
     at: u64,
     next_len: u64,
     piece: Cursor<Vec<u8>>,
@@ -358,7 +358,7 @@ impl Read for Pieces<'_> {
     }
 }
 
-/// Whether an object is the index of shards that hold rows.
+/// Returns whether an object is the index of shards that hold rows.
 fn is_index(name: &[u8]) -> bool {
     name.rsplit(|byte| *byte == b'/').next() == Some(INDEX)
 }
@@ -390,7 +390,7 @@ fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
     shards(listed, kind)
 }
 
-/// Whether an object may be a shard of this kind, by its name.
+/// Returns whether an object may be a shard of this kind, by its name.
 fn is_shard_of(kind: SourceKind, name: &str) -> bool {
     let name = name.as_bytes();
     let kind = if kind == SourceKind::WebDataset { SourceKind::Tar } else { kind };
@@ -398,7 +398,7 @@ fn is_shard_of(kind: SourceKind, name: &str) -> bool {
     is_shard_name(name) && !is_another && (has_index(kind) || !is_index(name))
 }
 
-/// Whether shards of this kind are those that an index names.
+/// Returns whether an index names the shards of this kind.
 fn has_index(kind: SourceKind) -> bool {
     matches!(kind, SourceKind::Mds | SourceKind::LitData)
 }

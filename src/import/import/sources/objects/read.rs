@@ -14,7 +14,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
 use dlfs_places::{Client, Object, Pending, Reader};
 
-/// Where the objects of some rows are: their keys are a prefix, and the name without its first bytes.
+/// The location of the objects of some rows: a key is the prefix, and the row's name without its first bytes.
 #[derive(Debug)]
 pub(in crate::import) struct ObjectRoot {
     client: Client,
@@ -160,7 +160,7 @@ pub(in crate::import) fn reason(error: Error) -> Result<BadReason> {
 pub(in crate::import) struct ObjectStreams {
     /// The stores and their objects, in order.
     readers: std::vec::IntoIter<(Client, Vec<Object>)>,
-    /// Where the first object is read from.
+    /// Offset in the first object at which reading begins.
     begin: u64,
     current: Option<Arc<Mutex<Reader>>>,
     failure: Arc<Mutex<Option<Error>>>,

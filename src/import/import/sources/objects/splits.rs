@@ -53,7 +53,7 @@ fn canonical(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether a data set of the hub is a source, of which splits can be taken.
+/// Returns whether the source is a data set of the hub, from which splits can be taken.
 fn has_splits(listed: &Listed) -> bool {
     listed.client.place().scheme() == Scheme::Hf
 }
