@@ -52,7 +52,8 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// Whether [`Device::trim`] of the same would give anything back, as far as the device can tell.
+    /// Returns whether [`Device::trim`] with the same arguments would give anything back, as far as
+    /// the device can tell.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -62,22 +63,22 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// What devices differ in. A device that wraps another one answers each field, or forwards the other's
-/// answer.
+/// Properties in which devices differ. A device that wraps another one answers each field, or forwards
+/// the other's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
     /// The most queue pairs that it grants at a time now.
     pub max_queue_pairs: usize,
-    /// Whether [`Device::grow`] works.
+    /// True if [`Device::grow`] works.
     pub can_grow: bool,
-    /// Whether opening it for writing excludes all other writers, as a file's lock does.
+    /// True if opening it for writing excludes all other writers, as a file's lock does.
     pub is_exclusive: bool,
     /// How long after it was sent a write may still reach the medium although its queue pair is gone.
     pub late_writes: Duration,
-    /// Whether a successful write is known to have written the submitted bytes to the right blocks: no
+    /// True if a successful write is known to have written the submitted bytes to the right blocks: no
     /// network lies between, or both digests cover it, in all sessions so far.
     pub checks_writes: bool,
-    /// Whether the kernel caches reads in memory: a file without O_DIRECT.
+    /// True if the kernel caches reads in memory: a file without O_DIRECT.
     pub is_page_cached: bool,
     /// The local file, block device or folder that holds the bytes, if there is one.
     pub local_path: Option<PathBuf>,

@@ -5,7 +5,7 @@
 pub struct Engine {
     /// Its name, with which [`super::Namespace::engine`] begins.
     pub name: &'static str,
-    /// Whether this build includes it.
+    /// True if this build includes it.
     pub compiled_in: bool,
     /// The addresses that it supports, or what is missing.
     pub reaches: String,

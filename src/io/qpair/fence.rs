@@ -47,7 +47,7 @@ impl Fence {
         self.until_ns.store(0, Ordering::Release);
     }
 
-    /// Whether writes may be sent.
+    /// Returns whether writes may be sent.
     pub fn is_open(&self) -> bool {
         let until_ns = self.until_ns.load(Ordering::Acquire);
         // A fence that is open for good, or closed, need not ask for the time.

@@ -31,21 +31,21 @@ use dlfs_base::units::round_up;
 /// How to open a file as a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileOptions {
-    /// Whether to bypass the page cache.
+    /// Bypass of the page cache.
     pub direct: Direct,
-    /// Whether to allow writes; takes the lock that only one writer can hold.
+    /// Allow writes; takes the lock that only one writer can hold.
     pub writable: bool,
-    /// Whether to write also where the file system has no locks, since a lease keeps other writers away.
+    /// Write also where the file system has no locks, since a lease keeps other writers away.
     pub or_lease: bool,
     /// Create the file if there is none, and make it at least this long. Implies `writable`.
     pub create_len: Option<u64>,
     /// Only the owner may read or write the file. An older file of this user is changed so, too.
     pub private: bool,
-    /// Which system calls transfer the bytes.
+    /// The system calls that transfer the bytes.
     pub calls: FileCalls,
 }
 
-/// Which system calls transfer the bytes of a file.
+/// System calls that transfer the bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FileCalls {
     /// io_uring, or else `pread` and `pwrite`.
@@ -333,8 +333,8 @@ fn lock(file: &File, path: &Path, or_lease: bool) -> Result<bool> {
     }
 }
 
-/// Whether an error of `flock` says that the file system does not have it: Lustre without `-o flock`, some servers of
-/// NFS, some file systems in user space.
+/// Returns whether an error of `flock` says that the file system does not support it: Lustre without `-o flock`, some
+/// servers of NFS, some file systems in user space.
 #[doc(hidden)]
 pub fn is_without_locks(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK)
@@ -362,8 +362,8 @@ fn len_of(file: &File) -> std::io::Result<u64> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(std::io::Error::from)
 }
 
-/// Whether a file has data in whole blocks of `range`: only those become holes. False where the file system
-/// does not tell.
+/// Returns whether a file has data in whole blocks of `range`: only whole blocks become holes. False where
+/// the file system does not tell.
 fn has_data(file: &File, range: &Range<u64>, block_len: u64) -> bool {
     let start = round_up(range.start, block_len).unwrap_or(u64::MAX);
     let end = range.end - range.end % block_len;
@@ -404,8 +404,8 @@ fn block_len(file: &File, is_block_device: bool, len: u64, path: &Path) -> Resul
     Err(Error::new(ErrorKind::Unsupported, message).path(path))
 }
 
-/// Whether the file is in tmpfs. There io_uring hands each read to a thread of the kernel, which costs more than
-/// the read itself; writes gain from it.
+/// Returns whether the file is in tmpfs. There io_uring hands each read to a thread of the kernel, which costs
+/// more than the read itself; writes gain from it.
 fn is_in_memory(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == TMPFS_MAGIC)
 }
@@ -439,7 +439,8 @@ fn open_direct(
 }
 
 impl Direct {
-    /// What suits a sparse file of which `len_bytes` will be used: `Auto` decides by the length.
+    /// The setting for a sparse file of which `len_bytes` will be used; `Auto` alone would decide
+    /// by the file's length.
     pub fn for_sparse(len_bytes: u64) -> Direct {
         if len_bytes > memory_bytes() / 2 { Direct::Auto } else { Direct::Off }
     }

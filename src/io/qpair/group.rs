@@ -43,7 +43,7 @@ pub struct PollGroup {
     /// When all members are polled again.
     all_due: Option<Instant>,
     readiness: Readiness,
-    /// Whether the kernel has been asked since the last turn.
+    /// Set once the kernel has been asked since the last turn.
     is_asked: bool,
     scratch: Vec<Completion>,
     spinning: Spinning,
@@ -55,7 +55,7 @@ struct Member {
     outstanding: usize,
     due: Option<Instant>,
     is_queued: bool,
-    /// Whether it must be polled soon although no event would end a sleep for it.
+    /// True if it must be polled soon although no event would end a sleep for it.
     is_restless: bool,
 }
 

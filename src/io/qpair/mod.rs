@@ -67,7 +67,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Lba;
 use dlfs_nvme::nvme::Status;
 
-/// What an [`Io`] does.
+/// The operation of an [`Io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoOp {
     /// Fill the buffer from the namespace.
@@ -81,7 +81,7 @@ pub enum IoOp {
 /// One I/O, which owns its buffer while it runs.
 #[derive(Debug)]
 pub struct Io {
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
     /// First logical block.
     pub slba: Lba,
@@ -164,7 +164,7 @@ pub struct Namespace {
     pub queue_depth: u16,
     /// Globally unique identifier, zero when there is none.
     pub nguid: [u8; 16],
-    /// Whether writes are refused.
+    /// True if writes are refused.
     pub read_only: bool,
     /// The engine in use, as text: `mem`, `file (io_uring, O_DIRECT)`, `tcp`.
     pub engine: String,
@@ -217,8 +217,8 @@ impl Namespace {
 }
 
 impl IoError {
-    /// What it means that the operating system has moved `found` bytes where `expected` were asked for, and moves
-    /// no more.
+    /// Checks the number of bytes that the operating system has moved in all: `found`, where `expected` were
+    /// asked for.
     ///
     /// # Errors
     /// The numbers differ.
@@ -230,8 +230,8 @@ impl IoError {
         }
     }
 
-    /// Whether the failure concerns only these blocks: a medium error, or bytes that arrived damaged.
-    /// Otherwise the namespace as a whole is out of reach, or the request was wrong.
+    /// Returns whether the failure concerns only these blocks: a medium error, or bytes that arrived
+    /// damaged. Otherwise the namespace as a whole is out of reach, or the request was wrong.
     pub(crate) fn is_of_the_blocks(&self) -> bool {
         match self {
             IoError::Short { .. } | IoError::DataDigest => true,
@@ -359,7 +359,8 @@ pub trait QueuePair: Send {
     /// hold these bytes contiguously in memory, so submit a read.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
 
-    /// Whether a read of these blocks would be served by copies on this machine alone, as far as is known.
+    /// Returns whether a read of these blocks would be served by copies on this machine alone, as far as
+    /// is known.
     fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
         let (_, _) = (slba, len_bytes);
         false
@@ -396,6 +397,6 @@ pub enum Notice {
 pub(crate) struct Wait<'a> {
     /// The descriptor.
     pub fd: BorrowedFd<'a>,
-    /// Whether to wake for room to write, besides data to read.
+    /// Wake for room to write, besides data to read.
     pub writable: bool,
 }

@@ -29,7 +29,7 @@ pub struct ConnectOptions {
     pub dhchap_secret: Option<Secret>,
     /// The subsystem's secret: the controller must authenticate, too. Requires `dhchap_secret`.
     pub dhchap_ctrl_secret: Option<Secret>,
-    /// Whether the authentication generates the key of TLS (secure channel concatenation): the admin queue
+    /// Let the authentication generate the key of TLS (secure channel concatenation): the admin queue
     /// authenticates on a plain connection, and then all queues connect inside TLS. Requires `dhchap_secret`, and
     /// a build with the feature `tls`; not together with `tls_key`.
     pub concat: bool,
@@ -63,15 +63,15 @@ pub struct ConnectOptions {
     pub tcp_connect_timeout: Duration,
     /// Further addresses of the same namespace, used when the first is down.
     pub paths: Vec<Address>,
-    /// Whether files are opened with O_DIRECT.
+    /// Use of O_DIRECT for files.
     pub direct: Direct,
-    /// Whether to allow writes: otherwise files are opened for reading only, and writes are refused.
+    /// Allow writes; otherwise files are opened for reading only, and writes are refused.
     pub writable: bool,
     /// Options of SPDK.
     pub spdk: SpdkOptions,
     /// How object stores are read.
     pub places: PlaceOptions,
-    /// Which entries of a folder, or of a prefix in a store, are samples.
+    /// Selects the entries of a folder, or of a prefix in a store, that are samples.
     pub folders: FolderOptions,
 }
 
@@ -80,7 +80,7 @@ pub struct ConnectOptions {
 pub struct SpdkOptions {
     /// Memory for SPDK and its devices, in bytes. The first namespace that a process opens decides.
     pub memory_bytes: usize,
-    /// Whether this memory lies in huge pages; `None`: if enough are free. Local drives need them. The first
+    /// Put this memory in huge pages; `None`: if enough are free. Local drives need them. The first
     /// namespace that a process opens decides.
     pub huge_pages: Option<bool>,
     /// File with this host's key for DH-HMAC-CHAP, as nvme-cli makes it.
@@ -103,7 +103,7 @@ impl Default for SpdkOptions {
     }
 }
 
-/// Whether the file engine bypasses the page cache (O_DIRECT).
+/// Use of O_DIRECT, which bypasses the page cache, by the file engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Direct {
     /// For block devices and for images larger than half of the memory.

@@ -20,7 +20,7 @@ impl Outstanding {
         self.tags.len() + self.lost.len()
     }
 
-    /// Whether the next poll has an I/O to fail.
+    /// Returns whether the next poll has an I/O to fail.
     pub(super) fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }

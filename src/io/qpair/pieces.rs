@@ -22,7 +22,7 @@ pub struct Piece<T> {
     pub start: u64,
     /// Its length in bytes.
     pub len: usize,
-    /// What its owner keeps for it.
+    /// The owner's data about it.
     pub info: T,
     /// Its buffer, once it has arrived.
     buf: Option<IoBuf>,

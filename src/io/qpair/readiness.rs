@@ -35,7 +35,7 @@ pub struct Readiness {
     set: Arc<Set>,
 }
 
-/// Where the descriptors of one queue pair are registered.
+/// Registers the descriptors of one queue pair.
 #[derive(Clone)]
 pub struct Registry {
     set: Arc<Set>,
@@ -56,11 +56,11 @@ struct Set {
 
 struct Source {
     member: usize,
-    /// Whether its owner reads it by system calls; otherwise it only ends a sleep.
+    /// True if its owner reads it by system calls; otherwise it only ends a sleep.
     is_asked: bool,
     is_watched: bool,
     ready: AtomicBool,
-    /// Whether its owner expects something from it.
+    /// True while its owner expects something from it.
     is_expected: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ struct Bell {
     wake: Wake,
     /// An eventfd in the epoll set: writing to it wakes a sleeper.
     event: OwnedFd,
-    /// Whether `event` was written to and must be read.
+    /// Set once `event` was written to, so that it must be read.
     has_rung: AtomicBool,
 }
 
@@ -98,7 +98,7 @@ impl Readiness {
         Ok(Readiness { set })
     }
 
-    /// Whether this process created the set, and not the parent that it was forked from.
+    /// Returns whether this process created the set, and not the parent that it was forked from.
     pub fn is_ours(&self) -> bool {
         self.set.is_ours()
     }
@@ -113,12 +113,12 @@ impl Readiness {
         Waker(Arc::clone(&self.set.bell))
     }
 
-    /// Whether a [`Waker`] has called since the last time this was asked.
+    /// Returns whether a [`Waker`] has called since this was last asked.
     pub fn take_woken(&self) -> bool {
         self.set.bell.wake.take_woken()
     }
 
-    /// Whether a queue pair is marked. Costs one load.
+    /// Returns whether a queue pair is marked. Costs one load.
     pub(crate) fn has_marks(&self) -> bool {
         self.set.bell.wake.has_marks()
     }
@@ -236,7 +236,7 @@ impl Waker {
 }
 
 impl Registry {
-    /// Whether both belong to the same poller.
+    /// Returns whether both belong to the same poller.
     pub(crate) fn is_of_poller_of(&self, other: &Registry) -> bool {
         Arc::ptr_eq(&self.set, &other.set)
     }
@@ -274,7 +274,7 @@ impl Set {
 }
 
 impl Source {
-    /// Whether a look may treat it as ready without asking the kernel.
+    /// Returns whether a look may treat it as ready without asking the kernel.
     fn is_worth_a_guess(&self) -> bool {
         self.is_asked && self.is_expected.load(Ordering::Relaxed)
     }
@@ -285,7 +285,7 @@ impl Source {
 /// Without a registration it always counts as ready.
 pub struct Watched<F: AsFd> {
     registration: Option<Registration>,
-    /// Whether its owner expects something from it.
+    /// True while its owner expects something from it.
     is_expected: bool,
     fd: F,
 }
@@ -370,7 +370,7 @@ impl<F: AsFd> Watched<F> {
         }
     }
 
-    /// Whether it may be ready. Clears the flag until the descriptor is reported again.
+    /// Returns whether it may be ready, and clears the flag until the descriptor is reported again.
     pub fn take_ready(&mut self) -> bool {
         self.registration
             .as_ref()

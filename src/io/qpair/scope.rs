@@ -1,4 +1,4 @@
-//! What the queue pairs of one poller share: one I/O queue for each controller.
+//! Connections shared by the queue pairs of one poller: one I/O queue for each controller.
 //!
 //! The namespaces of one subsystem are attached to one controller, and each command names its namespace. So a
 //! poller that reads all of them needs one connection, not one for each namespace. It opens their queue pairs
@@ -55,8 +55,8 @@ impl PairScope {
         PairScope { slots: Forked::new(Mutex::default()), places: Arc::default() }
     }
 
-    /// What its queue pairs read from other places than the origin. A queue pair that has such places adds each read
-    /// that it completes, once.
+    /// Counters of reads that its queue pairs served from other places than the origin. A queue pair that has such
+    /// places adds each read that it completes, once.
     pub fn places(&self) -> &Arc<PlaceCounters> {
         &self.places
     }

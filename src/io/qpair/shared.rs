@@ -59,7 +59,7 @@ struct SharedPair {
 struct HandleState {
     /// Completions that the handle has not taken yet.
     arrived: VecDeque<Completion>,
-    /// Whether the shared queue had no room for its last submission: a completion makes room.
+    /// Set if the shared queue had no room for its last submission: a completion makes room.
     was_refused: bool,
     /// How to mark it.
     registry: Option<Registry>,
@@ -141,7 +141,7 @@ impl SharedQueue {
         self.0.get_or_init(|| Mutex::new(self.inherit())).lock()
     }
 
-    /// What a child process continues with.
+    /// The shared queue pair that a child process takes over from its parent.
     fn inherit(&self) -> Option<SharedPair> {
         let mut inherited = self.0.inherited()?.try_lock()?;
         let pair = inherited.take();
@@ -222,7 +222,7 @@ struct Handle {
     outstanding: Outstanding,
     /// The value of `SharedPair::ended` when the handle found no room.
     refused_at: u64,
-    /// Whether its poller was asked since then to submit again.
+    /// Set once its poller was asked since then to submit again.
     is_sent: bool,
     fence: Option<Arc<Fence>>,
     /// The epoll set of the shared queue pair; `None` when the process has reached its limit of descriptors.

@@ -70,8 +70,8 @@ impl Spinning {
     }
 }
 
-/// Whether the machine has one processor. The affinity of this thread does not matter: the other side, even
-/// if it is this machine's kernel, may run on another processor.
+/// Returns whether the machine has one processor. The affinity of this thread does not matter: the other
+/// side, even if it is this machine's kernel, may run on another processor.
 fn has_one_processor() -> bool {
     online().len() == 1
 }
@@ -79,7 +79,7 @@ fn has_one_processor() -> bool {
 /// The longest spin that finds nothing, without what I/Os have earned.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// What a completed I/O earns, and the number of I/Os that may earn it at once.
+/// The spin time that a completed I/O earns, and the number of I/Os that may earn it at once.
 const EARNED: Duration = Duration::from_micros(1);
 const EARNED_MAX: usize = 200;
 

@@ -46,7 +46,7 @@ impl DirectFile {
 }
 
 impl Files {
-    /// Whether most I/O bypasses the page cache.
+    /// Returns whether most I/O bypasses the page cache.
     pub(super) fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
@@ -104,12 +104,12 @@ pub(super) struct Transfer {
     pub(super) moved: usize,
     /// The offset of the I/O in bytes.
     start: u64,
-    /// Whether O_DIRECT refused it.
+    /// Set once O_DIRECT refused it.
     buffered_only: bool,
     retries: u8,
 }
 
-/// What to do after a system call.
+/// The next step after a system call.
 pub(super) enum Step {
     /// Continue with the remaining bytes.
     Again,

@@ -45,7 +45,7 @@ pub(super) struct UringPair {
 }
 
 impl UringPair {
-    /// Whether the kernel permits this process to use rings.
+    /// Returns whether the kernel permits this process to use rings.
     pub(super) fn is_available() -> bool {
         build_ring(8).is_ok()
     }
@@ -155,7 +155,7 @@ struct Ring {
     uring: Watched<Uring>,
     transfers: Slab<Transfer>,
     files: Arc<Files>,
-    /// Whether entries name descriptors by their index in [`Files::to_register`].
+    /// True if entries name descriptors by their index in [`Files::to_register`].
     registered: bool,
     pinned: Option<Pinned>,
     /// The user's name of the namespace.

@@ -16,7 +16,7 @@ use dlfs_base::sync::{AtomicBool, Mutex, Ordering, fence};
 pub(super) struct Wake {
     asleep: AtomicBool,
     woken: AtomicBool,
-    /// Whether `marked` may have entries, read without its lock.
+    /// Set while `marked` may have entries; read without its lock.
     has_marks: AtomicBool,
     marked: Mutex<Vec<Arc<Mark>>>,
 }
@@ -58,12 +58,12 @@ impl Wake {
         self.asleep.load(Ordering::Relaxed)
     }
 
-    /// Whether `wake` was called since the last time this was asked.
+    /// Returns whether `wake` was called since this was last asked.
     pub(super) fn take_woken(&self) -> bool {
         self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether a mark is set. One load.
+    /// Returns whether a mark is set. Costs one load.
     pub(super) fn has_marks(&self) -> bool {
         self.has_marks.load(Ordering::Relaxed)
     }

@@ -19,7 +19,7 @@ use dlfs_base::units::Nsid;
 pub struct TransportId {
     /// `PCIE`, `TCP`, `RDMA` or `VFIOUSER`.
     pub trtype: &'static str,
-    /// Whether `traddr` is an IPv6 address.
+    /// True if `traddr` is an IPv6 address.
     pub is_ipv6: bool,
     /// Transport address.
     pub traddr: String,
@@ -223,7 +223,7 @@ impl Controller {
         self.events.count.load(Ordering::Relaxed)
     }
 
-    /// Whether it was shut or abandoned.
+    /// Returns whether it was shut or abandoned.
     pub fn is_over(&self) -> bool {
         self.events.is_over.load(Ordering::Acquire)
     }

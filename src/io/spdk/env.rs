@@ -16,7 +16,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 /// The running environment, which stays until the process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Environment {
-    /// Whether its memory is in reserved huge pages.
+    /// True if its memory is in reserved huge pages.
     pub huge_pages: bool,
     /// Requested memory in bytes; without huge pages, it never grows.
     pub memory_bytes: usize,
@@ -77,7 +77,7 @@ pub fn start(memory_bytes: usize, huge_pages: Option<bool>) -> Result<Environmen
     if environment.pid != std::process::id() { Err(forked()) } else { Ok(environment) }
 }
 
-/// Whether this process is a child of the one that started the environment.
+/// Returns whether this process is a child of the one that started the environment.
 pub(super) fn has_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }

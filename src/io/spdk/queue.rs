@@ -159,7 +159,7 @@ impl<T: Payload> IoQueue<T> {
 }
 
 impl<T: Payload> Core<T> {
-    /// Whether it accepts commands; it may be polled before.
+    /// Returns whether it accepts commands; it may be polled before.
     pub fn is_connected(&mut self) -> bool {
         if let (false, Some(raw)) = (self.is_connected, self.raw) {
             // SAFETY: the queue is live while it is here.
@@ -173,7 +173,7 @@ impl<T: Payload> Core<T> {
         self.payloads.len() - self.free.len()
     }
 
-    /// Whether it accepts another command.
+    /// Returns whether it accepts another command.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }

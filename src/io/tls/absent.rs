@@ -1,4 +1,4 @@
-//! What stands for a session in a build without TLS: none can be made.
+//! Replaces the session in a build without TLS: none can be made.
 
 use std::convert::Infallible;
 use std::io::IoSlice;

@@ -85,7 +85,7 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
     })
 }
 
-/// Whether the key no longer counts, or ended meanwhile.
+/// Returns whether the key no longer counts, or has ended meanwhile.
 fn is_gone(error: &io::Error) -> bool {
     [libc::EKEYEXPIRED, libc::EKEYREVOKED, libc::ENOKEY].map(Some).contains(&error.raw_os_error())
 }
@@ -133,7 +133,7 @@ fn identity_of(serial: i32) -> Option<String> {
     KINDS.contains(&kind).then(|| description.to_owned())
 }
 
-/// What KEYCTL_READ or KEYCTL_DESCRIBE says about a key.
+/// Calls KEYCTL_READ or KEYCTL_DESCRIBE for a key, and returns the answer.
 fn call(operation: c_long, serial: i32) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(vec![0; 1024]);
     loop {

@@ -33,10 +33,10 @@ use std::time::Duration;
 
 use dlfs_nvme::auth::TlsPsk;
 
-/// Whether this build has TLS.
+/// True if this build has TLS.
 pub const IS_SUPPORTED: bool = cfg!(feature = "tls");
 
-/// What to do about a build without TLS.
+/// Advice for a build without TLS.
 pub const HOW_TO_BUILD: &str = "install a build with TLS (cargo build --features tls, which needs OpenSSL 3), or \
     leave TLS out on a network that you trust";
 
@@ -76,7 +76,8 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// Whether another identity of the same key may be tried: some peers know only version 0.
+    /// Returns whether another identity of the same key may be tried: some peers know only version
+    /// 0.
     pub(crate) fn may_be_identity(&self) -> bool {
         matches!(self, TlsError::Alert { .. } | TlsError::Closed)
     }

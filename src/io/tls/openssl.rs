@@ -44,7 +44,7 @@ struct Wire {
     sent: usize,
 }
 
-/// What the callbacks need, kept by OpenSSL beside the session.
+/// Data of the callbacks, kept by OpenSSL beside the session.
 enum Context {
     Host(TlsPsk),
     /// The identity that a key was found for.
@@ -100,7 +100,7 @@ impl Session {
         }
     }
 
-    /// Whether the handshake has succeeded.
+    /// Returns whether the handshake has succeeded.
     pub fn is_established(&self) -> bool {
         self.stream.ssl().is_init_finished()
     }
@@ -285,7 +285,7 @@ fn describe(error: &openssl::ssl::Error) -> TlsError {
     }
 }
 
-/// What all sessions of the process share.
+/// State that all sessions of the process share.
 struct Library {
     ssl_context: SslContext,
     index: Index<Ssl, Context>,
@@ -307,7 +307,7 @@ fn make_context() -> Result<SslContext, openssl::error::ErrorStack> {
     let mut builder = SslContextBuilder::new(SslMethod::tls())?;
     builder.set_min_proto_version(Some(SslVersion::TLS1_3))?;
     builder.set_max_proto_version(Some(SslVersion::TLS1_3))?;
-    // Where a policy forbids X25519 (FIPS), the other two remain.
+    // A policy that forbids X25519 (FIPS) leaves the other two.
     builder.set_groups_list(GROUPS).or_else(|_| builder.set_groups_list(GROUPS_OF_FIPS))?;
     builder.set_options(SslOptions::NO_TICKET | SslOptions::NO_RENEGOTIATION);
     builder.set_num_tickets(0)?;

@@ -145,7 +145,7 @@ fn another_key_is_refused_by_both_sides_whether_its_identity_is_known_or_not() {
     }
 }
 
-/// What a flipped bit may do to one flight: an error, or no progress. Never an established session of
+/// A flipped bit causes an error in its flight, or no progress, but never an established session of
 /// both sides.
 #[test]
 fn a_flipped_bit_anywhere_in_the_handshake_or_in_a_record_is_noticed() {
@@ -229,7 +229,7 @@ fn what_is_not_tls_is_named_so() {
     let key = psk(7, dlfs_nvme::auth::Hash::Sha256, IdentityVersion::V1);
     let mut host = Session::host(&key).unwrap();
     assert_eq!(host.handshake(), Ok(false));
-    // What a target without TLS answers: a termination request.
+    // A target without TLS answers with a termination request.
     let answer = [3, 0, 24, 0, 24, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     host.give(answer.to_vec(), answer.len());
     assert_eq!(host.handshake(), Err(TlsError::NotTls));

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::nvme::Nqn;
 
-/// What a controller requires of a host.
+/// Terms that a controller requires of a host.
 #[derive(Debug, Clone)]
 pub struct ControllerTerms {
     /// The host's name, as Connect said it.
@@ -23,7 +23,7 @@ pub struct ControllerTerms {
     pub hashes: Vec<Hash>,
     /// Allowed groups, preferred first.
     pub groups: Vec<Group>,
-    /// Whether a TLS key must or may be generated. A host that wants it otherwise is refused.
+    /// Generation of a TLS key. A host that wants it otherwise is refused.
     pub concatenation: Concatenation,
 }
 

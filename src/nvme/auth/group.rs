@@ -44,8 +44,9 @@ impl Group {
         }
     }
 
-    /// Whether `value` may be a public value of the other side: of the group's length, greater than
-    /// 1 and less than p - 1. Any other value would make the shared secret predictable.
+    /// Returns whether `value` may be a public value of the other side: of the group's length,
+    /// greater than 1 and less than p - 1. Any other value would make the shared secret
+    /// predictable.
     pub(crate) fn is_public_value(self, value: &[u8]) -> bool {
         // The prime is odd, so p - 1 is the prime with its last bit cleared.
         let Some(prime) = self.prime() else { return false };
@@ -105,7 +106,7 @@ pub struct Exponentiation {
 
 enum Base {
     Generator,
-    /// What the other side sent, already checked.
+    /// The value that the other side sent, already checked.
     Peer(Vec<u8>),
 }
 

@@ -87,7 +87,7 @@ impl Digest {
         Digest { bytes, len: value.len() }
     }
 
-    /// Whether it equals `other`, in a time that does not depend on where they differ.
+    /// Returns whether it equals `other`, in a time that does not depend on where they differ.
     pub fn is(&self, other: &[u8]) -> bool {
         self.as_ref().ct_eq(other).into()
     }

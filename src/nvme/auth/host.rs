@@ -22,7 +22,7 @@ pub struct HostTerms {
     pub hashes: Vec<Hash>,
     /// Allowed groups, preferred first.
     pub groups: Vec<Group>,
-    /// Whether to generate a TLS key; optional is no.
+    /// Generation of a TLS key; `Optional` counts as `No`.
     pub concatenation: Concatenation,
 }
 

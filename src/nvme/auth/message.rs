@@ -53,7 +53,7 @@ pub enum Message {
         tid: u16,
         /// R1.
         response: Vec<u8>,
-        /// Whether `challenge` is meant.
+        /// CVALID: `challenge` holds a challenge.
         cvalid: bool,
         /// Sequence number of `challenge`; 0: the controller does not answer it, and it serves the key of TLS alone.
         sequence: u32,

@@ -114,13 +114,13 @@ impl fmt::Debug for Own {
     }
 }
 
-/// Whether the authentication generates TLS keys (secure channel concatenation).
+/// Generation of TLS keys by the authentication (secure channel concatenation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Concatenation {
     /// Not requested, or refused.
     #[default]
     No,
-    /// Of a controller: as the host wants.
+    /// As the host wants; for controllers only.
     Optional,
     /// Requested, or required.
     Required,

@@ -13,7 +13,7 @@ use super::secret::Key;
 use super::{Digest, Hash, Power};
 use crate::nvme::Nqn;
 
-/// What both sides of one authentication agree on.
+/// Values on which both sides of one authentication agree.
 pub(super) struct Transcript<'a> {
     pub(super) hash: Hash,
     pub(super) tid: u16,

@@ -52,7 +52,7 @@ impl Secret {
     }
 }
 
-/// What responses are made with.
+/// The key with which responses are made.
 pub(super) struct Key(pub(super) Zeroizing<Vec<u8>>);
 
 impl FromStr for Secret {

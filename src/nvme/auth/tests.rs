@@ -76,7 +76,7 @@ impl Ends {
         Ends { host: Some(result.clone()), controller: Some(result) }
     }
 
-    /// Whether the controller would let the host in.
+    /// Returns whether the controller would let the host in.
     fn is_let_in(&self) -> bool {
         self.controller == Some(Ok(()))
     }
@@ -320,7 +320,7 @@ fn a_reflected_challenge_is_not_answered() {
     assert!(matches!(Message::decode(&bytes).unwrap(), Message::Failure1 { .. }));
 }
 
-/// What was heard in one authentication does not serve in another.
+/// An answer heard in one authentication does not serve in another.
 #[test]
 fn a_replayed_answer_is_refused() {
     let rng = &mut Rng(8);
@@ -343,8 +343,8 @@ fn a_replayed_answer_is_refused() {
     assert!(!ends.is_let_in() && ends.controller.is_some(), "{ends:?}");
 }
 
-/// Where bits are that no proof covers, so that a change may be without effect: reserved bytes, and what the
-/// host offers; see `message` for the bytes.
+/// Returns whether the byte has bits that no proof covers, so that a change may be without effect: reserved
+/// bytes, and the host's offer; see `message` for the bytes.
 fn is_uncovered(number: usize, byte: usize, message: &[u8]) -> bool {
     match number {
         0 => byte == 2 || byte == 3 || byte >= 7,
@@ -358,8 +358,8 @@ fn is_uncovered(number: usize, byte: usize, message: &[u8]) -> bool {
     }
 }
 
-/// Whether the host's proof depends on it. The rest is of the controller's proof: a change there makes the
-/// host turn away, after the controller has rightly let it in.
+/// Returns whether the host's proof depends on the byte. The other bytes belong to the controller's proof:
+/// a change there makes the host turn away, after the controller has rightly let it in.
 fn is_of_host(number: usize, byte: usize, message: &[u8]) -> bool {
     match number {
         0 | 1 => true,

@@ -14,7 +14,7 @@ pub enum KeyError {
     /// The two digits after the prefix are others.
     #[error("the two digits after the prefix name no known hash: {0}")]
     Hash(&'static str),
-    /// What stands between the colons is not base64.
+    /// The part between the colons is not base64.
     #[error("the part between the colons is not base64: characters are missing or were changed")]
     Base64,
     /// The key has another length.
@@ -22,7 +22,7 @@ pub enum KeyError {
     Length {
         /// Bytes without the CRC.
         found: usize,
-        /// What is allowed, for people.
+        /// The allowed lengths, for people.
         allowed: &'static str,
     },
     /// The key's CRC-32 differs.

@@ -32,7 +32,7 @@ use super::tcp_address::{
     unescape_all,
 };
 
-/// Where a namespace is.
+/// The address of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// An image file, a block device or a plain folder.
@@ -48,7 +48,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// Whether both name the same namespace of the same subsystem, by whatever path.
+    /// Returns whether both name the same namespace of the same subsystem, by whatever path.
     pub fn is_same_namespace(&self, other: &Address) -> bool {
         match (self, other) {
             (Address::Tcp(one), Address::Tcp(other)) => {
@@ -145,7 +145,7 @@ fn parse_objects(text: &str) -> Result<Address, AddressError> {
     }
 }
 
-/// Whether `text` begins like a URL: a scheme of RFC 3986, then `://`.
+/// Returns whether `text` begins like a URL: a scheme of RFC 3986, then `://`.
 fn has_scheme(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| {
         let mut bytes = scheme.bytes();
@@ -292,7 +292,7 @@ fn escape_non_utf8(bytes: &[u8]) -> String {
 const SPDK_PREFIX: &str = "spdk:";
 const TRTYPE_PREFIX: &str = "trtype:";
 
-/// What addresses of objects begin with.
+/// Schemes of addresses of objects.
 const STORES: [&str; 6] = ["s3://", "gs://", "az://", "http://", "https://", "hf://"];
 
 #[cfg(test)]

@@ -25,14 +25,14 @@ pub struct CatalogName {
     pub catalog: CatalogPlace,
     /// The data set's name in it.
     pub name: String,
-    /// Which version; `None`: the newest.
+    /// The version; `None`: the newest.
     pub version: Option<CatalogVersion>,
 }
 
-/// Where a catalogue is.
+/// The place of a catalogue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CatalogPlace {
-    /// What the configuration of this machine or user says about this word.
+    /// A word; the configuration of this machine or user names its place.
     Configured(String),
     /// A folder.
     Folder(PathBuf),
@@ -43,7 +43,7 @@ pub enum CatalogPlace {
 pub enum CatalogVersion {
     /// A generation of its image.
     Generation(Generation),
-    /// What an alias points to; never digits alone.
+    /// An alias, which points to a version; never digits alone.
     Alias(String),
 }
 
@@ -118,7 +118,7 @@ impl CatalogVersion {
     }
 }
 
-/// Whether `text` may be the name of a data set, an alias or a configured catalogue.
+/// Returns whether `text` may be the name of a data set, an alias or a configured catalogue.
 pub fn is_catalog_word(text: &str) -> bool {
     text.len() <= MAX_WORD_BYTES
         && text.starts_with(|first: char| first.is_ascii_alphanumeric())
@@ -161,7 +161,7 @@ impl fmt::Display for CatalogVersion {
     }
 }
 
-/// What a data set's name in a catalogue begins with.
+/// The scheme of a data set's name in a catalogue.
 pub(super) const CATALOG_SCHEME: &str = "dlfs://";
 
 const MAX_WORD_BYTES: usize = 100;

@@ -82,7 +82,7 @@ pub struct Status {
     pub more: bool,
 }
 
-/// What a host can do about a command that ended with an error.
+/// Class of a command that ended with an error, by what a host can do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RetryClass {
     /// The path failed: try another path, or this one after reconnecting.
@@ -195,12 +195,12 @@ impl Status {
         self
     }
 
-    /// Whether the command succeeded.
+    /// Returns whether the command succeeded.
     pub const fn is_success(self) -> bool {
         self.sct == 0 && self.sc == 0
     }
 
-    /// Whether the code equals that of `other`, ignoring DNR, CRD and More.
+    /// Returns whether the code equals that of `other`, ignoring DNR, CRD and More.
     pub const fn is(self, other: Status) -> bool {
         self.sct == other.sct && self.sc == other.sc
     }
@@ -210,8 +210,8 @@ impl Status {
         self.facts().map(|(name, _)| name)
     }
 
-    /// What the host can do. An unknown path-related code (SCT 3) is `Path`, any other unknown code
-    /// `Final`.
+    /// The class of the failure, by what the host can do about it. An unknown path-related code
+    /// (SCT 3) is `Path`, any other unknown code `Final`.
     pub fn retry_class(self) -> RetryClass {
         match self.facts() {
             Some((_, RetryClass::Elsewhere)) => RetryClass::Elsewhere,

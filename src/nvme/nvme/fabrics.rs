@@ -71,7 +71,7 @@ impl ConnectData {
 pub struct InvalidParameter {
     /// Offset of the field in bytes.
     pub offset: u16,
-    /// Whether the offset is in the data; otherwise it is in the command.
+    /// True if the offset is in the data; otherwise it is in the command.
     pub in_data: bool,
 }
 
@@ -212,7 +212,7 @@ impl Cc {
         self.0 & 1 != 0
     }
 
-    /// Whether a shutdown is requested (SHN 01b or 10b).
+    /// Returns whether a shutdown is requested (SHN 01b or 10b).
     pub fn wants_shutdown(self) -> bool {
         self.0 >> 14 & 3 != 0
     }
@@ -230,17 +230,17 @@ impl Csts {
     /// SHST 10b: shutdown complete.
     pub const SHUTDOWN_COMPLETE: u32 = 2 << 2;
 
-    /// Whether the controller is ready.
+    /// Returns whether the controller is ready.
     pub fn is_ready(self) -> bool {
         self.0 & Csts::READY != 0
     }
 
-    /// Whether the controller has failed and needs a reset.
+    /// Returns whether the controller has failed and needs a reset.
     pub fn is_fatal(self) -> bool {
         self.0 & Csts::FATAL != 0
     }
 
-    /// Whether the shutdown is complete.
+    /// Returns whether the shutdown is complete.
     pub fn is_shut_down(self) -> bool {
         self.0 & (3 << 2) == Csts::SHUTDOWN_COMPLETE
     }

@@ -213,7 +213,7 @@ impl IdentifyController {
         self.ioccsz.get().saturating_sub(4).saturating_mul(16)
     }
 
-    /// Whether Flush has an effect.
+    /// Returns whether Flush has an effect.
     pub fn has_volatile_write_cache(&self) -> bool {
         self.vwc & IdentifyController::VWC_PRESENT != 0
     }
@@ -383,7 +383,7 @@ impl IdentifyNamespace {
         self.nsze.get()
     }
 
-    /// Whether writes are refused.
+    /// Returns whether writes are refused.
     pub fn is_write_protected(&self) -> bool {
         self.nsattr & IdentifyNamespace::NSATTR_WRITE_PROTECTED != 0
     }

@@ -81,8 +81,8 @@ impl SpdkAddress {
         }
     }
 
-    /// Whether a device transfers the data by DMA, so that buffers must lie in memory that it can
-    /// access.
+    /// Returns whether a device transfers the data by DMA, so that buffers must lie in memory that
+    /// it can access.
     pub fn needs_dma_memory(&self) -> bool {
         !matches!(self, SpdkAddress::Tcp(_))
     }

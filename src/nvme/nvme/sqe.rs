@@ -335,7 +335,8 @@ impl Sqe {
         (self.opcode == fctype::OPCODE).then(|| self.nsid.get().to_le_bytes()[0])
     }
 
-    /// Whether an Authentication Send or Receive is of NVMe's own authentication (SPSP0, SPSP1 and SECP).
+    /// Returns whether an Authentication Send or Receive belongs to NVMe's own authentication (SPSP0,
+    /// SPSP1 and SECP).
     pub fn is_nvme_authentication(&self) -> bool {
         self.cdw10.get() & !0xFF == NVME_AUTHENTICATION
     }
@@ -392,7 +393,7 @@ impl Sqe {
         (self.cdw11.get() & 0xFFFF) as u16
     }
 
-    /// Whether Connect requests to disable SQ flow control.
+    /// Returns whether Connect requests to disable SQ flow control.
     pub fn connect_disables_sq_flow_control(&self) -> bool {
         self.cdw11.get().to_le_bytes()[2] & CATTR_DISABLE_SQ_FLOW_CONTROL != 0
     }

@@ -106,7 +106,7 @@ pub enum AddressError {
     Nqn {
         /// The NQN as given.
         text: String,
-        /// What is wrong with it.
+        /// The error in it.
         #[source]
         error: NqnError,
     },

@@ -91,7 +91,7 @@ pub enum DataTransfer {
     FromHost {
         /// Bytes.
         len: u32,
-        /// Whether the data are in the capsule.
+        /// True if the data are in the capsule.
         in_capsule: bool,
     },
 }
@@ -233,7 +233,7 @@ impl Connection {
         self.received_pdus
     }
 
-    /// Whether a part of a PDU has arrived, and not all of it.
+    /// Returns whether a part of a PDU has arrived, but not all of it.
     pub fn is_within_pdu(&self) -> bool {
         !self.deframer.is_between_pdus()
     }
@@ -288,8 +288,8 @@ impl Connection {
         slot.state = State::Parked;
     }
 
-    /// Whether the command is still parked. The host ends it silently by reusing its CID; the
-    /// command that reused it may have been refused before it became an event.
+    /// Returns whether the command is still parked. The host ends it silently by reusing its CID;
+    /// the command that reused it may have been refused before it became an event.
     pub fn is_parked(&self, id: CommandId) -> bool {
         self.slots.get(usize::from(id.0)).is_some_and(|slot| slot.state == State::Parked)
     }

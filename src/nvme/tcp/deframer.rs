@@ -36,7 +36,7 @@ pub enum Pdu {
     TermReq(TermReq),
 }
 
-/// What the deframer found in the stream.
+/// An event that the deframer found in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A header. If `data_len` is above 0, that many bytes of [`Event::Data`] and one
@@ -51,7 +51,7 @@ pub enum Event<'a> {
     Data(&'a [u8]),
     /// The data are complete. A wrong data digest fails the command, not the connection.
     DataEnd {
-        /// Whether the data digest was right; true if none is in use.
+        /// True if the data digest was right, or none is in use.
         digest_ok: bool,
     },
 }
@@ -148,7 +148,7 @@ impl Deframer {
         if self.stage == Stage::Data { self.data_left } else { 0 }
     }
 
-    /// Whether the next byte is the first of a PDU.
+    /// Returns whether the next byte is the first of a PDU.
     pub(crate) fn is_between_pdus(&self) -> bool {
         self.stage == Stage::Common && self.have == 0
     }

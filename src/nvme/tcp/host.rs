@@ -32,7 +32,7 @@ use dlfs_base::units::deadline;
 pub struct HostOptions {
     /// Digests to request.
     pub digests: Digests,
-    /// Whether the controller may decline them; if not, declining fails the connection.
+    /// True if the controller may decline them; otherwise declining fails the connection.
     pub may_decline: bool,
     /// The most outstanding commands: the SQSIZE that Connect will carry, as on the wire.
     pub max_outstanding: u16,
@@ -161,7 +161,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.form.digests
     }
 
-    /// Whether a command can be submitted: initialised, not failed, and a free slot.
+    /// Returns whether a command can be submitted: initialised, not failed, and a free slot.
     pub fn has_room(&self) -> bool {
         self.initialised && self.failed.is_none() && self.slots.has_room()
     }
@@ -176,7 +176,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.slots.commands().map(|command| &command.payload)
     }
 
-    /// Whether a command with data for the controller is still outstanding.
+    /// Returns whether a command with data for the controller is still outstanding.
     pub fn owes_data(&self) -> bool {
         let owes = |command: &Outstanding<B>| {
             command.transfer == Transfer::Out && command.outcome.is_none()
@@ -236,7 +236,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.transmit.slices(&self.slots, slices)
     }
 
-    /// Whether [`Connection::poll_transmit`] has something.
+    /// Returns whether [`Connection::poll_transmit`] has something to send.
     pub fn wants_transmit(&self) -> bool {
         !self.transmit.is_empty()
     }

@@ -43,7 +43,7 @@ impl PduType {
         }
     }
 
-    /// Whether digests may follow: never on initialisation and termination PDUs.
+    /// Returns whether digests may follow: never on initialisation and termination PDUs.
     pub(crate) fn may_have_digests(self) -> bool {
         !matches!(
             self,
@@ -51,7 +51,7 @@ impl PduType {
         )
     }
 
-    /// Whether the host sends it.
+    /// Returns whether the host sends it.
     pub(crate) fn is_from_host(self) -> bool {
         self as u8 & 1 == 0
     }

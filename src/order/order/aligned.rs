@@ -34,7 +34,7 @@ pub struct Aligner {
     last: Vec<(u32, u32)>,
     /// Samples that go to another rank than theirs.
     strays: Vec<u32>,
-    /// Of a rank: samples, each behind the blocks that it touches.
+    /// Samples of one rank, each after the number of blocks that it touches.
     compared: Vec<(u32, u32)>,
     /// Positions of this rank, and whether each is a stray.
     own: Vec<(u64, bool)>,
@@ -46,7 +46,7 @@ pub struct Aligner {
 pub struct Counted {
     /// Samples of the batch.
     pub samples: u64,
-    /// Of them, those that go to another rank than the one that has them.
+    /// Samples that go to another rank than the one that has them.
     pub strays: u64,
 }
 
@@ -67,7 +67,7 @@ struct Sample {
     before: u32,
 }
 
-/// What the ranks of a class share.
+/// Parameters that the ranks of a class share.
 #[derive(Debug, Clone, Copy)]
 struct Class {
     /// How many classes there are, and which one it is.
@@ -163,7 +163,7 @@ impl Aligner {
             self.own.sort_unstable();
         }
         let padding = (rank..count).step_by(world_size as usize).filter(|&i| i >= real);
-        // What it repeats may be another rank's.
+        // Padding repeats samples that may be another rank's.
         self.own.extend(padding.map(|i| ((first + i) % len.max(1), class.ranks > 1)));
         out.extend(self.own.iter().map(|&(position, alone)| {
             let pick = order.pick(position);
@@ -243,7 +243,8 @@ impl Aligner {
                 compared.push((blocks_of(chunk, nth), at));
                 at = before;
             }
-            // Of equal ones the last: what all touch equally changes nothing.
+            // Ties go to the samples that come last: if all touch equally many blocks, the choice
+            // stays as it was.
             compared.sort_by_key(|&(blocks, _)| blocks);
             strays.extend(compared[..over].iter().map(|&(_, at)| at));
         }
@@ -304,5 +305,6 @@ const NONE: u32 = u32::MAX;
 /// touch one.
 const COMPARED_FOR_ONE: usize = 4;
 
-/// Of larger batches so few samples go to other ranks that comparing them is not worth its time.
+/// The largest batch whose samples are compared. Of a larger one so few samples go to other ranks
+/// that comparing them is not worth its time.
 const MOST_COMPARED: usize = 1 << 16;

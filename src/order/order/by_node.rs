@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::shard::{GlobalBatch, Shard};
 
-/// Which node each rank of a round is on, and which node holds each chunk. Nodes are numbered from 0.
+/// The node of each rank of a round, and the node that holds each chunk. Nodes are numbered from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Locality {
     node_of_rank: Vec<u16>,
@@ -84,7 +84,7 @@ impl ByNode {
         ByNode { locality, room: Vec::new(), nodes: Vec::new(), own: Vec::new() }
     }
 
-    /// Where ranks and chunks are.
+    /// The nodes of ranks and chunks.
     pub fn locality(&self) -> &Arc<Locality> {
         &self.locality
     }

@@ -29,7 +29,7 @@ use dlfs_base::permutation::{Key, Permutation};
 pub struct Pick {
     /// The chunk.
     pub chunk: u32,
-    /// Which of its live samples, in slot order.
+    /// The index among the chunk's live samples, in slot order.
     pub nth: u32,
     /// The group of the chunk in this epoch.
     pub group: u32,

@@ -214,7 +214,7 @@ impl EpochOrder {
         self.len
     }
 
-    /// Whether there are no samples.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -267,8 +267,8 @@ impl EpochOrder {
         }
     }
 
-    /// Whether the order visits whole chunks, group after group. Then [`EpochOrder::picks`] is available, and
-    /// a reader can read chunks instead of samples.
+    /// Returns whether the order visits whole chunks, group after group. Then [`EpochOrder::picks`] is
+    /// available, and a reader can read chunks instead of samples.
     pub fn is_chunked(&self) -> bool {
         matches!(self.sequence, Sequence::Chunked(_))
     }

@@ -16,11 +16,11 @@ pub struct Shard {
     pub world_size: u32,
     /// Positions of the epoch that all ranks together had consumed when the run started or resumed.
     pub consumed: u64,
-    /// What happens with a tail that the ranks cannot share equally.
+    /// The treatment of a tail that the ranks cannot share equally.
     pub tail: Tail,
 }
 
-/// What happens at the end of an epoch whose rest is not a multiple of the world size.
+/// The treatment of an epoch's end whose rest is not a multiple of the world size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
@@ -107,7 +107,7 @@ impl Shard {
         GlobalBatch { first: self.consumed.saturating_add(before), count }
     }
 
-    /// Whether `batch` has `batch_size` positions for each rank.
+    /// Returns whether `batch` has `batch_size` positions for each rank.
     pub fn is_whole(&self, batch: GlobalBatch, batch_size: u64) -> bool {
         batch.count / u64::from(self.world_size.max(1)) >= batch_size
     }

@@ -1,5 +1,5 @@
-//! Who has which sample under `local` and `partial`, and what the ranks exchange in an epoch: arithmetic, the
-//! same on every rank, so that an exchange needs no message but the reads themselves.
+//! Shares of the ranks under `local` and `partial`, and their exchanges in an epoch: arithmetic, the same on
+//! every rank, so that an exchange needs no message but the reads themselves.
 //!
 //! `partial.rs` says how shares and exchanges are defined. A [`Shares`] answers for any rank and epoch: the
 //! samples that it has ([`Shares::ids`]), and for each step of an epoch which sample it sends to whom and
@@ -93,8 +93,8 @@ impl Shares {
         (0..self.len_of(rank)).map(of_entry).collect()
     }
 
-    /// What `rank` sends and receives in each step of `epoch`: samples of `epoch`, which the new rank uses from
-    /// the next epoch on.
+    /// Samples of `epoch` that `rank` sends and receives in each of its steps; the new rank uses them from the
+    /// next epoch on.
     ///
     /// # Panics
     /// If there is no such rank.

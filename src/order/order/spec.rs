@@ -25,7 +25,7 @@ pub struct OrderSpec {
 pub enum OrderKind {
     /// The same sequence every epoch, without shuffling.
     Sequential {
-        /// Which sequence.
+        /// The sequence.
         by: SequentialBy,
     },
     /// A full shuffle of all samples.
@@ -66,7 +66,7 @@ pub enum OrderKind {
     Weighted {
         /// The hash of the weights.
         weights: WeightsId,
-        /// Whether a sample may be drawn several times in an epoch.
+        /// True if a sample may be drawn several times in an epoch.
         replacement: bool,
         /// Positions of an epoch.
         epoch_size: u64,
@@ -181,8 +181,8 @@ impl fmt::Display for OrderKind {
 }
 
 impl OrderKind {
-    /// Whether a run with the requested order `asked` may resume in this order, which is that of a state: it
-    /// is the same, an earlier version of it, or has the number of lanes that `asked` leaves open.
+    /// Returns whether a run with the requested order `asked` may resume in this order, which a state has:
+    /// it is the same, an earlier version of it, or has the number of lanes that `asked` leaves open.
     pub fn continues(&self, asked: &OrderKind) -> bool {
         match (*self, *asked) {
             (
@@ -302,7 +302,7 @@ impl From<OrderError> for Error {
 /// The most epochs of a run: what a 64-bit position of a run can hold beside 2^40 samples.
 pub const MAX_EPOCHS: u64 = 1 << 24;
 
-/// What the position of a run can hold.
+/// The largest epoch size that the position of a run can hold.
 pub(super) const MAX_EPOCH_SIZE: u64 = (1 << 40) - 1;
 
 /// Each epoch costs about a hundred bytes, and 15 ns for each sample.

@@ -209,7 +209,7 @@ impl Addresses {
     }
 }
 
-/// What the walk has found.
+/// Files and classes that the walk has found.
 #[derive(Default)]
 struct Found {
     /// Folder (with a slash at its end, or empty), name and stamp.

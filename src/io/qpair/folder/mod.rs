@@ -177,7 +177,8 @@ impl FolderNamespace {
         self.is_listed(index, &file).then_some(file)
     }
 
-    /// Whether `file` is still the listed one with this index: the same, of the same length and time.
+    /// Returns whether `file` is still the listed one with this index: the same, of the same length
+    /// and time.
     pub fn is_listed(&self, index: usize, file: &File) -> bool {
         let listed = &self.folder.listing.files[index];
         file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp)

@@ -14,7 +14,7 @@ use dlfs_places::{Client, Pending, Place, PlaceOptions};
 pub(super) struct Store {
     place: Place,
     options: PlaceOptions,
-    /// What the keys of all files begin with.
+    /// The prefix of all files' keys.
     prefix: String,
     /// A forked child has no thread that reads: it makes its own.
     client: Forked<Client>,

@@ -6,8 +6,8 @@ use super::{Backlog, Phase, Remote, Transport};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 impl<T: Transport> Remote<T> {
-    /// Whether a new queue pair that has not joined a session yet may go on trying; `stage` names its current
-    /// step.
+    /// Checks that a new queue pair that has not joined a session yet may go on trying; `stage` names its
+    /// current step.
     ///
     /// # Errors
     /// The controller was given up, or `deadline` has passed.

@@ -26,7 +26,7 @@ use dlfs_base::threads::caught;
 pub(in crate::qpair) struct Keeper<T: Transport> {
     event: OwnedFd,
     inbox: Mutex<Vec<Weak<Remote<T>>>>,
-    /// Whether the thread has died. Set before the inbox is emptied for the last time.
+    /// Set when the thread has died, before the inbox is emptied for the last time.
     is_dead: AtomicBool,
 }
 
@@ -84,7 +84,7 @@ impl<T: Transport> Keeper<T> {
         Ok(keeper)
     }
 
-    /// Whether its thread accepts new remotes.
+    /// Returns whether its thread accepts new remotes.
     fn is_alive(&self) -> bool {
         !self.is_dead.load(Ordering::Acquire)
     }

@@ -44,7 +44,7 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     type Portal: Portal;
     /// The admin queue of a controller, while it connects and afterwards.
     type Admin: Admin<Self> + Send;
-    /// What a queue pair needs in order to join a session.
+    /// The data that a queue pair needs in order to join a session.
     type JoinInfo: Send + Sync;
 
     /// The scratch memory of [`Admin::poll`], in bytes.
@@ -63,7 +63,7 @@ pub(in crate::qpair) trait Portal: Clone + fmt::Display + Send + Sync {
     fn address(&self, nsid: Option<Nsid>) -> String;
 }
 
-/// Which namespaces of a controller to open.
+/// The namespaces of a controller to open.
 #[derive(Debug, Clone)]
 pub(in crate::qpair) enum Selection {
     /// The one that each path names, or the first active one if it names none.
@@ -82,10 +82,10 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
     /// Polls the queue. After an error the controller is lost.
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure>;
 
-    /// What was identified; complete after [`AdminEvent::Ready`].
+    /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
     fn identified(&self) -> &Identified;
 
-    /// What queue pairs need to join the session; valid after [`AdminEvent::Ready`].
+    /// The data that queue pairs need to join the session; valid after [`AdminEvent::Ready`].
     fn join_info(&self) -> T::JoinInfo;
 
     /// The current step, as text.

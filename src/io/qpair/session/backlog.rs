@@ -55,7 +55,7 @@ impl Attempt {
         self.covers = 0;
     }
 
-    /// Whether its fence forbids to send it.
+    /// Returns whether its fence forbids sending it.
     pub fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
     }
@@ -404,7 +404,7 @@ impl Backlog {
         self.owed -= count;
     }
 
-    /// Whether an I/O waits to be issued.
+    /// Returns whether an I/O waits to be issued.
     #[cfg(feature = "spdk")]
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
@@ -417,7 +417,8 @@ impl Backlog {
     }
 }
 
-/// Whether `io` reads blocks of which corrupt data were reported; forgets the reports of which it reads all blocks.
+/// Returns whether `io` reads blocks that were reported as corrupt; forgets each report whose blocks it reads
+/// completely.
 fn is_corrupt(io: &Io, namespace: &Namespace, corrupt: &mut Vec<Range<u64>>) -> bool {
     if corrupt.is_empty() || io.op != IoOp::Read {
         return false;
@@ -438,7 +439,7 @@ fn max_tries(status: Status, op: IoOp) -> u8 {
     }
 }
 
-/// Whether the path failed, not the medium.
+/// Returns whether the path failed, not the medium.
 fn is_path_related(status: Status) -> bool {
     const SCT_PATH: u8 = 3;
     status.sct == SCT_PATH || status.is(Status::ABORTED_SQ_DELETED)

@@ -22,7 +22,7 @@ impl Backoff {
         (self.step, self.is_fresh) = (BACKOFF_MIN, true);
     }
 
-    /// Whether no wait was taken since the start or a reset.
+    /// Returns whether no wait was taken since the start or a reset.
     pub(super) fn is_fresh(&self) -> bool {
         self.is_fresh
     }

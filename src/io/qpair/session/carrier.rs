@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::queue::{Action, TcpShared};
 use super::{Attempt, Channel, Failure, IoQueue};
 
-/// What a turn needs of its surroundings: the connection of the queue.
+/// Surroundings of a turn: the connection of the queue.
 pub trait Carrier {
     /// Starts to connect to `address`.
     fn open(&mut self, address: SocketAddr) -> Result<(), Failure>;

@@ -50,7 +50,7 @@ pub struct ConnectTerms {
     pub least_progress_bytes: u32,
 }
 
-/// What happened on a channel.
+/// An event of a channel.
 #[derive(Debug)]
 pub enum Event<B> {
     /// Commands can be submitted.
@@ -67,7 +67,7 @@ pub enum Event<B> {
     Failed {
         /// The reason.
         failure: Failure,
-        /// Whether the controller answered Connect with an error status, which may be transient.
+        /// True if the controller answered Connect with an error status, which may be transient.
         refused: bool,
     },
     /// A command has ended; see [`host::Event::Done`].
@@ -188,17 +188,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.connection.as_deref_mut()
     }
 
-    /// Whether TCP is not connected yet.
+    /// Returns whether TCP is not connected yet.
     pub fn is_opening(&self) -> bool {
         matches!(self.stage, Stage::Opening { .. })
     }
 
-    /// Whether there are bytes to send.
+    /// Returns whether there are bytes to send.
     pub fn wants_transmit(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.wants_transmit())
     }
 
-    /// Whether there are bytes to send, or TCP is not connected yet.
+    /// Returns whether there are bytes to send, or TCP is not connected yet.
     pub(crate) fn wants_writable(&self) -> bool {
         self.is_opening() || self.wants_transmit()
     }
@@ -354,7 +354,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.connection.as_ref().map_or(Digests::default(), |connection| connection.digests())
     }
 
-    /// Whether commands can be submitted.
+    /// Returns whether commands can be submitted.
     pub fn has_room(&self) -> bool {
         self.stage == Stage::Ready && self.connection.as_ref().is_some_and(|c| c.has_room())
     }
@@ -390,8 +390,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Whether a command with data for the controller is outstanding: then unsent bytes must be discarded
-    /// when the socket closes.
+    /// Returns whether a command with data for the controller is outstanding: then unsent bytes must be
+    /// discarded when the socket closes.
     pub fn owes_data(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.owes_data())
     }

@@ -88,7 +88,7 @@ impl Terms {
     }
 }
 
-/// What an I/O queue needs to join a session.
+/// The data that an I/O queue needs to join a session.
 #[derive(Debug, Clone, Default)]
 pub struct JoinInfo {
     /// The controller's identifier.
@@ -247,7 +247,7 @@ impl Controller {
         &mut self.channel
     }
 
-    /// Whether there are bytes to send, or TCP is not connected yet.
+    /// Returns whether there are bytes to send, or TCP is not connected yet.
     pub(crate) fn wants_writable(&self) -> bool {
         self.channel.wants_writable()
     }
@@ -307,12 +307,12 @@ impl Controller {
         self.generated.take()
     }
 
-    /// What was identified; complete after [`AdminEvent::Ready`].
+    /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
     pub fn identified(&self) -> &Identified {
         &self.identified
     }
 
-    /// What I/O queues need to join the session; valid after [`AdminEvent::Ready`].
+    /// The data that I/O queues need to join the session; valid after [`AdminEvent::Ready`].
     pub fn join_info(&self) -> JoinInfo {
         self.join_info.clone()
     }
@@ -671,7 +671,7 @@ impl Controller {
     }
 }
 
-/// Whether the controller can be used although this step failed.
+/// Returns whether the controller can be used although this step failed.
 fn may_fail(step: Step) -> bool {
     use Step::*;
     matches!(

@@ -48,7 +48,7 @@ impl Durability {
         }
     }
 
-    /// Whether writes were lost with a session since the last time this was asked.
+    /// Returns whether writes were lost with a session since this was last asked.
     pub(crate) fn take_lost(&self) -> bool {
         self.lost.swap(false, Ordering::Relaxed)
     }

@@ -11,9 +11,9 @@ use dlfs_nvme::tcp::ProtocolError;
 pub struct Failure {
     /// The kind that a caller acts on.
     pub kind: ErrorKind,
-    /// What happened, and where.
+    /// Describes the failure, and its place.
     pub message: String,
-    /// What the user can do about it.
+    /// Advice for the user.
     pub hint: Option<&'static str>,
     /// The namespace that it concerns, if not the whole controller.
     pub nsid: Option<Nsid>,

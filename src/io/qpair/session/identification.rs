@@ -36,7 +36,7 @@ pub(super) struct Identification {
     under_way: usize,
 }
 
-/// What is known so far of a namespace that is being identified.
+/// The facts known so far about a namespace that is being identified.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known {
     pub(super) ns_index: usize,
@@ -137,7 +137,7 @@ impl Identification {
     }
 }
 
-/// Whether more pages of a list follow.
+/// Place of a page in its list, which says whether more pages follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Page {
     /// This was the last page.

@@ -9,11 +9,11 @@ use std::time::Instant;
 use super::lifecycle::{Action, Level};
 use super::{AdminEvent, Attached, Failure, Identified, Shared};
 
-/// What a turn needs of its surroundings: admin queues with their connections, and where messages go.
+/// Surroundings of a turn: admin queues with their connections, and the destination of messages.
 pub trait Keeping {
     /// One route to the namespaces.
     type Portal: Clone + fmt::Display;
-    /// What a queue pair needs in order to join a session.
+    /// The data that a queue pair needs in order to join a session.
     type JoinInfo;
     /// An admin queue with its connection.
     type Admin;
@@ -27,10 +27,10 @@ pub trait Keeping {
     /// Closes the connection of an admin queue, which has failed for this reason.
     fn close(&mut self, now: Instant, admin: Self::Admin, failure: &Failure);
 
-    /// What was identified; complete after [`AdminEvent::Ready`].
+    /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
     fn identified<'a>(&self, admin: &'a Self::Admin) -> &'a Identified;
 
-    /// What queue pairs need to join the session; valid after [`AdminEvent::Ready`].
+    /// The data that queue pairs need to join the session; valid after [`AdminEvent::Ready`].
     fn join_info(&self, admin: &Self::Admin) -> Self::JoinInfo;
 
     /// The namespaces of `identified`, as queue pairs see them.

@@ -19,18 +19,18 @@ pub struct Session<P, J> {
     pub number: u64,
     /// The portal that it uses.
     pub portal: P,
-    /// What I/O queues need to join it.
+    /// The data that I/O queues need to join it.
     pub join_info: J,
     /// I/O queues that the controller grants.
     pub num_io_queues: u16,
     /// Entries of each I/O queue.
     pub queue_entries: u16,
-    /// Whether completed writes may be lost with the controller.
+    /// True if completed writes may be lost with the controller.
     pub has_volatile_write_cache: bool,
     /// The namespaces with the limits of this session; never empty.
     pub namespaces: Vec<Attached>,
-    /// Whether an I/O has succeeded on it. If a session fails before that, its successor is not tried at
-    /// once.
+    /// Set once an I/O has succeeded on it. If a session fails before that, its successor is not tried
+    /// at once.
     pub proven: AtomicBool,
 }
 
@@ -56,7 +56,7 @@ pub struct Limits {
     pub ctrl_loss_tmo: Duration,
 }
 
-/// What the owner must do.
+/// An action that the owner must perform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Start to connect to this portal; call [`Lifecycle::handle_failed`] at once if that fails.
@@ -183,12 +183,12 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// Whether a queue pair has ended the session, and its controller still exists.
+    /// Returns whether a queue pair has ended the session while its controller still exists.
     pub fn is_reset(&self) -> bool {
         matches!(self.stage, Stage::Reset { .. })
     }
 
-    /// Whether there will be no further session.
+    /// Returns whether there will be no further session.
     pub fn is_dead(&self) -> bool {
         matches!(self.stage, Stage::Dead(_))
     }
@@ -198,7 +198,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.identity.as_ref()
     }
 
-    /// Whether all sessions so far had both digests, or TLS in their place.
+    /// Returns whether all sessions so far had both digests, or TLS in their place.
     pub(crate) fn was_always_digested(&self) -> bool {
         self.always_digested
     }
@@ -429,8 +429,9 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         over.then(|| self.final_failure(opening, limit))
     }
 
-    /// Whether opening may try another round. A damaged byte or a broken connection may be transient; a
-    /// refusal or a timeout is not. A target that is busy asks for another try, as long as there is time.
+    /// Returns whether opening may try another round. A damaged byte or a broken connection may be
+    /// transient; a refusal or a timeout is not. A target that is busy asks for another try, as long as
+    /// there is time.
     fn next_round(&mut self) -> bool {
         if self.failures.iter().flatten().any(|failure| failure.kind == ErrorKind::Busy) {
             return true;

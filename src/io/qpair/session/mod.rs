@@ -61,7 +61,7 @@ pub struct HostIdentity {
     pub credentials: Option<Credentials>,
 }
 
-/// What polling an admin queue found.
+/// The result of polling an admin queue.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AdminEvent {
     /// Nothing that the session or its queues must know.
@@ -72,7 +72,7 @@ pub enum AdminEvent {
     Changed,
 }
 
-/// What Identify and Get Features said about a controller and its namespaces.
+/// The facts that Identify and Get Features report about a controller and its namespaces.
 #[derive(Debug, Clone, Default)]
 pub struct Identified {
     /// The number of I/O queues that the controller grants.
@@ -81,19 +81,19 @@ pub struct Identified {
     pub max_entries: u32,
     /// The largest transfer of a command, if the controller limits it.
     pub max_transfer_bytes: Option<u32>,
-    /// Whether completed writes may be lost with the controller.
+    /// True if completed writes may be lost with the controller.
     pub has_volatile_write_cache: bool,
-    /// Whether headers carry digests.
+    /// True if headers carry digests.
     pub hdr_digest: bool,
-    /// Whether data carry digests.
+    /// True if data carry digests.
     pub data_digest: bool,
-    /// Whether its connections are inside TLS, which detects every change.
+    /// True if its connections are inside TLS, which detects every change.
     pub is_secured: bool,
     /// The requested namespaces in the order of the request; all namespaces in the order of their NSIDs.
     pub namespaces: Vec<IdentifiedNamespace>,
 }
 
-/// What Identify said about a namespace.
+/// The facts that Identify reports about a namespace.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct IdentifiedNamespace {
     /// The NSID that commands use.
@@ -102,7 +102,7 @@ pub struct IdentifiedNamespace {
     pub block_len_bytes: u32,
     /// Size in logical blocks.
     pub num_blocks: u64,
-    /// Whether it takes no writes.
+    /// True if it takes no writes.
     pub write_protected: bool,
     /// The NGUID, else the UUID, else the EUI-64, else zero.
     pub nguid: [u8; 16],

@@ -42,7 +42,7 @@ pub type TcpShared = Shared<Portal, JoinInfo>;
 type TcpSession = Session<Portal, JoinInfo>;
 type QueueChannel = Channel<Attempt>;
 
-/// What the turn must do with the connection.
+/// An action that the turn must perform on the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Start to connect to this address; report a failure by [`IoQueue::moved`].
@@ -67,7 +67,7 @@ pub struct IoQueue {
     terms: Terms,
     ctrl_loss_tmo: Duration,
     members: Slab<Member>,
-    /// Whether some member has a fence.
+    /// True if some member has a fence.
     has_fence: bool,
     /// How many sessions it has joined.
     num_joins: u64,
@@ -92,7 +92,7 @@ struct Member {
     corrupt: Vec<Range<u64>>,
     /// Its I/Os that were taken and whose completions were not handed out.
     owed: usize,
-    /// Whether it was removed; outstanding I/Os keep its number.
+    /// Set once it was removed; outstanding I/Os keep its number.
     is_removed: bool,
 }
 
@@ -191,7 +191,7 @@ impl IoQueue {
         self.has_fence = true;
     }
 
-    /// Whether it has joined a session.
+    /// Returns whether it has joined a session.
     pub fn is_joined(&self) -> bool {
         matches!(self.state, State::Joined { .. })
     }
@@ -205,7 +205,7 @@ impl IoQueue {
         stage.unwrap_or("waiting for the controller")
     }
 
-    /// What the turn must do with the connection.
+    /// Takes the action that the turn must perform on the connection.
     pub(super) fn poll_action(&mut self) -> Option<Action> {
         self.action.take()
     }
@@ -218,7 +218,7 @@ impl IoQueue {
         }
     }
 
-    /// Whether to wait for room to send, besides data to receive.
+    /// Returns whether to wait for room to send, besides data to receive.
     pub(crate) fn wants_writable(&self) -> bool {
         match &self.state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => {

@@ -10,7 +10,7 @@ use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session};
 use crate::qpair::Namespace;
 use dlfs_base::process::Forked;
 
-/// Whether a queue can join a session now.
+/// Availability of a session for a queue to join.
 #[derive(Debug)]
 pub enum SessionState<P, J> {
     /// It can join this session.
@@ -21,10 +21,10 @@ pub enum SessionState<P, J> {
     Ended(String),
 }
 
-/// What the sessions with a controller have seen.
+/// Statistics of the sessions with a controller.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SessionStats {
-    /// Whether a session is live now.
+    /// True while a session is live.
     pub is_live: bool,
     /// Sessions after the first.
     pub reconnects: u64,
@@ -52,7 +52,7 @@ pub struct Shared<P, J> {
     identity: OnceLock<Arc<[Attached]>>,
     /// For each namespace, the writes that are not durable yet.
     durability: OnceLock<Box<[Durability]>>,
-    /// Whether some session had neither both digests nor TLS.
+    /// Set once some session had neither both digests nor TLS.
     undigested: AtomicBool,
     /// Transfers whose data digest was wrong.
     pub(super) damaged: AtomicU64,
@@ -92,7 +92,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.identity.get_or_init(|| Arc::clone(seen));
     }
 
-    /// Whether it belongs to the calling process.
+    /// Returns whether it belongs to the calling process.
     pub fn is_ours(&self) -> bool {
         self.home.is_ours()
     }
@@ -155,7 +155,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         now.or_else(|| Some(self.identity.get()?.get(ns_index)?.namespace.clone()))
     }
 
-    /// Whether all sessions so far had both digests, or TLS in their place.
+    /// Returns whether all sessions so far had both digests, or TLS in their place.
     pub(crate) fn was_always_digested(&self) -> bool {
         !self.undigested.load(Ordering::Acquire)
     }
@@ -181,7 +181,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// What has happened so far.
+    /// The statistics so far.
     pub fn stats(&self) -> SessionStats {
         let lifecycle = self.lock();
         SessionStats {

@@ -426,7 +426,7 @@ impl SpdkQueuePair {
         !self.remote.portals[0].address.needs_dma_memory()
     }
 
-    /// Whether queues are cheaper to poll in a group: over sockets and RDMA.
+    /// Returns whether queues are cheaper to poll in a group: over sockets and RDMA.
     fn is_fabric(&self) -> bool {
         matches!(self.remote.portals[0].target.trtype, "TCP" | "RDMA")
     }
@@ -517,8 +517,8 @@ impl Drop for SpdkQueuePair {
     }
 }
 
-/// Whether SPDK invented this status for a command without an answer: over fabrics "queue deleted", elsewhere
-/// "aborted by request", which this code never requests.
+/// Returns whether SPDK invented this status for a command without an answer: over fabrics "queue deleted",
+/// elsewhere "aborted by request", which this code never requests.
 fn is_unanswered(status: Status) -> bool {
     status.is(Status::ABORTED_SQ_DELETED) || status.is(Status::ABORT_REQUESTED)
 }

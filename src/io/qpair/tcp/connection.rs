@@ -56,7 +56,7 @@ pub(super) struct Core {
     /// The handles, by their member numbers in the queue.
     handles: Vec<Option<Handle>>,
     leader: Option<usize>,
-    /// Whether a handle has submitted since the last send.
+    /// Set once a handle has submitted since the last send.
     has_unsent: bool,
     /// The timeout that the leader last told its poller.
     told: Option<Instant>,
@@ -321,8 +321,8 @@ impl Core {
         self.is_elsewhere(handle).then(|| last_turn + LOOK_INTERVAL)
     }
 
-    /// Whether the handle's poller is not the leader's: then it does not learn when the socket is ready, and
-    /// the handle polls the socket itself.
+    /// Returns whether the handle's poller is not the leader's: then that poller does not learn when the
+    /// socket is ready, and the handle polls the socket itself.
     fn is_elsewhere(&self, handle: usize) -> bool {
         let registry = |handle: usize| self.handles[handle].as_ref()?.registry.as_ref();
         match self.leader {
@@ -391,7 +391,7 @@ impl Core {
         }
     }
 
-    /// What a turn works on.
+    /// The parts of the connection that a turn works on.
     fn parts(&mut self, must_look: bool) -> (&mut IoQueue, &TcpShared, QueueSocket<'_>) {
         let leader = self.leader.and_then(|leader| self.handles[leader].as_ref());
         let socket = QueueSocket {
@@ -439,7 +439,7 @@ struct QueueSocket<'a> {
     told: &'a mut Option<Instant>,
     scratch: &'a mut [u8],
     counters: &'a Counters,
-    /// Whether no event says when the socket is ready.
+    /// True if no event says when the socket is ready.
     must_look: bool,
 }
 

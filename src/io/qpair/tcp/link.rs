@@ -168,7 +168,8 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the target has refused the identity of the key, so that another may be tried.
+    /// Returns whether the target has refused the identity of the key, so that another may be
+    /// tried.
     pub(super) fn refuses_identity(&self) -> bool {
         self.secured.as_ref().is_some_and(|secured| secured.refuses_identity())
     }
@@ -257,7 +258,7 @@ fn open_socket(address: SocketAddr) -> Result<Socket, Errno> {
     open().map_err(errno)
 }
 
-/// Whether a non-blocking connect has succeeded.
+/// Returns whether a non-blocking connect has succeeded.
 fn is_connected(socket: &Socket) -> Result<bool, LinkError> {
     let mut fds = [PollFd::new(socket, PollFlags::OUT)];
     let ready = match rustix::event::poll(&mut fds, Some(&Timespec::default())) {

@@ -190,7 +190,7 @@ pub struct TcpNamespace {
     _metered: Arc<Registration>,
 }
 
-/// What the namespaces of a controller count, and the name of their subsystem.
+/// Counters of the namespaces of a controller, and the name of their subsystem.
 struct Meter {
     remote: Arc<Remote<Tcp>>,
     counters: Arc<Counters>,

@@ -16,7 +16,7 @@ pub(super) struct Pinned {
     pool: Pool,
     piece_len: usize,
     registered: Vec<bool>,
-    /// Whether the kernel has refused a piece.
+    /// Set once the kernel has refused a piece.
     refused: bool,
 }
 

@@ -32,7 +32,8 @@ enum Item {
     Headers(usize),
     Payload {
         bytes: SharedBuf,
-        /// Whether the digest, at the start of the `headers` that follow, is still to be computed.
+        /// True while the digest, at the start of the `headers` that follow, is still to be
+        /// computed.
         needs_digest: bool,
     },
 }
@@ -43,7 +44,7 @@ impl Transmit {
         self.len_bytes
     }
 
-    /// Whether everything is sent.
+    /// Returns whether everything is sent.
     pub fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }

@@ -1,4 +1,4 @@
-//! Whether the controller makes progress with the outstanding commands.
+//! Observes whether the controller makes progress with the outstanding commands.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ impl Progress {
         deadline(self.since, self.limit)
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         let end = self.deadline();
         // Nobody has looked for long, so the data may be only what the receive buffer has room for.

@@ -14,7 +14,7 @@ use super::super::error::ProtocolError;
 use super::super::pdu::{C2HData, PduType};
 use super::{Connection, DIRECT_MIN, SCRATCH_LEN};
 
-/// What a slice of a receive is for.
+/// The purpose of a slice of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     /// Bytes of the caller's scratch buffer.
@@ -255,8 +255,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
-    /// Whether `bytes` end with a header that announces all data of the read in `slot`, so that
-    /// they come next.
+    /// Returns whether `bytes` end with a header that announces all data of the read in `slot`, so
+    /// that they come next.
     fn announces(&self, bytes: &[u8], slot: usize, len: usize) -> bool {
         let header_len = self.data_header_len();
         let Ok((header, _)) = C2HData::read_from_prefix(&bytes[bytes.len() - header_len..]) else {
@@ -319,7 +319,7 @@ fn filled_payloads(pieces: &[Piece], mut len: usize) -> usize {
     count
 }
 
-/// Which outstanding reads fit the plan.
+/// The outstanding reads that fit the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guesses {
     None,

@@ -17,9 +17,9 @@ pub(super) struct Outstanding<B> {
     /// Bytes of the payload that are queued, but not handed to the socket.
     pub(super) unsent: u32,
     pub(super) in_capsule: bool,
-    /// Whether the command may take any time.
+    /// True if the command may take any time.
     pub(super) no_timeout: bool,
-    /// Whether the controller may send less than there is room for.
+    /// True if the controller may send less than there is room for.
     pub(super) may_be_short: bool,
     pub(super) digest_failed: bool,
     /// Index of this payload in the receive being planned.
@@ -144,7 +144,7 @@ impl<B> Slots<B> {
         self.reads = reads;
     }
 
-    /// Whether this read is outstanding without a response.
+    /// Returns whether this read is outstanding without a response.
     fn awaits(&self, slot: usize, serial: u64) -> bool {
         let command = self.slots[slot].command.as_ref();
         command.is_some_and(|command| {

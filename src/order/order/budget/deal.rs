@@ -35,12 +35,12 @@ pub struct Deal<T> {
     free: Vec<Window<T>>,
 }
 
-/// What [`Deal::next`] has returned.
+/// The result of [`Deal::next`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dealt {
     /// Positions of the epoch that are consumed once all ranks have had their batches of this round.
     pub consumed: u64,
-    /// Whether this rank has no other batch in the epoch.
+    /// True if this rank has no other batch in the epoch.
     pub ends_epoch: bool,
 }
 
@@ -113,7 +113,7 @@ impl<T: Copy> Deal<T> {
         Ok(Some(Dealt { consumed, ends_epoch }))
     }
 
-    /// Whether this rank has a batch in `round`, one of which enough is known.
+    /// Returns whether this rank has a batch in `round`. Enough batches must be known to tell.
     fn has(&self, round: u64) -> bool {
         let ranks = u64::from(self.shard.world_size.max(1));
         let left = self.known.saturating_sub(round.saturating_mul(ranks));

@@ -71,7 +71,7 @@ pub enum BudgetError {
     /// An option of batches of equal size.
     #[error("batches by a budget of tokens go to ranks as wholes: {what}")]
     Shares {
-        /// What does not go with that.
+        /// The option that does not go with a budget.
         what: &'static str,
     },
     /// A place within a batch.
@@ -79,7 +79,7 @@ pub enum BudgetError {
         "the state has consumed {consumed} samples of its epoch, which is within a batch of this budget"
     )]
     Between {
-        /// That of the state.
+        /// The samples that the state has consumed.
         consumed: u64,
     },
 }
@@ -136,19 +136,19 @@ pub enum BudgetDifference {
     },
     /// The most samples of a batch.
     MaxSamples {
-        /// That of the state.
+        /// The state's limit.
         state: Option<u32>,
-        /// That asked for.
+        /// The requested limit.
         asked: Option<u32>,
     },
-    /// What a batch costs.
+    /// The cost of a batch.
     Cost {
-        /// That of the state.
+        /// The state's cost.
         state: Cost,
-        /// That asked for.
+        /// The requested cost.
         asked: Cost,
     },
-    /// What a sample's length is.
+    /// The definition of a sample's length.
     Lengths,
 }
 

@@ -49,13 +49,13 @@ pub struct Budget {
     /// The most samples of a batch; `None`: as many as have room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_samples: Option<u32>,
-    /// What a batch costs.
+    /// The cost of a batch.
     pub cost: Cost,
-    /// What a sample's length is.
+    /// The definition of a sample's length.
     pub lengths: LengthsOf,
 }
 
-/// What the samples of a batch cost together.
+/// The cost of the samples of a batch together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
@@ -66,7 +66,7 @@ pub enum Cost {
     Sum,
 }
 
-/// Where the number of a sample's tokens comes from.
+/// The source of the number of a sample's tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LengthsOf {
@@ -76,7 +76,7 @@ pub enum LengthsOf {
     Column(String),
 }
 
-/// What happens to a sample of more tokens than the budget.
+/// The treatment of a sample of more tokens than the budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TooLong {
@@ -136,7 +136,7 @@ impl Budget {
         (state.lengths != asked_for.lengths).then_some(BudgetDifference::Lengths)
     }
 
-    /// Whether a sample of `tokens` costs more than a batch may.
+    /// Returns whether a sample of `tokens` costs more than a batch may.
     pub fn exceeds(&self, tokens: u32) -> bool {
         u64::from(tokens) > self.tokens
     }

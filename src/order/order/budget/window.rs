@@ -8,7 +8,7 @@ use dlfs_base::permutation::{Key, Permutation};
 pub struct Cut {
     /// Indices of its samples, batch after batch.
     pub order: Vec<u32>,
-    /// Where each batch ends in `order`.
+    /// The end of each batch in `order`.
     pub ends: Vec<u32>,
 }
 
@@ -25,7 +25,7 @@ impl Cut {
 pub struct Cutter {
     /// Tokens and tie of each sample, and its index.
     keyed: Vec<(u64, u32)>,
-    /// Where each batch ends in `keyed`.
+    /// The end of each batch in `keyed`.
     ends: Vec<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! What makes no mixture.
+//! Errors of a mixture's definition.
 
 use dlfs_base::error::{Error, ErrorKind};
 
@@ -9,13 +9,13 @@ pub enum MixtureError {
     /// A weight is no decimal number.
     #[error("{text:?} is no weight: weights are decimal numbers of at most 18 digits, such as 0.7")]
     Weight {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// A part, a way to batch or a phase that cannot be read.
     #[error("{what}")]
     Text {
-        /// What was expected, and what was given.
+        /// The expected form, and the given text.
         what: String,
     },
     /// No sources.
@@ -99,9 +99,9 @@ pub enum MixtureError {
     PhaseOrder {
         /// The phase, counted from 1.
         phase: usize,
-        /// Where it begins.
+        /// The sample at which it begins.
         from: u64,
-        /// Where the one before begins.
+        /// The sample at which the one before begins.
         before: u64,
     },
     /// Whole batches of one source need whole batches.
@@ -117,7 +117,7 @@ pub enum MixtureError {
     /// A state of another mixture.
     #[error("the state belongs to another mixture: {what}")]
     State {
-        /// What differs.
+        /// The difference.
         what: String,
     },
 }

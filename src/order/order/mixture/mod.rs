@@ -62,13 +62,13 @@ pub struct Mixture {
     /// The position of the segment behind the one that was drawn last, and how many were drawn in sequence.
     next: u64,
     in_sequence: u32,
-    /// What the word has there, once positions are drawn in sequence.
+    /// The walk of the word at `next`, once positions are drawn in sequence.
     walk: Walk,
     /// By source: the epoch that was drawn from last, and its first draw.
     epochs: Vec<(u64, u64)>,
 }
 
-/// What a position of a mixture reads.
+/// The sample that a position of a mixture reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
     /// The source, counted from 0.
@@ -140,7 +140,8 @@ impl Mixture {
         self.segments.drawn_before(position, self.batching, self.seed)
     }
 
-    /// What each source has of `len` positions from `position` on if a segment's counts are spread evenly over it.
+    /// The number of samples of each source in `len` positions from `position` on, if a segment's counts are
+    /// spread evenly over it.
     pub fn shares(&self, position: u64, len: u64) -> Vec<f64> {
         let mut shares = vec![0.0; self.num_sources()];
         let (mut at, end) = (position, position.saturating_add(len));
@@ -156,7 +157,8 @@ impl Mixture {
         shares
     }
 
-    /// What `position` of the run reads: epoch times epoch size, and the position in the epoch.
+    /// The sample that `position` of the run reads; `position` is epoch times epoch size, plus the
+    /// position in the epoch.
     ///
     /// Takes some tens of nanoseconds, less in sequence. The first position in a window of [`Batching::Random`] takes a
     /// fraction of a millisecond, in which all others of the window are computed.
@@ -191,7 +193,8 @@ impl Mixture {
         (source, self.current.segment.before[source as usize] + rank)
     }
 
-    /// What the word deals at a position of the segment.
+    /// The source that the word deals to a position of the segment, and the number of this draw
+    /// among the source's in the segment.
     #[inline]
     fn dealt(&mut self, at: u64) -> (u32, u64) {
         let word = &self.current.word;
@@ -206,7 +209,7 @@ impl Mixture {
         word.step(&mut self.walk)
     }
 
-    /// What a window of the segment deals to `position`, which is in it.
+    /// The same for `position` in a window of the segment.
     fn permuted(&mut self, position: u64) -> (u32, u64) {
         let Dealt { segment: Segment { first: start, len, .. }, word, .. } = &self.current;
         let at = position - start;

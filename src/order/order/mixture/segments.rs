@@ -40,7 +40,7 @@ struct Stretch {
     first: u64,
     segment_len: u64,
     counts: Vec<u64>,
-    /// Of each source before the first segment.
+    /// Draws of each source before the first segment.
     before: Vec<u64>,
 }
 

@@ -7,7 +7,7 @@ use super::{MixtureError, Weight};
 /// A mixture: runs with equal descriptions read equal sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MixtureSpec {
-    /// What is mixed.
+    /// The mixed sources.
     pub sources: Vec<Source>,
     /// Samples of an epoch. `None`: what `repeat` and `choose` say, or as many as all sources have.
     pub epoch_size: Option<u64>,
@@ -23,7 +23,7 @@ pub struct MixtureSpec {
 /// A data set of a mixture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// What messages call it.
+    /// The name that messages use.
     pub name: String,
     /// The image and its generation, or whatever else tells data sets apart.
     pub identity: String,
@@ -89,7 +89,7 @@ impl Source {
         }
     }
 
-    /// What it weighs beside the other sources, in the first phase.
+    /// Its weight beside the other sources, in the first phase.
     pub(super) fn weight(&self) -> Weight {
         match self.part {
             Part::Weight(weight) => weight,
@@ -155,7 +155,7 @@ impl MixtureSpec {
 pub struct MixtureState {
     /// Version of this record; other versions are refused.
     pub version: u32,
-    /// What is read.
+    /// The mixture that is read.
     pub mixture: MixtureSpec,
     /// Positions of the run that all ranks together have consumed.
     pub consumed: u64,
@@ -213,7 +213,7 @@ impl MixtureState {
 }
 
 impl Source {
-    /// What the source of a state has in place of what `new` has.
+    /// The difference between this source of a state and `new`, in words.
     fn differs(&self, new: &Source) -> Option<String> {
         if self.identity != new.identity {
             return Some(format!("is {}, and was {}", new.identity, self.identity));

@@ -23,7 +23,7 @@ impl Weight {
     /// Nothing.
     pub const ZERO: Weight = Weight { digits: 0, decimals: 0 };
 
-    /// Whether it is 0.
+    /// Returns whether it is 0.
     pub const fn is_zero(self) -> bool {
         self.digits == 0
     }

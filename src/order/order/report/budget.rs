@@ -17,7 +17,8 @@ pub struct BudgetReport {
     pub padded: u64,
     /// The part of the padded tensors that is padding, from 0 to 1.
     pub padding: f64,
-    /// That part without length buckets: in batches of the same mean number of samples, in the order's sequence.
+    /// The same part without length buckets: in batches of the same mean number of samples, in the order's
+    /// sequence.
     pub padding_in_sequence: f64,
     /// The mean part of the budget that a batch uses, by its cost.
     pub filled: f64,
@@ -64,8 +65,8 @@ impl BudgetObserver {
         usize::try_from(mean.max(1)).unwrap_or(usize::MAX)
     }
 
-    /// What it has seen, beside `in_sequence`: the padded tokens of the same samples in batches of
-    /// [`samples_of_batch`](Self::samples_of_batch), in the order's sequence.
+    /// The report on what it has seen. `in_sequence`: the padded tokens of the same samples in
+    /// batches of [`samples_of_batch`](Self::samples_of_batch), in the order's sequence.
     pub fn finish(self, in_sequence: u64) -> BudgetReport {
         let part = |of: u64, all: u64| if all == 0 { 0.0 } else { of as f64 / all as f64 };
         let room = self.budget.saturating_mul(self.batches);

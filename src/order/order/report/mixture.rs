@@ -1,4 +1,5 @@
-//! What an epoch of a mixture has of each source, and how far its batches are from their shares.
+//! Measures an epoch of a mixture: the samples of each source, and how far batches are from their
+//! shares.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,7 +24,7 @@ pub struct MixtureReport {
 /// A source in an epoch of a mixture.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SourceReport {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Its samples.
     pub samples: u64,
@@ -51,12 +52,12 @@ pub struct MixtureObserver {
     batches: u64,
     batches_with_repeats: u64,
     sources: Vec<Seen>,
-    /// Of the batch that has begun.
+    /// Samples of the batch that has begun.
     in_batch: BTreeSet<(u32, u64)>,
     has_repeat: bool,
 }
 
-/// What was seen of a source.
+/// Observations of a source.
 #[derive(Debug)]
 struct Seen {
     name: String,
@@ -139,7 +140,7 @@ impl MixtureObserver {
         self.in_batch.clear();
     }
 
-    /// What was found.
+    /// The report on what it has seen.
     pub fn finish(self) -> MixtureReport {
         let (samples, batch) = (self.samples, self.batch);
         let batches = self.batches.max(1) as f64;
@@ -175,7 +176,7 @@ fn chance(samples: u64, batch: u64, drawn: u64) -> f64 {
 }
 
 impl MixtureReport {
-    /// Whether counts are exact, and how far batches are from their shares.
+    /// The verdict: whether counts are exact, and how far batches are from their shares.
     pub fn verdict(&self) -> String {
         if let Some(wrong) = self.sources.iter().find(|source| source.drawn != source.expected) {
             let SourceReport { name, drawn, expected, .. } = wrong;

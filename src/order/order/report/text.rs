@@ -8,7 +8,7 @@ use super::{Compared, ShuffleReport};
 struct Row {
     name: String,
     compared: Option<Compared>,
-    /// Whether it is a statistic of classes, and not only of positions.
+    /// True if it is a statistic of classes, and not only of positions.
     is_of_classes: bool,
 }
 

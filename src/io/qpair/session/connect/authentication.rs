@@ -18,7 +18,7 @@ pub struct Credentials {
     pub secret: Secret,
     /// The subsystem's secret, if the controller must authenticate too.
     pub ctrl_secret: Option<Secret>,
-    /// Whether the authentication of an admin queue generates the key of TLS for all queues.
+    /// True if the authentication of an admin queue generates the key of TLS for all queues.
     pub concatenates: bool,
     /// Random numbers for one authentication.
     pub randomness: fn() -> DlfsResult<Randomness>,

@@ -22,7 +22,7 @@ pub(super) struct Secured {
     session: Session,
     /// Memory for received ciphertext.
     memory: Vec<u8>,
-    /// Whether the target ended the handshake as one that does not know the identity.
+    /// Set if the target ended the handshake in the way of one that does not know the identity.
     refuses_identity: bool,
 }
 
@@ -32,7 +32,7 @@ impl Secured {
         Ok(Secured { session, memory: vec![0; MEMORY_LEN], refuses_identity: false })
     }
 
-    /// Whether there is ciphertext to send.
+    /// Returns whether there is ciphertext to send.
     pub(super) fn has_outgoing(&self) -> bool {
         !self.session.outgoing().is_empty()
     }

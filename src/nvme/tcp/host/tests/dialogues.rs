@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a controller might send in a random dialogue.
+/// A move of a random dialogue, such as a PDU that a controller might send.
 #[derive(Debug, Clone)]
 enum Move {
     Read { blocks: usize },
