@@ -42,7 +42,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// What stands before `://`.
+    /// The name before `://`.
     pub fn name(self) -> &'static str {
         match self {
             Scheme::S3 => "s3",
@@ -62,14 +62,14 @@ impl Scheme {
         Some((scheme, rest))
     }
 
-    /// Whether its addresses are URLs.
+    /// Returns whether its addresses are URLs.
     pub(super) fn is_url(self) -> bool {
         matches!(self, Scheme::Http | Scheme::Https)
     }
 }
 
 impl Place {
-    /// Whether this is an address of an object store, and no path.
+    /// Returns whether `path` is an address of an object store, rather than a path.
     pub fn is_place(path: &Path) -> bool {
         // A path of other bytes may still begin like an address.
         Scheme::of(&path.to_string_lossy()).is_some()
@@ -152,7 +152,7 @@ impl Place {
         &self.key
     }
 
-    /// Whether it can only mean all objects beneath it.
+    /// Returns whether the address can only mean all objects beneath it.
     pub fn is_folder(&self) -> bool {
         self.key.is_empty() || self.key.ends_with('/')
     }
@@ -162,12 +162,12 @@ impl Place {
         Place { key: key.into(), ..self.clone() }
     }
 
-    /// Whether both are URLs of one web server.
+    /// Returns whether both are URLs of one web server.
     pub fn is_same_server(&self, other: &Place) -> bool {
         self.scheme.is_url() && self.has(other)
     }
 
-    /// Whether `other` is in the same bucket, container or data set, or on the same server.
+    /// Returns whether `other` is in the same bucket, container or data set, or on the same server.
     pub fn has(&self, other: &Place) -> bool {
         self.scheme == other.scheme && self.authority == other.authority
     }

@@ -1,4 +1,4 @@
-//! Whether whoever waits for a store has had enough.
+//! Cancellation of waits for an object store.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ impl Cancel {
         Cancel(Some(Arc::new(asked)))
     }
 
-    /// Whether to give up.
+    /// Asks whether to give up.
     #[cfg(feature = "cloud")]
     pub(super) fn is_asked(&self) -> bool {
         self.0.as_ref().is_some_and(|asked| asked())
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Cancel {
 }
 
 impl PartialEq for Cancel {
-    /// Whether both ask the same.
+    /// Equal if both ask the same function, or neither asks any.
     fn eq(&self, other: &Cancel) -> bool {
         match (&self.0, &other.0) {
             (Some(own), Some(other)) => Arc::ptr_eq(own, other),

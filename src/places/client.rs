@@ -157,7 +157,7 @@ impl Client {
         &self.0.shared.options
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn stats(&self) -> PlaceStats {
         self.0.shared.stats()
     }
@@ -387,7 +387,7 @@ async fn list_of_web(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     Ok(all)
 }
 
-/// Whether nothing is known of what a server can do.
+/// Returns whether an error leaves open what the server can do.
 fn is_away(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
 }
@@ -542,7 +542,7 @@ impl Drop for Running {
     }
 }
 
-/// What the thread was asked. Dropping it ends the work.
+/// A request to the client's thread. Dropping it ends the work.
 pub(super) struct Asked<T> {
     answer: Receiver<Result<T>>,
     task: AbortHandle,

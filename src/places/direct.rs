@@ -27,7 +27,7 @@ use super::pool::{Pool, RangeBuf};
 use dlfs_base::process::Forked;
 use dlfs_base::random::draw;
 
-/// Where the body of an answer belongs, if it has the length that was asked for; it travels with the request.
+/// The destination of an answer's body, if it has the length that was asked for; it travels with the request.
 #[derive(Debug, Clone)]
 pub(super) struct Landing(Arc<Mutex<Landed>>);
 
@@ -290,12 +290,12 @@ impl Direct {
     }
 }
 
-/// What has come of an answer.
+/// The part of an answer that has arrived.
 #[derive(Debug, Default)]
 struct Received {
     bytes: Vec<u8>,
     filled: usize,
-    /// Where the body begins.
+    /// The offset at which the body begins.
     body: usize,
 }
 
@@ -309,7 +309,7 @@ struct Head {
 }
 
 impl Received {
-    /// Where to receive more of the head.
+    /// Makes room to receive more of the head.
     fn room(&mut self) -> io::Result<&mut [u8]> {
         if self.filled == self.bytes.len() {
             if self.filled >= MOST_HEAD {
@@ -447,5 +447,5 @@ fn broken(error: io::Error) -> HttpError {
 const LEAST_HEAD: usize = 2 << 10;
 const MOST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;
-/// What a store says of an error.
+/// Longer bodies of errors are not read.
 const MOST_SAID: u64 = 64 << 10;

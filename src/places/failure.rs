@@ -15,11 +15,11 @@ use dlfs_base::error::{Error, ErrorKind};
 pub(super) enum Failure {
     /// It may succeed another time.
     Passing {
-        /// Whether the store said that there are too many requests.
+        /// True if the store said that there are too many requests.
         throttled: bool,
         /// How long the store asks to wait.
         after: Option<Duration>,
-        /// What happened.
+        /// A description of the failure.
         why: String,
         /// The kind of the error, if it is given up.
         kind: ErrorKind,
@@ -52,7 +52,7 @@ impl Failure {
         )
     }
 
-    /// What the client library says of a request of which `noted` was seen.
+    /// Classifies the client library's error for a request of which `noted` was seen.
     pub(super) fn of(error: &object_store::Error, noted: Noted) -> Failure {
         use object_store::Error as Cause;
         let status = noted.status.filter(|status| *status != 200 && *status != 206);
@@ -115,7 +115,7 @@ impl Failure {
     }
 }
 
-/// Whether an error is, or comes from, one of this type.
+/// Returns whether an error is, or comes from, one of this type.
 fn has_cause<E: StdError + 'static>(error: &object_store::Error) -> bool {
     let mut at: Option<&(dyn StdError + 'static)> = Some(error);
     while let Some(error) = at {
@@ -132,8 +132,8 @@ fn has_cause<E: StdError + 'static>(error: &object_store::Error) -> bool {
 #[error("{0}")]
 struct Told(String);
 
-/// What an error and its causes say, without URLs, which may be signed, and without answers' bodies, which may quote
-/// the request: of those, only code and message of the provider.
+/// The texts of an error and its causes, without URLs, which may be signed, and without answers' bodies, which may
+/// quote the request: of those, only code and message of the provider.
 fn words(error: &object_store::Error) -> Option<String> {
     let mut told: Vec<String> = Vec::new();
     let mut at: Option<&dyn StdError> = Some(error);

@@ -37,10 +37,10 @@ pub(super) struct Shared {
     host: Arc<Host>,
 }
 
-/// What is known of the host that is asked.
+/// State that all requests to one host share.
 struct Host {
     flow: Flow,
-    /// Of small and of large requests.
+    /// Latencies of small and of large requests.
     latencies: [Mutex<Latencies>; 2],
     /// The shortest time until an answer began.
     delay: Mutex<Option<Duration>>,
@@ -50,7 +50,7 @@ struct Host {
 }
 
 impl Host {
-    /// Whether a failed attempt is to be told: one says enough for all that fail with it.
+    /// Returns whether to tell of a failed attempt: one line says enough for all that fail with it.
     fn may_tell(&self) -> bool {
         let mut told = self.told.lock();
         let is_due = told.is_none_or(|at| at.elapsed() >= BETWEEN_LINES);
@@ -127,7 +127,7 @@ impl Shared {
         result.map_err(|error| error.target(address))
     }
 
-    /// What else a web server can do after `error`, or what its error is.
+    /// Falls back to what else a web server can do after `error`, or explains the error.
     async fn otherwise(
         &self,
         web: &Web,
@@ -173,7 +173,7 @@ impl Shared {
         Ok(copy)
     }
 
-    /// Whether a file that seems to have changed still has its tag, or one after the other.
+    /// Returns whether a file that seems to have changed still has its tag, or several tags in turn.
     async fn has_many_tags(&self, web: &Web, wanted: &Wanted) -> bool {
         let mut tags = BTreeSet::new();
         for _ in 0..PROBES {

@@ -29,7 +29,7 @@ pub(super) struct Hub {
     /// `OWNER/NAME`.
     name: String,
     revision: String,
-    /// What the revision was when it was first asked for.
+    /// The commit that the revision named when it was first asked for.
     commit: OnceCell<String>,
 }
 
@@ -58,10 +58,10 @@ impl Access {
         }
     }
 
-    /// What each request has: the token. A redirect to another host does not take it along.
+    /// The headers of each request: the token. A redirect to another host does not take it along.
     ///
     /// # Errors
-    /// `InvalidArgument`: the token is none.
+    /// `InvalidArgument`: the token has characters that no token has.
     pub(super) fn headers(&self) -> Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         let Some(token) = &self.token else { return Ok(headers) };
@@ -104,7 +104,7 @@ struct Entry {
     path: String,
     #[serde(default)]
     size: u64,
-    /// What is not in the repository itself, but beside it.
+    /// Set for a file that is stored beside the repository, not in it.
     lfs: Option<Large>,
 }
 
@@ -236,7 +236,7 @@ impl Hub {
     }
 }
 
-/// What is added to a refusal of the hub.
+/// Adds advice to a refusal of the hub.
 pub(super) fn refused(error: Cause) -> Cause {
     match error {
         Cause::PermissionDenied { path, .. } | Cause::Unauthenticated { path, .. } => {

@@ -34,7 +34,7 @@ fn name(link: &str, prefix: &str) -> Option<String> {
     is_name.then(|| name.to_owned())
 }
 
-/// Whether a link such as `mailto:a` leads to no file.
+/// Returns whether a link, such as `mailto:a`, leads to no file.
 fn is_scheme(link: &str) -> bool {
     ["mailto:", "javascript:", "data:"].iter().any(|scheme| link.starts_with(scheme))
 }

@@ -67,7 +67,7 @@ impl Drop for Kept {
 /// The bytes of a range that have come. Dropping it gives its memory back to the pool.
 #[derive(Debug)]
 pub(super) struct RangeBuf {
-    /// What lies behind `filled` is left from before.
+    /// The bytes from `filled` on are left from an earlier use.
     bytes: Vec<u8>,
     filled: usize,
     /// How many bytes are to come in all.
@@ -85,12 +85,12 @@ impl RangeBuf {
         Ok(RangeBuf { bytes, filled: 0, len, pool: None })
     }
 
-    /// Whether all bytes have come.
+    /// Returns whether all bytes have come.
     pub(super) fn is_full(&self) -> bool {
         self.filled == self.len
     }
 
-    /// Where the bytes belong that are to come.
+    /// The part of the buffer for the bytes that are to come.
     pub(super) fn room(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..self.len]
     }

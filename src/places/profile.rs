@@ -40,7 +40,7 @@ fn text_of(path: &Path) -> String {
 
 type Pairs = Vec<(String, String)>;
 
-/// What both files say of a profile; `None`: they do not have it.
+/// The settings of a profile in both files; `None`: neither has the profile.
 fn of_profile(config: &str, credentials: &str, profile: &str) -> Option<Pairs> {
     let in_config = section(config, |name| {
         let name = name.strip_prefix("profile ").map_or(name, str::trim);

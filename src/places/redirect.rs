@@ -1,7 +1,7 @@
-//! Where a redirect leads, and what of a request goes along. Pure.
+//! The target of a redirect, and the parts of a request that go along. Pure.
 //!
-//! To another origin (scheme, host and port) goes nothing that may be a credential: only headers that say which bytes
-//! are asked for. A redirect that hands a credential of the request on by itself is not followed.
+//! Only headers that say which bytes are asked for go to another origin (scheme, host and port): nothing that may be
+//! a credential. A redirect whose URL repeats a credential of the request is not followed.
 
 use http::header::{
     ACCEPT, HeaderMap, HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE,
@@ -52,14 +52,14 @@ pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Res
     Ok(to)
 }
 
-/// Whether a parameter of a URL or a header says who asks, by its name: of Amazon, Google, Microsoft and others. The
-/// key of an object is no secret, nor its author.
+/// Returns whether a URL parameter or a header says who asks, going by its name: those of Amazon, Google, Microsoft
+/// and others are known. The key of an object is no secret, nor its author.
 fn is_credential(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name == "sig" || name == "auth" || CREDENTIALS.iter().any(|part| name.contains(part))
 }
 
-/// What says which bytes are asked for.
+/// Headers that say which bytes are asked for.
 const GOES_ALONG: [HeaderName; 6] =
     [ACCEPT, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE, RANGE];
 const CREDENTIALS: [&str; 11] = [
@@ -120,7 +120,7 @@ mod tests {
         }
         let (to, left) = followed(from, "../y");
         assert_eq!((to, left.len()), (Ok("https://a.example/y".to_owned()), 6));
-        // What names an object, and what a signature covers, may go on.
+        // The name of an object, and the list of what a signature covers, may go on.
         let named = "https://a.example/get?key=train/shard-0001.tar&author=somebody";
         let signed = "https://b.example/train/shard-0001.tar?X-Amz-Content-Sha256=UNSIGNED-PAYLOAD";
         assert!(followed(named, &format!("{signed}&by=somebody")).0.is_ok());

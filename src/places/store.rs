@@ -30,7 +30,7 @@ pub(super) struct Store {
     pub(super) web: Option<Web>,
 }
 
-/// Who lists objects by page.
+/// A server that lists objects by page.
 pub(super) enum Pages {
     /// A store, in the order of keys.
     Store(Arc<dyn PaginatedListStore>),
@@ -39,7 +39,7 @@ pub(super) enum Pages {
 }
 
 impl Pages {
-    /// Whether objects come in the order of their keys.
+    /// Returns whether objects come in the order of their keys.
     pub(super) fn are_sorted(&self) -> bool {
         matches!(self, Pages::Store(_))
     }

@@ -16,7 +16,7 @@ pub(super) struct Wanted {
     pub(super) version: Version,
 }
 
-/// Which content of the object.
+/// The wanted version of the object's content.
 #[derive(Debug, Clone)]
 pub(super) enum Version {
     /// The one with this tag, if there is one.
@@ -26,7 +26,7 @@ pub(super) enum Version {
 }
 
 impl Version {
-    /// Whether this is the one of an object of this length and tag.
+    /// Returns whether an object of this length and tag has this version.
     pub(super) fn is_of(&self, len_bytes: u64, etag: &Option<String>) -> bool {
         match self {
             Version::Tag(None) => true,

@@ -21,13 +21,13 @@ use super::direct::{Direct, Landing, Limits};
 use super::http_client;
 use super::keys::sift;
 
-/// What was seen of one request; it travels with the request.
+/// A record of one request; it travels with the request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Note(Arc<Mutex<Noted>>);
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Noted {
-    /// Whether the request was sent: otherwise, there were no credentials to sign it with.
+    /// True if the request was sent: otherwise, there were no credentials to sign it with.
     pub(super) was_sent: bool,
     /// The status of the answer.
     pub(super) status: Option<u16>,
@@ -46,11 +46,11 @@ impl Note {
     }
 }
 
-/// What was seen of all requests.
+/// A record of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) requests: AtomicU64,
-    /// Of the last request for a listing: no note travels with those.
+    /// The record of the last request for a listing: no note travels with those.
     pub(super) list: Note,
     /// Keys that were listed and cannot be named.
     pub(super) refused: Mutex<Vec<String>>,
@@ -64,9 +64,9 @@ pub(super) struct Seen {
 pub(super) struct Watching {
     seen: Arc<Seen>,
     limits: Limits,
-    /// Whether ranges are received without the client library.
+    /// Set if ranges are received without the client library.
     direct: bool,
-    /// What each request has beside its own headers.
+    /// Headers that each request has beside its own.
     headers: HeaderMap,
 }
 

@@ -17,13 +17,13 @@ pub(super) struct Web {
     place: Place,
 }
 
-/// What a server says of a file.
+/// A server's description of a file.
 #[derive(Debug)]
 pub(super) struct Told {
     /// Its length, if it says so.
     pub(super) len_bytes: Option<u64>,
     pub(super) etag: Option<String>,
-    /// Whether it is a page for people.
+    /// True for a page for people.
     pub(super) is_page: bool,
 }
 
@@ -75,7 +75,7 @@ impl Web {
         }
     }
 
-    /// What the server says of a file, and its bytes.
+    /// Gets the server's description of a file, and its bytes.
     pub(super) async fn get(
         &self,
         key: &str,
@@ -109,7 +109,7 @@ impl Web {
     }
 }
 
-/// Whether a status asks for patience, whatever the request.
+/// Returns whether a status asks for patience, whatever the request.
 fn is_too_much(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 429 | 503)
 }
@@ -126,7 +126,7 @@ async fn checked(key: &str, answer: HttpResponse) -> object_store::Result<HttpRe
 }
 
 fn refusal(key: &str, status: StatusCode, body: &str) -> Cause {
-    // Of what is in angle brackets, only the reason that a store gives is told.
+    // Messages show nothing of a text in angle brackets but the reason that a store gives.
     let (path, source) = (key.to_owned(), format!("<{body}>").into());
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {

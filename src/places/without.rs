@@ -1,4 +1,4 @@
-//! What stands for a client in a build that reads no object stores: there is none.
+//! The stand-in for a client in a build that reads no object stores: there is none.
 
 use std::convert::Infallible;
 use std::io::{self, BufRead, Read};
@@ -54,7 +54,7 @@ impl Client {
         match self.0 {}
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn stats(&self) -> PlaceStats {
         match self.0 {}
     }

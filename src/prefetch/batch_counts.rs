@@ -23,7 +23,7 @@ pub(crate) struct BatchCounts {
     window: u64,
 }
 
-/// What the batches are of.
+/// The data set or the mixture that batches are cut from.
 #[derive(Debug, Clone)]
 enum Over {
     Dataset(Arc<Directory>, TokenLengths),
@@ -120,7 +120,8 @@ impl BatchCounts {
         Ok(samples)
     }
 
-    /// Whether this rank has a batch in an epoch, behind the consumed ones. Cuts the windows of two rounds.
+    /// Returns whether this rank has another batch in an epoch after `consumed` positions. Cuts the windows of two
+    /// rounds.
     pub(crate) fn has_batch(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<bool> {
         let mut batches = self.deal(order, epoch, self.shard()?.after(consumed))?;
         Ok(batches.next()?.is_some())

@@ -65,7 +65,7 @@ impl LoaderOptions {
         let dear = || {
             let shared = working_set::shared_reads(directory, self);
             shared.is_some_and(|reads| reads.by_chunk(working_set::stray_cost(directory)) > cost)
-                // Of a view, or where most samples are deleted, whole chunks are mostly other bytes.
+                // In a view, or if most samples are deleted, whole chunks are mostly other bytes.
                 || working_set::samples_for_a_live_one(directory) > cost.max(working_set::SPARSE)
                 || working_set::shares_chunks_on_node(self)
                 || passes.is_some_and(|passes| passes.max(WORTH_NO_COPY) > cost)
@@ -93,7 +93,7 @@ impl LoaderOptions {
     }
 }
 
-/// Whether the page cache serves the reads of all `devices`.
+/// Returns whether the page cache serves the reads of all `devices`.
 pub(super) fn page_cached(devices: &[Arc<dyn Device>]) -> bool {
     devices.iter().all(|device| device.capabilities().is_page_cached)
 }

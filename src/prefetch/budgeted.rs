@@ -167,7 +167,7 @@ fn column_of(directory: &Directory, name: &str) -> Result<Of, BudgetError> {
 #[derive(Debug, Clone)]
 pub(super) enum Dealing {
     Ids(Deal<SampleId>),
-    /// Of an order that visits whole chunks.
+    /// Batches of an order that visits whole chunks.
     Picks(Deal<Pick>),
 }
 

@@ -31,7 +31,7 @@ pub(super) struct ChunkDriver {
     geometry: Vec<Geometry>,
     stream: Stream,
     on_error: OnError,
-    /// Whether samples of chunks kept from an earlier epoch are verified again.
+    /// Set if samples of chunks kept from an earlier epoch are verified again.
     verify_kept: bool,
     residency: Arc<Residency>,
     /// See [`ChunkDriver::patient`]; 0 if groups end.
@@ -143,7 +143,7 @@ impl ChunkDriver {
         &mut self.stream
     }
 
-    /// Whether reads of all that its stream was fed with, and of what was overwritten, have been started.
+    /// Returns whether reads of everything fed to its stream, and of what was overwritten, have been started.
     pub(super) fn has_requested_all(&self) -> bool {
         let is_planned = self.requested == self.planned.len() && !self.stream.has_pieces();
         is_planned && self.to_reread.is_empty()
@@ -349,7 +349,7 @@ impl ChunkDriver {
         true
     }
 
-    /// Which of the residents at `indices` is needed latest, as far as the look-ahead reaches.
+    /// Finds the resident at `indices` that is needed latest, as far as the look-ahead reaches.
     fn needed_latest(&mut self, mut indices: Vec<u32>) -> Option<u32> {
         let (mut age, mut num_searched) = (self.requested, 0);
         while indices.len() > 1 && num_searched < LOOK_AHEAD_SAMPLES {
@@ -417,7 +417,7 @@ impl ChunkDriver {
         free_fetches.push(resident.fetch);
     }
 
-    /// Whether every chunk of the next batch has arrived.
+    /// Returns whether every chunk of the next batch has arrived.
     fn next_has_arrived(&mut self) -> bool {
         let Some(planned) = self.planned.front_mut() else { return false };
         while planned.arrived < planned.requested {

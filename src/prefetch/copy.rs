@@ -18,7 +18,7 @@ use super::{Delivery, Message, READY_BATCHES, Shared};
 pub(super) struct Copiers {
     lines: Vec<Sender<Message>>,
     next: usize,
-    /// Whether the poller gathers before it sends.
+    /// Set if the poller gathers before it sends.
     by_poller: bool,
     shared: Arc<Shared>,
 }

@@ -13,7 +13,7 @@ use super::head::Head;
 pub(super) struct Piece {
     pub(super) epoch: Epoch,
     pub(super) positions: Vec<Placed>,
-    /// Whether it is the last that the stream was fed with for this batch.
+    /// True for the last piece that the stream was fed with for this batch.
     pub(super) is_last: bool,
 }
 

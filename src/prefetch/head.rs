@@ -1,4 +1,4 @@
-//! Where a batch is in a run.
+//! The position of a batch in a run.
 
 use crate::units::Epoch;
 
@@ -6,7 +6,7 @@ use crate::units::Epoch;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) epoch: Epoch,
-    /// Whether it is the last one of its epoch on this rank.
+    /// True for the last batch of its epoch on this rank.
     pub(crate) ends_epoch: bool,
     /// The state of the run once all ranks have consumed it: epoch, and positions of that epoch.
     pub(crate) after: (Epoch, u64),

@@ -44,7 +44,7 @@ impl Memory {
         Memory { window, starving, warned, over_window: 0, exhausted, next, missing }
     }
 
-    /// What the next memory is for.
+    /// Notes what the next memory is for.
     pub(super) fn set_next(&mut self, fetch: &Fetch) {
         self.next = fetch.samples.first().map(|sample| sample.id);
     }
@@ -87,13 +87,13 @@ impl Memory {
         buf
     }
 
-    /// Whether this many bytes are free, contiguous or not.
+    /// Returns whether this many bytes are free, contiguous or not.
     pub(super) fn has(&mut self, bytes: usize) -> bool {
         self.exhausted = self.pool().free_bytes() < bytes;
         !self.exhausted
     }
 
-    /// Whether `buf` is faulted in already, or the priority permits faulting it in.
+    /// Returns whether `buf` is faulted in already, or the priority permits faulting it in.
     fn may_touch(&self, buf: &IoBuf, priority: Priority) -> bool {
         let end = self.pool().offset_of(buf).map_or(0, |at| at + buf.len());
         priority != Priority::Readahead || self.window.is_faulted_to(end)
@@ -114,12 +114,12 @@ impl Memory {
         self.starving
     }
 
-    /// Whether the last request was refused.
+    /// Returns whether the last request was refused.
     pub(super) fn is_exhausted(&self) -> bool {
         self.exhausted
     }
 
-    /// Whether the last request was refused because others have the window's memory.
+    /// Returns whether the last request was refused because others have the window's memory.
     pub(super) fn is_full(&self) -> bool {
         self.exhausted && self.window.is_faulted_to(usize::MAX)
     }

@@ -28,7 +28,7 @@ pub(crate) struct MixSource {
     pub(crate) devices: Vec<Arc<dyn Device>>,
 }
 
-/// What a position reads, and whether alone.
+/// The source and position that a position of the mixture reads, and whether it is read alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Drawn {
     pub(super) source: u32,
@@ -37,7 +37,7 @@ pub(super) struct Drawn {
     pub(super) alone: bool,
 }
 
-/// What `position` reads.
+/// Draws what `position` reads.
 #[inline]
 pub(super) fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
     let draw = mixture.draw(position);
@@ -55,7 +55,7 @@ impl Mix {
         Ok(Mix { spec: Arc::new(spec), mixture, sources, directories })
     }
 
-    /// What is mixed.
+    /// The definition of the mixture.
     pub fn spec(&self) -> &Arc<MixtureSpec> {
         &self.spec
     }

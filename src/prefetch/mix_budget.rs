@@ -40,7 +40,7 @@ impl SourceLengths {
         Ok(SourceLengths { budget: Arc::clone(budget), of_source })
     }
 
-    /// Of the options, if they have a budget.
+    /// The lengths that the options' budget counts, if they have one.
     ///
     /// # Errors
     /// As [`SourceLengths::new`].
@@ -96,7 +96,7 @@ pub(super) struct MixDealing {
     specs: Vec<OrderSpec>,
     directories: Arc<[Arc<Directory>]>,
     deal: Option<Deal<Drawn>>,
-    /// Whether this epoch has had a batch.
+    /// Set once this epoch has had a batch.
     has_dealt: bool,
     /// For sorting what is drawn by source and epoch.
     by_source: Vec<u32>,
@@ -104,7 +104,7 @@ pub(super) struct MixDealing {
 }
 
 impl MixDealing {
-    /// Of a run along `order`.
+    /// The batches of a run along `order`.
     pub(super) fn new(mix: &Mix, lengths: SourceLengths, order: &OrderSpec) -> MixDealing {
         let sources = 0..mix.sources().len();
         MixDealing {

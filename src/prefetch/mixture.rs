@@ -180,7 +180,7 @@ impl MixStream {
         })
     }
 
-    /// Whether all batches have been planned.
+    /// Returns whether all batches have been planned.
     pub(super) fn is_done(&self) -> bool {
         self.epoch >= self.end
     }

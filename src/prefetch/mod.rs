@@ -133,14 +133,14 @@ struct Poller {
     divider: Divider,
 }
 
-/// What the poller and the consumer share.
+/// State that the poller and the consumer share.
 struct Shared {
     stop: AtomicBool,
     /// The consumer waits for a batch.
     waiting: AtomicBool,
     /// The poller waits for the consumer: for memory, or for room in the queue.
     blocked: AtomicBool,
-    /// What the consumer has waited for.
+    /// The consumer's waits, by cause.
     seen: Seen,
     residency: Arc<Residency>,
     read: Mutex<ReadStats>,
@@ -198,7 +198,7 @@ trait Driver: Send {
     fn finished(&mut self, fetched: Fetched);
     /// The next batch in order, once it is complete.
     fn next_ready(&mut self) -> Option<Result<Delivery>>;
-    /// Whether every batch has been taken.
+    /// Returns whether every batch has been taken.
     fn is_done(&self) -> bool;
     /// Takes an empty batch, to reuse its vectors.
     fn recycle(&mut self, batch: Batch);
@@ -399,7 +399,7 @@ impl Prefetcher {
         self.state.clone()
     }
 
-    /// Whether it has returned an error, and so returns nothing else.
+    /// Returns whether it has returned an error, and so returns nothing else.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.is_some()
     }
@@ -434,8 +434,8 @@ impl Prefetcher {
         self.poller().map_or(0, |poller| poller.window.pool().capacity_bytes())
     }
 
-    /// Whether the verified bytes of the sample are in the window now. Always `false` unless
-    /// batches are made of whole chunks.
+    /// Returns whether the verified bytes of the sample are in the window now. Always `false` unless batches are made
+    /// of whole chunks.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let slot = self.directory.slot_of(id);
         let poller = self.poller().zip(slot);
@@ -836,7 +836,8 @@ impl PollerThread {
         }
     }
 
-    /// Whether the last check of the superblocks was long enough ago.
+    /// Returns whether the last check of the superblocks was long enough ago; if so, notes that another one begins
+    /// now.
     fn may_check_again(&mut self) -> bool {
         let now = Instant::now();
         let may = self.checked.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL);

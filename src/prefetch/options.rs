@@ -24,7 +24,7 @@ pub struct LoaderOptions {
     pub batch_size: usize,
     /// The budget of tokens of each batch, instead of a number of samples; [`LoaderOptions::by_budget`] sets it.
     pub budget: Option<Arc<Budget>>,
-    /// What happens to a sample that is longer than the budget.
+    /// The treatment of a sample that is longer than the budget.
     pub too_long: TooLong,
     /// The epochs to read.
     pub epochs: Range<u64>,
@@ -34,16 +34,16 @@ pub struct LoaderOptions {
     pub world_size: u32,
     /// How the ranks share each global batch.
     pub sharding: Sharding,
-    /// Which node each rank is on and which node holds each chunk, for [`Sharding::Local`]. A data set that
-    /// has peers knows it, and sets it.
+    /// The node of each rank and the node that holds each chunk, for [`Sharding::Local`]. A data set that has peers
+    /// knows and sets it.
     pub locality: Option<Arc<Locality>>,
-    /// What happens to the samples at the end of an epoch that do not fill a global batch.
+    /// The treatment of the samples at the end of an epoch that do not fill a global batch.
     pub tail: Tail,
-    /// Whether the last batch of an epoch is dropped if it has fewer than `batch_size` samples.
+    /// Drops the last batch of an epoch if it has fewer than `batch_size` samples.
     pub drop_short: bool,
     /// The state to resume from, instead of the start of the first epoch.
     pub resume: Option<State>,
-    /// What a weighted order draws by; [`LoaderOptions::weighted`] sets it and the order.
+    /// The weights that a weighted order draws by; [`LoaderOptions::weighted`] sets them and the order.
     pub weights: Option<Arc<Weights>>,
     /// The data sets to read as one sequence, along `order` each. [`dataset::Mixture`](crate::dataset::Mixture)
     /// sets it.
@@ -60,19 +60,18 @@ pub struct LoaderOptions {
     pub copy_threads: Option<usize>,
     /// Queue pairs per namespace.
     pub queue_pairs: usize,
-    /// What happens when a sample cannot be read.
+    /// The treatment of a sample that cannot be read.
     pub on_error: OnError,
     /// The longest that one [`Prefetcher::next`](super::Prefetcher::next) may take.
     pub deadline: Duration,
-    /// Whether the poller spins instead of sleeping.
+    /// Lets the poller spin instead of sleeping.
     pub busy_poll: bool,
-    /// Whether samples in memory that is kept from an earlier epoch are verified again when they
-    /// are handed out. For callers that pass batches on to code that could write to them; safe Rust
-    /// cannot, so it is off by default.
+    /// Verifies samples in memory that is kept from an earlier epoch again when they are handed out. For callers that
+    /// pass batches on to code that could write to them; safe Rust cannot, so it is off by default.
     pub verify_kept: bool,
     /// The processors that the poller is bound to; its memory is allocated near them. `None`: any.
     pub cpus: Option<Cpus>,
-    /// Where the loader keeps the newest events of its threads. `None`: nowhere.
+    /// The recorder of the newest events of the loader's threads. `None`: nothing is recorded.
     pub trace: Option<Arc<Trace>>,
 }
 
@@ -126,7 +125,7 @@ impl LoaderOptions {
         self.order.kind.epoch_len(num_live)
     }
 
-    /// Whether the options agree with each other, as far as that can be checked without the image.
+    /// Checks that the options agree with each other, as far as that can be checked without the image.
     ///
     /// # Errors
     /// `InvalidArgument`: the first one that does not.
@@ -148,7 +147,7 @@ impl LoaderOptions {
         self.stated_batching().map(drop)
     }
 
-    /// What does not go with whole batches for each rank.
+    /// Checks the budget, and that the other options go with whole batches for each rank.
     fn check_budget(&self) -> Result<()> {
         let Some(budget) = &self.budget else { return Ok(()) };
         budget.check()?;

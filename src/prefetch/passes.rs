@@ -331,8 +331,9 @@ impl PassDriver {
         Ok(true)
     }
 
-    /// Whether one of the first batches is not wholly requested yet: samples of one section are read one after the
-    /// other, and planning ahead would come between each two. Not while it waits for memory, which may take long.
+    /// Returns whether a part of the first batches is yet to be requested. Samples of one section are read one after
+    /// the other, and planning ahead would come between each two. `false` while it waits for memory, which may take
+    /// long.
     fn is_beginning(&self) -> bool {
         let next = self.planned.get(self.requested);
         self.short.is_none() && next.is_some_and(|next| next.first < self.early_until)
@@ -443,13 +444,13 @@ impl PassDriver {
         Ok(true)
     }
 
-    /// Whether the next sample of section `nth` of a chunk is of one of the first batches.
+    /// Returns whether the next sample of section `nth` of a chunk is of one of the first batches.
     fn is_early(&self, (index, nth): (u32, u32)) -> bool {
         let section = &self.chunks[index as usize].sections[nth as usize];
         section.wanted.front().is_some_and(|front| front.0 < self.early_until)
     }
 
-    /// Whether there is a read buffer; allocates them while there is memory.
+    /// Returns whether there is a read buffer; allocates them while there is memory.
     fn take_read_buffers(&mut self, must: bool, memory: &mut Memory) -> bool {
         while self.num_read_buffers < self.lengths.num_read_buffers {
             let priority =
@@ -646,7 +647,7 @@ impl PassDriver {
         self.free_copies.push(copies);
     }
 
-    /// Whether every sample of the next batch has arrived.
+    /// Returns whether every sample of the next batch has arrived.
     fn next_has_arrived(&mut self) -> bool {
         let Some(planned) = self.planned.front_mut() else { return false };
         while let Some(&(index, nth)) = planned.sections.get(planned.arrived) {

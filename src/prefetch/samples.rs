@@ -91,7 +91,7 @@ impl SampleDriver {
         &mut self.stream
     }
 
-    /// Whether reads of all that its stream was fed with have been started.
+    /// Returns whether reads of all that its stream was fed with have been started.
     pub(super) fn has_requested_all(&self) -> bool {
         let is_started = self.under_way.back().is_none_or(|last| last.unstarted.is_empty());
         is_started && !self.stream.has_pieces()
@@ -123,8 +123,8 @@ impl SampleDriver {
         (started, !pump.is_busy())
     }
 
-    /// Whether no further batch is planned now. All that its stream was fed with is planned: another source's part may
-    /// wait for it.
+    /// Returns whether to plan no further batch now. A stream that is fed is always planned to its end: another
+    /// source's part may wait for it.
     fn has_enough(&self) -> bool {
         self.under_way.len() >= self.max_under_way && !self.stream.is_fed()
     }

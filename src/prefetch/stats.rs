@@ -29,7 +29,7 @@ pub struct LoaderStats {
     pub rewritten: u64,
     /// The time that consumers have waited for batches, in seconds: the sum of `stalls`.
     pub stall_s: f64,
-    /// What they have waited for, in seconds by cause.
+    /// The consumers' waits, in seconds by cause.
     #[serde(rename = "stalls_s")]
     pub stalls: Stalls,
     /// The time that the loader has slept because ready batches waited for their consumer, or the window was full, in

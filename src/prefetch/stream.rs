@@ -38,11 +38,11 @@ pub(crate) struct Stream {
     free_order: Option<EpochOrder>,
     /// The number of batches that it may still return.
     left: u64,
-    /// What a weighted order draws by.
+    /// The weights that a weighted order draws by.
     weights: Option<Arc<Weights>>,
     /// How batches are cut, unless they have `batch_size` samples.
     budget: Option<(Arc<Budget>, TokenLengths)>,
-    /// Where positions come from instead, in a mixture.
+    /// The source of positions in a mixture, instead of the order.
     fed: Option<Box<Fed>>,
 }
 
@@ -184,18 +184,18 @@ impl Stream {
         self.fed.as_mut().map(|fed| fed.free_positions()).unwrap_or_default()
     }
 
-    /// Whether its batches are fed to it.
+    /// Returns whether its batches are fed to it.
     pub(super) fn is_fed(&self) -> bool {
         self.fed.is_some()
     }
 
-    /// Whether the consumer waits for whatever is to be read next, if it waits. Streams are fed with the parts of the
-    /// next span only when all parts of the span before were requested.
+    /// Returns whether a consumer that waits (`starving`) waits for whatever is to be read next. Streams are fed with
+    /// the parts of the next span only when all parts of the span before were requested.
     pub(super) fn is_awaited(&self, starving: bool) -> bool {
         starving && self.is_fed()
     }
 
-    /// Whether it was fed with batches that it has not returned yet.
+    /// Returns whether it was fed with batches that it has not returned yet.
     pub(super) fn has_pieces(&self) -> bool {
         self.fed.as_ref().is_some_and(|fed| fed.has_pieces())
     }
@@ -250,7 +250,7 @@ impl Stream {
         Ok(first)
     }
 
-    /// Whether all batches have been planned.
+    /// Returns whether all batches have been planned.
     pub(super) fn is_done(&self) -> bool {
         self.epochs.is_empty() || self.left == 0
     }
@@ -482,7 +482,7 @@ impl Shares {
     }
 }
 
-/// Where ranks and chunks are, for local shares.
+/// The locality of ranks and chunks, for local shares.
 fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
     let Some(locality) = &options.locality else {
         let text =

@@ -63,7 +63,7 @@ impl Trace {
     }
 }
 
-/// Whether the poller still does the same.
+/// Returns whether the poller still does the same.
 fn goes_on(last: What, what: What) -> bool {
     match (last, what) {
         (What::Work, What::Work) => true,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::report::{Cause, Stalls};
 
-/// What the poller has seen while the consumer waited. Only the poller writes; one cache line.
+/// The causes of the consumer's waits, as the poller sees them. Only the poller writes; one cache line.
 #[repr(align(64))]
 #[derive(Default)]
 pub(super) struct Seen {
@@ -19,7 +19,7 @@ pub(super) struct Seen {
     now: AtomicU8,
 }
 
-/// What a turn of the poller leaves behind.
+/// The poller's state after a turn.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct AfterTurn {
     /// The turn planned batches or started reads when none was outstanding.
@@ -50,7 +50,7 @@ pub(super) struct Divider {
 }
 
 impl AfterTurn {
-    /// What the consumer waits for, if it waits.
+    /// The cause of the consumer's wait, if it waits.
     pub(super) fn cause(self) -> Cause {
         if self.is_verifying {
             Cause::Checksum

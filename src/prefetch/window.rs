@@ -99,7 +99,7 @@ impl Window {
         *self.progress.waker.lock() = Some(waker);
     }
 
-    /// Whether the bytes before `end` are faulted in.
+    /// Returns whether the bytes before `end` are faulted in.
     pub(super) fn is_faulted_to(&self, end: usize) -> bool {
         end <= self.progress.faulted_bytes.load(Ordering::Relaxed)
     }

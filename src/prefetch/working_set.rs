@@ -43,8 +43,8 @@ pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 
     chunks_len(directory, chunks)
 }
 
-/// Whether batches by a budget had better be read by samples: the window cannot hold the chunks of what is sorted by
-/// length, or several ranks would each read all chunks, since each has some of all batches.
+/// Returns whether batches by a budget are better read by samples: the window cannot hold the chunks of the samples
+/// sorted by length, or several ranks would each read all chunks, since each has some of all batches.
 pub(super) fn budget_declines_chunks(directory: &Directory, options: &LoaderOptions) -> bool {
     if options.budget.is_none() {
         return false;
@@ -77,8 +77,8 @@ pub(super) fn patience(options: &LoaderOptions) -> u64 {
     3 * of_window.div_ceil(options.world_size.max(1).into()) + PATIENCE
 }
 
-/// Whether the open chunks of a grouped order exceed the window, so that they cannot stay until
-/// their last sample is handed out.
+/// Returns whether the open chunks of a grouped order exceed the window, so that they cannot stay until their last
+/// sample is handed out.
 pub(super) fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {
     (window_bytes(directory, options) as u64) < open_bytes(directory, options)
 }
@@ -121,8 +121,8 @@ pub(super) fn global_pass_lengths(
     (in_pass * BLOCK_BYTES >= SAMPLES_OF_BLOCK * data as f64).then_some(lengths)
 }
 
-/// Whether to read the first batch by samples: the chunks that it would wait for are large, and
-/// there is memory for both.
+/// Returns whether to read the first batch by samples: the chunks that it would wait for are large, and there is
+/// memory for both.
 pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOptions) -> bool {
     if options.budget.is_some() {
         return false; // the first batch is known once the first window is cut
@@ -195,8 +195,8 @@ pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Op
     reads_as(directory, options, options.sharding)
 }
 
-/// Whether other processes of this node take samples of the same chunks: with local shares, each takes a
-/// part of all chunks that the node holds.
+/// Returns whether other processes of this node take samples of the same chunks: with local shares, each takes a part
+/// of all chunks that the node holds.
 pub(super) fn shares_chunks_on_node(options: &LoaderOptions) -> bool {
     options.sharding == Sharding::Local
         && options.locality.as_ref().is_some_and(|locality| {

@@ -27,7 +27,7 @@ pub struct Batch {
     ends_epoch: bool,
 }
 
-/// Where one sample's bytes are: a range of one of the batch's buffers.
+/// The location of one sample's bytes: a range of one of the batch's buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleLocation {
     pub(crate) id: SampleId,
@@ -78,7 +78,7 @@ impl BatchOfSource {
 /// One sample of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
-    /// Which sample of the data set it is.
+    /// The sample's id in the data set.
     pub id: SampleId,
     /// Its label, where the data set has labels.
     pub label: Option<i64>,
@@ -103,7 +103,7 @@ impl Batch {
         self.samples.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the batch has no samples.
     pub fn is_empty(&self) -> bool {
         self.samples.is_empty()
     }
@@ -113,7 +113,7 @@ impl Batch {
         self.epoch
     }
 
-    /// Whether it is the last of its epoch on this rank.
+    /// Returns whether it is the last batch of its epoch on this rank.
     pub fn ends_epoch(&self) -> bool {
         self.ends_epoch
     }
@@ -163,7 +163,7 @@ impl Batch {
             [location.offset..location.offset + location.len_bytes as usize]
     }
 
-    /// Whether samples of the data set have labels, though those of this batch may have none.
+    /// Returns whether samples of the data set have labels, though those of this batch may have none.
     pub fn has_labels(&self) -> bool {
         let mut directories =
             self.directory.iter().chain(self.mixed.iter().flat_map(|all| all.iter()));
@@ -338,7 +338,7 @@ impl Batch {
         self.rechecks.clear();
     }
 
-    /// Whether all samples are contiguous in one buffer.
+    /// Returns whether all samples are contiguous in one buffer.
     pub(crate) fn is_one_piece(&self) -> bool {
         let mut end = None;
         self.samples.iter().filter(|location| location.len_bytes > 0).all(|location| {

@@ -31,7 +31,7 @@ pub(crate) struct FetchSample {
     pub(crate) crc32c: u32,
 }
 
-/// What is read into one contiguous buffer.
+/// Transfers into one contiguous buffer, and the samples that they bring.
 #[derive(Debug, Default)]
 pub(crate) struct Fetch {
     pub(crate) transfers: Vec<Transfer>,

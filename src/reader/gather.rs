@@ -23,7 +23,7 @@ use super::watch::{TICK, Watch, interrupted, timed_out};
 use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
 
 impl Reader {
-    /// Whether the blocks of `ids` may not fit the window, and are so many that they waste memory.
+    /// Returns whether the blocks of `ids` may not fit the window, and are so many that they waste memory.
     pub(super) fn gathers(&self, ids: &[SampleId]) -> bool {
         if ids.len() < GATHERED_FROM {
             return false;

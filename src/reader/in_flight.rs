@@ -267,7 +267,7 @@ impl InFlight {
     }
 }
 
-/// Whether the error concerns only the blocks of this command, so that others may still be readable.
+/// Returns whether the error concerns only the blocks of this command, so that others may still be readable.
 fn is_local(error: &IoError) -> bool {
     !matches!(error, IoError::Disconnected(_))
 }
@@ -281,7 +281,7 @@ fn merge_inner(pieces: &mut Vec<Transfer>) -> Option<usize> {
     Some(1)
 }
 
-/// Whether `found` is the sample's checksum. A directory without checksums learns it.
+/// Returns whether `found` is the sample's checksum. A directory without checksums learns it.
 #[inline]
 fn is_right(sample: &FetchSample, found: u32, learned: Option<&Learned>) -> bool {
     match learned {

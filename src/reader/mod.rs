@@ -95,7 +95,7 @@ impl Default for ReaderOptions {
     }
 }
 
-/// What happens with a sample that does not exist or cannot be read.
+/// The treatment of a sample that does not exist or cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
     /// The call fails with the error of the first such sample; a loader fails from then on.

@@ -8,7 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::units::SampleId;
 
-/// What readers of one process know. At most [`MAX_SUMS`] checksums are kept; the oldest tables go first.
+/// Checksums of pieces that the readers of one process know. At most [`MAX_SUMS`] are kept; the oldest tables go
+/// first.
 #[derive(Default)]
 pub(crate) struct PieceTables {
     known: Mutex<Known>,

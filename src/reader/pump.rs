@@ -112,7 +112,7 @@ pub(crate) struct Pump {
     finished: VecDeque<Fetched>,
     free_states: Vec<Vec<TransferState>>,
     stats: ReadStats,
-    /// What the queue pairs of each scope read from other places than the origin.
+    /// Counters of the bytes that the queue pairs of each scope read from other places than the origin.
     places: Vec<Arc<PlaceCounters>>,
     /// Times from the submission of commands to their completion.
     latency: Arc<Recorder>,
@@ -354,7 +354,7 @@ impl Pump {
         self.group.wait(until);
     }
 
-    /// Whether completions have arrived that are not verified yet.
+    /// Returns whether completions have arrived that are not verified yet.
     pub(crate) fn is_verifying(&self) -> bool {
         !self.arrived.is_empty()
     }
@@ -377,7 +377,7 @@ impl Pump {
         fetches.into_iter().rev().for_each(|fetched| self.finished.push_front(fetched));
     }
 
-    /// Whether the queue pairs have enough work. Starting more fetches now would not make them finish sooner,
+    /// Returns whether the queue pairs have enough work. Starting more fetches now would not make them finish sooner,
     /// and starting them later reuses memory while the processor's cache still holds it.
     pub(crate) fn is_busy(&self) -> bool {
         self.queued >= self.depth || self.pending_bytes >= ENOUGH_BYTES * self.num_queues
@@ -428,8 +428,8 @@ impl Pump {
         submitted
     }
 
-    /// What no other place has served came from the origin. Other places may have served pieces of reads that have
-    /// not ended, so the rest may be less than what the origin has served already; it is never more.
+    /// Counts the bytes that no other place has served as the origin's. Other places may have served pieces of reads
+    /// that have not ended, so the rest may be less than what the origin has served already; it is never more.
     fn count_places(&mut self) {
         let sum = |sum: PlaceBytes, of: &Arc<PlaceCounters>| sum.plus(&of.read());
         let mut places = self.places.iter().fold(PlaceBytes::default(), sum);
@@ -566,7 +566,7 @@ fn of_tag(tag: u64) -> (usize, usize) {
     ((tag >> 32) as usize, (tag & u64::from(u32::MAX)) as usize)
 }
 
-/// Whether reading the same blocks again may succeed.
+/// Returns whether reading the same blocks again may succeed.
 fn may_help(error: &IoError) -> bool {
     match error {
         IoError::Short { .. } | IoError::DataDigest | IoError::Os(_) => true,

@@ -45,7 +45,7 @@ pub struct Ranges {
     places: Vec<Place>,
 }
 
-/// Where the bytes of one range are.
+/// The location of one range's bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Place {
     buf: usize,
@@ -59,7 +59,7 @@ impl Ranges {
         self.places.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no ranges.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -114,11 +114,11 @@ struct Group {
     unit: Unit,
     /// Bytes of the record that are read.
     span: Range<u32>,
-    /// Where the span begins in the buffer.
+    /// The offset of the span in the buffer.
     buf_offset: usize,
 }
 
-/// What a call waits with.
+/// The deadline and the watch of a call that waits.
 struct Call<'a> {
     deadline: Instant,
     next_tick: Instant,
@@ -246,7 +246,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Whether a range of a large sample leaves out at least one of its pieces.
+    /// Returns whether a range of a large sample leaves out at least one of its pieces.
     fn is_partial(&self, wanted: &Wanted) -> bool {
         let span = pieces_around(wanted.start..wanted.end, wanted.extent.len_bytes);
         num_pieces(wanted.extent.len_bytes) > 0 && span != (0..wanted.extent.len_bytes)

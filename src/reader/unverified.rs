@@ -11,7 +11,7 @@ pub fn set(off: bool) {
     UNVERIFIED.store(off, Ordering::Relaxed);
 }
 
-/// Whether verification is off.
+/// Returns whether verification is off.
 pub(crate) fn is_set() -> bool {
     UNVERIFIED.load(Ordering::Relaxed)
 }

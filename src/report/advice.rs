@@ -1,4 +1,4 @@
-//! What to try next: sentences by rule, each with the figure that it follows from.
+//! Advice on what to try next: sentences by rule, each with the figure that it follows from.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const SENTENCES: usize = 3;
 /// Three sentences, the most useful first.
 pub(super) fn of(report: &Report) -> Vec<String> {
     let mut found: Vec<(f64, String)> = RULES.iter().filter_map(|rule| rule(report)).collect();
-    // What costs most comes first; a stable sort keeps the order of the rules.
+    // The largest saving comes first; a stable sort keeps the order of the rules.
     found.sort_by(|one, other| other.0.total_cmp(&one.0));
     found.into_iter().map(|(_, sentence)| sentence).take(SENTENCES).collect()
 }

@@ -1,4 +1,4 @@
-//! What a consumer waits for, and for how long.
+//! The causes of a consumer's waits, and the time spent on each.
 
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ impl Stalls {
         scaled
     }
 
-    /// What was added since `earlier`, an earlier value of the same sums.
+    /// The waits since `earlier`, an earlier value of the same sums.
     #[must_use]
     pub fn since(mut self, earlier: &Stalls) -> Stalls {
         for (sum, before) in self.ns.iter_mut().zip(&earlier.ns) {

@@ -21,7 +21,7 @@ struct Data<'a> {
     epochs: &'a [Epoch],
     epochs_left_out: u64,
     buckets: Vec<Bucket<'a>>,
-    /// Of each call for a batch.
+    /// Durations of the calls for a batch.
     wait_s: Vec<HistogramBucket>,
     #[serde(skip_serializing_if = "Option::is_none")]
     latency_s: Option<Vec<HistogramBucket>>,

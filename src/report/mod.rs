@@ -27,7 +27,7 @@ pub use trace::to_json as trace_to_json;
 pub use trace::{Event, Events, What};
 
 impl Report {
-    /// What to try next: three sentences, each with its figure, the most useful first.
+    /// Advice on what to try next: three sentences, each with its figure, the most useful first.
     pub fn advice(&self) -> Vec<String> {
         advice::of(self)
     }

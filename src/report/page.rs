@@ -262,7 +262,7 @@ fn histogram(durations: &Histogram, what: &str, note: &str) -> String {
     )
 }
 
-/// What so many of the durations do not exceed.
+/// A quantile of the durations, as text.
 fn at(durations: &Histogram, quantile: f64) -> String {
     durations.quantile(quantile).map_or_else(|| "-".to_owned(), duration)
 }
@@ -327,7 +327,7 @@ fn legend_item(class: &str, what: &str, value: &str) -> String {
     format!("<li class=\"{class}\"><i></i><em>{what}</em> <small>{value}</small></li>")
 }
 
-/// Where the consumer's time went: a class, what it is, and how long.
+/// The parts of the consumer's time: of each, its class, its description and how long it took.
 fn parts(counts: &Counts) -> Vec<(&'static str, &'static str, Duration)> {
     let own = ("consumer", "the consumer's own", counts.consumer);
     let waits = counts.stalls.each().map(|(cause, waited)| (cause.name(), waiting(cause), waited));
@@ -354,7 +354,7 @@ fn when(column: &Column) -> String {
     format!("{} to {}", duration(column.begin), duration(column.begin + column.len))
 }
 
-/// What is waited for, in a sentence.
+/// A noun phrase for what is waited for, to end a sentence with.
 fn noun(cause: Cause) -> &'static str {
     match cause {
         Cause::Start => "the loader to start",

@@ -1,4 +1,4 @@
-//! What a report is made of.
+//! The contents of a report.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ pub struct Report {
     pub name: String,
     /// Options of the run with their values, as their user would write them.
     pub settings: Vec<(String, String)>,
-    /// What the options imply, for what to try next.
+    /// Facts that follow from the options, for the advice on what to try next.
     pub facts: Facts,
     /// Counters of reads.
     pub reads: Reads,
@@ -26,14 +26,14 @@ pub struct Report {
     pub timeline: Timeline,
 }
 
-/// What options and data set imply.
+/// Facts that follow from the options and the data set.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Facts {
     /// Bytes of all samples of the data set.
     pub data_bytes: u64,
     /// Capacity of the window, in bytes.
     pub window_bytes: u64,
-    /// Whether the order visits whole chunks.
+    /// True if the order visits whole chunks.
     pub is_grouped: bool,
     /// Queue pairs per namespace.
     pub queue_pairs: u64,

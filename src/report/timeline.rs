@@ -1,4 +1,4 @@
-//! What a loader delivered and waited for in the course of a run, in bounded memory.
+//! A loader's deliveries and waits in the course of a run, in bounded memory.
 //!
 //! The run is divided into buckets of equal length. When they are used up, neighbours are merged, so that all of a run
 //! is covered, however long it is, by half as many buckets at least.
@@ -12,7 +12,7 @@ use serde::ser::Serializer;
 use super::cause::Stalls;
 use crate::metrics::{Histogram, Place, PlaceBytes};
 
-/// What happened in some part of a run.
+/// Counters of some part of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Counts {
     /// Batches delivered.
@@ -73,7 +73,7 @@ pub struct Delivered {
     pub samples: u64,
     /// Bytes of its samples.
     pub bytes: u64,
-    /// What the consumer waited since it got the batch before.
+    /// The consumer's waits since it got the batch before.
     pub stalls: Stalls,
 }
 
@@ -85,7 +85,7 @@ pub struct Epoch {
     /// When the batch before it had been delivered, in seconds from the begin of the run.
     #[serde(rename = "begin_s", serialize_with = "seconds")]
     pub begin: Duration,
-    /// What happened in it.
+    /// Its counters.
     #[serde(flatten)]
     pub counts: Counts,
 }
@@ -128,7 +128,7 @@ impl Timeline {
         }
     }
 
-    /// Whether [`Timeline::places`] should be told before the next batch, one of `epoch` that came at `at`.
+    /// Returns whether [`Timeline::places`] should be called before the next batch, one of `epoch` that came at `at`.
     pub fn is_due(&self, at: Duration, epoch: u64) -> bool {
         let is_new_epoch = self.epochs.last().is_some_and(|last| last.epoch != epoch);
         is_new_epoch || nanos(at) / self.width_ns != self.placed_ns / self.width_ns
@@ -181,7 +181,7 @@ impl Timeline {
         self.buckets[index] = self.buckets[index].plus(&added);
     }
 
-    /// What happened in all.
+    /// The counters of the whole run.
     pub fn total(&self) -> &Counts {
         &self.total
     }

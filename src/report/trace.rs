@@ -14,11 +14,11 @@ pub struct Event {
     pub begin: Duration,
     /// How long it took.
     pub len: Duration,
-    /// What it was.
+    /// The kind of event.
     pub what: What,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy)]
 pub enum What {
     /// The consumer called for a batch; what it waited for lies within.
@@ -29,7 +29,7 @@ pub enum What {
         samples: u64,
         /// Bytes of its samples.
         bytes: u64,
-        /// What was waited for.
+        /// The waits within the call.
         stalls: Stalls,
     },
     /// A turn of the poller that began reads: a burst.
@@ -41,7 +41,7 @@ pub enum What {
     Work,
     /// The poller had nothing to do until something arrived.
     Sleep {
-        /// What it waited for.
+        /// The cause of the wait.
         cause: Cause,
     },
     /// Fetches outstanding after a turn.

@@ -1,8 +1,8 @@
-//! What a target tells whoever keeps a log of its hosts: one event for each that connects, is refused, fails to
-//! prove who it is, is evicted or leaves.
+//! Events for a log of a target's hosts: one for each that connects, is refused, fails to prove who it is, is evicted
+//! or leaves.
 //!
-//! The lines of `warnings.rs` are for people, and limited in number; these events are for programs, and all of
-//! them are told. What becomes of them is not decided here.
+//! The lines of `warnings.rs` are for people, and limited in number; these events are for programs, and none is left
+//! out. The [`AccessLog`] decides what becomes of them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -31,21 +31,21 @@ pub struct AccessEvent<'a> {
     pub peer: Option<SocketAddr>,
     /// Its controller, if it has one.
     pub cntlid: Option<u16>,
-    /// What has happened.
+    /// The kind of event.
     pub kind: AccessKind<'a>,
 }
 
-/// What can happen to a host. [`AccessKind::name`] names it; it is serialized as its fields alone.
+/// The kind of an event, with its details. [`AccessKind::name`] names it; it is serialized as its fields alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum AccessKind<'a> {
     /// A controller was created for it.
     Connected {
-        /// Whether it is one of the discovery service.
+        /// True for a controller of the discovery service.
         discovery: bool,
-        /// Whether the connection is inside TLS.
+        /// True if the connection is inside TLS.
         tls: bool,
-        /// Whether the host has yet to prove who it is.
+        /// True if the host has yet to prove who it is.
         must_authenticate: bool,
     },
     /// It has proved who it is on its admin queue.
@@ -77,7 +77,7 @@ pub enum AccessKind<'a> {
     },
     /// All connections of its controller have ended.
     Disconnected {
-        /// Whether the controller was one of the discovery service.
+        /// True for a controller of the discovery service.
         discovery: bool,
         /// Why its admin queue ended, or the controller before it.
         why: &'a str,

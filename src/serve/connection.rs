@@ -55,7 +55,7 @@ pub(super) struct HostConnection {
     protocol: Connection,
     /// The queue, once Connect has succeeded.
     queue: Option<Queue>,
-    /// Whether the queue may be used: its host has proved itself, or need not.
+    /// Set while the queue may be used: its host has proved itself, or need not.
     is_authenticated: bool,
     /// The authentication under way.
     authentication: Option<Box<Authentication>>,
@@ -63,18 +63,18 @@ pub(super) struct HostConnection {
     waiting: VecDeque<(CommandId, MemoryNeed)>,
     /// Since when the first of those has waited, or receiving has been paused.
     waiting_since: Option<Instant>,
-    /// Whether the poller lists this connection as waiting for memory.
+    /// Set while the poller lists this connection as waiting for memory.
     pub(super) is_listed: bool,
-    /// Whether receiving is paused until there is memory.
+    /// Set while receiving is paused until there is memory.
     pub(super) is_paused: bool,
     /// Bytes of buffers that the device or the host currently uses.
     held_bytes: usize,
     /// The queue's host, and the bytes already accounted to it.
     host: Option<(HostId, usize)>,
-    /// Whether it counts as load of its poller.
+    /// Set while it counts as load of its poller.
     pub(super) is_load: bool,
     async_events: Vec<CommandId>,
-    /// What has crossed it.
+    /// Counters of what has crossed it.
     traffic: Traffic,
     arrivals: Arrivals,
     opened: Instant,
@@ -86,9 +86,9 @@ pub(super) struct HostConnection {
     awaited: Progress,
     /// The host's progress in sending the PDU that it has begun.
     arriving: Progress,
-    /// Whether the socket's send buffer is full, so that the poller waits until it is writable.
+    /// Set while the socket's send buffer is full, so that the poller waits until it is writable.
     pub(super) is_blocked: bool,
-    /// Whether the poller lists this connection as having bytes to send.
+    /// Set while the poller lists this connection as having bytes to send.
     pub(super) is_dirty: bool,
     /// Set after a protocol error: nothing is served any more, and the connection closes soon.
     terminated: Option<Instant>,
@@ -96,7 +96,7 @@ pub(super) struct HostConnection {
     drained: Option<Instant>,
 }
 
-/// What a waiting command needs memory for.
+/// The memory that a waiting command needs.
 #[derive(Debug, Clone, Copy)]
 enum MemoryNeed {
     /// The data of an I/O command.
@@ -197,7 +197,7 @@ impl HostConnection {
         self.generation
     }
 
-    /// Whether a protocol error has ended service.
+    /// Returns whether a protocol error has ended service.
     pub(super) fn is_terminated(&self) -> bool {
         self.terminated.is_some()
     }
@@ -206,7 +206,7 @@ impl HostConnection {
         self.queue.is_some()
     }
 
-    /// Whether it is known to be an admin queue.
+    /// Returns whether it is known to be an admin queue.
     pub(super) fn is_admin(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.qid == 0)
     }
@@ -250,13 +250,13 @@ impl HostConnection {
         self.last_received
     }
 
-    /// Whether commands wait for memory.
+    /// Returns whether commands wait for memory.
     pub(super) fn is_waiting_for_memory(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether there is memory for what one receive may bring. If not, the data stay in the kernel,
-    /// and TCP flow control stops the host.
+    /// Returns whether there is memory for what one receive may bring. If not, the data stay in the kernel, and TCP
+    /// flow control stops the host.
     pub(super) fn may_receive(&self, backend: &Backend) -> bool {
         let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
         let waiting = self.waiting.len();
@@ -300,18 +300,18 @@ impl HostConnection {
         is_long.then(|| MemoryWait { host: self.host.map(|(host, _)| host), len })
     }
 
-    /// Whether it may hold `len` bytes more. One command is always allowed.
+    /// Returns whether it may hold `len` bytes more. One command is always allowed.
     fn may_hold(&self, len: usize, connection_bytes: usize) -> bool {
         let holds = self.holds_bytes();
         holds == 0 || holds + len <= connection_bytes
     }
 
-    /// Whether its host has neither read responses nor sent requested data for `limit`.
+    /// Returns whether its host has neither read responses nor sent requested data for `limit`.
     pub(super) fn is_stalled(&self, now: Instant, limit: Duration) -> bool {
         self.sending.is_stuck(now, limit) || self.awaited.is_stuck(now, limit)
     }
 
-    /// Whether it has bytes to send.
+    /// Returns whether it has bytes to send.
     pub(super) fn wants_to_send(&self) -> bool {
         !self.protocol.transmit().is_empty() || self.sealed_bytes() > 0
     }
@@ -867,12 +867,12 @@ impl HostConnection {
     }
 }
 
-/// Whether a failed call can simply be repeated.
+/// Returns whether a failed call can simply be repeated.
 pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Whether `limit` has passed since an instant.
+/// Returns whether `limit` has passed since an instant.
 fn has_passed(now: Instant, since: Instant, limit: Duration) -> bool {
     now.saturating_duration_since(since) >= limit
 }

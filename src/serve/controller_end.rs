@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::access_log::{AccessKind, Teller, Who};
 use dlfs_nvme::nvme::Nqn;
 
-/// What has crossed a connection.
+/// Counters of what has crossed a connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Traffic {
     /// Commands on an I/O queue.
@@ -21,7 +21,7 @@ pub(super) struct Traffic {
     pub(super) received_bytes: u64,
 }
 
-/// What is known of the end of a controller before it is there.
+/// The reason and the counters of a controller's end, collected before it ends.
 #[derive(Debug)]
 pub(super) struct ControllerEnd {
     access: Arc<Teller>,

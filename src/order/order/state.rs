@@ -33,7 +33,7 @@ pub struct State {
     pub epoch: Epoch,
     /// Positions of that epoch that all ranks together have consumed.
     pub consumed: u64,
-    /// What is mixed, if the run is over a mixture: `image` is then its hash, and `generation` 0.
+    /// The mixture, if the run is over one: `image` is then its hash, and `generation` 0.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
     pub mixture: Option<Arc<MixtureSpec>>,
     /// The budget of each batch, if batches have one. What is consumed then ends with a batch.
@@ -213,37 +213,37 @@ pub enum Refusal {
     /// Another data set.
     #[error("the state belongs to image {state}, and this is image {open}")]
     Image {
-        /// That of the state.
+        /// The state's image.
         state: ImageId,
-        /// That of the open image.
+        /// The open image.
         open: ImageId,
     },
     /// A run over a mixture of data sets.
     #[error("the state belongs to a mixture, and this is image {open}")]
     Mixture {
-        /// That of the open image.
+        /// The open image.
         open: ImageId,
     },
     /// Samples were added or deleted since, so positions mean other samples.
     #[error("{}", of_another_generation(*state, *open))]
     Generation {
-        /// That of the state.
+        /// The state's generation.
         state: Generation,
-        /// That of the open image.
+        /// The generation of the open image.
         open: Generation,
     },
     /// Another view, or one of both is the whole data set.
     #[error("the state counts samples of {}, and this is {}", of_view(*state), of_view(*open))]
     View {
-        /// That of the state.
+        /// The state's view.
         state: Option<ViewId>,
-        /// That which is open.
+        /// The open view.
         open: Option<ViewId>,
     },
     /// Another order.
     #[error("the state's order is {state}, and {asked} was asked for")]
     Order {
-        /// That of the state.
+        /// The state's order.
         state: OrderKind,
         /// The requested one.
         asked: OrderKind,
@@ -259,7 +259,7 @@ pub enum Refusal {
     /// Another seed.
     #[error("the state's seed is {state}, and {asked} was asked for")]
     Seed {
-        /// That of the state.
+        /// The state's seed.
         state: u64,
         /// The requested one.
         asked: u64,
@@ -275,7 +275,7 @@ pub enum Refusal {
         "this order gives each of {state} ranks a share of its own; it cannot go on with {asked}"
     )]
     WorldSize {
-        /// That of the state.
+        /// The state's number of ranks.
         state: u32,
         /// The requested one.
         asked: u32,
@@ -285,15 +285,15 @@ pub enum Refusal {
         "shares begin anew between epochs, and {consumed} samples of epoch {epoch} are consumed"
     )]
     WithinEpoch {
-        /// That of the state.
+        /// The samples of the epoch that the state has consumed.
         consumed: u64,
-        /// That of the state.
+        /// The state's epoch.
         epoch: Epoch,
     },
     /// The state has consumed more samples than the epoch has.
     #[error("the state has consumed {consumed} samples of an epoch of {len}")]
     Consumed {
-        /// That of the state.
+        /// The samples that the state has consumed.
         consumed: u64,
         /// Samples of an epoch.
         len: u64,
@@ -301,7 +301,7 @@ pub enum Refusal {
     /// Ranks with shares of their own that have not consumed equally many samples.
     #[error("the state has consumed {consumed} samples, no multiple of its {world_size} ranks")]
     Uneven {
-        /// That of the state.
+        /// The samples that the state has consumed.
         consumed: u64,
         /// The world size of its order.
         world_size: u32,

@@ -52,7 +52,7 @@ pub struct TrainingRun<'a, P: ?Sized> {
     world_size: u32,
     tail: Tail,
     shares: Shares,
-    /// That of a rank.
+    /// The batch size of one rank.
     batch_size: u64,
 }
 

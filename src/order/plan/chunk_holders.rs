@@ -1,4 +1,4 @@
-//! Which member of a job holds each chunk: weighted rendezvous hashing, computed alike by all members.
+//! The holder of each chunk among a job's members: weighted rendezvous hashing, computed alike by all members.
 //!
 //! Each chunk has an order of members of its own, drawn by hash in proportion to the members' rooms. It goes
 //! to the first of them that still has room; chunks are placed in hash order. So no message says who holds
@@ -30,7 +30,7 @@ use dlfs_base::permutation::Key;
 /// A node of the job that holds chunks for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// What distinguishes it from other nodes, in this and in later rounds: a hash of the host's name or id.
+    /// Distinguishes the node from other nodes, in this and in later rounds: a hash of the host's name or id.
     pub id: u64,
     /// Bytes of pages that its tiers can hold: their quotas less what their indexes take.
     pub room_bytes: u64,
@@ -149,7 +149,7 @@ impl ChunkHolders {
     }
 }
 
-/// Where a member stands in the order of a chunk.
+/// The position of a member in the order of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cost {
     cost: u64,
@@ -342,7 +342,7 @@ mod tests {
                      times the least",
                     moved / least
                 );
-                // Where there is hardly more room than data, chunks that do not fit go on to other members.
+                // With hardly more room than data, chunks that do not fit go on to other members.
                 let most = if percent == 130 { 1.25 } else { 2. };
                 assert!(moved <= most * least, "{moved} at {nodes} nodes");
             }

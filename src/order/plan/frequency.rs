@@ -136,7 +136,7 @@ mod tests {
         by_sample
     }
 
-    /// What a rank reads, and what each of the others reads.
+    /// Pairs the reads of each rank with those of all others.
     fn each_and_others(counts: &[u64]) -> impl Iterator<Item = (u64, Vec<u64>)> + '_ {
         (0..counts.len())
             .map(|rank| (counts[rank], [&counts[..rank], &counts[rank + 1..]].concat()))

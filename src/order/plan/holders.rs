@@ -1,5 +1,4 @@
-//! Which rank holds a copy of a sample, and at which address; computed for every rank without
-//! messages.
+//! Holders of samples' copies, with the addresses; computed for every rank without messages.
 
 use super::error::{MAX_BLOCKS, MAX_RANKS};
 use super::{Accesses, Lengths, PlanError, PlannedCopy, Planner, Tier};

@@ -31,7 +31,7 @@ pub struct Inputs {
     pub ranks: Vec<RankInputs>,
 }
 
-/// What one rank sends to all others, once, at the start.
+/// The inputs that one rank sends to all others, once, at the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankInputs {
     /// Its tiers, fastest first.

@@ -5,7 +5,7 @@ use crate::order::ImageId;
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_format::directory::Directory;
 
-/// Which rank holds which sample in which tier, at which address: the same on every rank, without
+/// The rank, the tier and the address of each sample's copy: the same on every rank, without
 /// messages.
 ///
 /// It takes 8 bytes per sample, and 2.2 more during planning.

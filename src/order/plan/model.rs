@@ -134,7 +134,7 @@ impl Stage {
     }
 }
 
-/// Where a sample is fetched from; equally fast sources are preferred in this order.
+/// The source that a sample is fetched from; equally fast sources are preferred in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// A tier of this node, counted from 0.

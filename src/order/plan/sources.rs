@@ -14,7 +14,7 @@ pub struct SourceRates {
     pub tiers: Vec<Option<Stage>>,
     /// Aggregate read rate of the origin by clients.
     pub origin: Option<Curve>,
-    /// What a client of that table is.
+    /// The kind of client that this table counts.
     pub client: OriginClient,
     /// The most that one process gets from the origin.
     pub origin_link: Option<Rate>,
@@ -22,7 +22,7 @@ pub struct SourceRates {
     pub network: Option<Rate>,
 }
 
-/// What a client of the origin's table is.
+/// The kind of client that the origin's table counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OriginClient {
     /// One thread that reads: a process is as many clients as it has threads for a tier.
@@ -38,8 +38,8 @@ impl SourceRates {
         self.stage(tier).map(Stage::read_of_thread)
     }
 
-    /// What a thread gets from the origin instead of from `tier` while `processes` read from it, each with as
-    /// many threads as the tier has: min(b_fs, t(g) / g).
+    /// The rate at which a thread reads from the origin instead of from `tier` while `processes` read from it, each
+    /// with as many threads as the tier has: min(b_fs, t(g) / g).
     pub fn of_origin(&self, processes: u32, tier: u8) -> Option<Rate> {
         let threads = match self.client {
             OriginClient::Thread => self.threads(tier).unwrap_or(1),
@@ -53,8 +53,8 @@ impl SourceRates {
         }
     }
 
-    /// What a thread gets of a copy in `tier` of another node, which is assumed to be like this node's: min(b_c,
-    /// r_j(p_j) / p_j).
+    /// The rate at which a thread reads a copy in `tier` of another node, which is assumed to be like this node's:
+    /// min(b_c, r_j(p_j) / p_j).
     pub fn of_peer(&self, tier: u8) -> Option<Rate> {
         match (self.of_tier(tier), self.network) {
             (Some(rate), Some(network)) => Some(rate.min(network)),
@@ -62,7 +62,8 @@ impl SourceRates {
         }
     }
 
-    /// Where to read data of which this node has a copy in the tier `own`, and another one in the tier `other`.
+    /// Chooses where to read data of which this node has a copy in the tier `own`, and another node one in the tier
+    /// `other`.
     pub fn choose(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
         let known = |rate: Option<Rate>| rate.unwrap_or(Rate(u64::MAX));
         let tier = own.or(other).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Which pages have copies, and where: four words per unit, changed atomically.
+//! Copies of pages and their locations: four words per unit, changed atomically.
 //!
 //! A unit has one location, with room in address space for its pages. The state of each page goes from
 //! *absent* to *under way* (somebody reads it from the origin) to *there*. Independently, a page may be
@@ -15,36 +15,37 @@ use dlfs_base::sync::{AtomicU64, Ordering};
 
 use super::PageSet;
 
-/// Where a unit's copies are, or will be.
+/// The location of a unit's copies, existing or future.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyLocation {
     /// The tier, 0 being the fastest.
     pub tier: u8,
     /// The unit's first page with room; all later pages have room, too.
     pub first: u8,
-    /// Where that page is in the tier.
+    /// The tier's page for that page.
     pub page: u64,
 }
 
 impl CopyLocation {
-    /// Where the copies of a unit of a long sample that begins at `page` of its namespace are in a tier that keeps such
-    /// samples as files of their own: at that address, so that no unit can get the place of another.
+    /// The location of the copies of a unit of a long sample, in a tier that keeps such samples as files of their
+    /// own. The unit begins at `page` of its namespace, and its copies at the same address, so that no unit can take
+    /// the place of another.
     pub fn in_own_file(tier: u8, page: u64) -> CopyLocation {
         CopyLocation { tier, first: 0, page: OWN_FILES_PAGE + page }
     }
 
-    /// Whether it is in a file of its own.
+    /// Returns whether the copies are in a file of their own.
     pub fn is_in_own_file(&self) -> bool {
         self.page >= OWN_FILES_PAGE
     }
 
-    /// Where the unit's page `page` is in the tier; `None` if there is no room for it.
+    /// The tier's page for the unit's page `page`; `None` if there is no room for it.
     #[inline]
     pub fn of_page(&self, page: u32) -> Option<u64> {
         page.checked_sub(self.first.into()).map(|skip| self.page + u64::from(skip))
     }
 
-    /// Where those of the unit's `pages` are in the tier for which there is room, in ascending order.
+    /// The tier's pages for those of the unit's `pages` that have room, in ascending order.
     pub fn ranges(self, pages: PageSet) -> impl Iterator<Item = Range<u64>> {
         let has_room = pages.and(PageSet::range(self.first.into()..64));
         has_room.runs().map(move |run| {
@@ -64,7 +65,7 @@ pub struct CopyTable {
     words: Box<dyn Words>,
 }
 
-/// Where a table keeps its words: in a process's own memory, or in memory that processes share.
+/// The memory of a table's words: a process's own, or memory that processes share.
 pub trait Words: AsRef<[AtomicU64]> + Send + Sync {}
 
 impl<T: AsRef<[AtomicU64]> + Send + Sync> Words for T {}
@@ -119,7 +120,7 @@ impl CopyTable {
         self.header(CONTIGUOUS).store(room.contiguous, Ordering::Release);
     }
 
-    /// Whether there may be copies of what other nodes hold.
+    /// Returns whether there may be copies of data that other nodes hold.
     #[inline]
     pub fn has_spare(&self) -> bool {
         self.header(SPARE).load(Ordering::Acquire) != 0
@@ -156,7 +157,7 @@ impl CopyTable {
         self.header(CHECKS).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether the copies of the unit are to be checked.
+    /// Returns whether the copies of the unit are to be checked.
     pub fn is_unchecked(&self, unit: u32) -> bool {
         self.word(unit, LOCATION).load(Ordering::Acquire) & UNCHECKED != 0
     }
@@ -166,7 +167,7 @@ impl CopyTable {
         self.header(CHECKS).load(Ordering::Acquire)
     }
 
-    /// Where the unit's copies are or will be, if it has a place.
+    /// The location of the unit's copies, existing or future, if it has one.
     #[inline]
     pub fn location(&self, unit: u32) -> Option<CopyLocation> {
         decode(self.word(unit, LOCATION).load(Ordering::Acquire))

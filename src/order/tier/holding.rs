@@ -15,11 +15,11 @@ struct Chunk {
     units: Range<u32>,
     pages: u64,
     is_held: bool,
-    /// Whether a page of it was wanted already.
+    /// Set once a page of the chunk was wanted.
     has_begun: bool,
 }
 
-/// What the held chunks still lack.
+/// The room that the held chunks still lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lacking {
     /// Pages that are not reserved.
@@ -38,7 +38,7 @@ impl Holding {
         Holding { chunks }
     }
 
-    /// Whether this node holds the chunk of `unit`.
+    /// Returns whether this node holds the chunk of `unit`.
     pub fn is_held(&self, unit: u32) -> bool {
         self.find(unit).is_some_and(|at| self.chunks[at].is_held)
     }

@@ -89,7 +89,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Where the copies are in `tier`.
+    /// The location of the copies in `tier`.
     pub fn location(&self, tier: u8) -> CopyLocation {
         CopyLocation { tier, first: self.first, page: self.page }
     }
@@ -239,7 +239,7 @@ impl Index {
         is_other
     }
 
-    /// Whether `bytes` begin with the index of any data set, intact or not: they belong to a tier.
+    /// Returns whether `bytes` begin with the index of any data set, intact or not: they belong to a tier.
     pub fn is_tier(bytes: &[u8]) -> bool {
         bytes.starts_with(MAGIC)
     }

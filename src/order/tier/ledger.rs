@@ -8,7 +8,7 @@ use super::page_allocator::PageAllocator;
 use super::units::MAX_UNIT_PAGES;
 use super::{OWN_FILES_PAGE, PageSet, Room, Units};
 
-/// Which units are kept.
+/// The choice of the units that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
     /// None: every read goes to the origin.
@@ -71,7 +71,7 @@ struct Tier {
     reserved: u64,
     is_off: bool,
     is_used: bool,
-    /// Whether long samples are files of their own there.
+    /// Set if long samples are files of their own there.
     has_own_files: bool,
     space: PageAllocator,
 }
@@ -92,14 +92,14 @@ impl Tier {
     }
 }
 
-/// What a unit, or units kept together, want of a tier.
+/// The room that a unit, or units kept together, want of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want {
     /// Contiguous pages of address space.
     pub space: u64,
     /// Pages of the quota.
     pub pages: u64,
-    /// Whether it belongs to a long sample.
+    /// True for units of a long sample.
     pub is_long: bool,
 }
 
@@ -149,7 +149,7 @@ impl Ledger {
         (usize::from(tier) < self.tiers.len()).then_some(tier)
     }
 
-    /// Of `all` pages of a unit, those that are kept if it is: the planned ones, or all without a plan.
+    /// The pages among `all` of a unit that are kept if the unit is: the planned ones, or all without a plan.
     pub fn kept(&self, unit: u32, all: PageSet) -> PageSet {
         let planned = self.planned.get(unit as usize).map(|(_, pages)| *pages);
         match self.policy {
@@ -164,7 +164,7 @@ impl Ledger {
         self.holding = Some((holding, lacking));
     }
 
-    /// Whether other units have room that the held chunks lack.
+    /// Returns whether other units have room that the held chunks lack.
     pub fn is_overdrawn(&self) -> bool {
         let free = self.free();
         self.holding
@@ -172,7 +172,7 @@ impl Ledger {
             .is_some_and(|(_, lacking)| lacking.pages > free.pages || lacking.space > free.space)
     }
 
-    /// Whether this node holds the chunk of `unit` for others.
+    /// Returns whether this node holds the chunk of `unit` for others.
     pub fn is_held(&self, unit: u32) -> bool {
         self.holding.as_ref().is_some_and(|(holding, _)| holding.is_held(unit))
     }
@@ -194,7 +194,7 @@ impl Ledger {
         })
     }
 
-    /// Whether `unit` may have this much: it is held, or the held chunks leave so much.
+    /// Returns whether `unit` may have this much room: it is held, or the held chunks leave enough.
     fn is_spare(&self, unit: u32, space: u64, pages: u64) -> bool {
         let Some((holding, lacking)) = &self.holding else { return true };
         let free = self.free();
@@ -202,7 +202,7 @@ impl Ledger {
             || lacking.space + space <= free.space && lacking.pages + pages <= free.pages
     }
 
-    /// What the held chunks lack, if `unit` is of one of them.
+    /// The room that the held chunks lack, if `unit` belongs to one of them.
     fn lacking(&mut self, unit: u32) -> Option<&mut Lacking> {
         let (holding, lacking) = self.holding.as_mut()?;
         holding.is_held(unit).then_some(lacking)
@@ -300,7 +300,7 @@ impl Ledger {
         !std::mem::replace(&mut self.tiers[usize::from(tier)].is_off, true)
     }
 
-    /// Whether to reserve in `tier`, for now.
+    /// Sets whether room is reserved in `tier`, for now.
     pub fn set_used(&mut self, tier: u8, is_used: bool) {
         self.tiers[usize::from(tier)].is_used = is_used;
     }
@@ -310,7 +310,7 @@ impl Ledger {
         self.tiers[usize::from(tier)].reserved
     }
 
-    /// Whether reserving in `tier` has stopped.
+    /// Returns whether reserving in `tier` has stopped.
     pub fn is_off(&self, tier: u8) -> bool {
         self.tiers[usize::from(tier)].is_off
     }

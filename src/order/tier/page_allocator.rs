@@ -19,7 +19,7 @@ impl PageAllocator {
         PageAllocator { free: vec![all], largest: capacity, num_free: capacity }
     }
 
-    /// Whether this many contiguous pages are free.
+    /// Returns whether this many contiguous pages are free.
     pub(super) fn fits(&self, pages: u64) -> bool {
         pages <= self.largest
     }

@@ -18,7 +18,7 @@ impl PageSet {
         PageSet(u64::MAX >> (64 - (range.end - range.start).min(64)) << range.start)
     }
 
-    /// Whether there are none.
+    /// Returns whether the set has no pages.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }

@@ -8,7 +8,7 @@
 
 use super::PageSet;
 
-/// Where portions begin, and how far they go: 20 bytes a unit.
+/// The start and the extent of all portions: 20 bytes a unit.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Portions {
     /// For each unit, the number of portions before it; then the total number.
@@ -71,7 +71,7 @@ impl Portions {
         (unit as u32, PageSet::range(start..end))
     }
 
-    /// Whether a portion goes on to `page` of `unit` from the page before.
+    /// Returns whether a portion goes on to `page` of `unit` from the page before.
     pub(super) fn is_continued(&self, unit: u32, page: u32) -> bool {
         self.continued[unit as usize].0 >> page & 1 == 1
     }

@@ -18,9 +18,9 @@ pub struct Unit {
     first_together: u32,
     /// Number of pages.
     pages: u8,
-    /// Whether all its pages belong to one sample.
+    /// True if all its pages belong to one sample.
     is_one_sample: bool,
-    /// Whether its first sample begins in the last page of the unit before.
+    /// True if its first sample begins in the last page of the unit before.
     begins_before: bool,
 }
 
@@ -57,7 +57,7 @@ impl Unit {
         PageSet::range((from / PAGE_BYTES) as u32..to.div_ceil(PAGE_BYTES) as u32)
     }
 
-    /// Whether all its pages belong to one sample, so that a reader of one page reads all of them.
+    /// Returns whether all its pages belong to one sample, so that a reader of one page reads all of them.
     pub fn is_one_sample(&self) -> bool {
         self.is_one_sample
     }
@@ -78,7 +78,7 @@ pub struct Units {
     sections: Vec<Sections>,
     /// The long samples of a plain folder, sorted.
     long: Vec<LongSample>,
-    /// What plans choose, where plans are made.
+    /// The portions that plans choose from; `None` if no plans are made.
     portions: Option<Portions>,
 }
 
@@ -248,12 +248,12 @@ impl Units {
         self.units.len() as u32
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no units.
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
     }
 
-    /// Whether samples share units, so that a part of a unit may be kept.
+    /// Returns whether samples share units, so that a part of a unit may be kept.
     pub(crate) fn has_small_samples(&self) -> bool {
         self.units.iter().any(|unit| !unit.is_one_sample)
     }
@@ -303,8 +303,8 @@ impl Units {
         first..unit + len
     }
 
-    /// Whether `pages` is only the last page of the unit, in which the next unit's first sample begins:
-    /// a reader of it may want that sample.
+    /// Returns whether `pages` is only the last page of the unit, in which the next unit's first sample begins: a
+    /// reader of it may want that sample.
     pub fn is_border(&self, unit: u32, pages: PageSet) -> bool {
         let this = self.get(unit);
         let next = self.units.get(unit as usize + 1);
@@ -346,7 +346,8 @@ impl Units {
         }
     }
 
-    /// Whether the portion of the page before goes on to this page of `unit`, also where another one begins there.
+    /// Returns whether the portion of the page before goes on to this page of `unit`, even if another one begins
+    /// there.
     pub fn is_continued(&self, unit: u32, page: u32) -> bool {
         self.portions.as_ref().is_some_and(|portions| portions.is_continued(unit, page))
     }

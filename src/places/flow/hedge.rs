@@ -36,7 +36,7 @@ impl Latencies {
         Some((p99 * 2).max(SOONEST))
     }
 
-    /// Whether another second request may be sent; if so, it counts.
+    /// Returns whether another second request may be sent; if so, counts it.
     pub(crate) fn may_hedge(&mut self) -> bool {
         let may = self.hedges < 1 + self.requests / 50;
         self.hedges += u64::from(may);

@@ -1,4 +1,4 @@
-//! What to ask for next: objects cut into ranges, in order, within a budget of memory.
+//! The ranges to ask for next: objects cut into ranges, in order, within a budget of memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(crate) struct Ranges {
     lens: VecDeque<u64>,
     /// The first object of `lens`.
     object: usize,
-    /// Where its next range begins.
+    /// The offset at which its next range begins.
     at: u64,
     range_bytes: u64,
     budget_bytes: u64,

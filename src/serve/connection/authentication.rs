@@ -34,7 +34,7 @@ pub(super) struct Authentication {
     waiting: Option<(CommandId, u32)>,
 }
 
-/// Whether a command belongs to an authentication.
+/// Returns whether a command belongs to an authentication.
 pub(super) fn is_authentication(sqe: &Sqe) -> bool {
     matches!(sqe.fctype(), Some(fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE))
 }
@@ -218,7 +218,7 @@ impl HostConnection {
 
 /// The longest message of a host has 528 bytes.
 const MAX_SEND_BYTES: u32 = 1024;
-/// What hosts offer as room for a message: Linux and SPDK 4,096 bytes.
+/// The room for a message that hosts offer: Linux and SPDK 4,096 bytes.
 const MAX_ROOM_BYTES: u32 = 4096;
 /// How long a host waits for the answer to a wrong proof.
 const WRONG_PROOF_DELAY: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What the target does of its own accord: reports events, fails commands that cannot go on, drains.
+//! Actions of the target's own accord: it reports events, fails commands that cannot go on, drains.
 
 use std::collections::VecDeque;
 use std::net::Shutdown;
@@ -70,8 +70,8 @@ impl HostConnection {
         self.fail_waiting(is_for_it, Status::INVALID_NAMESPACE, backend, now);
     }
 
-    /// Whether no command is received from it any more: the target drains, and has no other way to tell the
-    /// host. The data of outstanding writes are still received.
+    /// Returns whether commands are no longer received from the host: the target drains, and has no other way to tell
+    /// the host. The data of outstanding writes are still received.
     pub(super) fn takes_no_more(&self, backend: &Backend) -> bool {
         let Some(queue) = &self.queue else { return false };
         let is_open = backend.subsystem.draining_since().is_some() && self.drained.is_none();

@@ -1,8 +1,8 @@
-//! Whether the host of a connection makes progress with what it owes.
+//! A host's progress with what it owes on a connection.
 
 use std::time::{Duration, Instant};
 
-/// Whether a host makes progress. A byte now and then does not count.
+/// Measures a host's progress. A byte now and then does not count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
     /// Since when the host owes progress without enough of it; `None`: it owes nothing.
@@ -38,7 +38,7 @@ impl Progress {
     }
 }
 
-/// What has arrived on a connection since its start.
+/// Totals of what has arrived on a connection since its start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrived {
     pub(super) awaited_bytes: u64,

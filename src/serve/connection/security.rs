@@ -21,7 +21,7 @@ use dlfs_io::tls::{FIRST_BYTE, HANDSHAKE_LIMIT, RECORD_LEN_BYTES, Session, TlsEr
 use dlfs_nvme::auth::IdentityParts;
 use dlfs_nvme::tcp::budget::{TARGET_RECEIVE_BYTES, TARGET_SEND_SLICES};
 
-/// What a poller lends its connections while it serves them.
+/// Buffers that a poller lends its connections while it serves them.
 pub(in super::super) struct Scratch {
     /// Received plaintext.
     pub(super) plain: Vec<u8>,
@@ -51,7 +51,7 @@ pub(super) enum Carriage {
 #[derive(Debug)]
 pub(super) struct Secured {
     session: Session,
-    /// Whose key it has, once the session is established.
+    /// The identity of its key, once the session is established.
     names: Option<Names>,
 }
 
@@ -77,7 +77,7 @@ impl HostConnection {
         }
     }
 
-    /// Whose key the connection's TLS session has.
+    /// The identity of the key of the connection's TLS session.
     pub(super) fn secured_as(&self) -> Option<&Names> {
         match &self.carriage {
             Carriage::Tls(secured) => secured.names.as_ref(),
@@ -93,7 +93,7 @@ impl HostConnection {
         }
     }
 
-    /// Whether a handshake takes too long.
+    /// Returns whether a handshake takes too long.
     pub(super) fn is_late_handshake(&self, now: Instant) -> bool {
         let is_late = now.saturating_duration_since(self.opened) >= HANDSHAKE_LIMIT;
         is_late && matches!(&self.carriage, Carriage::Tls(secured) if secured.names.is_none())

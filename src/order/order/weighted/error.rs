@@ -9,7 +9,7 @@ pub enum WeightsError {
     /// A sample's weight is negative or not finite.
     #[error("the weight of sample {sample} is {weight}: weights are finite numbers, at least 0")]
     Number {
-        /// Which of the samples, in the order of ids.
+        /// The sample's number, in the order of ids.
         sample: u64,
         /// Its weight.
         weight: f64,
@@ -17,7 +17,7 @@ pub enum WeightsError {
     /// Not one weight, or label, for each sample.
     #[error("there are {given} weights for {samples} samples")]
     Len {
-        /// What was given.
+        /// The number of weights given.
         given: u64,
         /// Samples of the data set or view.
         samples: u64,
@@ -28,7 +28,7 @@ pub enum WeightsError {
     /// A sample without a label.
     #[error("sample {sample} has no label, so it has no weight")]
     NoLabel {
-        /// Which of the samples, in the order of ids.
+        /// The sample's number, in the order of ids.
         sample: u64,
     },
     /// A label with a weight that no sample has.
@@ -60,7 +60,7 @@ pub enum WeightsError {
         epoch_size: u64,
         /// The most.
         most: u64,
-        /// Whether samples may be drawn several times.
+        /// True if samples may be drawn several times.
         replacement: bool,
     },
     /// More samples than tables have numbers for.

@@ -41,7 +41,7 @@ pub struct Weights {
     kind: OrderKind,
 }
 
-/// What draws the samples, as ranks among those of the data set or view.
+/// Tables that draw the samples, as ranks among those of the data set or view.
 #[derive(Debug)]
 enum Drawn {
     Samples(Alias),
@@ -53,7 +53,7 @@ enum Drawn {
 #[derive(Debug)]
 struct Classes {
     alias: Alias,
-    /// Where the members of each class begin in `members`, and the end.
+    /// The index in `members` at which each class starts, and the end.
     starts: Vec<u32>,
     members: Vec<u32>,
 }
@@ -61,7 +61,7 @@ struct Classes {
 /// How samples are drawn by their weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draws {
-    /// Whether a sample may be drawn several times in an epoch.
+    /// Allows a sample to be drawn several times in an epoch.
     pub replacement: bool,
     /// Samples of an epoch. `None`: as many as the data set or view has; without replacement, as many as have a
     /// weight above 0.
