@@ -1,4 +1,4 @@
-//! What a controller reports by asynchronous events, and the lists behind them.
+//! Asynchronous events of a controller, and the lists behind them.
 //!
 //! An event of one kind is sent once; the next of this kind follows after the host has read the log page
 //! that the event names.
@@ -28,7 +28,7 @@ struct State {
     pending: u32,
     /// Kinds that were reported, and whose log page the host has not read since.
     reported: u32,
-    /// Whether the host has read that its namespaces are inaccessible here.
+    /// True once the host has read that its namespaces are inaccessible here.
     knows_inaccessible: bool,
 }
 
@@ -43,7 +43,7 @@ impl Events {
         self.config.store(config, Ordering::Relaxed);
     }
 
-    /// Whether the host wants to hear of changed ANA states.
+    /// Returns whether the host asked to be told of changed ANA states.
     pub(super) fn knows_ana(&self) -> bool {
         self.config() & ANA != 0
     }
@@ -90,7 +90,7 @@ impl Events {
         };
         if !retain {
             state.changed.clear();
-            // What changed since the event is in the list, too.
+            // The list also has the changes since the event.
             state.pending &= !NAMESPACES;
             state.reported &= !NAMESPACES;
         }
@@ -106,7 +106,7 @@ impl Events {
         }
     }
 
-    /// Whether the host has read that its namespaces are inaccessible.
+    /// Returns whether the host has read that its namespaces are inaccessible.
     pub(super) fn knows_inaccessible(&self) -> bool {
         self.state.lock().knows_inaccessible
     }

@@ -61,7 +61,7 @@ impl Budget {
         Budget { first_left: PROVEN_PER_S, second: now, next_unproven: now }
     }
 
-    /// Whether one more of a proven host may go first.
+    /// Returns whether one more of a proven host may go first; if so, counts it.
     fn may_go_first(&mut self, now: Instant) -> bool {
         if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
             (self.first_left, self.second) = (PROVEN_PER_S, now);
@@ -173,7 +173,7 @@ impl Exponentiations {
     }
 }
 
-/// What unproven hosts may use of one core while data is served.
+/// The percentage of one core that unproven hosts may use while data is served.
 const UNPROVEN_PERCENT: u32 = 2;
 /// The most jobs of unproven hosts that wait.
 const MAX_UNPROVEN: usize = 64;

@@ -74,7 +74,7 @@ impl Hosts {
         *held = *held + now - before;
     }
 
-    /// Whether the waiting host may take this memory while `free_bytes` are free.
+    /// Returns whether the waiting host may take this memory while `free_bytes` are free.
     pub(super) fn may_take(&self, memory_wait: &MemoryWait, free_bytes: usize) -> bool {
         let held_bytes = memory_wait.host.map_or(0, |host| self.hosts[host.0].held_bytes);
         held_bytes + memory_wait.len <= free_bytes

@@ -21,7 +21,7 @@ use dlfs_nvme::nvme::{Sqe, Status};
 use dlfs_nvme::tcp::budget::TARGET_RECEIVE_BYTES;
 use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
 
-/// What all connections of one poller share: queue pairs, memory, counters.
+/// State that all connections of one poller share: queue pairs, memory, counters.
 pub(super) struct Backend {
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) counters: Arc<Counters>,
@@ -39,7 +39,7 @@ pub(super) struct Backend {
     pub(super) hosts: Hosts,
     /// One queue pair per namespace. A removed namespace keeps its place until its last I/O has ended.
     pub(super) queues: Slab<NamespaceQueue>,
-    /// Where in `queues` the namespace is, by NSID; [`NO_QUEUE`] for none.
+    /// Index in `queues` of the namespace, by NSID; [`NO_QUEUE`] for none.
     pub(super) by_nsid: Vec<u32>,
     /// The most bytes of the pool that one connection may hold.
     pub(super) connection_bytes: usize,
@@ -48,11 +48,11 @@ pub(super) struct Backend {
 /// A namespace's queue pair, and the I/O that waits for room in it.
 pub(super) struct NamespaceQueue {
     pub(super) nsid: Nsid,
-    /// Whether no host may write to it.
+    /// True if no host may write to it.
     pub(super) read_only: bool,
     pub(super) queue_pair: Box<dyn QueuePair>,
     pub(super) pending: VecDeque<Io>,
-    /// Whether it serves no new command.
+    /// True if it serves no new command.
     pub(super) is_removed: bool,
 }
 
@@ -62,7 +62,7 @@ impl NamespaceQueue {
         NamespaceQueue { nsid, read_only, queue_pair, pending: VecDeque::new(), is_removed: false }
     }
 
-    /// Whether it has I/O to do.
+    /// Returns whether it has I/O queued or outstanding.
     pub(super) fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.queue_pair.outstanding() > 0
     }
@@ -74,7 +74,7 @@ pub(super) struct Change {
     pub(super) applied: Sender<()>,
 }
 
-/// What changes.
+/// A change of a poller's namespaces or listeners.
 pub(super) enum What {
     /// A namespace is there from now on.
     Add(NamespaceQueue),
@@ -96,7 +96,7 @@ pub(super) struct Request {
     pub(super) forces_unit_access: bool,
 }
 
-/// What a command does; part of the tag of its I/O.
+/// The kind of a command; part of the tag of its I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -193,7 +193,7 @@ impl Backend {
         buf.unwrap_or_else(|| IoBuf::zeroed(len))
     }
 
-    /// Whether there is memory for all in-capsule data that one receive can bring.
+    /// Returns whether there is memory for all in-capsule data that one receive can bring.
     pub(super) fn has_room_for_capsules(&self) -> bool {
         self.pool.free_bytes() >= TARGET_RECEIVE_BYTES
             || self.reserve.free_bytes() >= RESERVE_BYTES / 2
@@ -229,12 +229,12 @@ impl Backend {
         self.tally.publish_counts(&self.counters);
     }
 
-    /// Whether any I/O is queued or outstanding.
+    /// Returns whether any I/O is queued or outstanding.
     pub(super) fn is_busy(&self) -> bool {
         self.queues.iter().any(|(_, queue)| queue.is_busy())
     }
 
-    /// Where in `queues` the namespace is, unless there is none.
+    /// Returns the index of the namespace in `queues`, unless there is none.
     fn queue_of(&self, nsid: Nsid) -> Option<usize> {
         let queue = *self.by_nsid.get(nsid.0 as usize)?;
         (queue != NO_QUEUE).then_some(queue as usize)

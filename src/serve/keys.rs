@@ -76,7 +76,7 @@ pub fn read_job_key(text_or_path: &str) -> Result<Zeroizing<Vec<u8>>> {
     Ok(secret_of(text_or_path)?.bytes().clone())
 }
 
-/// Whether an option gives a key itself, which `ps` shows to everybody, and not the path of a file.
+/// Returns whether an option gives a key itself, which `ps` shows to everybody, and not the path of a file.
 pub fn is_key_text(text_or_path: &str) -> bool {
     text_or_path.starts_with(PREFIX) || text_or_path.starts_with(TLS_PREFIX)
 }

@@ -35,7 +35,7 @@ impl CommandLatency {
     }
 }
 
-/// What the pollers of a target have recorded, each in recorders of its own.
+/// The latencies that the pollers of a target have recorded, each in recorders of its own.
 #[derive(Debug, Default)]
 pub(super) struct Latencies(Mutex<Vec<Arc<Recorders>>>);
 
@@ -91,7 +91,7 @@ impl EndedCommands {
     }
 }
 
-/// What the commands of a connection do that have not ended yet, and when they arrived.
+/// The kind and the arrival time of each outstanding command of a connection, by its identifier.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals(Vec<Option<(Timed, Instant)>>);
 

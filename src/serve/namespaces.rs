@@ -17,9 +17,9 @@ use dlfs_io::qpair::{Device, QueuePair};
 pub struct ServedNamespace {
     /// Its identifier, from 1 to [`MAX_NSID`](super::MAX_NSID).
     pub nsid: Nsid,
-    /// Where its blocks are.
+    /// The device that holds its blocks.
     pub device: Arc<dyn Device>,
-    /// Whether no host may write, although the target's options let hosts write.
+    /// True if no host may write to it, although the target's options let hosts write.
     pub read_only: bool,
 }
 

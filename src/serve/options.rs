@@ -83,8 +83,8 @@ pub struct TargetOptions {
     /// How long reads may wait for memory before they end with *Deallocated or Unwritten Logical Block*, for
     /// hosts that can read elsewhere; `None`: until there is memory.
     pub max_memory_wait: Option<Duration>,
-    /// Whether connections wait until [`Target::set_allowed_hosts`] or [`Target::set_host_keys`] has said whose they
-    /// may be: for a target that must listen before it knows its hosts, which may be faster than it.
+    /// Holds connections until [`Target::set_allowed_hosts`] or [`Target::set_host_keys`] has said which hosts may
+    /// connect: for a target that must listen before it knows its hosts, some of which may connect sooner.
     ///
     /// [`Target::set_allowed_hosts`]: super::Target::set_allowed_hosts
     /// [`Target::set_host_keys`]: super::Target::set_host_keys
@@ -92,14 +92,14 @@ pub struct TargetOptions {
     /// The highest NSID that hosts are told of (NN), if namespaces may be added while the target serves; else
     /// that of the namespaces it starts with.
     pub max_nsid: u32,
-    /// Whether the target reports Asymmetric Namespace Access: [`Target::drain`](super::Target::drain) then
-    /// tells hosts that the namespaces are inaccessible here, so that they go on by other paths.
+    /// Reports Asymmetric Namespace Access: [`Target::drain`](super::Target::drain) then tells hosts that the
+    /// namespaces are inaccessible here, so that they go on by other paths.
     pub ana: bool,
-    /// Who is told of each host that connects, is refused or leaves.
+    /// Receives an event for each host that connects, is refused or leaves.
     pub access_log: Option<Arc<dyn AccessLog>>,
 }
 
-/// What a host proves itself with, and what the target proves itself to that host with.
+/// The keys of a host: those that prove its identity, and the secret that proves the target's identity to it.
 #[derive(Debug, Clone, Default)]
 pub struct HostKeys {
     /// The host's secrets. Any of them will do: two are valid while one replaces the other. None: it proves
@@ -107,34 +107,34 @@ pub struct HostKeys {
     pub secrets: Vec<Secret>,
     /// The subsystem's secret. Without one, a host that asks the target to prove itself is refused.
     pub ctrl_secret: Option<Secret>,
-    /// Whether the host must let its authentication generate a key of TLS, and connect inside TLS with it (secure
-    /// channel concatenation). Otherwise it may, in a build with TLS.
+    /// Requires that the host's authentication generates a key of TLS, and that the host connects inside TLS with it
+    /// (secure channel concatenation). Otherwise the host may do so, in a build with TLS.
     pub must_concat: bool,
     /// The host's keys of TLS. With any, the host must connect inside TLS. Any of them will do, but an identity
     /// of version 0 always means the first with its hash.
     pub tls_keys: Vec<ConfiguredPsk>,
-    /// What the host may use once it has proved itself.
+    /// The host's access once it has proved its identity.
     pub access: Access,
 }
 
-/// What a host may use. It is decided when its controller connects.
+/// The access of a host: its namespaces, and whether it may write. Decided when its controller connects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Access {
     /// The namespaces that exist for the host; `None`: all.
     pub namespaces: Option<Vec<Nsid>>,
-    /// Whether the host may not write, although others may.
+    /// True if the host may not write, although others may.
     pub read_only: bool,
 }
 
 impl Access {
-    /// Whether the namespace exists for the host.
+    /// Returns whether the namespace exists for the host.
     pub(super) fn has(&self, nsid: Nsid) -> bool {
         self.namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(&nsid))
     }
 }
 
 impl HostKeys {
-    /// Whether an authentication on a plain connection may or must generate a key of TLS.
+    /// The rule for authentications on plain connections to generate a key of TLS: no, optional or required.
     pub(super) fn concatenation(&self) -> Concatenation {
         match self.must_concat {
             true => Concatenation::Required,

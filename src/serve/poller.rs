@@ -34,7 +34,7 @@ use dlfs_io::qpair::spinning::Spinning;
 use dlfs_io::qpair::{Completion, Notice, PairScope};
 use dlfs_nvme::tcp::budget::{TARGET_MAX_COMPLETIONS, target_completions};
 
-/// What a poller shares with the target's other threads.
+/// State that a poller shares with the target's other threads.
 pub(super) struct Mailbox {
     /// Connections that another poller accepted for this one.
     inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
@@ -42,9 +42,9 @@ pub(super) struct Mailbox {
     computed: Mutex<Vec<Computed>>,
     /// Changes of namespaces.
     changes: Mutex<Vec<Change>>,
-    /// Whether controllers may have events to report.
+    /// Set when controllers may have events to report.
     has_events: AtomicBool,
-    /// What the poller's queue pairs share connections in.
+    /// The scope in which the poller's queue pairs share connections.
     pub(super) scope: PairScope,
     waker: OwnedFd,
     stop: AtomicBool,
@@ -116,14 +116,14 @@ pub(super) struct Poller {
     devices: Readiness,
     /// The first poller accepts for all pollers; the others have no listeners.
     listeners: Vec<TcpListener>,
-    /// Whether accepting is suspended until the next tick.
+    /// True while accepting is suspended, until the next tick.
     accept_paused: bool,
     /// A spare file descriptor. When the process has no other, it is closed so that one connection
     /// can be accepted and closed, which tells its host.
     spare: Option<OwnedFd>,
     /// How many connections each peer address has.
     peer_limits: PeerLimits,
-    /// Which of several equally loaded pollers gets the next connection.
+    /// The first candidate for the next connection among equally loaded pollers.
     next_poller: usize,
     connections: Slab<HostConnection>,
     /// Connections without a queue, by index and generation, oldest first. An entry becomes stale
@@ -283,7 +283,7 @@ impl Poller {
         }
         for Computed { connection: (index, generation), power } in computed {
             let connection = self.connections.get_mut(index);
-            // Of a connection that is gone, nobody wants it.
+            // Drops the result if its connection is gone.
             if let Some(connection) = connection.filter(|c| c.generation() == generation) {
                 connection.computed(power, &self.backend.subsystem, now);
                 self.mark_dirty(index);

@@ -32,7 +32,7 @@ use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 pub(super) struct Subsystem {
     pub(super) options: TargetOptions,
     pub(super) namespaces: Namespaces,
-    /// Whether it listens on loopback addresses only.
+    /// True if it listens on loopback addresses only.
     is_local: bool,
     /// The most data of a command: a power of two of at least 4,096.
     pub(super) max_transfer_bytes: u32,
@@ -43,7 +43,7 @@ pub(super) struct Subsystem {
     allowed: RwLock<Vec<Nqn>>,
     /// The keys of hosts; those of the options, or what has replaced them.
     keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
-    /// Whether connections wait until one of both is replaced.
+    /// Set while connections wait until the allowed hosts or the keys are replaced.
     held: AtomicBool,
     pub(super) exponentiations: Exponentiations,
     /// Keys of TLS that authentications have generated.
@@ -70,11 +70,11 @@ pub(super) struct Controller {
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
     pub(super) is_discovery: bool,
-    /// Whether its admin queue is inside TLS; its I/O queues then must be, too.
+    /// True if its admin queue is inside TLS; its I/O queues then must be, too.
     is_secured: bool,
     /// The generated key of its TLS, which stays valid as long as the controller.
     _generated: Option<Arc<TlsPsk>>,
-    /// What its host may use.
+    /// The access of its host.
     pub(super) access: Access,
     /// Set when its admin queue is gone; its other connections then close themselves.
     is_dead: AtomicBool,
@@ -88,13 +88,13 @@ pub(super) struct Controller {
     pub(super) kato_ms: AtomicU32,
     /// When one of its connections last received something.
     last_seen_ms: AtomicU64,
-    /// What it reports by asynchronous events.
+    /// Its asynchronous events.
     pub(super) events: Events,
     /// When it was created.
     since: Instant,
-    /// Whether the host has cleared DULBE of the feature Error Recovery, on a thin namespace.
+    /// Set if the host has cleared DULBE of the feature Error Recovery, on a thin namespace.
     pub(super) hides_unwritten: AtomicBool,
-    /// What to tell when it has ended.
+    /// Facts for the access log about its end.
     end: ControllerEnd,
     queues: Mutex<Queues>,
 }
@@ -114,9 +114,9 @@ pub(super) struct Queue {
     pub(super) qid: u16,
     pub(super) sqsize: u16,
     pub(super) sq_flow_control: bool,
-    /// Whether its host has keys, and must prove that on this queue.
+    /// True if its host has keys, and must prove that on this queue.
     pub(super) must_authenticate: bool,
-    /// Whether and how its authentication may generate a key of TLS.
+    /// The rule by which its authentication may generate a key of TLS.
     pub(super) concatenation: Concatenation,
     resets: u32,
     subsystem: Arc<Subsystem>,
@@ -133,13 +133,13 @@ pub struct ConnectedController {
     pub peer: SocketAddr,
     /// I/O queues that are connected.
     pub num_io_queues: usize,
-    /// Whether its connections are inside TLS.
+    /// True if its connections are inside TLS.
     pub is_secured: bool,
     /// Seconds since it connected.
     pub connected_s: u64,
 }
 
-/// Whose key the TLS session of a connection has.
+/// The identity of the key that the TLS session of a connection uses.
 #[derive(Debug)]
 pub(super) struct Names {
     /// The identity of the key.
@@ -220,7 +220,7 @@ impl Subsystem {
         self.namespaces.get(Nsid(nsid))?.device.capabilities().allocated_bytes
     }
 
-    /// Whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
+    /// Returns whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
     pub(super) fn is_thin(&self) -> bool {
         let allocated = |served: &ServedNamespace| served.device.capabilities().allocated_bytes;
         self.namespaces.all().iter().any(|served| allocated(served).is_some())
@@ -259,7 +259,7 @@ impl Subsystem {
         self.draining_since.get().copied()
     }
 
-    /// Whether the controller's commands fail because its host knows what *inaccessible* means.
+    /// Returns whether the controller's commands fail as *inaccessible*: the target drains, and the host knows ANA.
     pub(super) fn is_inaccessible_to(&self, controller: &Controller) -> bool {
         self.draining_since.get().is_some() && self.options.ana && controller.events.knows_ana()
     }
@@ -323,18 +323,18 @@ impl Subsystem {
         self.held.store(false, Ordering::Release);
     }
 
-    /// Whether connections wait: see [`TargetOptions::hold`].
+    /// Returns whether connections wait: see [`TargetOptions::hold`].
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Whether some host has a key of TLS.
+    /// Returns whether some host has a key of TLS.
     pub(super) fn offers_tls(&self) -> bool {
         let has_keys = self.keys.read().values().any(|keys| !keys.tls_keys.is_empty());
         has_keys || !self.generated.is_empty()
     }
 
-    /// What a host with these keys must prove.
+    /// The terms by which a host with these keys must authenticate.
     pub(super) fn authentication_terms(
         &self,
         host: &Nqn,
@@ -671,7 +671,7 @@ impl Controller {
         if self.is_discovery { Nqn::discovery() } else { self.hostnqn.clone() }
     }
 
-    /// Whether reads of deallocated blocks must not fail with the status of their own.
+    /// Returns whether reads of deallocated blocks must not fail with Deallocated or Unwritten Logical Block.
     pub(super) fn hides_unwritten(&self) -> bool {
         self.hides_unwritten.load(Ordering::Relaxed)
     }
@@ -718,7 +718,7 @@ impl Controller {
         cc & CC_MPS_AMS_CSS == 0 && (entries == 0x46 || self.is_discovery)
     }
 
-    /// Whether I/O queues of it are connected.
+    /// Returns whether it has connected I/O queues.
     pub(super) fn has_io_queues(&self) -> bool {
         !self.queues.lock().connected.is_empty()
     }
@@ -786,8 +786,7 @@ impl Queue {
         }
     }
 
-    /// Whether the queue has lost its controller: the admin queue is gone, or the controller was
-    /// disabled.
+    /// Returns whether the queue has lost its controller: the admin queue is gone, or the controller was disabled.
     pub(super) fn is_orphan(&self) -> bool {
         let controller = &self.controller;
         let is_reset = self.qid != 0 && controller.resets.load(Ordering::Relaxed) != self.resets;

@@ -32,7 +32,7 @@ pub(super) enum WarningKind {
 }
 
 impl WarningKind {
-    /// What happens to the host.
+    /// The verb for the target's action against the host.
     fn verb(self) -> &'static str {
         match self {
             WarningKind::HostNotAllowed | WarningKind::NotAuthenticated => "refused",

@@ -196,7 +196,7 @@ pub(crate) fn damaged_later_and_hostile_entries_are_named_and_half_written_ones_
     let catalog = open(folder.path());
     catalog.add("train", &record(1, 1)).unwrap();
     let versions = folder.path().join("train/versions");
-    // What a writer leaves that is killed before it links its draft.
+    // A draft left by a writer that was killed before it could link it.
     fs::write(versions.join(".0123456789abcdef"), "{\"image\"").unwrap();
     fs::write(versions.join("README"), "dear").unwrap();
     assert_eq!(catalog.find("train", None).unwrap().0, 1);
@@ -254,7 +254,7 @@ fn files_with_numbers_that_no_entry_has_are_no_entries_and_a_log_with_gaps_is_da
         damaged("find", finds());
         fs::remove_file(extra(moves)).unwrap();
     }
-    // What is missing or says nothing is not what was removed; as the hint says, restoring it is enough.
+    // A missing or empty version is damage, not a removal; as the hint says, restoring it is enough.
     let first = fs::read(logs[1].join("1.json")).unwrap();
     fs::remove_file(logs[1].join("1.json")).unwrap();
     damaged("tag", tags());

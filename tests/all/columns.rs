@@ -176,7 +176,7 @@ fn values_survive_appends_deletes_purges_and_rebuilds() {
     }
 }
 
-/// Whether a row fits.
+/// A predicate over rows.
 type Test = Box<dyn Fn(&Row) -> bool>;
 
 #[test]
@@ -325,8 +325,8 @@ fn a_table_that_changed_or_does_not_fit_the_image_is_refused() {
     assert_eq!(imported(&more, &disks, &missing).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-/// What earlier releases know decides: chunk columns from 64 on and sections without the flag are ignored; but
-/// they must not write.
+/// Earlier releases ignore chunk columns from 64 on and sections without the flag, so they can read such an image;
+/// but they must not write to it.
 #[test]
 fn earlier_releases_may_read_such_an_image_and_not_write_to_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ use crate::support::breaking::{Breaking, How};
 /// Short enough for a test, long enough for an engine that is merely slow.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// What says "not for ever": far above every limit that a drop or a call has here.
+/// The limit above which a wait counts as endless: far above all limits of drops and calls here.
 const NOT_FOR_EVER: Duration = Duration::from_secs(60);
 
 fn source() -> Vec<Sample> {
@@ -190,7 +190,7 @@ fn without_a_copier_readers_go_on_and_the_tiers_say_why_they_take_nothing() {
         let (device, image) = breaking_image(how, "dlfs-tiers", &["ram:64M"]);
         device.break_now();
         let began = Instant::now();
-        // What is planned the copier fetches by itself.
+        // The copier fetches planned data by itself.
         let tiers = image.tiers().unwrap();
         let units = tiers.units();
         let plan = TierPlan {
@@ -234,7 +234,7 @@ fn without_a_copier_readers_go_on_and_the_tiers_say_why_they_take_nothing() {
     }
 }
 
-/// What `attempt` gives when it first succeeds.
+/// Calls `attempt` until it succeeds; returns its value.
 fn at_last<T>(what: &str, mut attempt: impl FnMut() -> dlfs::Result<T>) -> T {
     let began = Instant::now();
     loop {

@@ -39,7 +39,7 @@ const OTHER_PART: u64 = 33;
 /// Writes the sections of a snapshot one after the other, without keeping them.
 struct Sections {
     file: BufWriter<File>,
-    /// Where the snapshot begins in the file.
+    /// The offset of the snapshot in the file.
     start: u64,
     at: u64,
     done: Vec<Section>,

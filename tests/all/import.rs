@@ -577,7 +577,7 @@ fn a_file_that_was_purged_takes_what_an_import_of_the_live_samples_takes() {
         let devices = [dlfs::qpair::open(&image[0], &connect).unwrap()];
         assert_eq!(contents(&devices).unwrap(), files);
     }
-    // What follows finds everything that it needs.
+    // Later commands find everything that they need.
     let snapshot = |image: &Image| image.directory().to_snapshot().unwrap();
     let before = image_of(&[dlfs::qpair::open(&image[0], &connect).unwrap()]);
     import::rebuild(&image, None, &connect, &mut ()).unwrap();

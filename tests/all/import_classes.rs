@@ -51,7 +51,7 @@ fn texts_are_numbered_by_name_whichever_row_comes_first() {
     let (classes, labels) = imported(&train, &by_kind()).unwrap();
     assert_eq!(classes, ["ant", "cat", "dog"]);
     assert_eq!(labels.into_iter().map(|it| it.1).collect::<Vec<_>>(), [2, 1, 0, 1].map(Some));
-    // What is appended keeps the numbers that there are.
+    // An append keeps the existing numbers of classes.
     let more = lines(dir.path(), "more.jsonl", &["eel", "bee", "dog"]);
     fs::rename(dir.path().join("train.dlfs"), dir.path().join("more.dlfs")).unwrap();
     let append = ImportOptions { onto: Onto::Append, ..by_kind() };

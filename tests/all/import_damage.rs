@@ -168,7 +168,7 @@ fn an_image_of_a_future_version_is_named_as_such_and_not_written_to() {
     assert!(disks.contents()[0] == bytes);
 }
 
-/// Of its generation, a delete writes only the record and the snapshot.
+/// A delete writes only the record and the snapshot of its generation.
 #[test]
 fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed() {
     let (mut files, bytes) = small();

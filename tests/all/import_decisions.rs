@@ -1,5 +1,5 @@
-//! What is decided of a source before it is read: whether archives are WebDataset's, what is left out whatever it
-//! holds, and which links are followed.
+//! Decisions about a source before it is read: whether archives are WebDataset's, which entries are left out whatever
+//! they hold, and which links are followed.
 
 use std::fs;
 use std::os::unix::fs::symlink;

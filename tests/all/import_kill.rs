@@ -15,7 +15,7 @@ use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::{ErrorKind, Result};
 
-/// What a child process of this test imports, as its environment says.
+/// Environment variable that tells a child process of this test what to import.
 const CHILD: &str = "DLFS_TEST_IMPORT";
 
 fn run(source: &Path, image: &Path, onto: Onto, time_ns: u64) -> Result<()> {

@@ -359,8 +359,8 @@ fn a_second_attempt_at_a_part_that_is_running_is_busy() {
     part(&plan, 1).unwrap();
 }
 
-/// What a child process of this test does: `plan|append|part|commit`, a plan, and a number or folder; or as
-/// `written.rs` says.
+/// Environment variable that tells a child process of this test its job: `plan|append|part|commit`, a plan, and a
+/// number or folder; or as `written.rs` says.
 const CHILD: &str = "DLFS_TEST_MANY";
 
 /// Not a test of its own: the child's work.

@@ -234,5 +234,5 @@ fn a_source_without_a_sample_says_why() {
     }
 }
 
-/// What the streaming library wrote.
+/// A data set written by the streaming library.
 const MDS: &str = "tests/rows/mds";

@@ -513,7 +513,7 @@ fn lines_in_a_store_name_objects_beside_them_whatever_the_store_does() {
         store.put(&format!("named/{name}"), bytes);
         lines += &format!("{{\"file_name\": \"{name}\", \"text\": \"number {number}\"}}\n");
     }
-    // What is bad locally is bad in a store, in its order.
+    // Lines that are bad locally are bad in a store too, and are reported in the same order.
     lines += "{\"file_name\": \"absent.jpg\", \"text\": \"\"}\n{\"file_name\": 7, \"text\": \"\"}\nno line\n";
     lines += "{\"file_name\": \"../deep/1.jpg\", \"text\": \"\"}\n{\"file_name\": \"deep/0.jpg\", \"text\": \"\"}\n";
     fs::write(folder.path().join("metadata.jsonl"), &lines).unwrap();

@@ -113,7 +113,7 @@ fn typed_fields_and_columns_go_on_as_well() {
     );
     let asked = case.watched.asked();
     assert!(!asked.contains_key("x/0.tar") && !asked.contains_key("x/1.tar"), "{asked:?}");
-    // Who asks for other columns does not get those that are there.
+    // An import with other columns does not get the existing ones.
     let devices = case.interrupted(880);
     case.more = Box::new(|options| {
         options.field_types = vec!["npy:npy".parse().unwrap(), "cls:i64".parse().unwrap()];

@@ -153,7 +153,7 @@ fn resumed(kind: SourceKind, shards: &Shards, about: u64) {
         let of_rows = asked.iter().filter(|(name, _)| !name.ends_with("index.json"));
         let total: u64 = of_rows.map(|(_, bytes)| bytes).sum();
         let left = (FILES * ROWS - point) * 41_000;
-        // What tells the columns is read of the first file.
+        // The first file is read as far as it determines the columns.
         assert!(total < left + 4 * about, "{kind}, after {after}: {asked:?} of {left}");
         for (name, bytes) in shards.iter().take((point / ROWS) as usize).skip(1) {
             let of_file = asked.get(&format!("x/{name}")).copied().unwrap_or_default();
@@ -400,7 +400,7 @@ mod formats {
         case.watched.asked();
         case.import(&often, Onto::Resume, u64::MAX).unwrap();
         assert!(all(&often) == all(&once), "another image");
-        // Of what was read before, only what tells the columns.
+        // Data read before is not read again, except for what determines the columns.
         let (asked, len) = (case.watched.asked(), parquet()[1].1.len() as u64);
         assert!(
             asked.get("x/1.parquet").is_none_or(|asked| *asked < len / 8),

@@ -14,7 +14,7 @@ use dlfs::import::{
 };
 use dlfs::reader::ReaderOptions;
 
-/// What a sample has in a field: its type, its shape and its bytes.
+/// The value of a field of a sample: its type, its shape and its bytes.
 type Value = (String, Vec<u64>, Vec<u8>);
 /// The fields of a sample, by their names, and its label.
 type Sample = (BTreeMap<String, Value>, Option<i64>);
@@ -170,7 +170,7 @@ fn jsonl_has_types_by_its_first_lines_and_may_name_files() {
     assert_eq!(found["deep/b.png"].0["file"], bytes("deep/b.png"));
     assert_eq!(found["deep/b.png"].0["n"], numbers("i64", &[], [2_i64.to_le_bytes()]));
 
-    // What is wrong with single lines is told with their numbers, and nothing is imported.
+    // Errors in single lines are reported with their numbers, and nothing is imported.
     fs::write(
         &lines,
         "{\"file_name\": \"a.png\", \"n\": 1}\n{\"file_name\": \"../a.png\"}\n{\"file_name\": \"none\"}\n[1]\n\
@@ -858,7 +858,7 @@ mod tables {
             let told = import(len, OnError::Stop).map(drop).expect_err("a cut stream").report();
             assert!(told.contains("a.arrow"), "{len} of {} bytes: {told}", whole.len());
         }
-        // Where all rows are there, only the marker tells.
+        // The missing marker alone shows the cut when all rows are there.
         let told = import(whole.len() - 8, OnError::Stop).map(drop).unwrap_err().report();
         assert!(told.contains("end-of-stream marker") && told.contains("skip"), "{told}");
         let report = import(whole.len() - 8, OnError::Skip).unwrap();

@@ -1,4 +1,4 @@
-//! Which files of a source are detected as shards, as samples, or as neither.
+//! Detection of a source's files as shards, as samples, or as neither.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -440,7 +440,7 @@ fn archives_of_xz_and_bzip2_are_read_as_they_come_and_when_they_are_broken() {
     }
 }
 
-/// What a program makes of `bytes`; `None`: it is not installed.
+/// The output of a program for the input `bytes`; `None`: it is not installed.
 #[cfg(feature = "formats")]
 fn piped(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! What every kind of source yields, entry by entry, good and bad.
+//! Entries that every kind of source yields, good and bad.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

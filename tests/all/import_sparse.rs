@@ -84,7 +84,7 @@ const FORMATS: [&[&str]; 4] = [
     &["--format=posix", "--sparse-version=1.0"],
 ];
 
-/// What GNU tar packs of the files in `dir`.
+/// Packs files of `dir` with GNU tar; returns the archive.
 fn pack(dir: &Path, format: &[&str], names: &[&str]) -> PathBuf {
     let path = dir.join("packed.tar");
     let mut tar = Command::new("tar");

@@ -12,7 +12,7 @@ use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, OnError, Onto, RowOptions, import_onto};
 use dlfs::reader::ReaderOptions;
 
-/// What a sample has in its fields, as `TYPE[SHAPE]` and bytes.
+/// The fields of a sample by their names, as `TYPE[SHAPE]` and bytes.
 type Fields = BTreeMap<String, (String, Vec<u8>)>;
 
 fn data(name: &str) -> PathBuf {
@@ -86,7 +86,7 @@ fn union() -> ImportOptions {
     with_rows(RowOptions { union: true, ..RowOptions::default() })
 }
 
-/// What the lines of files give under a name, in their order.
+/// The values of field `name` in the lines of files, in their order.
 fn lines(
     files: &[&str],
     name: &str,
@@ -146,7 +146,7 @@ fn given_types_hold_what_lines_say_or_refuse_it() {
         let refused = lines(&[line], "n", &with_types(&[&format!("n:{kind}")])).unwrap_err();
         assert!(refused.contains(what) && refused.contains("--field-type n:TYPE"), "{refused}");
     }
-    // What nobody asked for is not looked at.
+    // Fields that nobody asked for are not looked at.
     let odd = "{\"a\": 1, \"b\": 1}\n{\"a\": 2, \"b\": \"x\", \"b\": {}}\n";
     let found = lines(&[odd], "a", &with_rows(taking(&["a"]))).unwrap();
     assert_eq!(found, [1, 2].map(of_i64));
@@ -159,7 +159,7 @@ fn rows_of_nothing_are_samples_of_nothing() {
     assert_eq!(found, [nothing(), of_i64(1), nothing()]);
     let found = lines(&["{\"a\": null}\n{\"a\": \"x\"}\n"], "a", &options(Onto::Empty));
     assert_eq!(found.unwrap(), [text(""), text("x")]);
-    // What is one field has no place to say that it has none; the hint names a way that there is.
+    // A sample of one field cannot say that the field is missing; the hint names a way that works.
     let (only, both) =
         ("{\"a\": null}\n{\"a\": 1}\n", "{\"a\": null, \"b\": 2}\n{\"a\": 1, \"b\": 2}\n");
     let refused = lines(&[only], "a", &options(Onto::Empty)).unwrap_err();
@@ -313,7 +313,7 @@ fn what_a_source_says_of_its_bytes_is_checked() {
         fs::write(to.join("index.json"), index.replacen(states, &format!("{states}1"), 1)).unwrap();
         refused(folder, &to, &["table has 1", "the index states 1", "copy the shard"]);
     }
-    // What compresses a source has its checksum at the end.
+    // A compressed source has its checksum at the end.
     let lines = b"{\"t\": \"x\"}\n";
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
     gzip.write_all(lines).unwrap();

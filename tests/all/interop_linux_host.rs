@@ -71,7 +71,7 @@ fn run(name: &str, served: &Served, arguments: &[&str]) -> String {
     text
 }
 
-/// Whether Linux can be booted here.
+/// Returns whether Linux can be booted here.
 fn linux_is_there() -> bool {
     if !is_wanted("Linux's host against our target") {
         return false;
@@ -255,7 +255,7 @@ refused() {
 }
 "#;
 
-/// Of the first bytes.
+/// The SHA-256 of the first `len` bytes.
 fn sha256_of(served: &Served, len: usize) -> String {
     let bytes = std::fs::read(served.file.path()).unwrap();
     let mut part = NamedTempFile::new().unwrap();

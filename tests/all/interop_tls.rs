@@ -243,7 +243,7 @@ fn our_host_in_linux_takes_the_key_of_the_kernels_keyring() {
     assert_eq!(other.stats().read_bytes, 0);
 }
 
-/// What the test above runs in the guest.
+/// The part of the test above that runs in the guest.
 #[test]
 fn reads_with_the_key_of_the_keyring() {
     let Ok(addresses) = std::env::var(IN_THE_GUEST) else {

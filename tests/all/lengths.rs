@@ -39,7 +39,7 @@ type Place<T> = (&'static str, T);
 type Opens = fn(&Path) -> Result<()>;
 type Makes = fn() -> Vec<u8>;
 
-/// What opens a file that begins with these bytes, and goes on with zeroes for a tebibyte.
+/// Openers of files that begin with these bytes, and go on with zeroes for a tebibyte.
 const FILES: &[(&str, &[u8], Opens)] = &[
     ("state of a run", b"{", |path| load_state(path).map(drop)),
     ("plan of parts", b"DLFSPLAN\x03", |path| {
@@ -96,7 +96,7 @@ const FILES: &[(&str, &[u8], Opens)] = &[
     }),
 ];
 
-/// What is said of sections of a directory, beyond what an image has.
+/// Sections of a directory that state more bytes than the image has.
 const SECTIONS: &[Place<u16>] = &[
     ("chunks", kind::CHUNKS),
     ("checkpoints", kind::CHECKPOINTS),

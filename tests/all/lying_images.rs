@@ -217,7 +217,7 @@ fn no_cells_that_an_image_names_make_a_file_longer_than_what_is_written() {
 
 #[test]
 fn a_chunk_whose_header_names_another_sample_at_a_slot_is_found_by_verify() {
-    // Of version 1, since later ones have no ids in their headers.
+    // Version 1, since later ones have no ids in their headers.
     let mut image = Image::of_version(FormatVersion::V1, 1, Pack::Aligned);
     image.add(&[sample("a", None, 100), sample("b", None, 100)], 0, 0, &[]);
     let head = image.heads()[0];

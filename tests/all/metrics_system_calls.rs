@@ -104,7 +104,7 @@ struct Call {
     /// The name of its thread.
     thread: String,
     name: String,
-    /// What its first argument stands for: a path, or the kind of a socket.
+    /// The object of its first argument: a path, or the kind of a socket.
     file: String,
     result: i64,
 }

@@ -151,7 +151,7 @@ impl Sets {
         (batches, loader.state())
     }
 
-    /// What all ranks read together, batch by batch, from the state of `options`.
+    /// Reads with all ranks from the state of `options`; returns the global batches, and the state afterwards.
     fn read_all(
         &self,
         mixture: &Mixture,

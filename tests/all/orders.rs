@@ -22,7 +22,7 @@ struct Chunks {
     spans: Vec<u32>,
     ids: Vec<u64>,
     starts: Vec<usize>,
-    /// Where each sample begins and the last ends, in bytes, one after the other.
+    /// Byte offsets of the samples, one after the other, and the end of the last one.
     offsets: Vec<u64>,
 }
 

@@ -42,7 +42,7 @@ struct Origin {
     target: Target,
     /// The most that the copiers of the nodes read, in bytes a second each.
     copier_bytes_per_s: Option<u64>,
-    /// What the nodes answer for what they lack.
+    /// The nodes' answer to requests for data that they lack.
     serving: Serving,
     /// The network between the nodes and the target, if a test disturbs it.
     wire: Option<Wire>,
@@ -161,7 +161,7 @@ fn nodes_with(origin: &Origin, num: u32, share: f64, how: (OrderKind, Sharding))
     nodes_on(origin, num, how, |rank| format!("file:{}:{room_bytes}", origin.tier(rank).display()))
 }
 
-/// What `num` tiers have room for that together have room for `share` of the data.
+/// The room of each of `num` tiers that together have room for `share` of the data.
 fn room_of_each(origin: &Origin, num: u32, share: f64) -> u64 {
     let room_bytes = (origin.data_bytes() as f64 * share) as u64 / u64::from(num);
     room_bytes.next_multiple_of(PAGE_BYTES)
@@ -220,7 +220,7 @@ impl Node {
         self.image.peers().unwrap().stats()
     }
 
-    /// Where it serves its peers.
+    /// The address at which it serves its peers.
     fn address(&self) -> std::net::SocketAddr {
         self.image.peers().unwrap().round().records()[self.rank as usize].addresses[0]
     }

@@ -1,4 +1,4 @@
-//! Whether nodes of a job ask each other follows from the rates of network and origin, as far as they are known.
+//! The decision whether nodes of a job ask each other, by the rates of network and origin as far as they are known.
 
 use std::fs;
 use std::thread;

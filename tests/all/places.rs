@@ -95,7 +95,7 @@ fn bytes_are_lent_within_a_range_and_keep_the_memory_of_few_ranges() {
             kept.clear();
         }
     }
-    // Of the fifth range on nothing is lent, until what was lent before has come back.
+    // Nothing is lent from the fifth range on until the earlier loans have come back.
     assert!(lent_of[..4].iter().all(|&count| count >= 7), "{lent_of:?}");
     assert_eq!(lent_of[4], 0);
     assert!(lent_of[6] >= 6, "{lent_of:?}");

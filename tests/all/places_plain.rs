@@ -24,7 +24,7 @@ enum Habit {
     Hasty,
     /// In chunks.
     Chunks,
-    /// Of another file of its own.
+    /// Redirects to another file of its own.
     Redirecting,
     /// With two lengths.
     TwoLengths,
@@ -44,7 +44,7 @@ struct Server {
 #[derive(Default)]
 struct Seen {
     connections: AtomicUsize,
-    /// Who asked for ranges.
+    /// The user agents that asked for ranges.
     agents: Mutex<Vec<String>>,
 }
 
@@ -194,7 +194,7 @@ fn ranges_are_received_from_servers_of_all_regular_habits() {
         let server = Server::new(habit);
         assert!(server.read().unwrap() == file(), "{habit:?}");
         let (ours, others) = server.agents();
-        // What was slow may have been asked for twice.
+        // Slow ranges may have been asked for twice.
         assert!(ours >= 21 && others == 0, "{habit:?}: {ours} and {others}");
     }
 }

@@ -1,4 +1,4 @@
-//! Where stores redirect to, and what they answer without an end: what goes along, and what ends.
+//! Redirects of stores, and answers without an end: what is passed on to another server, and what ends the request.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -61,7 +61,7 @@ impl Server {
         self.heads.lock().unwrap().clone()
     }
 
-    /// What leads to it, with each provider's credentials, all of which are called SECRET.
+    /// Addresses that lead to it, with each provider's credentials, all of which are called SECRET.
     fn doors(&self) -> Vec<(String, Vec<(String, String)>)> {
         let settings = |pairs: &[(&str, &str)]| {
             let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());

@@ -146,7 +146,7 @@ impl Population for Equal {
     }
 }
 
-/// Of the reads that plans send to another node, the share for which there is a second other node.
+/// The share of the reads sent to another node for which a second other node has a copy.
 fn share_with_a_second_copy(nodes: u32, epochs: u64) -> f64 {
     const BLOCKS: u32 = 8;
     let num = 500 * nodes;

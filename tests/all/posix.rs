@@ -14,7 +14,7 @@ use dlfs::prefetch::LoaderOptions;
 use dlfs::units::{Generation, SampleId};
 use proptest::prelude::*;
 
-/// What the names make, computed the plain way: folders and their entries.
+/// The tree that the names make, computed the plain way: folders and their entries.
 #[derive(Default)]
 struct Model {
     files: BTreeMap<Vec<u8>, File>,

@@ -446,7 +446,7 @@ fn superblock(bytes: &[u8]) -> Superblock {
     copies.into_iter().flatten().max_by_key(|copy| copy.generation).unwrap()
 }
 
-/// What giving back does to the file of one namespace.
+/// A step of giving space back, on the file of one namespace.
 type Step = fn(&mut [u8]);
 
 fn declare_void(bytes: &mut [u8]) {

@@ -167,7 +167,7 @@ fn dataset(image: Image) -> Dataset {
     Dataset::from_image(image, Default::default())
 }
 
-/// Whether a range of the sample takes no more than a header and a piece: its chunk has their checksums.
+/// Returns whether a range of the sample takes no more than a header and a piece: its chunk has their checksums.
 fn has_pieces(files: &Files, id: u64) -> bool {
     let (device, image) = files.counted();
     let dataset = dataset(image);

@@ -18,7 +18,7 @@ use dlfs::qpair::{
 };
 use dlfs::units::Lba;
 
-/// What lets a test stop a thread in the middle of a call.
+/// A gate at which a test stops a thread in the middle of a call.
 #[derive(Default)]
 struct Gate {
     is_shut: AtomicBool,
@@ -196,7 +196,7 @@ fn inherited_io_fails_with_the_reason_if_a_thread_of_the_parent_was_polling() {
         assert!(ours.next_timeout().is_some_and(|at| at <= Instant::now()));
         let mut done = Vec::new();
         assert_eq!((ours.poll(Instant::now(), 1, &mut done), ours.outstanding()), (1, 1));
-        // What is submitted afterwards fails too, and keeps its buffer.
+        // I/O that is submitted afterwards fails too, and keeps its buffer.
         assert_eq!(ours.submit(&mut VecDeque::from([write(3)])), 1);
         assert_eq!((ours.poll(Instant::now(), 9, &mut done), ours.outstanding()), (2, 0));
         let tags: Vec<u64> = done.iter().map(|completion| completion.tag).collect();

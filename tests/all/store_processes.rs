@@ -61,7 +61,7 @@ fn read_in_children(origin: &Origin, job: &Job, ranks: &[Dataset], workers: u32)
     all.iter().map(read).collect()
 }
 
-/// What the same workers read from the data set.
+/// The ids that the same workers read from the data set.
 fn expected_of_workers(origin: &Origin, job: &Job, workers: u32) -> Vec<Read> {
     let dataset = Dataset::from_image(origin.open(), ReaderOptions::default());
     let all = (0..job.world_size).flat_map(|rank| (0..workers).map(move |w| (rank, w)));
@@ -238,7 +238,7 @@ fn a_run_that_resumes_reads_nothing_that_lies_in_its_store() {
     });
 }
 
-/// What a child process of this test is, as its environment says: address, folder, rank, start, state file.
+/// Environment variable that tells a child process of this test its job: address, folder, rank, start, state file.
 const CHILD: &str = "DLFS_TEST_STORE";
 
 const KILLED_RANKS: u32 = 3;
@@ -301,7 +301,7 @@ fn child_reads_as_a_rank() {
     let _ = std::io::stdin().read(&mut [0]); // ends when the parent closes it
 }
 
-/// What a rank has printed of its batches, and whether it has printed all.
+/// The lines that a rank has printed of its batches, and whether it has printed all.
 type Printed = Arc<Mutex<(Vec<String>, bool)>>;
 
 /// One start of all ranks.

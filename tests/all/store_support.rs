@@ -180,7 +180,7 @@ impl Job {
     }
 }
 
-/// What one rank has read: for each epoch the ids in their order.
+/// The samples that one rank has read: for each epoch the ids in their order.
 pub(crate) type Read = BTreeMap<u64, Vec<u64>>;
 
 /// Reads to the end, and compares every sample.
@@ -216,7 +216,7 @@ pub(crate) fn check_whole(origin: &Origin, epochs: Range<u64>, reads: &[Read]) {
     }
 }
 
-/// What each rank would read from the shared namespaces.
+/// The samples that each rank would read from the shared namespaces.
 pub(crate) fn expected(origin: &Origin, job: &Job) -> Vec<Read> {
     let dataset = Dataset::from_image(origin.open(), ReaderOptions::default());
     let of = |rank| read(&origin.samples, &dataset.loader(job.run(rank)).unwrap());

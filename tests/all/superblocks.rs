@@ -268,7 +268,7 @@ fn a_rebuild_that_finds_nothing_newer_mends_the_copy_all_the_same() {
     assert_eq!(verify(&Disks::holding(&bytes).devices()).damages.len(), 1);
 }
 
-/// What a commit leaves if it loses power during its last superblock write.
+/// The disks after a commit that lost power during its last superblock write.
 fn torn(before: &[Vec<u8>], work: impl FnOnce(&[Arc<dyn Device>])) -> Disks {
     let disks = Disks::holding(before);
     disks.keep_events();

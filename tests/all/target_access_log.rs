@@ -1,4 +1,4 @@
-//! What a target tells the keeper of an access log of its hosts, event by event.
+//! Events of a target's hosts in its access log.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

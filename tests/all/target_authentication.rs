@@ -157,7 +157,7 @@ fn a_host_sees_the_namespaces_that_it_may_use_and_writes_only_if_it_may() {
     let write = |nsid| Sqe::write(0, Nsid(nsid), Lba(0), 1, Sgl::in_capsule(512));
     assert_eq!(status(&mut io, write(1)), Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
     assert_eq!(status(&mut io, write(2)), Status::INVALID_NAMESPACE.do_not_retry());
-    // What does not exist is refused; what is connected stays.
+    // Namespaces that do not exist are refused; existing connections stay.
     let mut wrong = keys(&[("alice", &[1], None)]);
     wrong.get_mut(&host("alice")).unwrap().access.namespaces = Some(vec![Nsid(4)]);
     assert_eq!(target.set_host_keys(wrong).unwrap_err().kind(), ErrorKind::InvalidArgument);

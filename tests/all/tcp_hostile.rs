@@ -113,7 +113,7 @@ fn always_lies(misbehaviour: &Misbehaviour) {
     for (sent, completion) in driver.run((0..4).map(|i| read(i * 8, 4096)).collect()) {
         let at = sent.slba.0 as usize * 512;
         match completion.result {
-            // What precedes the lie may be correct: data, then an extra completion.
+            // A read may be correct before the lie: data, then an extra completion.
             Ok(()) => assert!(*completion.buf == expected[at..at + 4096], "{misbehaviour:?}"),
             Err(error) => {
                 assert!(matches!(error, IoError::Disconnected(_)), "{misbehaviour:?}: {error}")

@@ -262,7 +262,7 @@ fn pieces_read_in_sequence_come_from_the_origin_in_large_reads() {
     for name in ["a", "b", "c"] {
         fs::write(folder.path().join(name), &bytes).unwrap();
     }
-    // Where there is room, the copier reads ahead of the reader on a slow machine.
+    // The copier reads ahead of the reader on a slow machine if there is room.
     for (tier, limit) in [("ram:1M", 3 * 14), ("ram:64M", 3 * 2 * 14)] {
         let origin = Arc::new(FolderNamespace::open(folder.path(), Default::default()).unwrap());
         let begins: Vec<u64> = origin.files().iter().map(|file| file.offset_bytes).collect();

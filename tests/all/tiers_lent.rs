@@ -54,7 +54,7 @@ fn small() -> Units {
     Units::of_small_samples((0..NUM_PAGES / 16).map(|unit| (unit * 16, 16)))
 }
 
-/// What a target serves to peers, and never reads the origin.
+/// A target's view of the tiers for peers, which never reads the origin.
 fn view(cache: &Cache) -> Box<dyn QueuePair> {
     cache.views(true)[0].queue_pair().unwrap()
 }

@@ -134,7 +134,7 @@ fn small_samples_in_random_order_reserve_the_pages_that_they_touch_and_no_more()
         let bytes = touched.len() as u64 * PAGE;
         println!("{bytes} bytes of pages for {} of samples", 1000 * SAMPLE);
         let tier = &stats.tiers[0];
-        // Where a sample happens to follow the last one, a little is read ahead.
+        // A little is read ahead where a sample happens to follow the last one.
         assert!((bytes..bytes * 103 / 100).contains(&tier.held_bytes), "{stats:?}");
         assert_eq!(tier.used_bytes, tier.held_bytes, "{stats:?}");
         assert_eq!(origin_bytes(&cache), tier.held_bytes, "each page once: {stats:?}");

@@ -1,4 +1,4 @@
-//! What the plan of a run keeps: of samples of any length those that the run reads most often, as far as there is room.
+//! The plan of a run: tiers keep the samples, of any length, that the run reads most often, as far as there is room.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -82,7 +82,7 @@ impl Equal {
         let mut samples: Vec<(u64, u64)> =
             (0..).zip(counts).map(|(id, reads)| (reads, pages(id))).collect();
         samples.sort_unstable_by(|a, b| b.cmp(a));
-        // Of pages that several samples share they cannot take less than their bytes.
+        // Samples that share pages take at least their own bytes.
         let most = room * PAGE / self.source[0].record.len() as u64;
         let saved = |(reads, pages): &(u64, u64)| reads.saturating_sub(1) * pages;
         samples.iter().take(most as usize).map(saved).sum()

@@ -28,8 +28,8 @@ fn origin(seed: u64) -> Origin {
     Origin::new(seed, NUM_UNITS * UNIT_BYTES)
 }
 
-/// That of an image with these bytes, in this process: another test, or the same one in another process, would
-/// attach to the tiers of an image of the same identity.
+/// The identity of an image with these bytes, unique to this process: with the same one, another test, or this one in
+/// another process, would attach to its tiers.
 fn identity(bytes: &[u8]) -> Identity {
     let of_bytes = u128::from(u64::from_le_bytes(bytes[..8].try_into().unwrap()));
     let uuid = Uuid((of_bytes << 32 | u128::from(std::process::id())).to_le_bytes());

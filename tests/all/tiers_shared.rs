@@ -260,7 +260,7 @@ fn an_attached_process_takes_over_and_uses_the_copies_again() {
             cache.stats().origin.reads == before
         });
     }
-    // What only the attached one reads is kept again.
+    // Data that only the attached one reads is kept again.
     origin
         .read_pieces(attached.iter().find(|cache| cache.owner().is_some()).unwrap(), 0..NUM_PIECES);
     wait_for_all(&origin, heir);
@@ -561,12 +561,12 @@ fn a_socket_in_use_by_another_process_is_named() {
 fn sockets_lie_in_a_folder_of_the_user_and_nobody_else_can_take_their_names() {
     let origin = origin(14);
     let uuid = unique_uuid();
-    // What any user could do while the name was an abstract one.
+    // Any user could do this while the name was an abstract one.
     let user = rustix::process::geteuid().as_raw();
     let name = SocketAddr::from_abstract_name(format!("dlfs-ram-{user}-{uuid}-g1")).unwrap();
     let _squatter = UnixListener::bind_addr(&name).unwrap();
     let path = socket(&name_in_memory(uuid));
-    // What an owner leaves that was killed.
+    // The leftover of an owner that was killed.
     drop(UnixListener::bind(&path).unwrap());
     let (owner, warnings) = warnings_of(|| origin.open_all(uuid, &["ram:64M"]).unwrap());
     assert!(warnings.is_empty(), "{warnings:?}");

@@ -73,7 +73,7 @@ impl Source {
         ids
     }
 
-    /// What a run delivers in its order, and its counters.
+    /// Reads a run to its end; returns the ids in its order, and its counters.
     fn read(
         &self,
         image: &Image,

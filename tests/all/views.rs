@@ -320,7 +320,7 @@ impl Population for Model {
     }
 }
 
-/// What a rank reads of an epoch from `consumed` on, batch by batch: every W-th sample that is left.
+/// The batches of a rank in the rest of an epoch, `sequence`: every W-th sample.
 fn dealt(sequence: &[u64], (rank, ranks): (u64, u64), batch: u64) -> Vec<Vec<u64>> {
     let own = sequence.iter().skip(rank as usize).step_by(ranks as usize);
     let own: Vec<u64> = own.copied().collect();

@@ -1,4 +1,4 @@
-//! What a consumer of batches has waited for, and the report of it.
+//! Time that a consumer of batches has waited, and the report of it.
 
 use std::sync::Arc;
 use std::thread;

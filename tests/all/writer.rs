@@ -399,7 +399,7 @@ fn a_rebuild_finds_all_windows_again() {
     }
 }
 
-/// What a child process of this test writes, as its environment says.
+/// Environment variable that tells a child process of this test which image to write.
 const CHILD: &str = "DLFS_TEST_WRITER";
 
 /// Not a test of its own: the child's work.

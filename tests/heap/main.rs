@@ -1,6 +1,6 @@
-//! What the library takes of memory, and when it allocates: one program, whose allocator counts.
+//! Memory use and allocations of the library: one program, whose allocator counts.
 //!
-//! What it counts is that of the whole process, so its tests run one after the other. No other test may run beside
+//! The allocator counts for the whole process, so its tests run one after the other. No other test may run beside
 //! them: they are not part of the program `all`.
 
 mod allocations;

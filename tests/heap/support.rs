@@ -1,4 +1,4 @@
-//! What these tests need of the support of all others.
+//! The parts of the common test support that these tests need.
 #![allow(dead_code, unreachable_pub)] // they use a part of it
 
 #[path = "../support/faults.rs"]

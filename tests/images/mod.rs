@@ -137,7 +137,7 @@ impl Image {
         (directory, superblock)
     }
 
-    /// What there is: nothing, or the newest generation.
+    /// The newest generation; `None` before the first.
     pub fn current(&self) -> Option<(Directory, Superblock)> {
         (!self.copies()[0].is_blank()).then(|| self.open())
     }

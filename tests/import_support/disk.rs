@@ -24,7 +24,7 @@ pub enum Event {
     Flush { disk: usize },
 }
 
-/// Which writes and flushes fail, and how.
+/// A failure of writes and flushes: which of them fail, and how.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// The first failing one, counted over all disks from 0.
@@ -33,7 +33,7 @@ pub struct Failure {
     pub count: u64,
     /// Their error.
     pub error: IoError,
-    /// Whether the first failure also loses everything that its disk received since its last flush.
+    /// True if the first failure also loses everything that its disk received since its last flush.
     pub loses_unflushed: bool,
 }
 
@@ -51,7 +51,7 @@ struct Shared {
     operations: u64,
     read_bytes: u64,
     failure: Option<Failure>,
-    /// What each disk would still have after a power loss, recorded while a failure is to lose the rest.
+    /// The contents that each disk would still have after a power loss, recorded while a failure is to lose the rest.
     durable: Vec<Vec<u8>>,
 }
 

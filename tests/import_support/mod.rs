@@ -15,7 +15,7 @@ use dlfs::import::{ImportOptions, Onto, Progress, Stage};
 use dlfs::qpair::Device;
 use dlfs::units::SampleId;
 
-/// Whether tests are to try all cases, also those that take long.
+/// Returns whether tests are to try all cases, also those that take long.
 pub fn is_long() -> bool {
     std::env::var_os("DLFS_LONG_TESTS").is_some()
 }

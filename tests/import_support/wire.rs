@@ -23,7 +23,7 @@ pub struct Flip {
     pub bit: u32,
 }
 
-/// What happens to the bytes from an offset on.
+/// Damage to the bytes from an offset on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Harm {
     /// One bit of the first byte is flipped.

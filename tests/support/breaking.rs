@@ -58,7 +58,7 @@ impl Breaking {
         self.told.is_on.store(true, Ordering::Release);
     }
 
-    /// Whether a poll has been affected.
+    /// Returns whether a poll has been affected.
     pub fn has_struck(&self) -> bool {
         self.told.struck.load(Ordering::Acquire) > 0
     }

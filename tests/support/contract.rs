@@ -297,7 +297,7 @@ pub fn read(slba: u64, len: usize) -> Io {
     Io { op: IoOp::Read, slba: Lba(slba), buf: IoBuf::zeroed(len), tag: 0 }
 }
 
-/// What the driver records of an I/O whose buffer is in flight.
+/// The driver's record of an I/O whose buffer is in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
     pub op: IoOp,

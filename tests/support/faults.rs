@@ -20,7 +20,7 @@ use dlfs::units::Lba;
 
 use super::random::Random;
 
-/// What happens to an I/O.
+/// A fault that happens to an I/O.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fault {
     /// Its completion is delayed by this many polls.
@@ -43,7 +43,7 @@ pub enum Fault {
     Disconnect,
 }
 
-/// Which I/Os a fault applies to, and how often.
+/// The I/Os that a fault applies to, and how often it does.
 #[derive(Debug, Clone)]
 pub struct Rule {
     pub op: IoOp,

@@ -20,7 +20,7 @@ pub struct Hub {
 
 #[derive(Default)]
 pub struct State {
-    /// What `main` was, from the first commit to the last one.
+    /// The files of `main` at each commit, from the first to the last one.
     commits: Mutex<Vec<Files>>,
     /// Whoever reads the data set needs it.
     token: Option<String>,

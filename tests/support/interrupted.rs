@@ -59,14 +59,14 @@ impl Watched {
     }
 }
 
-/// What is imported, and how.
+/// An import: its sources and its options.
 pub struct Case {
     pub watched: Watched,
     pub kind: SourceKind,
     pub sources: Vec<PathBuf>,
     pub placement: PlacementOrder,
     pub on_error: OnError,
-    /// What else is asked for.
+    /// Sets further options.
     pub more: Box<dyn Fn(&mut ImportOptions)>,
 }
 

@@ -1,4 +1,4 @@
-//! What scripts in a Linux guest have in common that connects to our target.
+//! Shell functions that the scripts of Linux guests share when they connect to our target.
 
 /// Functions of the guest's shell: `connects PORT NQN [OPTION...]`, and `device NQN`, the block device of a subsystem.
 pub const CONNECTS: &str = r#"

@@ -115,7 +115,7 @@ impl Drop for Linux {
     }
 }
 
-/// Whether Linux can be booted here; the reason why not was printed.
+/// Returns whether Linux can be booted here; prints the reason if not.
 pub fn is_there(what: &str) -> bool {
     if std::env::var_os("DLFS_INTEROP").is_none_or(|value| value != "1") {
         eprintln!("SKIPPED: {what} (set DLFS_INTEROP=1 to run it)");

@@ -18,7 +18,7 @@ pub struct ObjectStore {
     state: Arc<State>,
 }
 
-/// What was asked.
+/// A request that the store received.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: String,
@@ -31,7 +31,7 @@ pub struct Request {
     pub number: u64,
 }
 
-/// What the store does to a request.
+/// A fault in the store's answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
@@ -89,7 +89,7 @@ struct Stored {
 
 enum Content {
     Bytes(Vec<u8>),
-    /// Of this length.
+    /// A file of this length.
     File(PathBuf, u64),
 }
 

@@ -1,4 +1,4 @@
-//! What tiers stand in front of: a namespace of random bytes in memory.
+//! The origin behind tiers: a namespace of random bytes in memory.
 
 use std::sync::Arc;
 

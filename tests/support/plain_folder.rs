@@ -120,7 +120,7 @@ impl Pipelines {
         self.temp.path().join(name)
     }
 
-    /// What `python`, a command without arguments, reads of `folder` by `what`.
+    /// Lets `python`, a command without arguments, read `folder` by `what`; returns its output.
     pub fn run(&self, mut python: Command, folder: &str, what: &str) -> String {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/posix/pipelines.py");
         let output = python.arg(script).arg(self.path(folder)).arg(what).output().unwrap();

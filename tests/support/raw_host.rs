@@ -26,7 +26,7 @@ pub struct RawHost {
     next_cid: u16,
 }
 
-/// What a target sends.
+/// A PDU from a target, or the end of the connection.
 #[derive(Debug, PartialEq)]
 pub enum Reply {
     /// Data for a command; `last` and `success` are its flags.

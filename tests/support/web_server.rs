@@ -100,7 +100,7 @@ impl Shared {
         self.refused.lock().unwrap().insert(format!("{method} {name} {range:?}"))
     }
 
-    /// Whether the connection stays open.
+    /// Answers a request; returns whether the connection stays open.
     fn answer(&self, request: &Request, to: &TcpStream) -> io::Result<bool> {
         let Request { method, name, how, range } = request;
         let turn = self.answers.fetch_add(1, Ordering::SeqCst);

@@ -414,8 +414,7 @@ typedef struct {
     uint32_t hdr_digest;
     // 1: protect PDU data with CRC32C.
     uint32_t data_digest;
-    // Whether to bypass the page cache for image files and block devices: DLFS_DIRECT_AUTO, _ON or
-    // _OFF.
+    // Bypass of the page cache for image files and block devices: DLFS_DIRECT_AUTO, _ON or _OFF.
     uint32_t direct;
     // I/O queues to request; default 16.
     uint32_t nr_io_queues;
@@ -442,13 +441,13 @@ typedef struct {
     dlfs_should_stop should_stop;
     // Passed to `should_stop`.
     void *user;
-    // Where to keep copies of samples after the first read, fastest first, `num_tiers` strings:
+    // Tiers that keep copies of samples after the first read, fastest first, `num_tiers` strings:
     // "ram:4G", or "file:/fast/cache:20G" for a folder, or an empty file or block device (with
     // ":overwrite" appended: any).
     const char *const *tiers;
     // The number of tiers.
     size_t num_tiers;
-    // Which samples tiers keep: DLFS_POLICY_...
+    // The samples that tiers keep: DLFS_POLICY_...
     uint32_t tier_policy;
     // 1: stop adding copies for good once a sample fits in no tier.
     uint32_t tier_stop;
@@ -482,8 +481,8 @@ typedef struct {
     // A view saved by `dlfs select`: its samples are the data set. A path, and behind a colon the
     // name of one of several views in it; or NULL.
     const char *view;
-    // Which links of a plain folder to follow: DLFS_LINKS_FOLLOW, _INSIDE or _REFUSE; of one that is
-    // imported, too.
+    // Links to follow in a plain folder, also in one that is imported: DLFS_LINKS_FOLLOW, _INSIDE or
+    // _REFUSE.
     uint32_t links;
     // 1: take hidden files of a plain folder, and what file systems and tools leave behind (._*,
     // .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX).
@@ -532,7 +531,7 @@ typedef int (*dlfs_visit)(void *user, const char *name, uint64_t id);
 typedef struct {
     // sizeof(dlfs_field_type).
     size_t size;
-    // What an element is, DLFS_ELEMENT_...: little-endian.
+    // Type of an element, DLFS_ELEMENT_...: little-endian.
     uint32_t element;
     // Bytes of an element.
     uint32_t element_len;
@@ -573,7 +572,7 @@ typedef struct {
     // DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, except for a
     // record with an invalid table of fields: DLFS_E_CORRUPT.
     int status;
-    // Of a sequence over a mixture: the number of its data set, from 0. Otherwise 0.
+    // Number of its data set, from 0, in a sequence over a mixture; otherwise 0.
     uint32_t source;
 } dlfs_item;
 
@@ -677,11 +676,11 @@ typedef struct {
     uint32_t rank;
     // The number of ranks that share each epoch; default 1.
     uint32_t world_size;
-    // What to do at the end of an epoch: DLFS_TAIL_...
+    // Handling of the end of an epoch: DLFS_TAIL_...
     uint32_t tail;
     // 1: drop the last batch of an epoch if it has fewer than `batch_size` samples.
     uint32_t drop_short;
-    // What to do if a sample cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
+    // Handling of a sample that cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
     uint32_t on_error;
     // 1: gather each batch into one buffer, its samples contiguous, at the cost of a copy.
     uint32_t one_piece;
@@ -702,18 +701,18 @@ typedef struct {
     uint32_t batching;
     // How the ranks share each global batch: DLFS_SHARD_...
     uint32_t shard;
-    // Who holds what, and what a node answers to a peer that asks for data which its tiers lack:
-    // DLFS_PEER_...
+    // Placement of data on the nodes, and a node's answer to a peer that asks for data which its
+    // tiers lack: DLFS_PEER_...
     uint32_t peer_mode;
-    // Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
-    // (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes
-    // see, "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount
-    // needs a tier. With peers, a world size of 1 means rank and world size of the launcher.
+    // Meeting place of the ranks, which then share the tiers of all nodes of the job: "auto" (at
+    // rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes see,
+    // "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount needs
+    // a tier. With peers, a world size of 1 means rank and world size of the launcher.
     const char *peers;
     // A name for this start of the job, not used before; NULL: the launcher's.
     const char *round;
-    // Where peers reach this rank: "IP" or "IP:PORT"; NULL: the address from which MASTER_ADDR is
-    // reached, any port.
+    // Address at which peers reach this rank: "IP" or "IP:PORT"; NULL: the address from which
+    // MASTER_ADDR is reached, any port.
     const char *peer_address;
     // The port on which rank 0 gathers the addresses of all ranks; 0: MASTER_PORT + 1.
     uint32_t rendezvous_port;
@@ -725,7 +724,7 @@ typedef struct {
     dlfs_peer_get peer_get;
     // Passed to `peer_set` and `peer_get`.
     void *peer_user;
-    // Where this rank keeps its share of the samples, in partial and local order: "ram:SIZE" or
+    // Store for this rank's share of the samples, in partial and local order: "ram:SIZE" or
     // "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks
     // exchange samples as `peers`, or `peer_set` and `peer_get`, say; the mount needs no tier.
     const char *store;
@@ -924,11 +923,11 @@ typedef struct {
     uint32_t type;
     // Reserved: 0.
     uint32_t reserved;
-    // Of DLFS_COLUMN_INT, and DLFS_COLUMN_BOOL, 0 or 1.
+    // Value of DLFS_COLUMN_INT, and of DLFS_COLUMN_BOOL, 0 or 1.
     int64_t number;
-    // Of DLFS_COLUMN_FLOAT and DLFS_COLUMN_F32.
+    // Value of DLFS_COLUMN_FLOAT and DLFS_COLUMN_F32.
     double real;
-    // Of DLFS_COLUMN_STR.
+    // Value of DLFS_COLUMN_STR.
     const char *text;
 } dlfs_new_value;
 

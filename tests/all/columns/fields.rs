@@ -72,7 +72,7 @@ fn dataset(disks: &Disks) -> Dataset {
     Dataset::from_image(image, ReaderOptions::default())
 }
 
-/// What the elements of a file are.
+/// The type, the shape and the bytes of a file's elements.
 fn elements(field: &str, file: &[u8]) -> (Element, Vec<u64>, Vec<u8>) {
     let behind =
         |file: &[u8]| file[npy::NpyHeader::parse(file).unwrap().len_bytes as usize..].to_vec();
@@ -400,7 +400,7 @@ fn unknown_fields_and_other_types_than_the_image_has_are_refused_with_words() {
         "{report}"
     );
     assert_eq!(opened(&disks).num_live(), 3);
-    // What is there already stays when what would replace it is bad.
+    // The existing samples stay when those that would replace them are bad.
     let forced = ImportOptions {
         onto: Onto::Force,
         field_types: vec!["emb:f32[4]".parse().unwrap()],
@@ -410,8 +410,8 @@ fn unknown_fields_and_other_types_than_the_image_has_are_refused_with_words() {
     assert_eq!(opened(&disks).num_live(), 3);
 }
 
-/// What earlier releases know decides: chunk columns from 64 on and sections without the flag are ignored; but
-/// they must not write. Without types, no byte differs.
+/// Earlier releases ignore chunk columns from 64 on and sections without the flag, so they can read such an image;
+/// but they must not write to it. Without types, no byte differs.
 #[test]
 fn earlier_releases_may_read_an_image_with_types_and_not_write_to_it() {
     let mut random = Random::new(15);

@@ -31,7 +31,7 @@ const LANES: u64 = 2;
 
 type Samples = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What part `key` has: every fifth part has nothing.
+/// The name and the bytes of sample `nth` of part `key`. Every fifth part has no samples.
 fn sample(key: u64, nth: u64) -> (Vec<u8>, Vec<u8>) {
     let len = (nth * 7919 + key * 101) % 9000 + u64::from(nth == 3) * 200_000;
     let byte = |at: u64| (at * 31 + nth * 7 + key) as u8;
@@ -166,7 +166,7 @@ fn parts_of_any_length_in_any_order_become_one_image_in_the_order_of_their_numbe
     assert!(error.to_string().contains("committed already"), "{error}");
     assert!(scene.bytes() == bytes);
 
-    // What the commit wrote into the heads of chunks is enough for a rebuild.
+    // The data that the commit wrote into the heads of chunks is enough for a rebuild.
     for device in scene.opened_writable() {
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
         COPY_OFFSETS.iter().for_each(|&at| io.write_at(at, &[0; SUPERBLOCK_BYTES]).unwrap());
@@ -321,8 +321,8 @@ fn a_part_on_a_full_disk_fails_and_is_written_again_when_there_is_room() {
     assert_eq!(contents(&opened(&files)).unwrap(), samples(0..3));
 }
 
-/// What the child of these tests does: `write|PLAN|KEY`, `end|PLAN|COUNT`, or `late|PLAN|KEY`, which writes until it
-/// cannot.
+/// Does the job of a child of these tests: `write|PLAN|KEY`, `end|PLAN|COUNT`, or `late|PLAN|KEY`, which writes until
+/// it cannot.
 pub(super) fn child(words: &[&str]) {
     let plan = WritePlan::load(Path::new(words[1])).unwrap();
     let number = words[2].parse().unwrap();

@@ -40,7 +40,7 @@ pub(crate) fn stamp(data: &mut [u8], number: u64) {
     data[len - 8..].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Whether the data belong to command `number`.
+/// Returns whether the data belong to command `number`.
 pub(crate) fn is_stamped(data: &[u8], number: u64) -> bool {
     data.starts_with(&number.to_le_bytes()) && data.ends_with(&number.to_le_bytes())
 }

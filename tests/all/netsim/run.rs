@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     WriteByR2t,
 }
 
-/// What pauses periodically.
+/// The part that pauses periodically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stall {
     None,

@@ -92,7 +92,7 @@ pub(crate) struct Schedule {
     pub(crate) paths: usize,
     pub(crate) pairs: usize,
     pub(crate) namespaces: usize,
-    /// Whether the host opens the namespaces by their numbers, and not all that exist.
+    /// True if the host opens the namespaces by their numbers, and not all that exist.
     pub(crate) are_named: bool,
     pub(crate) has_cache: bool,
     pub(crate) mdts: u8,

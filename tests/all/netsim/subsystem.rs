@@ -21,7 +21,7 @@ use super::wire::{Wire, bytes_of};
 pub(crate) type Wires = BTreeMap<u64, Wire>;
 
 impl Path {
-    /// Whether it leads to the namespaces that the host must use.
+    /// Returns whether it leads to the namespaces that the host must use.
     pub(crate) fn is_right(&self) -> bool {
         (0..).zip(&self.nguids).all(|(place, found)| *found == nguid(place))
     }
@@ -128,12 +128,12 @@ impl Subsystem {
         }
     }
 
-    /// Whether the last blocks that `write` wrote are durable.
+    /// Returns whether the last blocks that `write` wrote are durable.
     pub(crate) fn is_durable(&self, blocks: std::ops::Range<u64>, write: u64) -> bool {
         self.range(blocks).all(|block| block.durable == write)
     }
 
-    /// Whether a part of `write` is neither durable nor in the cache.
+    /// Returns whether a part of `write` is neither durable nor in the cache.
     pub(crate) fn is_lost(&self, blocks: std::ops::Range<u64>, write: u64) -> bool {
         self.range(blocks).any(|block| block.durable != write && block.cached != Some(write))
     }

@@ -91,17 +91,17 @@ impl Wire {
         [self.up.next(self.held_until), closed].into_iter().flatten().min()
     }
 
-    /// Whether the host has closed it.
+    /// Returns whether the host has closed it.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed_at.is_some()
     }
 
-    /// Whether the target's side has ended.
+    /// Returns whether the target's side has ended.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken_at.is_some()
     }
 
-    /// Whether the target knows by now that the host has closed.
+    /// Returns whether the target knows by now that the host has closed.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.closed_at.is_some_and(|at| at.max(self.held_until) <= now)
     }

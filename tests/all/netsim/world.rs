@@ -67,14 +67,14 @@ pub(crate) struct Report {
 /// The connections between the host and the target.
 struct Network {
     portals: Arc<[Portal]>,
-    /// Of each portal.
+    /// The reachability of each portal.
     reach: Vec<Reach>,
     wires: Wires,
     next_wire: u64,
     random: Random,
 }
 
-/// Whether a path accepts connections now.
+/// The reachability of a path: until when it refuses connections, or stays silent.
 #[derive(Clone, Copy)]
 struct Reach {
     refused_until: Instant,
@@ -102,7 +102,7 @@ struct Member {
 }
 
 thread_local! {
-    /// Whether the keeper was woken.
+    /// Set when the keeper was woken.
     static WOKEN: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -234,14 +234,14 @@ impl World {
         self.pairs.iter().all(|pair| pair.queue.owed() == 0 && !waits(pair))
     }
 
-    /// Whether the target currently has what the host needs.
+    /// Returns whether the target currently has the namespaces and queues that the host needs.
     fn can_work(&self) -> bool {
         self.target.paths.iter().any(Path::is_right)
             && usize::from(self.target.granted) >= self.pairs.len()
             && !self.pairs.is_empty()
     }
 
-    /// Whether it was not given up, and its live session, if any, has a queue for each queue pair.
+    /// Returns whether the host was not given up, and its live session, if any, has a queue for each queue pair.
     fn is_well(&self) -> bool {
         match self.shared.phase() {
             Phase::Live(session) => usize::from(session.num_io_queues) >= self.pairs.len(),
@@ -402,7 +402,7 @@ impl World {
         carrier::perform(now, queue, shared, &mut wire);
     }
 
-    /// What a turn of a queue pair works on.
+    /// The parts of the world on which a turn of a queue pair works.
     fn parts(&mut self, index: usize) -> (&mut IoQueue, &TcpShared, PairWire<'_>) {
         let (now, network) = (self.now, &mut self.network);
         let Pair { queue, wire, .. } = &mut self.pairs[index];

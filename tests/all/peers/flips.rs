@@ -38,7 +38,7 @@ fn bytes_that_flip_in_a_holders_memory_are_never_delivered() {
             let name = fs::read_link(&path).unwrap_or_default();
             if name.to_string_lossy().starts_with("/memfd:dlfs")
                 && let Ok(found) = fs::metadata(&path)
-                // What else is shared is shorter: tables of copies.
+                // Other shared files, which hold tables of copies, are shorter.
                 && found.len() >= room_bytes
             {
                 tiers.insert(found.ino(), path);

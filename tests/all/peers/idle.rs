@@ -1,4 +1,4 @@
-//! What a node costs that has nothing to do.
+//! The cost of an idle node.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ fn idle_share_of_a_node(nodes: u32) -> f64 {
     one
 }
 
-/// What a node costs that is connected with many others and has nothing to do: `DLFS_TEST_PEERS` of them.
+/// The cost of an idle node that is connected with many others: `DLFS_TEST_PEERS` of them.
 #[test]
 fn idle_connections_to_many_peers_cost_little() {
     if ran_alone(idle_connections_to_many_peers_cost_little) {

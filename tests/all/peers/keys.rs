@@ -34,7 +34,7 @@ fn counted(nodes: &[Node]) -> (u64, u64) {
     })
 }
 
-/// What a program gets that claims the name of a rank's host, with these keys.
+/// The error for a program that claims the name of a rank's host, with these keys.
 fn intrude(node: &Node, connect: ConnectOptions) -> dlfs::Error {
     let address = node.address();
     let subnqn = Nqn::new(format!(

@@ -1,4 +1,4 @@
-//! What a job fetches when it starts with empty tiers, and when one of its nodes has lost its own.
+//! Fetches of a job that starts with empty tiers, and of one whose node has lost its own.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What a report says of bytes that came from other nodes.
+//! Bytes from other nodes in a report.
 
 use std::thread;
 

@@ -20,9 +20,9 @@ pub struct Cut {
     pub acknowledged: usize,
     /// Number of the event before it.
     pub event: usize,
-    /// What is durable.
+    /// The durable contents of each disk.
     durable: Vec<Content>,
-    /// What may or may not be on the medium, in the order of submission.
+    /// Writes that may or may not be on the medium, in the order of submission.
     writes: Vec<Write>,
     /// How thoroughly to check it.
     pub thoroughness: Thoroughness,
@@ -84,7 +84,7 @@ struct Atom {
 }
 
 impl Cut {
-    /// Whether nothing is undecided: there is only one image.
+    /// Returns whether nothing is undecided: there is only one image.
     pub fn is_still(&self) -> bool {
         self.writes.is_empty()
     }

@@ -32,7 +32,7 @@ pub enum Step {
     Rebuild,
 }
 
-/// What an image holds.
+/// The contents of an image.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
     /// It cannot be opened: nothing was committed, or what is needed to open it was destroyed.
@@ -45,7 +45,7 @@ pub struct Scene {
     pub name: &'static str,
     sources: Vec<(tempfile::TempDir, Files)>,
     chunk_size_bytes: u32,
-    /// Whether more than the power failed: superblocks were destroyed.
+    /// True if more than the power failed: superblocks were destroyed.
     pub medium_went_bad: bool,
     pub start: Vec<Content>,
     pub steps: Vec<Step>,
@@ -63,7 +63,7 @@ pub struct Script {
     pub chunk_size_bytes: u32,
     /// The commands before, undisturbed.
     pub before: Vec<Step>,
-    /// Whether all superblocks are destroyed after them.
+    /// True if all superblocks are destroyed after them.
     pub destroyed: bool,
     pub steps: Vec<Step>,
 }

@@ -109,12 +109,12 @@ impl Folder {
         }
     }
 
-    /// What may be lost: changes of names, then edits of all files.
+    /// The number of operations that may be lost: changes of names, then edits of all files.
     fn at_stake(&self) -> usize {
         self.changes.len() + self.files.iter().map(|file| file.edits.len()).sum::<usize>()
     }
 
-    /// What a power loss may leave now: all possibilities if they are few; else with everything, with
+    /// States that a power loss may leave now: all possible ones if they are few; else those with everything, with
     /// nothing, without each change or with it alone, and as many random draws as requested.
     pub fn losses(&self, draws: usize, random: &mut Random) -> Vec<Files> {
         let at_stake = self.at_stake();

@@ -13,7 +13,7 @@ use dlfs::{Error, ErrorKind, Result};
 pub struct Plate {
     bytes: Arc<Mutex<Vec<u8>>>,
     most_bytes: u64,
-    /// Whether an opener has locked it, like a file.
+    /// True if an opener has locked it, like a file.
     is_exclusive: bool,
 }
 

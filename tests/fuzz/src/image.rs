@@ -190,7 +190,7 @@ fn look_at(opened: &Opened) -> Option<VerifyReport> {
     let window = ReaderOptions { window_bytes: 1 << 20, ..ReaderOptions::default() };
     let failed = opened.reader(window).ok().and_then(|reader| read(reader, opened, &ids));
     let report = opened.verify(&VerifyOptions::default(), &mut |_| {}).ok()?;
-    // What is intact for one is intact for the other; other damage need not affect samples.
+    // Data that `verify` finds intact can be read; other damage need not affect samples.
     if report.damages.is_empty() {
         assert_eq!(report.samples, directory.num_live(), "verified every live sample");
         assert_eq!(failed, Some(0), "what was verified can be read");

@@ -1,5 +1,4 @@
-//! What servers of stores and catalogues answer, what lies in the folder of a catalogue, and lines of the control
-//! socket.
+//! Answers of servers of stores and catalogues, files in the folder of a catalogue, and lines of the control socket.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener};
@@ -30,7 +29,7 @@ pub const STORE: Target = Target {
     rounds: 60,
 };
 
-/// What a server answers instead of Redis. Its address is in the variable `DLFS_CATALOGS`, which `run` sets.
+/// The answer of a server in place of Redis. Its address is in the variable `DLFS_CATALOGS`, which `run` sets.
 pub const REDIS: Target = Target {
     name: "redis",
     seeds: replies,

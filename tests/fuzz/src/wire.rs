@@ -1,4 +1,4 @@
-//! What each side of a connection receives, in receives of any length.
+//! Bytes that each side of a connection receives, in receives of any length.
 //!
 //! How a stream is divided must not matter: each input is received once as a whole and once in
 //! pieces, and the results are compared.
@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Target;
 use super::media::{number, put_crc};
 
-/// What a host receives: two bytes of [`Course`], then the stream of a controller.
+/// Input of a host: two bytes of [`Course`], then the stream of a controller.
 pub const WIRE_HOST: Target = Target {
     name: "wire_host",
     seeds: responses,
@@ -29,7 +29,7 @@ pub const WIRE_HOST: Target = Target {
     rounds: 3000,
 };
 
-/// What a controller receives: two bytes of [`Course`], then the stream of a host.
+/// Input of a controller: two bytes of [`Course`], then the stream of a host.
 pub const WIRE_CONTROLLER: Target = Target {
     name: "wire_controller",
     seeds: requests,
@@ -152,8 +152,7 @@ fn host(input: &[u8]) {
     let Some((course, stream)) = Course::of(input) else { return };
     let whole = host_outcome(Course { cuts: 0, ..course }, stream);
     let cut = host_outcome(course, stream);
-    // What had been sent when its answer arrived depends on the receives, so writes may end
-    // differently.
+    // Writes may end differently: the bytes sent before an answer arrives depend on the receives.
     if !course.writes && course.cuts != 0 {
         assert_eq!(whole, cut, "how the stream was cut does not matter");
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool as Flag, Ordering as Std};
 
 pub(crate) use loom::sync::atomic::Ordering;
 
-/// Whether every ordering is `Relaxed` and fences are removed.
+/// Set if every ordering is `Relaxed` and fences are removed.
 static WEAKENED: Flag = Flag::new(false);
 
 pub(crate) fn weaken(weakened: bool) {

@@ -60,7 +60,7 @@ impl Step {
     ];
 }
 
-/// What the target does wrong.
+/// A way in which the target misbehaves.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Misbehaviour {
     /// Never answers at this step.

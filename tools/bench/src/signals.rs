@@ -32,12 +32,12 @@ impl Signals {
         Ok(Signals { stop, interim })
     }
 
-    /// Whether to end the run.
+    /// Returns whether to end the run.
     pub(crate) fn stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether the figures so far were requested since the last call.
+    /// Returns whether the figures so far were requested since the last call.
     pub(crate) fn take_interim(&self) -> bool {
         self.interim.swap(false, Ordering::Relaxed)
     }

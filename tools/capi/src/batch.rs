@@ -48,7 +48,7 @@ pub struct Item {
     /// DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, except for a
     /// record with an invalid table of fields: DLFS_E_CORRUPT.
     pub status: c_int,
-    /// Of a sequence over a mixture: the number of its data set, from 0. Otherwise 0.
+    /// Number of its data set, from 0, in a sequence over a mixture; otherwise 0.
     pub source: u32,
 }
 

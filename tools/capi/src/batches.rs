@@ -1,4 +1,4 @@
-//! What a sequence draws and how it cuts batches: weights, and budgets of tokens.
+//! Weights by which a sequence draws samples, and budgets of tokens by which it cuts batches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -46,7 +46,7 @@ pub const DLFS_MAX_DIMS: usize = 16;
 pub struct FieldType {
     /// sizeof(dlfs_field_type).
     pub size: usize,
-    /// What an element is, DLFS_ELEMENT_...: little-endian.
+    /// Type of an element, DLFS_ELEMENT_...: little-endian.
     pub element: u32,
     /// Bytes of an element.
     pub element_len: u32,

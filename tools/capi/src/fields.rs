@@ -35,7 +35,7 @@ impl Division {
         (record_len as usize).saturating_sub(self.table_len())
     }
 
-    /// Whether one buffer can represent a sample.
+    /// Checks that one buffer can represent a sample.
     ///
     /// # Errors
     /// Samples have several fields, and none was chosen.

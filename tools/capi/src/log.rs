@@ -57,7 +57,7 @@ struct Listener {
 /// NULL, or a box that is never freed, like all before it. No lock: a fork may happen at any time.
 static LISTENER: AtomicPtr<Listener> = AtomicPtr::new(null_mut());
 
-/// Whether the library's messages arrive here; the first call installs the subscriber.
+/// Returns whether the library's messages arrive here; the first call installs the subscriber.
 fn is_installed() -> bool {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
     if !INSTALLED.load(Ordering::Acquire) && tracing::subscriber::set_global_default(Tell).is_ok() {

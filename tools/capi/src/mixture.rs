@@ -202,7 +202,7 @@ fn mixture_of(mixture: *const Mix) -> Result<Arc<Mixed>, Failure> {
     handles::get(mixture.cast())
 }
 
-/// What the text says; `what` names it in an error.
+/// Parses the text; `what` names it in an error.
 ///
 /// # Safety
 /// `text` is NULL or ends with NUL, and does not change meanwhile.

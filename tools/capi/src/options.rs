@@ -168,8 +168,7 @@ pub struct MountOptions {
     pub hdr_digest: u32,
     /// 1: protect PDU data with CRC32C.
     pub data_digest: u32,
-    /// Whether to bypass the page cache for image files and block devices: DLFS_DIRECT_AUTO, _ON or
-    /// _OFF.
+    /// Bypass of the page cache for image files and block devices: DLFS_DIRECT_AUTO, _ON or _OFF.
     pub direct: u32,
     /// I/O queues to request; default 16.
     pub nr_io_queues: u32,
@@ -196,13 +195,13 @@ pub struct MountOptions {
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
-    /// Where to keep copies of samples after the first read, fastest first, `num_tiers` strings:
+    /// Tiers that keep copies of samples after the first read, fastest first, `num_tiers` strings:
     /// "ram:4G", or "file:/fast/cache:20G" for a folder, or an empty file or block device (with
     /// ":overwrite" appended: any).
     pub tiers: *const *const c_char,
     /// The number of tiers.
     pub num_tiers: usize,
-    /// Which samples tiers keep: DLFS_POLICY_...
+    /// The samples that tiers keep: DLFS_POLICY_...
     pub tier_policy: u32,
     /// 1: stop adding copies for good once a sample fits in no tier.
     pub tier_stop: u32,
@@ -236,8 +235,8 @@ pub struct MountOptions {
     /// A view saved by `dlfs select`: its samples are the data set. A path, and behind a colon the
     /// name of one of several views in it; or NULL.
     pub view: *const c_char,
-    /// Which links of a plain folder to follow: DLFS_LINKS_FOLLOW, _INSIDE or _REFUSE; of one that is
-    /// imported, too.
+    /// Links to follow in a plain folder, also in one that is imported: DLFS_LINKS_FOLLOW, _INSIDE or
+    /// _REFUSE.
     pub links: u32,
     /// 1: take hidden files of a plain folder, and what file systems and tools leave behind (._*,
     /// .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX).
@@ -284,11 +283,11 @@ pub struct SequenceOptions {
     pub rank: u32,
     /// The number of ranks that share each epoch; default 1.
     pub world_size: u32,
-    /// What to do at the end of an epoch: DLFS_TAIL_...
+    /// Handling of the end of an epoch: DLFS_TAIL_...
     pub tail: u32,
     /// 1: drop the last batch of an epoch if it has fewer than `batch_size` samples.
     pub drop_short: u32,
-    /// What to do if a sample cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
+    /// Handling of a sample that cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
     pub on_error: u32,
     /// 1: gather each batch into one buffer, its samples contiguous, at the cost of a copy.
     pub one_piece: u32,
@@ -309,18 +308,18 @@ pub struct SequenceOptions {
     pub batching: u32,
     /// How the ranks share each global batch: DLFS_SHARD_...
     pub shard: u32,
-    /// Who holds what, and what a node answers to a peer that asks for data which its tiers lack:
-    /// DLFS_PEER_...
+    /// Placement of data on the nodes, and a node's answer to a peer that asks for data which its
+    /// tiers lack: DLFS_PEER_...
     pub peer_mode: u32,
-    /// Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
-    /// (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes
-    /// see, "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount
-    /// needs a tier. With peers, a world size of 1 means rank and world size of the launcher.
+    /// Meeting place of the ranks, which then share the tiers of all nodes of the job: "auto" (at
+    /// rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes see,
+    /// "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount needs
+    /// a tier. With peers, a world size of 1 means rank and world size of the launcher.
     pub peers: *const c_char,
     /// A name for this start of the job, not used before; NULL: the launcher's.
     pub round: *const c_char,
-    /// Where peers reach this rank: "IP" or "IP:PORT"; NULL: the address from which MASTER_ADDR is
-    /// reached, any port.
+    /// Address at which peers reach this rank: "IP" or "IP:PORT"; NULL: the address from which
+    /// MASTER_ADDR is reached, any port.
     pub peer_address: *const c_char,
     /// The port on which rank 0 gathers the addresses of all ranks; 0: MASTER_PORT + 1.
     pub rendezvous_port: u32,
@@ -332,7 +331,7 @@ pub struct SequenceOptions {
     pub peer_get: PeerGet,
     /// Passed to `peer_set` and `peer_get`.
     pub peer_user: *mut c_void,
-    /// Where this rank keeps its share of the samples, in partial and local order: "ram:SIZE" or
+    /// Store for this rank's share of the samples, in partial and local order: "ram:SIZE" or
     /// "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks
     /// exchange samples as `peers`, or `peer_set` and `peer_get`, say; the mount needs no tier.
     pub store: *const c_char,
@@ -579,7 +578,7 @@ impl SequenceOptions {
         Ok(Some(StoreOptions { blocking, ..StoreOptions::new(spec) }))
     }
 
-    /// Whether a state of another world size begins with new shares.
+    /// Returns whether a state of another world size begins with new shares.
     pub(crate) fn restarts_shares(&self) -> Result<bool, Failure> {
         flag(self.restart_shares, "restart_shares")
     }

@@ -120,11 +120,11 @@ pub struct NewValue {
     pub r#type: u32,
     /// Reserved: 0.
     pub reserved: u32,
-    /// Of DLFS_COLUMN_INT, and DLFS_COLUMN_BOOL, 0 or 1.
+    /// Value of DLFS_COLUMN_INT, and of DLFS_COLUMN_BOOL, 0 or 1.
     pub number: i64,
-    /// Of DLFS_COLUMN_FLOAT and DLFS_COLUMN_F32.
+    /// Value of DLFS_COLUMN_FLOAT and DLFS_COLUMN_F32.
     pub real: f64,
-    /// Of DLFS_COLUMN_STR.
+    /// Value of DLFS_COLUMN_STR.
     pub text: *const c_char,
 }
 
@@ -163,7 +163,7 @@ pub(crate) struct Writing {
     pub(crate) onto: Onto,
 }
 
-/// What is written.
+/// The output of a writer.
 pub(crate) enum Out {
     /// A generation.
     Image(Box<import::Writer>),

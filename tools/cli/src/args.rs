@@ -144,7 +144,7 @@ pub(crate) struct ConnectionArgs {
     /// Memory for SPDK and its devices, for addresses that use SPDK
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
     spdk_memory: u64,
-    /// Whether SPDK's memory uses huge pages; auto: if enough are free
+    /// Use huge pages for SPDK's memory; auto: if enough are free
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
     spdk_huge_pages: DirectArg,
     #[arg(long, value_name = "FILE|KEY")]
@@ -184,7 +184,7 @@ pub(crate) fn warn_of_key_text(option: &str, text: &str) {
 }
 
 impl ConnectionArgs {
-    /// Which entries of folders are samples.
+    /// Options that say which entries of folders are samples.
     pub(crate) fn folders(&self) -> FolderOptions {
         let links = match self.links {
             LinksArg::Follow => Links::Follow,

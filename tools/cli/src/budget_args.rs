@@ -80,7 +80,7 @@ impl BudgetArgs {
         LoaderOptions { too_long, ..options.by_budget(budget) }
     }
 
-    /// What happens to samples above the budget.
+    /// Handling of samples above the budget.
     pub(crate) fn too_long(&self) -> TooLong {
         match self.too_long {
             TooLongArg::Raise => TooLong::Raise,

@@ -1,5 +1,5 @@
-//! What a job may overwrite or remove: no data set, and no block device in use, unless the user
-//! names it.
+//! Consent of the user: a job may overwrite or remove no data set, and no block device in use,
+//! unless the user names it.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};

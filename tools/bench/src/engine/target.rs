@@ -354,7 +354,7 @@ fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
     laid.map_err(|error| format!("cannot make {name}: {error}"))
 }
 
-/// Whether `unlink=1` removes `path` when the job ends: not the node of a block device.
+/// Returns whether `unlink=1` removes `path` when the job ends: not the node of a block device.
 pub(super) fn removes(job: &Job, path: &Path) -> bool {
     job.unlink && path.is_file()
 }

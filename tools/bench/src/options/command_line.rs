@@ -46,7 +46,7 @@ with_defaults! {
     }
 }
 
-/// What the arguments ask for.
+/// The command that the arguments ask for.
 #[derive(Debug)]
 pub(crate) enum Command {
     Run(Box<Request>),

@@ -11,7 +11,7 @@ pub(crate) struct Section {
     pub(crate) entries: Vec<Entry>,
     /// Its position, for messages.
     pub(crate) origin: String,
-    /// Whether it is the first of a file: a file waits for the previous one.
+    /// True if it is the first of a file: a file waits for the previous one.
     pub(crate) begins_file: bool,
 }
 

@@ -73,11 +73,11 @@ const REFUSED: &str = "
     verifysort_nr wait_for warnings-fatal write_barrier write_hint write_hist_log write_iolog write_mode
     write_zone_remainder writefua zone_reset_frequency zone_reset_threshold zonecapacity zonerange zonesize zoneskip";
 
-/// Where to get all of fio's options.
+/// The hint that leads to all of fio's options.
 pub(crate) const POINTER: &str = "fio itself drives dlfs by ioengine=external:dlfs-fio.so; \
                                   see 'fio on dlfs' in tools/bench/README.md";
 
-/// Whether fio's option `name` with `text` describes what dlfs-bench does anyway.
+/// Returns whether fio's option `name` with `text` describes what dlfs-bench does anyway.
 pub(crate) fn holds(name: &str, text: &str) -> bool {
     let text = match text {
         "" | "yes" | "true" | "on" => "1",

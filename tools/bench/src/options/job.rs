@@ -2,7 +2,7 @@
 
 use super::value::Size;
 
-/// What a job does to its target.
+/// The access pattern of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pattern {
     pub(crate) reads: bool,
@@ -15,7 +15,7 @@ pub(crate) struct Pattern {
 /// The I/O engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// What the address says: `tcp` or `file`.
+    /// The engine that the address says: `tcp` or `file`.
     Auto,
     Tcp,
     Spdk,
@@ -45,12 +45,12 @@ impl Engine {
         entry.map_or("auto", |entry| entry.0)
     }
 
-    /// Whether the target is a plain file, which is created if it does not exist.
+    /// Returns whether the target is a plain file, which is created if it does not exist.
     pub(crate) fn is_plain_file(self) -> bool {
         matches!(self, Engine::Psync | Engine::IoUring)
     }
 
-    /// Whether the engine needs no `filename=`.
+    /// Returns whether the engine needs no `filename=`.
     pub(crate) fn needs_no_target(self) -> bool {
         matches!(self, Engine::Null | Engine::Mem)
     }

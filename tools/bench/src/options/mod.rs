@@ -1,4 +1,4 @@
-//! What a user asks for: job files, the command line, and the table of all options.
+//! The user's request: job files, the command line, and the table of all options.
 //!
 //! `file` reads INI, `command_line` reads arguments; both end in entries that `table` applies to a
 //! [`Job`]. `value` reads single values, `text` bounds the files. `fio` refuses what only fio has. `help`

@@ -16,7 +16,7 @@ pub(crate) struct Opt<T = Job> {
 }
 
 impl<T> Opt<T> {
-    /// Whether the value is optional: a boolean is then true, and logs are named after the job.
+    /// Returns whether the value is optional: booleans then are true, logs are named after the job.
     pub(crate) fn may_stand_alone(&self) -> bool {
         ["BOOL", "["].iter().any(|start| self.value.starts_with(start)) || self.value.is_empty()
     }

@@ -12,7 +12,7 @@ pub(super) struct Chart<'a> {
     pub(super) title: &'a str,
     pub(super) x: &'a str,
     pub(super) y: &'a str,
-    /// Of the horizontal axis; the vertical one is linear and begins at 0.
+    /// The scale of the horizontal axis; the vertical one is linear and begins at 0.
     pub(super) scale: Scale,
     pub(super) series: Vec<Series>,
 }

@@ -136,7 +136,7 @@ fn named(names: &[&str; 7], shares: [f64; 7]) -> Json {
     )
 }
 
-/// What fio does not have.
+/// Figures that fio does not have.
 fn ours(entry: &Entry) -> Json {
     let mut out = Json::object().with("verified", entry.stats.verified);
     if let Some(ns) = cpu_ns_per_io(entry) {

@@ -59,7 +59,7 @@ pub(crate) fn command_lines(jobs: &[Job]) -> String {
     text
 }
 
-/// What precedes the jobs in the output.
+/// The head of the output, before the jobs.
 struct Head<'a> {
     began_ms: u64,
     global: &'a [(String, String)],
@@ -121,7 +121,7 @@ impl Writer {
         }
     }
 
-    /// Whether --status-interval wants the figures now.
+    /// Returns whether the figures for --status-interval are due; if so, schedules the next ones.
     pub(crate) fn status_is_due(&mut self) -> bool {
         let due = self.next_status.is_some_and(|next| Instant::now() >= next);
         if due {

@@ -264,7 +264,7 @@ fn depths(entry: &Entry, text: &mut String) {
         writeln!(text, "     latency   : target=0, window=0, percentile=100.00%, depth={depth}");
 }
 
-/// What fio does not have.
+/// Appends the figures that fio does not have.
 fn extras(entry: &Entry, text: &mut String) {
     if let Some(message) = &entry.message {
         let _ = writeln!(text, "     first error: {}", message.replace('\n', " "));

@@ -1,4 +1,4 @@
-//! What is counted: latencies, rates over time, depths, logs, CPU time; and adding jobs together.
+//! Statistics: latencies, rates over time, depths, logs, CPU time; and adding jobs together.
 //!
 //! Recording allocates nothing (a log without averaging grows by doubling). All times are nanoseconds.
 
@@ -46,7 +46,7 @@ pub(crate) struct Stats {
     pub(crate) verified: u64,
 }
 
-/// Of which latencies percentiles are recorded, besides those of completion.
+/// The latencies of which percentiles are recorded, besides those of completion.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PercentileOptions {
     pub(crate) slat: bool,

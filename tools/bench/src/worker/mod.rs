@@ -104,7 +104,7 @@ pub(crate) struct Slot {
     len: u64,
     lane: u32,
     direction: u8,
-    /// Whether to verify its bytes.
+    /// True if its bytes are to be verified.
     check: bool,
     buf: IoBuf,
     /// The rest of the buffer, which this I/O does not use.
@@ -349,7 +349,7 @@ impl Worker {
         u64::MAX
     }
 
-    /// Whether no pause is due or under way; a pause begins when no I/O is outstanding.
+    /// Returns whether no pause is due or under way; a pause begins when no I/O is outstanding.
     fn may_think_on(&mut self) -> bool {
         if self.think.due {
             if self.in_flight > 0 {
@@ -446,7 +446,7 @@ impl Worker {
         }
     }
 
-    /// Whether as many have completed as must be taken together, or as are outstanding.
+    /// Returns whether as many have completed as must be taken together, or as are outstanding.
     #[inline]
     fn has_enough(&self) -> bool {
         let came = self.done.len();

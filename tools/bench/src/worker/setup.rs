@@ -122,7 +122,7 @@ pub(crate) fn lanes(
     Ok(lanes)
 }
 
-/// Whether rate limits may change the drawn direction of an I/O; a verification then needs a record of them.
+/// Returns whether rate limits may change the drawn direction of an I/O; a verification then needs a record of them.
 fn may_swap_directions(job: &Job) -> bool {
     let is_mixed = job.pattern.reads && job.pattern.writes;
     let is_limited = job.rate.iter().chain(&job.rate_iops).any(Option::is_some);

@@ -38,7 +38,7 @@ enum Fill {
     Pattern(Vec<u8>),
 }
 
-/// What is wrong with a block.
+/// The error found in a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wrong {
     /// Offset of the first wrong byte, or of the interval.
@@ -127,7 +127,7 @@ impl Content {
         }
     }
 
-    /// Whether blocks are verified at all.
+    /// Returns whether blocks are verified at all.
     pub(crate) fn verifies(&self) -> bool {
         self.verify != Verify::None
     }

@@ -1,4 +1,4 @@
-//! Which block comes next, its contents, and when it may be issued.
+//! The workload: the next block, its contents, and the time from which it may be issued.
 //!
 //! Pure: seeds and times are arguments. [`positions::Positions`] gives the blocks,
 //! [`content::Content`] the contents, and [`rate::Rates`] the times.

@@ -1,4 +1,4 @@
-//! Which block comes next: direction, offset and length.
+//! The sequence of blocks: direction, offset and length of each.
 
 use dlfs::permutation::{Key, Permutation};
 

@@ -6,7 +6,7 @@ use crate::options::Job;
 #[derive(Debug, Clone)]
 pub(crate) struct Rates {
     paces: [Option<Pace>; 2],
-    /// Whether the job both reads and writes, so that one direction may proceed while the other is
+    /// True if the job both reads and writes, so that one direction may proceed while the other is
     /// delayed.
     is_mixed: bool,
 }

@@ -205,7 +205,7 @@ fn flushes_and_blocks_of_many_sizes_share_the_buffers() {
     }
 }
 
-/// Of a split, sizes that are not multiples of the smallest one.
+/// A split may have sizes that are not multiples of the smallest one.
 #[test]
 fn blocks_of_4096_and_6144_bytes_work_on_a_namespace_in_memory() {
     let split = "--bssplit=4096/50:6144/50";

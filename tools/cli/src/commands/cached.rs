@@ -31,7 +31,7 @@ pub(crate) struct CachedArgs {
     image: ImageArgs,
     #[command(flatten)]
     tiers: TierArgs,
-    /// Where a job owns the tiers already, wait for its end and take over
+    /// Wait for the end of a job that owns the tiers already, and take over
     #[arg(long)]
     wait: bool,
     /// Write a line of statistics to the log at this interval
@@ -46,7 +46,7 @@ pub(crate) struct CachedArgs {
     connection: ConnectionArgs,
 }
 
-/// What it says once it owns the tiers.
+/// The line of JSON that it prints once it owns the tiers.
 #[derive(Serialize)]
 struct Owning<'a> {
     pid: u32,
@@ -181,7 +181,7 @@ impl Interval {
 
 /// How often to look for the owner's end, for signals and for the copier.
 const WATCH: Duration = Duration::from_millis(200);
-/// Of a command line, the characters that a message has room for.
+/// The most characters of a command line in a message.
 const MAX_COMMAND: usize = 120;
 const EXAMPLES: &str = "\
 Examples:

@@ -268,7 +268,7 @@ impl Demo<'_> {
     }
 }
 
-/// Whether the epoch delivered every sample; clears the list for the next epoch.
+/// Checks that the epoch delivered every sample; clears the list for the next epoch.
 fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
     let missing = seen.iter().filter(|seen| !**seen).count();
     if missing > 0 {

@@ -1,4 +1,4 @@
-//! What bounds a training job, in plain words with the figures they rest on.
+//! The bound of a training job, in plain words with the figures it rests on.
 
 use super::Finding;
 use super::load::{Load, Loads, percent};
@@ -19,7 +19,7 @@ pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Findi
     Finding { mend: Some(bound.remedy().to_owned()), ..Finding::good("bound", found) }
 }
 
-/// What limits bandwidth.
+/// The limit of bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
     /// All processors of this machine run.

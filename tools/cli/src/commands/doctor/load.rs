@@ -18,7 +18,7 @@ use dlfs::{Error, ErrorKind, Result};
 use super::Finding;
 use crate::text;
 
-/// What is read, and how.
+/// The reads of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     /// Queue pairs, each polled by a thread of its own.
@@ -29,7 +29,7 @@ pub(super) struct Plan {
     pub(super) depth: usize,
 }
 
-/// What one measurement gave.
+/// The result of one measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Load {
     /// As it was possible: a namespace may have smaller transfers or queues than were planned.
@@ -75,7 +75,7 @@ pub(super) struct Loads {
     pub(super) single: Load,
     pub(super) one: Load,
     pub(super) four: Load,
-    /// Of 4 KiB, on one queue pair.
+    /// Reads of 4 KiB, on one queue pair.
     pub(super) small: Load,
 }
 
@@ -121,7 +121,7 @@ pub(super) fn measure(device: &Arc<dyn Device>, slice: Duration) -> Result<Loads
     })
 }
 
-/// What one thread did.
+/// The result of one thread.
 struct Ran {
     reads: u64,
     busy: f64,
@@ -281,7 +281,7 @@ pub(super) fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// What cannot signal is looked at again after this time.
+/// The interval at which engines that cannot signal are polled again.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What this machine provides for user-level NVMe, and how to enable the rest.
+//! Features of this machine for user-level NVMe, and how to enable the missing ones.
 //!
 //! The findings are computed from a [`Machine`], which is read from `/proc` and `/sys` under a root
 //! that tests can set.
@@ -184,7 +184,7 @@ pub(super) fn findings(machine: &Machine) -> Vec<Finding> {
 
 /// SPDK's default here: 512 MiB.
 const MIN_HUGE_PAGES: u64 = 256;
-/// What a few queues and buffers pin.
+/// Memory that a few queues and buffers pin.
 const MIN_MEMLOCK: u64 = 64 << 20;
 
 #[cfg(test)]

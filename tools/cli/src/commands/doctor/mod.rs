@@ -59,11 +59,11 @@ pub(crate) struct DoctorArgs {
 struct Finding {
     check: &'static str,
     good: bool,
-    /// Whether it counts for what is read.
+    /// True if it counts for the data that is read.
     #[serde(skip_serializing_if = "Clone::clone")]
     needed: bool,
     found: String,
-    /// What is better, and how to get it, where something is missing.
+    /// The remedy where something is missing: what is better, and how to get it.
     #[serde(skip_serializing_if = "Option::is_none")]
     mend: Option<String>,
 }
@@ -194,11 +194,11 @@ fn examine_data(
     Ok(())
 }
 
-/// What stands at an address.
+/// The devices at an address, and a description of what they hold.
 struct Opened {
     devices: Vec<Arc<dyn Device>>,
     what: String,
-    /// Of a data set with samples.
+    /// The mean length of the samples of a data set that has some.
     mean_sample_bytes: Option<u64>,
 }
 

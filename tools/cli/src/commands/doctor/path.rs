@@ -1,4 +1,4 @@
-//! What the operating system says of the path to a target, and of this machine's clock.
+//! The path to a target and this machine's clock, as the operating system sees them.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::text;
 /// A connection to the first address that is on a network, to look at.
 pub(super) struct Route(TcpStream);
 
-/// What became of connecting to all addresses that are on a network.
+/// The outcome of connecting to all addresses that are on a network.
 pub(super) struct Reached {
     /// One for each host and port.
     pub(super) findings: Vec<Finding>,
@@ -76,12 +76,12 @@ pub(super) fn without_route(addresses: &[Address]) -> Finding {
 struct Place {
     host: String,
     port: u16,
-    /// What to do if nobody answers there.
+    /// The remedy if nobody answers there.
     mend: &'static str,
 }
 
 impl Place {
-    /// Where the address leads, if that can be seen from it.
+    /// The host and port that the address leads to, if they can be seen from it.
     fn of(address: &Address) -> Option<Place> {
         match address {
             Address::Tcp(TcpAddress { traddr, trsvcid, .. }) => {
@@ -93,7 +93,7 @@ impl Place {
         }
     }
 
-    /// Of a web server; where other stores are, their clients find out.
+    /// The host and port of a web server; the clients of other stores find out theirs.
     fn of_url(url: &str) -> Option<Place> {
         let (scheme, rest) = url.split_once("://")?;
         let usual = match scheme {
@@ -139,7 +139,7 @@ impl Place {
 }
 
 impl Route {
-    /// What the connection's properties are worth at this round trip and rate.
+    /// Judges the connection's properties at this round trip and rate.
     pub(super) fn findings(&self, round_trip: Duration, bytes_per_s: f64) -> Vec<Finding> {
         let buffers = buffers(Path::new("/"), round_trip, bytes_per_s);
         let mtu = mtu(&self.0, bytes_per_s);
@@ -198,7 +198,7 @@ fn congestion(stream: &TcpStream) -> Option<Finding> {
     })
 }
 
-/// Whether the kernel lets a connection have what is on its way at this rate and round trip.
+/// Checks that the kernel lets a connection have in flight what this rate and round trip need.
 fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Finding> {
     let rmem = std::fs::read_to_string(root.join("proc/sys/net/ipv4/tcp_rmem")).ok()?;
     let most: u64 = rmem.split_ascii_whitespace().nth(2)?.parse().ok()?;
@@ -222,7 +222,7 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
     })
 }
 
-/// Which digests protect the transfers.
+/// Reports which digests protect the transfers.
 pub(super) fn digests(device: &Arc<dyn Device>) -> Finding {
     let engine = device.namespace().engine;
     let found = match (engine.contains("TLS"), engine.contains("digest")) {
