@@ -42,7 +42,7 @@ pub(crate) struct Compared {
 
 #[derive(Serialize)]
 pub(crate) struct Figures {
-    /// Whether each sample is checked against its checksum.
+    /// True if each sample is checked against its checksum.
     pub(crate) verified: bool,
     /// With everything in the page cache, as the next two.
     pub(crate) samples_per_s: f64,

@@ -20,7 +20,7 @@ pub(crate) struct DemoData {
     pub(crate) tiny: u64,
 }
 
-/// What was generated.
+/// Totals of the generated data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) files: u64,

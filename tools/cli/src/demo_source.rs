@@ -51,7 +51,7 @@ impl<'a> Source<'a> {
         Ok(source)
     }
 
-    /// Whether comparing needs no file.
+    /// Returns whether all files are in memory, so that comparing reads none.
     pub(crate) fn is_loaded(&self) -> bool {
         self.loaded.is_some()
     }

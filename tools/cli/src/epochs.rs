@@ -21,8 +21,8 @@ pub(crate) enum End {
     Stopped,
 }
 
-/// Whether everything in the order was delivered. A loader that ends without an error has delivered
-/// it; commands check nevertheless.
+/// Checks that everything in the order was delivered. A loader that ends without an error has delivered it; commands
+/// check nevertheless.
 ///
 /// # Errors
 /// `Internal`: it was not.

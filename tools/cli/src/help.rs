@@ -54,7 +54,7 @@ mod tests {
         while let Some(command) = commands.pop() {
             commands.extend(command.get_subcommands());
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            // What is indented is a command, to be copied as a line.
+            // An indented line is a command, to be copied as one line.
             let lines = text.lines().filter(|line| !line.starts_with(' '));
             let found = lines.filter(|line| line.chars().count() > 100);
             wide.extend(found.map(|line| format!("{}: {line}", command.get_name())));

@@ -16,7 +16,7 @@ use dlfs::reader::{Batch, ReaderOptions};
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::text;
 
-/// What IMAGE is mixed with.
+/// Options of the images that IMAGE is mixed with.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mixture")]
 pub(crate) struct MixArgs {
@@ -62,7 +62,7 @@ impl MixArgs {
         Mixture::new(parts, self.epoch_size, self.mix_batching, phases).map(Some)
     }
 
-    /// Whether there is anything to mix.
+    /// Returns whether there is anything to mix.
     pub(crate) fn is_given(&self) -> bool {
         self.part.is_some()
     }
@@ -75,7 +75,7 @@ impl MixArgs {
         std::iter::once(first).chain(self.mix.iter().map(|mixed| &mixed.image))
     }
 
-    /// What was delivered of each image, `first` being IMAGE.
+    /// Counters of what is delivered of each image; `first` is IMAGE.
     pub(crate) fn sources(&self, first: &ImageAddress) -> Sources {
         Sources(self.images(first).map(Source::new).collect())
     }
@@ -96,7 +96,7 @@ pub(crate) fn share(
     }
 }
 
-/// What a run has delivered of each of its images.
+/// Counters of what a run has delivered of each of its images.
 pub(crate) struct Sources(Vec<Source>);
 
 /// One of them; the names are an interface.

@@ -41,7 +41,7 @@ pub(crate) fn options_first(
     ordered
 }
 
-/// Whether the argument behind this option is its value.
+/// Returns whether the argument behind this option is its value.
 fn wants_next(commands: &[&Command], option: &str) -> bool {
     let takes = |is_it: &dyn Fn(&Arg) -> bool| {
         let known = commands.iter().rev().flat_map(|command| command.get_arguments());
@@ -53,7 +53,7 @@ fn wants_next(commands: &[&Command], option: &str) -> bool {
             arg.get_long() == Some(long) || aliases.contains(&long)
         }) == Some(true);
     }
-    // Of letters in a row, the first one with a value has the rest as its value.
+    // In a group of letters, the first one that takes a value has the rest as its value.
     let mut letters = option.chars().skip(1);
     let valued =
         letters.find(|letter| takes(&|arg| arg.get_short() == Some(*letter)) == Some(true));

@@ -80,7 +80,7 @@ pub(crate) struct Joined {
 }
 
 impl PeerArgs {
-    /// Whether the ranks read from each other's tiers.
+    /// Returns whether the ranks read from each other's tiers.
     pub(crate) fn is_given(&self) -> bool {
         self.peers.is_some()
     }
@@ -90,7 +90,7 @@ impl PeerArgs {
         self.node.clone()
     }
 
-    /// What nodes answer for data that they lack.
+    /// The answer of nodes to reads of data that they lack.
     ///
     /// # Errors
     /// None: the command line has checked the name.
@@ -108,8 +108,8 @@ impl PeerArgs {
         Ok(Some(PeerKeys { key: JobKey::of(text)?, tls: self.peer_tls }))
     }
 
-    /// Where the ranks meet and which of them this is, if `--peers` is given. `place` is what the command line
-    /// says of rank and world size.
+    /// The meeting point of the ranks, and this rank's number there, if `--peers` is given. `place` is the rank and
+    /// the world size of the command line.
     ///
     /// # Errors
     /// `Usage`: as [`JoinOptions::meeting`].
@@ -183,7 +183,7 @@ impl Joined {
     }
 }
 
-/// What came from the other nodes, for the report.
+/// Report lines on the data that came from other nodes.
 pub(crate) fn peer_lines(stats: &PeerStats) -> Vec<String> {
     let used: Vec<_> = stats.nodes.iter().filter(|node| node.reads > 0).collect();
     let (reads, bytes) =

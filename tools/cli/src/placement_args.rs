@@ -1,4 +1,4 @@
-//! Which processors a command's pollers run on, and whether they sleep.
+//! Placement of a command's pollers on processors, and whether they sleep.
 
 use clap::Args;
 
@@ -24,7 +24,7 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    /// Whether pollers spin instead of sleeping.
+    /// Returns whether pollers spin instead of sleeping.
     pub(crate) fn busy_poll(&self) -> bool {
         self.busy_poll
     }

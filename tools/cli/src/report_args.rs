@@ -43,7 +43,7 @@ impl ReportArgs {
 }
 
 impl RunFiles {
-    /// Where the loader keeps its events.
+    /// The trace in which the loader keeps its events.
     pub(crate) fn trace(&self) -> Option<Arc<Trace>> {
         self.trace.as_ref().map(|(_, trace)| Arc::clone(trace))
     }

@@ -27,7 +27,7 @@ pub(crate) fn scratch_folder(len_bytes: Option<u64>) -> Result<TempDir, Error> {
     builder.tempdir().map_err(failed)
 }
 
-/// Whether both the file system and the memory behind it have `len` bytes free.
+/// Returns whether both the file system and the memory behind it have `len` bytes free.
 fn has_room(folder: &Path, len: u64) -> bool {
     let Ok(found) = rustix::fs::statvfs(folder) else { return false };
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

@@ -13,7 +13,7 @@ use dlfs::{Error, Result};
 
 use crate::exit::Outcome;
 
-/// Whether the user asked this process to stop. Clones share the flag.
+/// The user's request to stop this process. Clones share the flag.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
@@ -47,7 +47,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Whether to stop.
+    /// Returns whether the user has asked to stop.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -81,12 +81,12 @@ impl Asked {
         Ok(asked)
     }
 
-    /// Whether SIGHUP has arrived since the last call.
+    /// Returns whether SIGHUP has arrived since the last call.
     pub(crate) fn hung_up(&self) -> bool {
         self.hang_up.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether SIGUSR1 has arrived since the last call.
+    /// Returns whether SIGUSR1 has arrived since the last call.
     pub(crate) fn wants_statistics(&self) -> bool {
         self.statistics.swap(false, Ordering::Relaxed)
     }
@@ -104,5 +104,5 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// The grace period of commands that write images. They may be killed at any moment and continued.
 pub(crate) const GRACE_FOR_WRITERS: Duration = Duration::from_secs(20);
-/// What tiers are given to write their last copies: see `docs/threads.md`.
+/// The grace period of commands with tiers, which write their last copies in it: see `docs/threads.md`.
 pub(crate) const GRACE_FOR_TIERS: Duration = Duration::from_secs(35);

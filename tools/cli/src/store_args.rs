@@ -12,7 +12,7 @@ use crate::help::loading;
 use crate::progress::Meter;
 use crate::text;
 
-/// Where this rank keeps its share of the samples.
+/// Options of the store, which keeps this rank's share of the samples.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Store")]
 pub(crate) struct StoreArgs {
@@ -68,7 +68,7 @@ pub(crate) fn meter(quiet: bool) -> impl FnMut(Staged) {
     }
 }
 
-/// What the store has and has exchanged, for the report.
+/// The report line on what the store holds and has exchanged.
 pub(crate) fn store_line(stats: &StoreStats) -> String {
     let mut line = format!(
         "  store      {} now, {} at most; {} staged",

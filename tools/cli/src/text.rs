@@ -138,8 +138,8 @@ pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Whether a character affects the terminal or its neighbours: control characters, C1 and DEL
-/// included, direction marks, and invisible characters.
+/// Returns whether a character affects the terminal or its neighbours: control characters, C1 and
+/// DEL included, direction marks, and invisible characters.
 pub(crate) fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')

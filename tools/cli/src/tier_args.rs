@@ -11,7 +11,7 @@ use dlfs::{Error, ErrorKind};
 use crate::help::opening;
 use crate::size::parse_size;
 
-/// Where copies of samples are kept, and which.
+/// Options of tiers: where copies of samples are kept, and which.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Tiers")]
 pub(crate) struct TierArgs {

@@ -56,7 +56,7 @@ pub(crate) struct ImportArgs {
     what: WhatArgs,
 }
 
-/// What is imported, and where to.
+/// The source and the destination of an import.
 #[derive(Debug, Args)]
 pub(crate) struct WhatArgs {
     /// Folders of class folders, tar or TFRecord shards or files of rows (or a folder of them), or list files with
@@ -82,13 +82,13 @@ pub(crate) struct WhatArgs {
     /// Chunk size, a power of two from 64K to 256M
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_chunk_size)]
     chunk_size: u32,
-    /// Whether small samples avoid crossing blocks, at the cost of some padding
+    /// Layout of small samples: whether they avoid crossing blocks, at the cost of some padding
     #[arg(long, value_enum, default_value_t = PackArg::Aligned)]
     pack: PackArg,
     /// Add the image to a catalogue, under this name: dlfs://CATALOGUE/NAME
     #[arg(long, value_name = "NAME")]
     catalog: Option<DatasetName>,
-    /// What to do with entries that cannot be imported
+    /// Action on entries that cannot be imported
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnErrorArg::Stop)]
     on_error: OnErrorArg,
     /// Values of the samples, by their names: FILE.csv or .tsv, whose first line names the columns, or .jsonl with an
@@ -112,10 +112,10 @@ pub(crate) struct WhatArgs {
     /// times. Without TYPE, that of the field
     #[arg(long, value_name = "[NAME=]FIELD[:TYPE]", value_parser = str::parse::<FieldColumn>)]
     field_column: Vec<FieldColumn>,
-    /// Of rows: the column of the names of the samples; otherwise a row is called as its file, and its number in it
+    /// The column of the names of the samples, for rows; otherwise a row is called as its file, and its number in it
     #[arg(long, value_name = "COLUMN")]
     name: Option<String>,
-    /// Of rows: the column of the labels, integers or names of classes; otherwise the only one that the files say to
+    /// The column of the labels, for rows: integers or names of classes; otherwise the only one that the files say to
     /// hold classes, as those of Hugging Face do
     #[arg(long, value_name = "COLUMN")]
     label: Option<String>,
@@ -124,14 +124,14 @@ pub(crate) struct WhatArgs {
     /// name
     #[arg(long, value_name = "FILE|IMAGE")]
     classes: Option<OsString>,
-    /// Of rows: the columns to take as fields; otherwise all others
+    /// The columns to take as fields, for rows; otherwise all others
     #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
     fields: Vec<String>,
-    /// Of JSON Lines: the key that names files beside them, which become the field `file`; otherwise file_name, unless
+    /// The key that names files beside JSON Lines, which become the field `file`; otherwise file_name, unless
     /// --fields leave it out
     #[arg(long, value_name = "KEY")]
     files: Option<String>,
-    /// Of hf://datasets/OWNER/NAME: the splits to take, such as train, as the paths of the files say; otherwise all
+    /// The splits to take of hf://datasets/OWNER/NAME, such as train, as the paths of the files say; otherwise all
     /// files
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     split: Vec<String>,
@@ -150,7 +150,7 @@ pub(crate) struct WhatArgs {
     /// was taken already, or of rows that share values; each of these may make 256 MiB in any case
     #[arg(long, value_name = "TIMES", default_value_t = DEFAULT_MAX_EXPANSION)]
     max_expansion: u64,
-    /// Of lists that a store serves: what they may name beside their own store, such as s3://BUCKET or https://HOST
+    /// Places that lists in a store may name beside their own store, such as s3://BUCKET or https://HOST
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', value_parser = Place::parse)]
     list_hosts: Vec<Place>,
     /// Overwrite a bad superblock copy even if that may lose a newer generation (with --append or
@@ -270,7 +270,7 @@ impl WhatArgs {
         })
     }
 
-    /// Whether `--columns` names no file.
+    /// Returns whether `--columns` is `union`, which names no file.
     fn is_union(&self) -> bool {
         self.columns.as_deref() == Some(Path::new("union"))
     }
@@ -438,14 +438,14 @@ struct JsonColumns {
     rows_without: u64,
 }
 
-/// What this import wrote, in bytes.
+/// Bytes that this import wrote, by kind.
 #[derive(Serialize)]
 struct JsonMedia {
     samples: u64,
     headers: u64,
     padding: u64,
     directory: u64,
-    /// What `--pack tight` saves, whether it was given or not.
+    /// Bytes that `--pack tight` saves, whether it was given or not.
     tight_saves: u64,
 }
 

@@ -87,7 +87,7 @@ pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
 
 /// Checks a file that holds no key of DH-HMAC-CHAP, for the reason `of_key`.
 fn check_others(out: &mut Out, file: &Path, of_key: dlfs::Error) -> Result<(), Failure> {
-    // What is no regular file may have no end.
+    // A file that is not regular may have no end.
     if !std::fs::metadata(file).is_ok_and(|found| found.is_file()) {
         return Err(of_key.into());
     }
@@ -109,7 +109,7 @@ fn check_others(out: &mut Out, file: &Path, of_key: dlfs::Error) -> Result<(), F
     }
 }
 
-/// What a hosts file has for a host.
+/// The keys that a hosts file holds for a host, in words.
 fn held(keys: &HostKeys) -> String {
     let mutual = match keys.ctrl_secret {
         Some(_) => "the target proves itself on demand",

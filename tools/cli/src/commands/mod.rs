@@ -92,7 +92,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Whether the command runs until it is stopped, and writes a log.
+    /// Returns whether the command runs until it is stopped, and writes a log.
     pub(crate) fn serves(&self) -> bool {
         matches!(self.command, Command::Serve(_) | Command::Cached(_))
     }

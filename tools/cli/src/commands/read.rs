@@ -419,10 +419,10 @@ struct JsonReport<'a> {
     peers: Option<PeerStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     store: Option<StoreStats>,
-    /// What came from where: the same as in Python and C.
+    /// Reads and bytes by the place that they came from, with the same keys as in Python and C.
     #[serde(skip_serializing_if = "Option::is_none")]
     places: Option<Places>,
-    /// Of a mixture: what this rank has had of each image.
+    /// The samples that this rank has had of each image of a mixture.
     #[serde(skip_serializing_if = "Option::is_none")]
     sources: Option<&'a [Source]>,
 }
@@ -524,7 +524,7 @@ fn stall_line(stalls: &Stalls) -> Option<String> {
     (!causes.is_empty()).then(|| format!("  stalls     {}", causes.join(", ")))
 }
 
-/// What was verified. A folder stores no checksums: the first read of a sample only learns its checksum.
+/// Says what was verified. A folder stores no checksums: the first read of a sample only learns its checksum.
 fn verified(read: &WhatWasRead<'_>) -> String {
     let (mut is_learned, mut learned, mut later) = (false, 0, 0);
     for (image, Source { samples, .. }) in read.images().zip(read.sources.all()) {
@@ -586,7 +586,7 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
 /// Samples of a batch whose size is not given, and about the most bytes that they have.
 const MOST_SAMPLES: usize = 256;
 const MOST_BYTES: u64 = 256 << 20;
-/// Of how many samples the length is looked at.
+/// The number of samples whose lengths decide the batch size.
 const LENGTHS_LOOKED_AT: usize = 4096;
 /// Options that say something of one image.
 const OF_ONE_IMAGE: [&str; 11] = [

@@ -48,7 +48,7 @@ pub(crate) struct SelectArgs {
     /// The same seed splits in the same way
     #[arg(long, value_name = "S", default_value_t = 0, requires = "split")]
     seed: u64,
-    /// What is hashed
+    /// The property that is hashed
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = ByArg::Id, requires = "split")]
     by: ByArg,
     /// Save the views in FILE

@@ -157,7 +157,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
 }
 
 impl ServeArgs {
-    /// Where a reload finds what to serve.
+    /// The files and options that a reload reads again.
     fn source(&self) -> Source {
         let access_log = self.access_log.as_ref();
         Source {

@@ -135,7 +135,7 @@ struct ImageFacts {
     columns: Vec<ColumnFacts>,
     /// The objects of stores that it was imported from, in all generations.
     origins: OriginsFacts,
-    /// Of a folder without import: checksums learned so far; null where all are on the image.
+    /// Checksums learned so far, of a folder without import; null where all are on the image.
     checksums_learned: Option<u64>,
     /// Superblock copies that could not be read or used.
     bad_superblock_copies: Vec<CopyFacts>,

@@ -19,7 +19,7 @@ use crate::top::{once, screen};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
-    /// Where metrics are served (--metrics, dlfs.metrics.serve): HOST:PORT or http://HOST:PORT/metrics
+    /// Addresses that serve metrics (--metrics, dlfs.metrics.serve): HOST:PORT or http://HOST:PORT/metrics
     #[arg(value_name = "ADDRESS", required = true)]
     addresses: Vec<MetricsAddress>,
     /// How often the addresses are asked

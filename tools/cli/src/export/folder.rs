@@ -34,7 +34,7 @@ pub(crate) struct FolderSink {
     writers: Vec<Writer>,
 }
 
-/// What went wrong, by the index of the file.
+/// Failures, each with the index of its file.
 type Written = Vec<(usize, Result<(), SinkError>)>;
 
 /// Writes the files of some folders.
@@ -68,7 +68,7 @@ impl FolderSink {
         Ok(FolderSink { path: path.to_path_buf(), writers: writers.collect::<Result<_, Error>>()? })
     }
 
-    /// Which writer has the folder of the file `name`.
+    /// The number of the writer for the folder of the file `name`.
     fn writer_of(&self, name: &[u8]) -> usize {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(split(name).0);
         (hash % self.writers.len() as u64) as usize
@@ -178,7 +178,7 @@ impl Sink for FolderSink {
     }
 }
 
-/// What is said of the file `name` below `path` that was not written.
+/// The error for the file `name` below `path`, which was not written.
 fn failed(path: &Path, name: &[u8], error: Errno) -> SinkError {
     match error {
         Errno::EXIST => SinkError::Conflict("a file or folder of that name is already there"),
@@ -236,7 +236,7 @@ impl OpenFolders {
     }
 }
 
-/// Where each component of `path` ends.
+/// The end of each component of `path`.
 fn folder_ends(path: &[u8]) -> Vec<usize> {
     let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
     slashes.chain([path.len()]).collect()
@@ -286,7 +286,7 @@ const NEW_FILE: OFlags = OFlags::WRONLY
 const MOST_KEPT_OPEN: usize = 4096;
 /// The most threads that write at once.
 const MOST_WRITERS: usize = 8;
-/// Of the folders on the way to a file, those that stay open.
+/// The depth down to which all folders on the way to a file stay open.
 const KEPT_DEPTH: usize = 64;
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use std::borrow::Cow;
 
 use crate::exit::Failure;
 
-/// Where samples are written.
+/// A destination of samples.
 pub(crate) trait Sink {
     /// Writes one file of `bytes` under `name`, which has passed [`check`].
     ///
@@ -58,7 +58,7 @@ pub(crate) struct NewFile<'a> {
 }
 
 impl NewFile<'_> {
-    /// Where it is written, below the destination.
+    /// The path that it is written to, below the destination.
     pub(crate) fn path(&self) -> &[u8] {
         self.escaped.as_ref().unwrap_or(&self.name)
     }

@@ -1,4 +1,4 @@
-//! Which names may become files, and how the others are escaped.
+//! The rule for names that may become files, and the escaping of all others.
 //!
 //! A name is used as it is if every component between slashes is an ordinary file name: not empty,
 //! not `.` or `..`, at most 255 bytes, without NUL. Other bytes are left to the file system:
@@ -28,7 +28,7 @@ pub(crate) enum NameFault {
     LongPart(usize),
 }
 
-/// Whether `name` may be written as it is.
+/// Checks that `name` may be written as it is.
 pub(crate) fn check(name: &[u8]) -> Result<(), NameFault> {
     if name.starts_with(b"/") {
         return Err(NameFault::Absolute);

@@ -47,7 +47,8 @@ impl Field {
         String::from_utf8_lossy(&bytes[..end]).into_owned()
     }
 
-    /// Whether nvme-cli shows it: some fields of namespaces only where NSFEAT.OPTPERF says that they are given.
+    /// Returns whether nvme-cli shows the field: it shows some fields of namespaces only if NSFEAT.OPTPERF says that
+    /// they are given.
     fn is_there(&self, page: &[u8]) -> bool {
         match self.name {
             "npwg" | "npwa" | "npda" | "nows" => page[NSFEAT] & 0x30 != 0,
@@ -108,7 +109,7 @@ pub(super) fn object(fields: &[Field], page: &[u8]) -> Map<String, Value> {
     fields.map(|field| (field.name.to_owned(), field.json(page))).collect()
 }
 
-/// Where NSFEAT is.
+/// The offset of NSFEAT.
 const NSFEAT: usize = 24;
 
 macro_rules! fields {

@@ -51,7 +51,7 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     (lines, Value::Object(object))
 }
 
-/// What is vendor specific, up to the first zero: texts of 16 characters, as in a dump.
+/// The vendor specific bytes up to the first zero, as texts of 16 characters, as in a dump.
 fn vendor_specific(bytes: &[u8]) -> Vec<String> {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let shown = |byte: &u8| if byte.is_ascii_graphic() { char::from(*byte) } else { '.' };

@@ -91,9 +91,9 @@ fn u32_at(state: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([state[at], state[at + 1], state[at + 2], state[at + 3]])
 }
 
-/// Whether the most power is in units of 0.1 mW; else 10 mW.
+/// The bit for a maximum power in units of 0.1 mW instead of 10 mW.
 const MXPS: u8 = 1;
-/// Whether the state is a non-operational one.
+/// The bit of a non-operational state.
 const NOPS: u8 = 2;
 /// Units of times.
 const SCALES: [&str; 13] = [

@@ -23,7 +23,7 @@ use dlfs::{Error, Result};
 
 use crate::log;
 
-/// Where an access log goes.
+/// The destination of an access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     Stdout,
@@ -65,7 +65,7 @@ struct Shared {
     queue: SyncSender<Message>,
     /// Lines that were lost since the file said so last.
     lost: AtomicU64,
-    /// What the thread is to write to from now on.
+    /// The output that the thread is to switch to.
     next: Mutex<Option<Output>>,
 }
 
@@ -209,10 +209,10 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What is written to.
+/// An open output of the log.
 pub(crate) struct Output {
     to: Box<dyn Write + Send>,
-    /// Whether a part of a line was written last.
+    /// Set if only part of a line was written last.
     is_torn: bool,
 }
 
@@ -253,7 +253,7 @@ impl Output {
 struct Writer {
     shared: Arc<Shared>,
     output: Output,
-    /// Whether the last line could not be written.
+    /// Set if the last line could not be written.
     is_failing: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What changes a service while it runs: requests of `dlfs ctl`, and reloads.
+//! Changes of a service while it runs: requests of `dlfs ctl`, and reloads.
 //!
 //! The command's thread calls [`Changes::step`] again and again. What may take long, the opening of namespaces, goes
 //! on beside it; the request that wants it is answered when it is there. One reload is under way at a time.
@@ -30,13 +30,13 @@ pub(crate) struct Changes {
     source: Source,
     manager: Manager,
     openings: Openings<Purpose>,
-    /// Who wants a reload that has not begun.
+    /// Requests for a reload that has not begun.
     wanted: Askers,
     /// Until when hosts may take to go; the service ends then.
     ends: Option<Instant>,
 }
 
-/// Where a reload finds what the service is to become.
+/// The files and options that say what a reload makes of the service.
 pub(crate) struct Source {
     pub(crate) config: Option<PathBuf>,
     /// The hosts file of the command line.
@@ -45,7 +45,7 @@ pub(crate) struct Source {
     pub(crate) access_log: Option<Place>,
 }
 
-/// What namespaces are opened for.
+/// The purpose of opening namespaces.
 enum Purpose {
     Add(Ticket, (Nqn, NamespaceConfig)),
     Reload(Reload),
@@ -55,12 +55,12 @@ enum Purpose {
 struct Reload {
     askers: Askers,
     new: ServiceConfig,
-    /// What is being opened.
+    /// Namespaces that are being opened.
     wanted: Vec<(Nqn, NamespaceConfig)>,
     opened: Vec<Opened>,
 }
 
-/// Who has asked for a reload.
+/// Requests for a reload: by SIGHUP, and by `dlfs ctl`.
 #[derive(Default)]
 struct Askers {
     hung_up: bool,
@@ -78,7 +78,7 @@ enum End {
 type Answers = Vec<(Ticket, Result<Value>)>;
 
 impl Source {
-    /// Where the access log goes when the file says `config`.
+    /// The place of the access log when the file says `config`.
     pub(crate) fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
         self.access_log.clone().or_else(|| config?.access_log.clone())
     }
@@ -101,12 +101,12 @@ impl Changes {
         self.service.begin_to_drain(why)
     }
 
-    /// Whether [`Changes::begin_to_end`] was called.
+    /// Returns whether [`Changes::begin_to_end`] was called.
     pub(crate) fn is_ending(&self) -> bool {
         self.ends.is_some()
     }
 
-    /// Whether it ends, and all hosts are gone or have had their time.
+    /// Returns whether it is ending, and all hosts are gone or have had their time.
     pub(crate) fn is_over(&self) -> bool {
         self.ends.is_some_and(|until| self.service.is_drained() || Instant::now() >= until)
     }

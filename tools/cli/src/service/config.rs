@@ -1,4 +1,4 @@
-//! What a service serves, to whom: the value, and the file that it comes from.
+//! A service's configuration: what it serves to whom, and the file that says so.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -21,7 +21,7 @@ use super::limits::LimitArgs;
 /// All that a service serves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ServiceConfig {
-    /// Where the access log goes, if there is one.
+    /// The place of the access log, if there is one.
     pub(crate) access_log: Option<Place>,
     pub(crate) subsystems: Vec<SubsystemConfig>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct NamespaceConfig {
 }
 
 impl SubsystemConfig {
-    /// What only a restart can change; the rest may change while it serves.
+    /// The part that only a restart can change, as a text; the rest may change while it serves.
     fn fixed(&self) -> String {
         let SubsystemConfig { listen, allow_any_host, pollers, cpus, busy_poll, limits, .. } = self;
         format!("{:?}", (listen, allow_any_host, pollers, cpus, busy_poll, limits))

@@ -70,13 +70,13 @@ pub(crate) struct Ticket(u64);
 
 struct Client {
     stream: UnixStream,
-    /// What has arrived and is not answered, beginning with the next line.
+    /// Bytes that have arrived and are not answered, beginning with the next line.
     received: Vec<u8>,
-    /// What is left of the last answer. Until it is sent, nothing is received.
+    /// The rest of the last answer. Until it is sent, nothing is received.
     unsent: Vec<u8>,
     /// The request whose answer comes later, and its `id`.
     waits: Option<(Ticket, Value)>,
-    /// Whether it is closed after its last answer.
+    /// Set if it is closed after its last answer.
     ends: bool,
     /// When bytes of it came or went last.
     active: Instant,
@@ -181,12 +181,12 @@ impl Client {
         Client { stream, received, unsent, waits: None, ends: false, active }
     }
 
-    /// What it waits for.
+    /// The events to poll for.
     fn wanted(&self) -> PollFlags {
         if self.unsent.is_empty() { PollFlags::IN } else { PollFlags::OUT }
     }
 
-    /// Whether a request has arrived that can be answered now.
+    /// Returns whether a request has arrived that can be answered now.
     fn has_line(&self) -> bool {
         self.waits.is_none() && self.unsent.is_empty() && self.received.contains(&b'\n')
     }

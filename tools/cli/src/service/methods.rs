@@ -1,4 +1,4 @@
-//! What the control socket can do, by the names of its methods.
+//! The methods of the control socket, by their names.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ struct Whole {
     subsystem: Option<Nqn>,
 }
 
-/// What to add, and to which subsystem.
+/// The namespace to add, and its subsystem.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AddNamespace {
@@ -123,8 +123,8 @@ impl Service {
         Ok(self.those(subsystem.as_ref())?.into_iter().flat_map(connected).collect())
     }
 
-    /// Which namespace the request `add-ns` adds, and to which subsystem. Without a number in the request it gets the
-    /// lowest that is free and not among those `promised` to others.
+    /// The namespace that the request `add-ns` adds, and its subsystem. Without a number in the request the namespace
+    /// gets the lowest that is free and not among those `promised` to others.
     pub(crate) fn to_add<'a>(
         &self,
         request: &Request,

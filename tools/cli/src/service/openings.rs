@@ -151,7 +151,7 @@ mod tests {
         openings.under_way[0].until = Instant::now();
         let (name, result) = wait(&mut openings);
         assert_eq!((name, result.unwrap_err().kind()), ("hangs", ErrorKind::TimedOut));
-        // What it opens after all is closed, and nobody hears of it.
+        // A namespace that is opened too late is closed, and nobody hears of it.
         drop(release);
         while Arc::strong_count(&openings.threads) > 1 {
             thread::yield_now();

@@ -28,7 +28,7 @@ pub(crate) struct Prepared {
     access_log: Option<Output>,
 }
 
-/// What a subsystem needs, made beforehand.
+/// A subsystem's part of a reload, made beforehand.
 enum Ready {
     /// It is new, and lets nobody in yet.
     New(Running),
@@ -197,7 +197,7 @@ fn of_subsystem(nqn: &Nqn, error: Error) -> Error {
     Error::new(kind, format!("{nqn} cannot serve a namespace")).source(error)
 }
 
-/// What a reload has changed.
+/// Lines on what a reload has changed.
 #[derive(Default)]
 struct News(Vec<String>);
 

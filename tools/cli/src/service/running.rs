@@ -32,7 +32,7 @@ pub(crate) struct Service {
 
 /// A subsystem that is served.
 pub(crate) struct Running {
-    /// What it is now, including what `dlfs ctl` has changed.
+    /// Its current configuration, including what `dlfs ctl` has changed.
     pub(crate) config: SubsystemConfig,
     pub(crate) target: Target,
     /// The addresses that it listens on.
@@ -161,7 +161,7 @@ impl Service {
         self.subsystems.iter().find(|running| running.config.nqn == *nqn)
     }
 
-    /// Whether a subsystem of this name was removed and is not gone yet.
+    /// Returns whether a subsystem of this name was removed and is not gone yet.
     pub(crate) fn is_leaving(&self, nqn: &Nqn) -> bool {
         self.leaving.iter().any(|leaving| leaving.nqn() == nqn)
     }
@@ -192,7 +192,7 @@ impl Service {
         self.access.iter().for_each(AccessLog::finish);
     }
 
-    /// Whether no host is connected any more.
+    /// Returns whether no host is connected any more.
     pub(crate) fn is_drained(&self) -> bool {
         let leaving = self.leaving.iter().filter_map(Leaving::running);
         self.subsystems.iter().chain(leaving).all(|running| running.target.is_drained())
@@ -286,7 +286,7 @@ impl Running {
         self.target.stop();
     }
 
-    /// What writes the last line about it to the access log.
+    /// Returns a closure that writes the last line about the subsystem to the access log.
     pub(super) fn last_note(&self) -> impl FnOnce() + Send + 'static {
         let (nqn, access) = (self.config.nqn.clone(), self.access.clone());
         move || {

@@ -1,4 +1,4 @@
-//! Where metrics are served: `HOST:PORT`, or `http://HOST:PORT/PATH`.
+//! Addresses of metrics: `HOST:PORT`, or `http://HOST:PORT/PATH`.
 
 use std::fmt;
 use std::str::FromStr;

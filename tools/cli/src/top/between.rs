@@ -1,4 +1,4 @@
-//! What happened between two pages of one address: growth of counters, and quantiles of durations.
+//! Changes between two pages of one address: growth of counters, and quantiles of durations.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -119,7 +119,7 @@ impl PartialEq for Limit {
 
 impl Eq for Limit {}
 
-/// Whether a counter of `before` is smaller or gone: then another process answers.
+/// Returns whether a counter of `before` is smaller or gone in `after`: then another process answers.
 ///
 /// Seconds are sums of fractions and may differ by their rounding, so only whole numbers are compared.
 pub(super) fn is_restarted(before: &Page, after: &Page) -> bool {
@@ -131,7 +131,7 @@ pub(super) fn is_restarted(before: &Page, after: &Page) -> bool {
     })
 }
 
-/// Of cumulative counts by upper limit, ascending.
+/// The quantile `q` of cumulative counts, which are by upper limit, ascending.
 fn quantile(buckets: &[(f64, f64)], q: f64) -> Option<Quantile> {
     let (_, total) = *buckets.last()?;
     if total <= 0.0 {

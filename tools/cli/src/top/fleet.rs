@@ -1,4 +1,4 @@
-//! What is known of all addresses: their last two answers, or why there is none. Pure: time is an argument.
+//! The state of all addresses: their last two answers, or why there is none. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,7 @@ impl Fleet {
         }
     }
 
-    /// Whether every address has answered twice, or failed.
+    /// Returns whether every address has answered twice, or failed.
     pub(super) fn is_measured(&self) -> bool {
         self.watched.iter().all(|watched| watched.before.is_some() || watched.failure.is_some())
     }

@@ -47,7 +47,7 @@ impl Labels {
         self.0.iter().find(|(label, _)| label == name).map(|(_, value)| &**value)
     }
 
-    /// Whether each of these is among them.
+    /// Returns whether each of `wanted` is among the labels.
     pub(super) fn have(&self, wanted: &[(&str, &str)]) -> bool {
         wanted.iter().all(|(name, value)| self.value(name) == Some(value))
     }
@@ -91,7 +91,7 @@ impl Page {
         self.families.iter().map(|(name, series)| (&**name, series))
     }
 
-    /// Whether any name begins so.
+    /// Returns whether any name begins with `prefix`.
     pub(super) fn has(&self, prefix: &str) -> bool {
         let mut at = self.families.range(prefix.to_owned()..);
         at.next().is_some_and(|(name, _)| name.starts_with(prefix))

@@ -1,4 +1,4 @@
-//! What the metrics of all addresses say, as rows of numbers. Tables, sentences and `--json` are made of them.
+//! Rows of numbers, from the metrics of all addresses. Tables, sentences and `--json` are made of them.
 //!
 //! `None` stands for what the metrics do not say: there was one answer so far, or the process does not serve that
 //! metric.
@@ -22,11 +22,11 @@ pub(super) struct Report {
     pub(super) loaders: Vec<LoaderRow>,
     pub(super) tiers: Vec<TierRow>,
     pub(super) peers: Vec<PeerRow>,
-    /// Who waits for whom, as sentences.
+    /// Sentences on who waits for whom.
     pub(super) waits: Vec<Wait>,
 }
 
-/// What a process is, by the metrics that it serves.
+/// A process's role, by the metrics that it serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Role {
@@ -66,7 +66,7 @@ pub(super) struct AddressRow {
     pub(super) error_seconds: Option<f64>,
     /// How long ago another process began to answer.
     pub(super) restarted_seconds: Option<f64>,
-    /// Of a target, reads and writes that succeeded; otherwise reads that have completed.
+    /// Reads and writes that succeeded, of a target; otherwise reads that have completed.
     pub(super) commands_per_second: Option<f64>,
     pub(super) bytes_per_second: Option<f64>,
     pub(super) latency_p50_seconds: Option<Quantile>,
@@ -74,7 +74,7 @@ pub(super) struct AddressRow {
     /// Controllers: each host has one or more.
     pub(super) controllers: Option<f64>,
     pub(super) connections: Option<f64>,
-    /// Of a target, I/O commands with an error response; otherwise reads that were repeated.
+    /// I/O commands with an error response, of a target; otherwise reads that were repeated.
     pub(super) errors_per_second: Option<f64>,
     /// The share of the time that consumers have waited for batches; several loaders of a process add up.
     pub(super) wait_share: Option<f64>,
@@ -130,7 +130,7 @@ pub(super) struct LoaderRow {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct CauseShare {
     pub(super) cause: String,
-    /// Of the time.
+    /// Its share of the time.
     pub(super) share: f64,
 }
 
@@ -173,10 +173,10 @@ pub(super) struct PeerRow {
 pub(super) const ORIGIN: &str = "(data set)";
 /// Samples that ranks send each other, among nodes.
 pub(super) const RANKS: &str = "(ranks)";
-/// What did not come from a node, among nodes.
+/// Reads that nodes could not answer, among nodes.
 pub(super) const FAILED: &str = "(failed)";
 
-/// What is known of one address.
+/// The last answers of one address.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known<'a> {
     pub(super) address: &'a str,
@@ -208,7 +208,7 @@ impl Report {
     }
 }
 
-/// What the process does, the most important first.
+/// The roles of the process, the most important first.
 fn roles_of(page: &Page) -> Vec<Role> {
     let mut roles = Vec::new();
     if page.has("dlfs_target_") {
@@ -229,7 +229,7 @@ fn roles_of(page: &Page) -> Vec<Role> {
 }
 
 impl<'a> Known<'a> {
-    /// What moved in the last interval, by its most important role.
+    /// Bytes per second in the last interval, by its most important role.
     pub(super) fn bytes_per_second(&self) -> Option<f64> {
         let role = self.page.map(roles_of)?.first().copied();
         self.address_row(role).bytes_per_second
@@ -400,7 +400,7 @@ impl<'a> Known<'a> {
         TierRow {
             address: self.address.to_owned(),
             tier: ORIGIN.to_owned(),
-            // What was read ahead is among the bytes of the origin, and so is what reads of the same pages shared.
+            // Bytes of the origin include what was read ahead, and what reads of the same pages shared.
             bytes_per_second: rate("dlfs_origin_read_bytes_total"),
             read_mean_seconds: ratio(
                 rate("dlfs_origin_read_seconds_total"),

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use super::address::MetricsAddress;
 use super::page::Page;
 
-/// What the thread of an address got.
+/// An answer of an address, as its thread got it.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// Which address.
+    /// The index of the address.
     pub(super) index: usize,
     pub(super) asked: Instant,
     pub(super) at: Instant,
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// What a thread says about an address where `serve` handles one connection.
+    /// A thread's answer from an address where `serve` handles one connection.
     fn asked(serve: impl FnOnce(TcpStream) + Send + 'static) -> Result<Page, String> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string().parse().unwrap();

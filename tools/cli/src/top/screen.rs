@@ -58,7 +58,7 @@ struct Page {
     fleet: Fleet,
     scraper: Scraper,
     view: View,
-    /// What is on the screen; while paused, what was known then.
+    /// The report on the screen; while paused, that of the moment of the pause.
     shown: Report,
     has_colour: bool,
 }

@@ -10,7 +10,7 @@ use ratatui::text::Span;
 pub(super) struct Column {
     pub(super) title: &'static str,
     pub(super) align: Align,
-    /// Of columns that do not fit, the one with the smallest number is left out first. The first column stays.
+    /// Its rank when not all columns fit: the smallest is left out first. The first column stays.
     pub(super) keep: u8,
 }
 
@@ -29,14 +29,14 @@ pub(super) enum Align {
 pub(super) enum Look {
     #[default]
     Plain,
-    /// Of little interest.
+    /// For text of little interest.
     Dim,
     Title,
     Warn,
     Bad,
 }
 
-/// What a cell is ordered by.
+/// The sort key of a cell.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Key {
     Number(f64),
@@ -63,7 +63,7 @@ pub(super) struct Row {
 pub(super) struct Table {
     pub(super) columns: &'static [Column],
     pub(super) rows: Vec<Row>,
-    /// What is said where there are no rows.
+    /// The text in place of rows where there are none.
     pub(super) none: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What the user has chosen: section, order, pause, interval. Pure: keys in, wishes out.
+//! The user's choices: section, order, pause, interval. Pure: keys in, wishes out.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Section {
     }
 }
 
-/// What the user has chosen.
+/// The user's choices.
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) section: Section,
@@ -69,7 +69,7 @@ pub(super) struct View {
     pub(super) room: usize,
 }
 
-/// What a key asks for beyond another view.
+/// A key's request beyond another view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wish {
     Nothing,

@@ -1,5 +1,5 @@
-//! Who waits for whom, as sentences that are derived by rule. Each says what metrics count, with its figures. A job and
-//! a target belong together if both name the same subsystem.
+//! Sentences, derived by rule, on who waits for whom. Each gives figures that metrics count. A job and a target
+//! belong together if both name the same subsystem.
 
 use serde::Serialize;
 
@@ -75,7 +75,7 @@ fn restart(row: &AddressRow) -> Option<Wait> {
     Some(alarm(text))
 }
 
-/// What counts errors and is not 0.
+/// Sentences on counters of errors that are not 0.
 fn trouble(report: &Report) -> Vec<String> {
     let mut found = Vec::new();
     let mut tell = |value: Option<f64>, text: &dyn Fn(f64) -> String| {
@@ -234,8 +234,8 @@ fn is_much_more(read: Quantile, answer: Quantile) -> bool {
     f64::from(read) >= 4.0 * f64::from(answer)
 }
 
-/// Where most of its bytes come from, if there is a choice. The tiers of a process that serves them count the reads of
-/// others as well, so they say nothing of the job.
+/// A sentence on the place that most of its bytes come from, if there is a choice. Where a process serves its tiers,
+/// they also count the reads of other processes, so they say nothing of the job.
 fn source(loader: &LoaderRow, report: &Report) -> Option<String> {
     if report.subsystems.iter().any(|row| row.address == loader.address) {
         return None;
@@ -282,7 +282,7 @@ fn targets(report: &Report) -> impl Iterator<Item = String> {
     slowest.into_iter().chain(between)
 }
 
-/// Whether the time of reads passes between targets and jobs.
+/// A sentence if the time of reads passes between targets and jobs.
 fn between(slowest: Quantile, report: &Report) -> Option<String> {
     let is_linked = |loader: &LoaderRow| {
         report.subsystems.iter().any(|row| loader.subsystems.contains(&row.subsystem))

@@ -1,4 +1,5 @@
-//! What a build lacks names the feature that brings it. `tools/check --all` runs these with the default features.
+//! Errors for what a build lacks: each names the feature that brings it. `tools/check --all` runs these tests with
+//! the default features.
 
 use std::fs;
 

@@ -30,7 +30,7 @@ impl Cached {
         Cached { child, log }
     }
 
-    /// What it says once it owns the tiers.
+    /// The line that it prints once it owns the tiers.
     fn owning(&mut self) -> Value {
         let mut line = String::new();
         let stdout = self.child.stdout.as_mut().expect("piped");

@@ -24,7 +24,7 @@ fn doctor(arguments: &[&str], environment: &[(&str, &str)]) -> Ran {
     finish(command)
 }
 
-/// What leads to a store of a test.
+/// The environment variables that lead to a store of a test.
 pub(crate) fn environment(endpoint: &str) -> [(&str, &str); 5] {
     [
         ("AWS_ENDPOINT_URL", endpoint),
@@ -70,7 +70,7 @@ impl Checks {
         assert_eq!(self.by_name[check]["needed"], false);
     }
 
-    /// What is measured, whatever is read.
+    /// Checks the measurements that are made whatever is read.
     #[track_caller]
     fn have_rates(&self) {
         self.found("round trip", &["the median of"]);
@@ -121,7 +121,7 @@ fn a_target_that_is_not_there_is_named_with_what_to_do() {
     found.found("reachable", &["no TCP connection", &free]);
     let found = checks("nvme-tcp://no-such-host.invalid/nqn.2026-11.io.dlfs:train", &[], 1);
     found.found("reachable", &["no-such-host.invalid does not resolve"]);
-    // Of several hosts, each is tried.
+    // Each of several hosts is tried.
     let served = Served::start(&dir.arg("train.dlfs"), &[]);
     let found = checks(&format!("{},{gone}", served.address), &[], 1);
     assert_eq!(found.order, ["reachable", "reachable"]);

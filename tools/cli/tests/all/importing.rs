@@ -227,7 +227,7 @@ fn files_of_several_splits_are_said_of_a_folder_and_of_a_store() {
             assert!(said.contains(says), "{source}: {said}");
         }
     }
-    // What the hint says.
+    // Naming the files of one split, as the hint says, silences it.
     assert!(!import(&dir.arg("train-0-jsonl/train-0.jsonl")).contains("splits"));
 }
 

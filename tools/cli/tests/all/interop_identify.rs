@@ -95,7 +95,7 @@ fn ask_nvme_cli(dir: &TestDir, suite: &str, service: &Serving, image: &Serving) 
 /// The lines of each command.
 type Said = BTreeMap<String, Vec<String>>;
 
-/// What ours says.
+/// The lines that our command prints.
 fn ours(verb: &str, address: &str, more: &[&str], form: &str) -> Vec<String> {
     let common = [verb, address, "--output", form, "--hostnqn", HOSTNQN];
     let ran = run(&[&common[..], more].concat()).quiet();

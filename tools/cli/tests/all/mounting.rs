@@ -205,8 +205,8 @@ fn an_ordinary_user_mounts_with_fusermount3_in_the_background_with_a_tier() {
     }
     let dir = TestDir::with_image();
     fs::create_dir(dir.path("place")).unwrap();
-    // Where it was built, others may not look. Another process makes the copy: a file that this one has open for
-    // writing while another test starts a program cannot be run for a moment.
+    // The build folder may be closed to other users. Another process makes the copy: if this one had the file open
+    // for writing while another test started a program, the copy could not be run for a moment.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_dlfs")).arg(dir.path("dlfs")).status();
     assert!(copied.unwrap().success());
     let mut command = Command::new("unshare");

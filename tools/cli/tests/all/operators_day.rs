@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{TestDir, finish, free_port, run};
 
-/// What the day's commands take for granted: pages of metrics can be fetched, and nothing outlives the day.
+/// Preconditions of the day's commands: pages of metrics can be fetched, and nothing outlives the day.
 const BEFORE: &str = r#"
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 command -v curl >/dev/null || curl() {

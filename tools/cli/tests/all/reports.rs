@@ -343,7 +343,7 @@ fn browser() -> Option<PathBuf> {
     candidates.into_iter().find(|program| program.is_file())
 }
 
-/// What the browser prints of a file of `dir`, without a window.
+/// The browser's output for a file of `dir`, without a window.
 fn browse(browser: &Path, dir: &TestDir, options: &[&str], file: &str) -> String {
     let profile = format!("--user-data-dir={}", dir.path("profile").display());
     let mut command = Command::new(browser);

@@ -376,7 +376,7 @@ fn the_unit_files_are_valid() {
     let checked = verify.args(["--man=no", "verify"]).args(paths).output().unwrap();
     let said = String::from_utf8_lossy(&checked.stderr);
     assert!(checked.status.success(), "{said}");
-    // What is unknown to it, it ignores with a line.
+    // Each setting that systemd does not know is ignored, with a line.
     assert!(!said.contains("dlfs-serve"), "{said}");
 }
 

@@ -135,7 +135,7 @@ fn slow(other: &str) -> String {
                 thread::sleep(Duration::from_millis(500));
                 let mut request = BufReader::new(asker.try_clone().unwrap()).lines();
                 while request.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
-                // Who asked may be gone, and the other as well.
+                // The asker may be gone, and the other address as well.
                 let Ok(mut asked) = TcpStream::connect(other) else { return };
                 let _ = asked.write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
                 let (mut from, mut to) = (asked, asker);

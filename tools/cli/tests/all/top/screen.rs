@@ -113,7 +113,7 @@ impl Screen {
         self.main.as_ref().expect("it is there until it hangs up")
     }
 
-    /// Whether any character has a colour now.
+    /// Returns whether any character has a colour now.
     pub(crate) fn has_colour(&self) -> bool {
         let parser = self.emulator.parser.lock().unwrap();
         let (rows, columns) = parser.screen().size();
