@@ -1,4 +1,5 @@
-//! What programs have read, as far as the kernel asks: what its own pages answer is not seen.
+//! Counts of what programs have read, as far as the kernel asks: reads that its page cache answers
+//! are not seen.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -19,14 +19,14 @@ use crate::counters::Counters;
 use crate::passthrough::Passthrough;
 use crate::reads::{Part, Reads};
 
-/// What the session calls, from several threads.
+/// The operations of the file system, which the session calls from several threads.
 pub(crate) struct Filesystem {
     files: Arc<Files>,
     reads: Arc<Reads>,
     counters: Arc<Counters>,
     /// If files are opened, for the kernel to read them by itself.
     passthrough: Option<Passthrough>,
-    /// Whether a listing may have attributes: those of fields would read every sample.
+    /// True if a listing may have attributes: those of fields would read every sample.
     lists_attributes: bool,
     len_bytes: u64,
     owner: u32,
@@ -338,7 +338,7 @@ const ORDER: &str = "user.dlfs.order";
 const FIRST_WITH_ATTRIBUTES: usize = 64;
 /// How long the kernel may believe what it was told: a generation does not change.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
-/// What programs read at a time, and the kernel reads ahead.
+/// The size of programs' reads, and of the kernel's readahead.
 const BLOCK_BYTES: u32 = 128 << 10;
 /// Reads that nobody waits for yet, of all files together.
 const MOST_IN_BACKGROUND: u16 = 128;

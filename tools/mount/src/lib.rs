@@ -50,8 +50,7 @@ use reads::Reads;
 pub struct Options {
     /// Threads that take the kernel's requests, at least 2. All but one may wait for samples.
     pub threads: usize,
-    /// Whether other users may use the mount. Without root it takes `user_allow_other` in
-    /// `/etc/fuse.conf`.
+    /// Lets other users use the mount. Without root this takes `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
     /// The memory for samples that were read in part, in bytes; one sample is always kept. By default 64 MiB, or an
     /// eighth of the memory that this process may use.
@@ -152,7 +151,7 @@ impl Mounted {
         self.passed.load(Ordering::Relaxed)
     }
 
-    /// Whether it was unmounted by somebody else, or its threads have ended.
+    /// Returns whether it was unmounted by somebody else, or its threads have ended.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(JoinHandle::is_finished)
     }

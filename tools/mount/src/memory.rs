@@ -14,7 +14,7 @@ use rustix::mount::{
     fsopen,
 };
 
-/// Where the memory comes from.
+/// The source of files in memory.
 pub(crate) struct Memory {
     /// The top of the tmpfs; `None` if the kernel refuses one.
     top: Option<OwnedFd>,
@@ -43,7 +43,7 @@ impl Memory {
         Ok(file)
     }
 
-    /// Whether the kernel has given a tmpfs.
+    /// Returns whether the kernel has given a tmpfs.
     #[cfg(test)]
     fn is_of_our_own(&self) -> bool {
         self.top.is_some()

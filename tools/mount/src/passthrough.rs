@@ -32,7 +32,7 @@ pub(crate) struct Passthrough {
     /// Threads that read a file whole, and how many may.
     num_reading: AtomicUsize,
     most_reading: usize,
-    /// Whether the kernel has refused, which it does to whoever lacks CAP_SYS_ADMIN.
+    /// Set once the kernel has refused, as it does without CAP_SYS_ADMIN.
     is_refused: AtomicBool,
     /// Opens of files that the kernel reads by itself.
     opened: Arc<AtomicU64>,
@@ -229,7 +229,8 @@ enum Begun {
 }
 
 impl State {
-    /// Whether so much more memory stays within `most`, once files that nobody has open are dropped, the oldest first.
+    /// Drops files that nobody has open, the oldest first, until `more` bytes of memory stay within `most`. Returns
+    /// whether they can; if not, it drops none.
     fn make_room(&mut self, more: u64, most: u64) -> bool {
         let is_idle = |inode: &Inode| inode.handles == 0;
         let len = |inode: &Inode| inode.memory.as_ref().map_or(0, |memory| memory.len);
@@ -250,5 +251,5 @@ impl State {
 
 /// Files up to this length are read by requests: the samples up to it are not verified in pieces.
 const SHORT_BYTES: u64 = 1 << 20;
-/// What a thread reads at a time: a multiple of a large page.
+/// The size of a thread's reads: a multiple of a large page.
 const PIECE_BYTES: u64 = 4 << 20;

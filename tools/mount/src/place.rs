@@ -76,7 +76,7 @@ impl Place {
         found.is_ok() && !polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Whether the mount lies at the path, be it under another one.
+    /// Returns whether the mount lies at the path, even under another one.
     fn is_mounted(&self) -> bool {
         let (major, minor) = self.device;
         let (device, path) = (format!("{major}:{minor}"), escaped(&self.path));

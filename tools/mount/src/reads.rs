@@ -29,7 +29,7 @@ pub(crate) struct Part {
     pub(crate) size: u32,
     /// When the kernel asked.
     pub(crate) asked: Instant,
-    /// Whether it is by this read alone that a program is seen to open the file.
+    /// Set if this read alone shows that a program has opened the file.
     pub(crate) opens: bool,
     pub(crate) reply: ReplyData,
 }
@@ -107,7 +107,7 @@ impl Reads {
         Ok(())
     }
 
-    /// What was read ahead so far, as JSON; `None` without an order.
+    /// Counts of what was read ahead so far, as JSON; `None` without an order.
     pub(crate) fn order(&self) -> Option<String> {
         let ahead = Arc::clone(self.ahead.lock().as_ref()?);
         let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
@@ -171,7 +171,7 @@ impl Reads {
         let mut ids: Vec<SampleId> = batch.iter().map(|part| part.file.id).collect();
         ids.sort_unstable();
         ids.dedup();
-        // What others have read meanwhile is there.
+        // Samples that others have read meanwhile are there.
         let (there, absent): (Vec<_>, Vec<_>) = batch
             .drain(..)
             .map(|part| (self.kept(part.file), part))
@@ -181,7 +181,7 @@ impl Reads {
         }
         let absent = absent.into_iter().map(|(_, part)| part).collect();
         let absent = self.answer_in_pieces(absent);
-        // What comes again does not shorten the time of the others.
+        // A part that comes again does not shorten the time of the others.
         let limited = absent.into_iter().map(|part| (self.limit(&part), part));
         let (again, first): (Vec<_>, Vec<_>) = limited.partition(|(limit, _)| limit.is_some());
         for parts in [first, again].into_iter().filter(|parts| !parts.is_empty()) {

@@ -56,7 +56,7 @@ impl Unanswered {
     }
 }
 
-/// Whether the error is that nobody has answered.
+/// Returns whether the error is that nobody has answered.
 pub(crate) fn is(error: &Error) -> bool {
     use ErrorKind::{Disconnected, Interrupted, TimedOut};
     matches!(error.kind(), TimedOut | Disconnected | Interrupted)

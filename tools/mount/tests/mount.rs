@@ -107,7 +107,7 @@ fn three_hundred_calls_and_programs_do_what_they_do_on_a_plain_folder() {
     }
 }
 
-/// Whether the kernel reads files by itself for whoever runs this test.
+/// Returns whether the kernel reads files by itself for the user that runs this test.
 fn has_passthrough() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
@@ -156,7 +156,7 @@ fn long_files_are_read_by_the_kernel_from_memory_while_there_is_room() {
     assert_eq!(mounted.passed_through() - before, if has_passthrough() { 2 } else { 0 });
     drop(again);
     drop((first, others));
-    // Of those that open a file at once, each gets its bytes, whichever way they come.
+    // Threads that open a file at once each get its bytes, whichever way they come.
     thread::scope(|scope| {
         for worker in 0..8 {
             let (open, is_right) = (&open, &is_right);
@@ -259,7 +259,7 @@ fn epochs_are_told_apart_by_files_that_are_read_again_or_by_an_order_that_begins
     let read_all = || {
         for i in 1..300 {
             let file = fs::File::open(shown.join(format!("a/b/{i:03}"))).unwrap();
-            // What the kernel has still is not asked for again.
+            // The kernel does not ask again for pages that it still has.
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
             assert_eq!(file.read_at(&mut [0; 1000], 0).unwrap(), i);
         }
@@ -496,7 +496,7 @@ fn reads_of_a_target_that_is_gone_fail_after_one_deadline_and_none_waits_for_eve
         let is_one = ["Input/output error", "timed out"].iter().any(|why| errors.contains(why));
         assert!(!output.status.success() && is_one, "{errors}");
     }
-    // What the kernel has still is there, and the mount can be ended.
+    // Pages that the kernel still has are there, and the mount can be ended.
     assert_eq!(read("a/one.bin").unwrap().len(), 5000);
     mounted.unmount().unwrap();
 }
@@ -517,7 +517,7 @@ impl Reader {
         Reader { child, states: BTreeSet::new(), ended: None }
     }
 
-    /// Whether it waits for something, in any state.
+    /// Returns whether it waits for something, in any state.
     fn waits(&mut self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap();
