@@ -21,7 +21,7 @@ pub(crate) struct Waiting {
     fd: c_int,
     inode: u64,
     len: u64,
-    /// That of the order.
+    /// Its epoch in the order.
     epoch: Epoch,
 }
 

@@ -14,7 +14,7 @@ use crate::own::{self, called};
 use crate::paths::Place;
 
 impl Place {
-    /// What lies here. The caller is [inside](own::inside), as of all methods here.
+    /// The node that lies here. The caller is [inside](own::inside), as of all methods here.
     pub(crate) fn node(&self) -> Result<(&'static Opened, Node), c_int> {
         let opened = self.mount.opened()?;
         let path = self.path.strip_prefix(b"/").unwrap_or(&self.path);
@@ -122,8 +122,8 @@ impl Mount {
         Ok(memory.into_fd())
     }
 
-    /// Whether a long file of a plain folder with tiers is copied into memory rather than opened where it lies: a tier
-    /// has all of it, or the C library will read it.
+    /// Returns whether a long file of a plain folder with tiers is copied into memory rather than opened where it
+    /// lies: if a tier has all of it, or the C library will read it.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
         let is_there = || opened.files.kept_bytes(file) == len;
         opened.has_tiers() && len <= self.setting().copy_bytes && (whole || is_there())
@@ -196,7 +196,8 @@ fn copy_whole(memory: &Memory, bytes: &[u8]) -> Result<u64, c_int> {
     write_at(memory.fd(), bytes, 0).map(|()| bytes.len() as u64)
 }
 
-/// What the descriptor stands for, if it is one of ours, of this program or of one that has started it.
+/// The mount and the node that the descriptor stands for, if it is one of ours, of this program or of one that has
+/// started it.
 pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     let mounts = mounts::all();
     if mounts.is_empty() || fd < 0 || own::is_inside() {
@@ -312,7 +313,7 @@ impl Drop for Memory {
     }
 }
 
-/// What the kernel knows of a descriptor.
+/// The kernel's `stat` of a descriptor.
 pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
     // SAFETY: all zeroes are a `stat`, and `stat` is one.
     unsafe {
@@ -380,7 +381,7 @@ pub(crate) fn close(fd: c_int) {
 const NAME: &str = "dlfs:";
 /// Files up to this length are always copied.
 const IN_MEMORY_BYTES: u64 = 16 << 20;
-/// Whether the kernel may know MFD_NOEXEC_SEAL.
+/// Cleared once the kernel does not know MFD_NOEXEC_SEAL.
 static NO_EXEC: AtomicBool = AtomicBool::new(true);
-/// Whether the next failure to read or to make memory is said: the first one is.
+/// Set until a failure to read or to make memory was reported: only the first one is.
 static SAYS: AtomicBool = AtomicBool::new(true);

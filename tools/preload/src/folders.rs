@@ -9,7 +9,7 @@ use libc::{DIR, dirent};
 
 use crate::mounts::{Mount, Opened};
 
-/// What our `DIR` points to.
+/// The target of our `DIR` pointers.
 #[repr(C)]
 pub(crate) struct OpenFolder {
     magic: u64,
@@ -20,9 +20,9 @@ pub(crate) struct OpenFolder {
     fd: c_int,
     /// Entries that were listed and not yet returned, the next one last.
     ready: Vec<Entry>,
-    /// Where the listing continues behind them.
+    /// The position where the listing continues behind them.
     next: u64,
-    /// Where it continues behind the entry that was returned last.
+    /// The position where it continues behind the entry that was returned last.
     position: u64,
     current: dirent,
 }

@@ -1,5 +1,5 @@
-//! What the descriptors stand for that were given out last: asking the kernel for the name of a memfd takes longer than
-//! all else of a `fstat`, and programs ask for the attributes of each file twice or more.
+//! A cache of the nodes behind the newest descriptors: asking the kernel for the name of a memfd takes longer than
+//! all else in an `fstat`, and programs ask for the attributes of each file twice or more.
 //!
 //! Nothing is removed: a descriptor that was closed and given out again is another inode, or was changed later.
 
@@ -31,7 +31,7 @@ pub(crate) fn note(fd: c_int, stat: &libc::stat, mount: &'static Mount, node: No
     }
 }
 
-/// What `fd` stands for, of which the kernel says `stat`, if that was noted.
+/// The mount and the node that `fd` stands for, if they were noted. `stat` is what the kernel says of it.
 pub(crate) fn find(fd: c_int, stat: &libc::stat) -> Option<(&'static Mount, Node)> {
     let slot = slot_of(fd)?.try_lock().ok()?;
     let known = slot.filter(|known| known.fd == fd && known.inode == inode_of(stat))?;

@@ -29,7 +29,7 @@ use crate::files::{self, Memory};
 use crate::mounts::{Mount, Opened};
 use crate::own::{self, called, most_descriptors};
 
-/// What a descriptor was opened for.
+/// The file that a descriptor was opened for.
 pub(crate) struct Long {
     mount: &'static Mount,
     file: posix::File,
@@ -55,7 +55,7 @@ enum Bytes {
 type Table = Mutex<HashMap<c_int, Arc<Long>>>;
 
 static TABLE: Forked<Table> = Forked::empty();
-/// Which descriptors may be in the table.
+/// The descriptors that may be in the table, as a set of bits.
 static MAY_BE: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 
 impl Mount {
@@ -151,7 +151,7 @@ pub(crate) fn before_lock(fd: c_int) {
     own::set_errno(before);
 }
 
-/// What the descriptor stands for, if it is a long file.
+/// The mount and the node that the descriptor stands for, if it is a long file.
 pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     if !may_be(fd) {
         return None;
@@ -316,7 +316,7 @@ fn read_one(fd: c_int, at: i64) {
     let _ = read; // the mapping is as right without a copy
 }
 
-/// What was opened as `fd`, if that is still the same file and nobody has changed it.
+/// The file that was opened as `fd`, if that is still the same file and nobody has changed it.
 fn find(fd: c_int) -> Option<Arc<Long>> {
     let stat = files::stat_of(fd)?;
     let mut table = lock(table());

@@ -20,7 +20,7 @@ use crate::settings::Setting;
 pub(crate) struct Mount {
     setting: Setting,
     opened: AtomicPtr<Opened>,
-    /// Whether it is opened, or being opened: then the library may have descriptors.
+    /// Set once it is being opened: from then on the library may have descriptors.
     in_use: AtomicBool,
     /// Held while it is opened. A forked child has one of its own, since its parent's may stay locked.
     opening: Forked<Mutex<bool>>,
@@ -30,9 +30,9 @@ pub(crate) struct Mount {
 /// An open data set.
 pub(crate) struct Opened {
     pub(crate) files: Files,
-    /// Where its files are, if it is a plain folder.
+    /// The folder of its files, if it is a plain one.
     pub(crate) folder: Option<PathBuf>,
-    /// What the kernel opened and read there for the program.
+    /// Counts of what the kernel opened and read there for the program.
     pub(crate) origin: Counters,
     /// Files that are read ahead, from the first open file on; `None` if that failed.
     pub(crate) ahead: Forked<Option<Ahead<Held>>>,
@@ -40,7 +40,7 @@ pub(crate) struct Opened {
     pub(crate) len_bytes: u64,
 }
 
-/// What the program asked for.
+/// Counts of what the program asked for.
 #[derive(Default)]
 pub(crate) struct Counters {
     /// Files opened.
@@ -113,7 +113,7 @@ impl Mount {
         all().iter().position(|mount| std::ptr::eq(mount, self)).unwrap_or(0)
     }
 
-    /// Whether the library may have descriptors for it.
+    /// Returns whether the library may have descriptors for it.
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use.load(Ordering::Acquire)
     }
@@ -180,7 +180,7 @@ impl Counters {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What was done with files.
+    /// The counts of opens, reads and bytes of files.
     pub(crate) fn of_files(&self) -> FileCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FileCounts { opens: load(&self.opens), reads: load(&self.reads), bytes: load(&self.bytes) }
@@ -188,12 +188,12 @@ impl Counters {
 }
 
 impl Opened {
-    /// Whether it is a plain folder whose files come through tiers.
+    /// Returns whether it is a plain folder whose files come through tiers.
     pub(crate) fn has_tiers(&self) -> bool {
         self.folder.is_some() && self.files.dataset().image().tiers().is_some()
     }
 
-    /// Whether it is a plain folder alone, of whose files the kernel knows all that this library does.
+    /// Returns whether it is a plain folder without tiers: the kernel knows all of its files that this library does.
     pub(crate) fn is_bare(&self) -> bool {
         self.folder.is_some() && !self.has_tiers()
     }

@@ -1,5 +1,5 @@
-//! What this library does for itself: when it is inside of its own work, the error number, system calls
-//! that nobody can interpose, and lines on stderr.
+//! The library's own work: the mark of threads that are inside of it, the error number, system calls that nobody can
+//! interpose, and lines on stderr.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long};
@@ -9,11 +9,11 @@ thread_local! {
     /// How deep the calling thread is inside of this library's own work. Without a destructor, so that it
     /// allocates nothing.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
-    /// Whether this thread is one of the library, once that was asked.
+    /// True if this thread is one of the library's; `None` until that was asked.
     static OURS: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Whether the calling thread works for this library, so that its calls are for the C library alone.
+/// Returns whether the calling thread works for this library, so that its calls are for the C library alone.
 pub(crate) fn is_inside() -> bool {
     INSIDE.with(Cell::get) > 0 || is_thread_of_ours()
 }
@@ -55,7 +55,7 @@ pub(crate) fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether the program has one thread, as the C library knows it.
+/// Returns whether the program has one thread, as the C library knows it.
 fn is_single() -> bool {
     // SAFETY: the name ends with NUL; the C library's variable of this name is a `char`.
     unsafe {

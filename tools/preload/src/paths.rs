@@ -1,5 +1,5 @@
-//! Whose is a path? Decided without an allocation, a lock or a system call, but for paths relative to a
-//! folder's descriptor.
+//! Decides which mount a path belongs to, without an allocation, a lock or a system call, except for paths relative
+//! to a folder's descriptor.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -72,7 +72,7 @@ fn odd(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>
     None
 }
 
-/// Whether `..` leads out of a mount.
+/// Returns whether `..` leads out of a mount.
 fn leaves(rest: &[u8]) -> bool {
     let mut depth = 0;
     rest.split(|byte| *byte == b'/').any(|component| {
@@ -96,7 +96,7 @@ struct Working {
     /// 0: not known.
     len: AtomicUsize,
     bytes: [std::sync::atomic::AtomicU8; MOST_BYTES],
-    /// Whether a path without `..` can lead from there to a mount.
+    /// Set if a path without `..` can lead from there to a mount.
     is_near: AtomicBool,
 }
 
@@ -141,7 +141,7 @@ fn below(
     path: &[u8],
 ) -> Option<(&'static Mount, Vec<u8>)> {
     if let Some((mount, node)) = files::identity(folder) {
-        // Where the descriptor is a file's, resolving the path says so.
+        // If the descriptor is a file's, resolving the path says so.
         let above =
             own::inside(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;
         return Some((mount, [&above[..], b"/", path].concat()));

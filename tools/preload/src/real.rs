@@ -30,14 +30,14 @@ impl Real {
     }
 }
 
-/// Whether they were found: looking one up may allocate.
+/// Returns whether they were found: looking one up may allocate.
 pub(crate) fn is_resolved() -> bool {
     RESOLVED.load(Ordering::Acquire)
 }
 
 static RESOLVED: AtomicBool = AtomicBool::new(false);
 
-/// What a function returns that does not exist, beside ENOSYS.
+/// The value that a function returns if it does not exist, beside ENOSYS.
 trait Absent {
     const VALUE: Self;
 }

@@ -1,4 +1,5 @@
-//! What the program did below the mounts, said at its end where `DLFS_REPORT` wants it.
+//! A report on what the program did below the mounts, written at its end to the place that
+//! `DLFS_REPORT` names.
 
 use std::ffi::CString;
 use std::fmt::Write;
@@ -11,7 +12,7 @@ use dlfs::qpair::folder::FolderStats;
 use crate::mounts::{self, Mount};
 use crate::own;
 
-/// Where the report goes: `-` is stderr, other names are files that it is appended to.
+/// The destination of the report: `-` is stderr, other names are files that it is appended to.
 static PLACE: OnceLock<CString> = OnceLock::new();
 
 /// Keeps what `DLFS_REPORT` says.

@@ -11,7 +11,7 @@ use dlfs::units::parse_size;
 use crate::mounts::{self, Mount};
 use crate::{own, paths, report};
 
-/// Where one data set is, and what its options say.
+/// The place of one data set, and its options.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Setting {
     /// An absolute path without a slash at its end, as plain as `normalise` makes it.
@@ -20,7 +20,7 @@ pub(crate) struct Setting {
     pub(crate) tiers: Vec<TierSpec>,
     /// The longest file that is copied into memory.
     pub(crate) copy_bytes: u64,
-    /// Where the same data set is mounted by FUSE, for longer ones.
+    /// The FUSE mount of the same data set, for longer files.
     pub(crate) fuse: Option<PathBuf>,
     /// The file that says in which order the program reads.
     pub(crate) order: Option<PathBuf>,

@@ -105,7 +105,7 @@ pub(crate) fn statvfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
     stat
 }
 
-/// What programs read at a time.
+/// The block size in attributes, which is the size of programs' reads.
 const BLOCK_BYTES: u32 = 128 << 10;
 /// The major number of the mounts' devices.
 const MAJOR: u32 = 0xd1f5;

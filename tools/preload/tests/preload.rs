@@ -488,7 +488,7 @@ print("memory" if place.startswith("/memfd:") else place)
     assert_eq!(run(&options).0, format!("{}\n", expected.display()));
 }
 
-/// What `DLFS_REPORT` says behind `name` in its line about `what`.
+/// The number that `DLFS_REPORT` gives behind `name` in its line about `what`.
 fn reported(report: &str, what: &str, name: &str) -> u64 {
     let line = report.lines().rfind(|line| line.contains(what));
     let value = line.and_then(|line| line.split(name).nth(1)).unwrap_or_else(|| panic!("{report}"));

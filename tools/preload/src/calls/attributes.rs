@@ -12,7 +12,7 @@ use crate::real::{Stat, StatFs, StatVfs, Statx};
 use crate::stat::Full;
 use crate::{files, own, paths, real, stat as shapes};
 
-/// What is asked about: a place, or what a descriptor stands for.
+/// The file or folder that is asked about: a place, or what a descriptor stands for.
 enum Subject {
     Place(Place),
     Known(&'static Mount, Node),

@@ -81,7 +81,7 @@ fn refuse(fd: c_int) -> c_int {
     returned(Err(libc::EBUSY))
 }
 
-/// Whether this library may have descriptors, and somebody else asks.
+/// Returns whether this library may have descriptors, and the call is not its own.
 fn has_any() -> bool {
     mounts::all().iter().any(mounts::Mount::is_in_use) && !own::is_inside()
 }
@@ -148,11 +148,11 @@ fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     files::close(folder);
 }
 
-/// What `getdents64` writes, aligned as it wants.
+/// A buffer for `getdents64`, aligned as it wants.
 #[repr(align(8))]
 struct Entries([u8; 2048]);
 
-/// Where the name begins in an entry.
+/// The offset of the name in an entry.
 const NAME_AT: usize = 19;
 
 /// The number above all descriptors.

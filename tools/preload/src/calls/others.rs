@@ -1,4 +1,4 @@
-//! What else takes a path and writes nothing: working folders, links, and real paths.
+//! Other calls that take a path and write nothing: working folders, links, and real paths.
 
 use std::ffi::{c_char, c_int};
 

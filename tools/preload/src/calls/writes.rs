@@ -1,4 +1,4 @@
-//! What would change something: nothing below a mount can be changed.
+//! Calls that would change something: nothing below a mount can be changed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -75,7 +75,7 @@ writes! {
     change lremovexattr(path: *const c_char, name: *const c_char), AT_FDCWD, path;
 }
 
-/// Of two paths: below one mount nothing changes, and from one file system to another nothing moves.
+/// Answers a call with two paths: below one mount nothing changes, and from one file system to another nothing moves.
 ///
 /// # Safety
 /// Both end with NUL.
