@@ -156,8 +156,8 @@ impl Batch {
         numpy::int64(py, (0..self.held.len()).map(|index| self.held.id(index)))
     }
 
-    /// Of a mixture, the number of the data set that each sample is of: int64[B]; ids and labels are those of that data
-    /// set. None otherwise.
+    /// The number of the data set that each sample is of, in a mixture: int64[B]; ids and labels are those of that
+    /// data set. None otherwise.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let sources = self.held.sources();
@@ -267,7 +267,7 @@ impl Batch {
         self.held.epoch()
     }
 
-    /// Whether it is the last of its epoch on this rank.
+    /// True if it is the last of its epoch on this rank.
     #[getter]
     fn ends_epoch(&self) -> bool {
         self.held.ends_epoch()

@@ -100,7 +100,7 @@ impl Dataset {
         self.read_ids(py, &dataset, &[id])?.get().view(py, 0)
     }
 
-    /// Whether there is a sample of this name.
+    /// Returns whether there is a sample of this name.
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = name.py();
         if !name.is_instance_of::<PyString>() && !name.is_instance_of::<PyBytes>() {
@@ -290,8 +290,8 @@ impl Dataset {
         typed::mapped_types(py, &Fields::new(dataset.fields(), dataset.field_types().clone()))
     }
 
-    /// What the option `fields` of dlfs.open chose: the name of the field that is the sample, the tuple
-    /// of those in its mapping, or None.
+    /// The choice of the option `fields` of dlfs.open: the name of the field that is the sample, the tuple of those
+    /// in its mapping, or None.
     #[getter]
     fn chosen_fields<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         Ok(match self.fields.choice() {
@@ -575,7 +575,7 @@ impl Dataset {
         self.close_within(py, given.transpose()?)
     }
 
-    /// Whether close was called.
+    /// True once close was called.
     #[getter]
     fn closed(&self) -> bool {
         self.dataset.read().unwrap_or_else(|held| held.into_inner()).is_none()
@@ -614,15 +614,15 @@ impl Dataset {
     }
 }
 
-/// Whether `multiprocessing` pickles for a process that it starts by spawn or forkserver. Other pickles may be kept,
-/// or travel to other machines.
+/// Returns whether `multiprocessing` pickles for a process that it starts by spawn or forkserver. Other pickles may
+/// be kept, or travel to other machines.
 fn is_starting_a_process(py: Python<'_>) -> PyResult<bool> {
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(context) = modules.get_item("multiprocessing.context") else { return Ok(false) };
     Ok(!context.call_method0("get_spawning_popen")?.is_none())
 }
 
-/// Where a new process finds the snapshot of `dataset`; `None` if it has to read it.
+/// The location where a new process finds the snapshot of `dataset`; `None` if it has to read it.
 fn share_snapshot(py: Python<'_>, dataset: &dataset::Dataset) -> Option<(u32, u32, u64, u64)> {
     let shared = py.detach(|| dataset.image().share_snapshot());
     let location = shared.unwrap_or_else(|error| {

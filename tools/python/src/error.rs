@@ -18,8 +18,8 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     raised
 }
 
-/// Whether the operating system found no file. A file without an image and an image without a
-/// sample are not this case.
+/// Returns whether the operating system found no file. A file without an image and an image without
+/// a sample are not this case.
 fn is_missing_file(error: &Error) -> bool {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     error.kind() == ErrorKind::NotFound

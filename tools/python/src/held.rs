@@ -1,4 +1,4 @@
-//! What views of a batch keep alive: its samples, as they were read or unpickled.
+//! The samples that views of a batch keep alive, as they were read or unpickled.
 //!
 //! On media, a sample of several fields is a record: a table of lengths, followed by the fields.
 //! Python never sees the record: a sample is the field that was chosen, or else a mapping of names
@@ -30,7 +30,7 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
-    /// What the option `fields` says; `None` if it is None.
+    /// Parses the option `fields`; `None` if it is None.
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
         let is_name = |given: &Bound<'_, PyAny>| {
             given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
@@ -158,12 +158,12 @@ impl Fields {
         self.one().or_else(|| (self.names.len() == 1 && !self.are_several()).then_some(0))
     }
 
-    /// Whether the field that represents the sample is a part of its record.
+    /// Returns whether the field that represents the sample is a part of its record.
     fn divides(&self) -> bool {
         self.names.len() > 1 && self.one().is_some()
     }
 
-    /// Whether a sample is a mapping of fields, and no buffer.
+    /// Returns whether a sample is a mapping of fields, and no buffer.
     pub(crate) fn are_several(&self) -> bool {
         match &self.shown {
             Shown::All => self.names.len() > 1,
@@ -362,7 +362,7 @@ impl Held {
         &self.absent
     }
 
-    /// Whether the sample could not be read.
+    /// Returns whether the sample could not be read.
     pub(crate) fn lacks(&self, index: usize) -> bool {
         let absent = &self.absent.0;
         !absent.is_empty() && absent.binary_search_by_key(&index, |failure| failure.0).is_ok()

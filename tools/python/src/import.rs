@@ -17,7 +17,7 @@ use crate::options::open_options;
 use crate::watch::detached;
 use crate::writer::{catalog_name, onto, pack, written};
 
-/// What is said of the import, beside its address and how to connect.
+/// Options of the import, except its address and how to connect.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct How {

@@ -49,7 +49,7 @@ pub(crate) struct Loader {
     dataset: Mutex<Option<Py<PyAny>>>,
     fields: Arc<Fields>,
     options: Py<PyDict>,
-    /// Whether a state of other shares may be loaded.
+    /// True if a state of other shares may be loaded.
     restart_shares: bool,
     /// The data set with this rank's store, if it has one and is not closed.
     stored: Mutex<Option<dataset::Dataset>>,
@@ -69,7 +69,7 @@ struct Run {
     /// A state was loaded and nothing was read since: neither set_epoch of the same epoch nor an
     /// iterator may lose the position.
     resumed: AtomicBool,
-    /// Whether an iterator uses it and has not reached its end.
+    /// Set while an iterator uses it and has not reached its end.
     taken: AtomicBool,
 }
 
@@ -239,16 +239,17 @@ impl Loader {
         shapes::dict(py, &self.runs().stats())
     }
 
-    /// Whether the verified bytes of sample `id` are in memory now, in this process: of the newest iterator's run,
-    /// exactly while its chunk is there. Always False of a mixture, and where batches are not made of whole chunks.
+    /// Returns whether the verified bytes of sample `id` are in memory now, in this process: of the newest iterator's
+    /// run, exactly while its chunk is there. Always False of a mixture, and where batches are not made of whole
+    /// chunks.
     fn is_resident(&self, id: &Bound<'_, PyAny>) -> PyResult<bool> {
         let (py, id, run) = (id.py(), SampleId(index::id(id)?), self.newest());
         Ok(py.detach(|| run.loader.is_resident(id)))
     }
 
-    /// What the run has delivered and waited for so far: over time, by cause and by place, epochs side by side, and
-    /// what to try next. It is of the newest iterator's run, in this process. Writes the page to `path` if one is
-    /// given.
+    /// The report on what the run has delivered and waited for so far: over time, by cause and by place, epochs side
+    /// by side, and what to try next. It is of the newest iterator's run, in this process. Writes the page to `path`
+    /// if one is given.
     #[pyo3(signature = (path=None))]
     fn report(&self, py: Python<'_>, path: Option<std::path::PathBuf>) -> PyResult<Report> {
         let report = Report::of(py, &self.newest().loader);
@@ -651,7 +652,7 @@ impl Sampler {
         }
     }
 
-    /// Whether there are any.
+    /// True if there are any.
     #[getter]
     fn has_batches_left(&self) -> bool {
         match &*self.sampler() {

@@ -56,7 +56,7 @@ struct Record {
 /// The newest records that nobody has fetched.
 static RECORDS: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
 
-/// Whether there are any records.
+/// True if there are any records.
 static SOME: AtomicBool = AtomicBool::new(false);
 
 /// `None` if the lock stays locked: a fork may have left it so. Then warnings are lost, but the
@@ -116,7 +116,7 @@ impl Subscriber for Collector {
 struct Text {
     message: String,
     fields: String,
-    /// Whether a loader logged it, whose window is called prefetch_bytes here.
+    /// True if a loader logged it, whose window is called prefetch_bytes here.
     of_loader: bool,
 }
 

@@ -60,7 +60,7 @@ impl MetricsServer {
         self.address.to_string()
     }
 
-    /// Where the metrics are.
+    /// The address of the metrics' page.
     #[getter]
     fn url(&self) -> String {
         format!("http://{}/metrics", self.address)

@@ -110,7 +110,7 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
                 options.open.tiers.stop = Stop::AtFirstFailure;
             }
         }
-        // What `Dataset.__reduce__` gives to the workers of this machine.
+        // Set by `Dataset.__reduce__` for the workers of this machine.
         "shared_snapshot" => {
             let (pid, fd, dev, ino) = value.extract()?;
             options.open.shared_snapshot = Some(SealedLocation { pid, fd, dev, ino });

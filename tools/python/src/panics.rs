@@ -45,6 +45,6 @@ fn instead<'py>(_class: &Bound<'py, PyAny>, text: Bound<'py, PyAny>) -> Bound<'p
 }
 
 thread_local! {
-    /// Where this thread panicked last.
+    /// The place of this thread's last panic.
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }

@@ -15,14 +15,14 @@ use crate::options::open_options;
 use crate::watch::detached;
 use crate::writer::{How, catalog_name, written};
 
-/// What the writers of one image agree on; `dlfs.WritePlan` is its Python half.
+/// The plan that the writers of one image agree on; `dlfs.WritePlan` is its Python half.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs")]
 pub(crate) struct WritePlan {
     pub(crate) plan: Plan,
     pub(crate) connect: ConnectOptions,
 }
 
-/// Which part is written, and where.
+/// The number of the part to write, and its place.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Which {

@@ -31,7 +31,7 @@ pub(crate) const KEYWORDS: [&str; 8] = [
     "peer_tls",
 ];
 
-/// What dlfs._peers makes of `peers`: a text or an object, and rank and world size if the object knows them.
+/// The result of dlfs._peers for `peers`: a text or an object, and rank and world size if the object knows them.
 type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
 
 /// How to join the peers, and the object of Python where the ranks meet, if there is one.
@@ -79,7 +79,7 @@ impl Join {
         log::hand_over(py)
     }
 
-    /// What the keywords say; `None` without `peers`.
+    /// Parses the keywords; `None` without `peers`.
     pub(crate) fn of(given: &Bound<'_, PyDict>) -> PyResult<Option<Join>> {
         let py = given.py();
         let Some(peers) = given.get_item("peers")?.filter(|peers| !peers.is_none()) else {
@@ -174,7 +174,7 @@ fn listen_of(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
 struct Object {
     object: Py<PyAny>,
     round: String,
-    /// What it raised.
+    /// The exception that it raised.
     raised: Option<PyErr>,
 }
 

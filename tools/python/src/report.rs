@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::error::raise;
 use crate::loader::json;
 
-/// What a loader has delivered and waited for, from Loader.report().
+/// The report on what a loader has delivered and waited for, from Loader.report().
 ///
 /// In a notebook it shows itself. str(report) is the page, one HTML document without scripts that needs no other file.
 #[pyclass(frozen, module = "dlfs._dlfs")]
@@ -27,7 +27,7 @@ impl Report {
         json(py)?.call_method1("loads", (&self.json,))
     }
 
-    /// What to try next: three sentences, each with its figure, the most useful first.
+    /// Advice on what to try next: three sentences, each with its figure, the most useful first.
     #[getter]
     fn advice(&self) -> Vec<String> {
         self.advice.clone()

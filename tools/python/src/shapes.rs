@@ -1,4 +1,5 @@
-//! What the library serializes, as Python's own objects: the same keys as in the command's JSON.
+//! Python's own objects for what the library serializes, with the same keys as in the command's
+//! JSON.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

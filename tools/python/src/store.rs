@@ -18,7 +18,7 @@ use crate::watch::{Signals, detached};
 /// The keywords that say how a rank keeps its share.
 pub(crate) const KEYWORDS: [&str; 3] = ["store", "blocking_exchange", "restart_shares"];
 
-/// What the keywords say; `None` without `store`.
+/// Parses the keywords; `None` without `store`.
 pub(crate) fn options(given: &Bound<'_, PyDict>) -> PyResult<Option<StoreOptions>> {
     let Some(store) = given.get_item("store")?.filter(|store| !store.is_none()) else {
         return Ok(None);

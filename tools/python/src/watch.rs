@@ -17,12 +17,12 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// What a signal handler raised, if one did.
+    /// Takes the exception that a signal handler raised, if one did.
     pub(crate) fn take_raised(&mut self) -> Option<PyErr> {
         self.raised().take()
     }
 
-    /// What is behind the lock is whole at any time.
+    /// Locks the exception. It is whole at any time, so a poisoned lock does no harm.
     fn raised(&self) -> MutexGuard<'_, Option<PyErr>> {
         self.raised.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -55,7 +55,7 @@ impl Held {
     }
 }
 
-/// What is said of the image, beside its address and how to connect.
+/// Options of the image, except its address and how to connect.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct How {
@@ -185,7 +185,7 @@ impl Writer {
         py.detach(|| drop(self.taken()));
     }
 
-    /// Whether it is finished or discarded.
+    /// True if it is finished or discarded.
     #[getter]
     fn _is_over(&self) -> bool {
         self.look(|_| ()).is_err()
@@ -236,7 +236,7 @@ impl Writer {
     }
 }
 
-/// What the fields are called that have no type.
+/// The name for the type of fields that have none.
 const BYTES: &str = "bytes";
 
 /// The parts of a sample, held while they are written.
@@ -425,7 +425,7 @@ pub(crate) fn catalog_name(py: Python<'_>, text: &str) -> PyResult<CatalogName> 
     }
 }
 
-/// What is done with what the image holds.
+/// Decides what becomes of the image's present contents.
 pub(crate) fn onto(py: Python<'_>, append: bool, overwrite: bool) -> PyResult<Onto> {
     match (append, overwrite) {
         (true, true) => Err(raise_invalid(py, "append and overwrite exclude each other".into())),
