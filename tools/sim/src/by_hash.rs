@@ -17,7 +17,7 @@ use crate::engine::Job;
 #[derive(Debug)]
 pub struct ByHash {
     per_chunk: u32,
-    /// Where each sample is, or will be; `None` if no node has room for it.
+    /// The place of each sample, present or future; `None` if no node has room for it.
     places: Vec<Option<Place>>,
     states: Vec<State>,
     /// By chunk: whether it was read.
@@ -40,19 +40,19 @@ enum State {
     Held,
 }
 
-/// What the fill threads of one tier do.
+/// The work of one tier's fill threads.
 #[derive(Debug, Clone)]
 struct Fills {
     /// Chunks to complete.
     chunks: VecDeque<u32>,
     /// The next sample of the first of them.
     next: u32,
-    /// What each thread is copying.
+    /// The sample that each thread is copying.
     at: Vec<Option<u32>>,
 }
 
-/// Which node of `job` holds each chunk, computed by the program's own code. With `keep_shares`, as for
-/// local shares, no node holds more than 1.02 times its share while others have room.
+/// The node of `job` that holds each chunk, computed by the program's own code. With `keep_shares`, as for local
+/// shares, no node holds more than 1.02 times its share while others have room.
 ///
 /// # Errors
 /// More nodes than a round can have.
@@ -110,12 +110,12 @@ impl ByHash {
         }
     }
 
-    /// Whether `node` reads `sample` by way of another node, which holds it for all.
+    /// Returns whether `node` reads `sample` by way of another node, which holds it for all.
     pub fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
         self.places[sample as usize].is_some_and(|place| u32::from(place.node) != node)
     }
 
-    /// Whether a fill thread is copying `sample`.
+    /// Returns whether a fill thread is copying `sample`.
     pub fn is_coming(&self, sample: u32) -> bool {
         self.states[sample as usize] == State::Coming
     }

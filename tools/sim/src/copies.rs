@@ -1,4 +1,4 @@
-//! Where copies of samples are during the simulation, by policy.
+//! The places of copies of samples during the simulation, by policy.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::engine::Job;
 pub enum Copies {
     /// None: everything comes from the origin.
     None {
-        /// Whether whole chunks are read.
+        /// True if whole chunks are read.
         chunks: bool,
     },
     /// One copy of each sample, known to all nodes.
@@ -31,7 +31,7 @@ pub enum Copies {
 pub struct Shared {
     /// `node << 8 | tier`, or nobody.
     places: Vec<u32>,
-    /// Whether a node keeps what it reads first, in tier 0.
+    /// True if a node keeps what it reads first, in tier 0.
     fill: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct FirstTouch {
 /// The planned tiers of all nodes, and how far they are filled.
 #[derive(Debug)]
 pub struct Planned {
-    /// Which other nodes hold which samples; `None` if each node reads only its own tiers.
+    /// The other nodes that hold each sample; `None` if each node reads only its own tiers.
     holders: Option<HolderMap>,
     nodes: Vec<NodePlan>,
     /// Staging threads keep planned samples that are missing. Fill threads leave them the samples
@@ -79,7 +79,7 @@ struct TierPlan {
     /// Samples in the order of filling, which is the order of their addresses.
     fills: Vec<Fill>,
     next: usize,
-    /// What each fill thread is copying.
+    /// The entry of `fills` that each fill thread is copying.
     at: Vec<Option<usize>>,
 }
 
@@ -92,7 +92,7 @@ struct Fill {
 }
 
 impl Copies {
-    /// Whether the origin is read in whole chunks.
+    /// Returns whether the origin is read in whole chunks.
     pub fn reads_chunks(&self) -> bool {
         matches!(self, Copies::None { chunks: true })
     }
@@ -111,13 +111,13 @@ impl Copies {
         model.choose(local, remote)
     }
 
-    /// Whether what `node` reads of the origin comes by way of another node.
+    /// Returns whether what `node` reads of the origin comes by way of another node.
     pub fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
         matches!(self, Copies::ByHash(held) if held.is_elsewhere(node, sample))
     }
 
-    /// Whether a fill thread is copying `sample` to where `node` would read it, so that its staging
-    /// threads wait for it.
+    /// Returns whether a fill thread is copying `sample` to where `node` would read it, so that its staging threads
+    /// wait for it.
     pub fn is_coming(&self, node: u32, sample: u32) -> bool {
         let planned = match self {
             Copies::Planned(planned) => planned,
@@ -296,7 +296,7 @@ impl Planned {
         (local, remote.map(|holder| holder.tier))
     }
 
-    /// Whether the copy that `node` plans at `lba` of `tier` exists.
+    /// Returns whether the copy that `node` plans at `lba` of `tier` exists.
     fn has(&self, node: &NodePlan, tier: usize, lba: u64) -> bool {
         let fills = &node.tiers[tier].fills;
         let fill = fills.binary_search_by_key(&lba, |fill| fill.lba).map(|index| fills[index]);

@@ -26,7 +26,7 @@ use crate::copies::Copies;
 use crate::environment::Sharing;
 use crate::schedule::Schedule;
 
-/// What is simulated: machines, sizes and steps.
+/// The job to simulate: machines, sizes and steps.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// Rates.
@@ -41,7 +41,7 @@ pub struct Job {
     pub tier_bytes: Vec<u64>,
     /// Length of each sample.
     pub sizes: Vec<u32>,
-    /// Which node reads which sample in which step.
+    /// The samples that each node reads in each step.
     pub schedule: Schedule,
 }
 
@@ -50,14 +50,13 @@ pub struct Job {
 pub struct Rules {
     /// A sample that only the origin has is not fetched ahead.
     pub origin_on_demand: bool,
-    /// Which threads fetch the next sample while the last one is decoded and written.
+    /// The threads that fetch the next sample while the last one is decoded and written.
     pub hides_writes: Hides,
-    /// Which nodes share the origin.
+    /// The nodes that share the origin.
     pub readers: Readers,
 }
 
-/// Which threads fetch the next sample while the last one is decoded and written; the others do
-/// these in sequence.
+/// The threads that fetch the next sample while the last one is decoded and written; the others do these in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hides {
     /// None.
@@ -68,7 +67,7 @@ pub enum Hides {
     All,
 }
 
-/// Which nodes share the origin's rate.
+/// The nodes that share the origin's rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readers {
     /// Those that read from it at the moment.
@@ -150,7 +149,7 @@ struct Staged {
 struct Task {
     /// The access that it stages.
     index: u64,
-    /// Whether it reads from the origin now.
+    /// True if it reads from the origin now.
     reads_origin: bool,
     /// The time to decode and write it afterwards.
     then_ns: u64,
@@ -163,7 +162,7 @@ struct Task {
 struct Transfers {
     /// Bytes per second of each.
     rate: u64,
-    /// What a transfer since the start would have received, in 10^-9 bytes.
+    /// The amount that a transfer since the start would have received, in 10^-9 bytes.
     had: u128,
     /// When they end, in the same unit.
     ends: BinaryHeap<Reverse<(u128, u32)>>,
@@ -267,7 +266,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What a node gets from the origin, given the nodes that read from it now.
+    /// The rate at which a node gets bytes from the origin, given the nodes that read from it now.
     fn origin_rate(&self) -> Rate {
         let readers = match self.rules.readers {
             Readers::All => self.nodes.len() as u32,

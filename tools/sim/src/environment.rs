@@ -86,7 +86,7 @@ pub struct Training {
     /// How a batch is divided.
     #[serde(default)]
     pub scheme: Scheme,
-    /// Whether the last batch of an epoch is dropped if it is smaller than the others.
+    /// Drops the last batch of an epoch if it is smaller than the others.
     #[serde(default)]
     pub drop_last: bool,
     /// The seed of order and sizes.

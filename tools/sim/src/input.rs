@@ -36,12 +36,12 @@ impl InputArgs {
         Ok(Config { environment, ..config })
     }
 
-    /// Whether any input was given.
+    /// Returns whether any input was given.
     pub(crate) fn is_given(&self) -> bool {
         self.tiers.is_some() || self.has_sizes()
     }
 
-    /// Whether real samples were given.
+    /// Returns whether real samples were given.
     pub(crate) fn has_sizes(&self) -> bool {
         self.folder.is_some() || self.dataset.is_some()
     }

@@ -91,7 +91,7 @@ impl Policy {
         }
     }
 
-    /// What `dlfs read` does: without tiers, with those of its node, and with peers.
+    /// The policies of `dlfs read`: without tiers, with those of its node, and with peers.
     pub fn of_program() -> &'static [Policy] {
         &[
             Policy::StagingPool,

@@ -55,7 +55,7 @@ fn class(quota_bytes: u64, stage: &Stage, read: &[u32], write: &[u32]) -> Class 
     }
 }
 
-/// What 1, 2, 4 ... nodes of `clients` each get together.
+/// The rate that 1, 2, 4 ... nodes of `clients` each get together.
 fn of_nodes(origin: &Curve, nodes: u32, clients: u32) -> Vec<(u32, f64)> {
     let next = |&count: &u32| (count < nodes).then(|| count.saturating_mul(2).min(nodes));
     let counts = std::iter::successors(Some(1), next);

@@ -1,4 +1,4 @@
-//! Which node reads which sample in which step: divides the batches of the one global order.
+//! The division of the one global order's batches: which node reads which sample in which step.
 
 use dlfs::order::{EpochOrder, OrderSpec, Population, Positions};
 use dlfs::plan::Accesses;
@@ -14,7 +14,7 @@ pub struct Schedule {
     epochs: u32,
     /// The start of each node's share in a step's range, and the end of the last one.
     starts: Vec<u64>,
-    /// Whether the nodes share the rest of an epoch equally; otherwise the first ones take it.
+    /// True if the nodes share the rest of an epoch equally; otherwise the first ones take it.
     is_rest_shared: bool,
     positions: u64,
 }

@@ -20,7 +20,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// What it says when it refuses; it never panics.
+/// The error text of a refusal; it never panics.
 fn refused(arguments: &[&str]) -> String {
     let output = sim(arguments);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -1,4 +1,4 @@
-//! What must hold for every policy, and cases that can be reckoned by hand.
+//! Invariants of every policy, and cases that can be computed by hand.
 
 use clap::ValueEnum;
 use dlfs_sim::engine::Outcome;
