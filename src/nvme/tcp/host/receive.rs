@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use zerocopy::FromBytes;
 
+use super::super::budget::HOST_RECEIVE_BYTES;
 use super::super::error::ProtocolError;
 use super::super::pdu::{C2HData, PduType};
 use super::{Connection, DIRECT_MIN, SCRATCH_LEN};
@@ -333,8 +334,9 @@ enum Guesses {
 /// Below this length, a copy costs less than slices of its own.
 const GUESS_MIN: usize = 2048;
 
-/// About how much payload one receive targets; more than a socket buffer holds is useless.
-const GUESS_TOTAL: usize = 2 << 20;
+/// About how much payload one receive targets: what one turn receives. More would leave the second-level cache
+/// before its checksums are computed.
+const GUESS_TOTAL: usize = HOST_RECEIVE_BYTES;
 
 /// Payloads to guess at first, and beyond what the last receive filled.
 const PAYLOADS_MIN: usize = 3;

@@ -275,7 +275,7 @@ fn reads_of_several_commands_may_interleave_and_end_in_any_order() {
 #[test]
 fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
     use super::receive::{SCRATCH_AMONG_BULK, SCRATCH_MIXED};
-    const BULK: usize = 128 << 10;
+    const BULK: usize = 96 << 10;
     let mut peer = Peer::new(NONE);
     assert_eq!(peer.planned(), [SCRATCH_LEN]);
     peer.read(512);
