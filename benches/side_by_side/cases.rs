@@ -89,10 +89,14 @@ pub(crate) fn all() -> Vec<Case> {
     local(&mut cases);
     scaling(&mut cases);
     cases.push(host("files-4k", "128k", To::Folder, &words("--side files")));
-    for order in ["grouped", "global"] {
-        let arguments = words(&format!("--side first-batch --order {order} --batch 256"));
-        let id = format!("first-batch-{order}");
-        cases.push(host(&id, "first", To::Served(Data::Many), &arguments));
+    for (name, data, batch) in
+        [("100", Data::Tiny, 256), ("4k", Data::Large, 256), ("110k", Data::Pictures, 64)]
+    {
+        for order in ["grouped", "global"] {
+            let line = format!("--side first-batch --order {order} --batch {batch}");
+            let id = format!("first-batch-{name}-{order}");
+            cases.push(host(&id, "first", To::Served(data), &words(&line)));
+        }
     }
     let idle = host("idle", "idle", To::Served(Data::Small), &words("--side idle"));
     cases.push(Case { every: 5, ..idle });

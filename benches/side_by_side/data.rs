@@ -20,8 +20,6 @@ pub(crate) enum Data {
     Large,
     /// 10,000 samples with the lengths of ImageNet's pictures: log-normal, mean 110 KiB.
     Pictures,
-    /// 1,000,000 samples of 512 bytes.
-    Many,
     /// 1,000,000 samples of 100 bytes.
     Tiny,
     /// 262,144 samples of 1 KiB.
@@ -34,7 +32,6 @@ impl Data {
             Data::Small => "small",
             Data::Large => "large",
             Data::Pictures => "pictures",
-            Data::Many => "many",
             Data::Tiny => "tiny",
             Data::Short => "short",
         }
@@ -45,14 +42,13 @@ impl Data {
             Data::Small | Data::Short => 1 << 18,
             Data::Large => 1 << 20,
             Data::Pictures => 10_000,
-            Data::Many | Data::Tiny => 1_000_000,
+            Data::Tiny => 1_000_000,
         }
     }
 
     fn next_len(self, random: &mut Random) -> usize {
         match self {
             Data::Small | Data::Large => 4096,
-            Data::Many => 512,
             Data::Tiny => 100,
             Data::Short => 1024,
             Data::Pictures => {

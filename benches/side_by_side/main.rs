@@ -97,7 +97,7 @@ fn main() {
     );
     match options.text("side") {
         "" if options.is_set("list") => {
-            rows::all().iter().for_each(|row| println!("{:<24}{}", row.id, row.title));
+            rows::all().for_each(|row| println!("{:<24}{}", row.id, row.title));
         }
         "" if options.is_set("accounting") => accounting::run(&options),
         "" if options.is_set("backing-off") => backing_off::run(&options),
@@ -157,11 +157,11 @@ fn rounds(options: &Options) -> u64 {
     if options.is_set("quick") { 5 } else { options.number("rounds") }
 }
 
-fn chosen_rows(filter: &str) -> Vec<Row> {
-    let mut rows = rows::all();
+fn chosen_rows(filter: &str) -> Vec<&'static Row> {
     // Scaling has its own table.
-    rows.retain(|row| row.id.starts_with("scaling") == filter.starts_with("scaling"));
-    rows.retain(|row| filter.split(',').any(|text| row.id.contains(text)));
+    let in_table = |row: &&Row| row.id.starts_with("scaling") == filter.starts_with("scaling");
+    let is_named = |row: &&Row| filter.split(',').any(|text| row.id.contains(text));
+    let rows: Vec<&Row> = rows::all().filter(in_table).filter(is_named).collect();
     assert!(!rows.is_empty(), "no row has '{filter}' in its name: see --list");
     rows
 }
@@ -169,7 +169,7 @@ fn chosen_rows(filter: &str) -> Vec<Row> {
 /// Sets up the cases that the rows need and that can be run; stores in `missing` why the others
 /// cannot.
 fn prepared(
-    rows: &[Row],
+    rows: &[&Row],
     stage: &mut Stage<'_>,
     missing: &mut BTreeMap<String, String>,
 ) -> Vec<Case> {

@@ -10,7 +10,7 @@ use crate::{Measured, support};
 
 /// Prints one line per row, one per case, and the cases that could not be run.
 pub(crate) fn print(
-    rows: &[Row],
+    rows: &[&Row],
     cases: &[Case],
     measured: &Measured,
     missing: &BTreeMap<String, String>,
@@ -58,8 +58,7 @@ fn row_line(row: &Row, measured: &Measured, seed: u64) -> Option<(String, Option
         }
     };
     let Estimate { median, low, high } = estimate(&values, seed)?;
-    let bar = row.bar.settled(busy(ours));
-    let verdict = bar.met(low, median, high);
+    let verdict = row.bar.met(low, median, high);
     let word = verdict.map_or("", |met| if met { "met" } else { "MISSED" });
     // The unit determines a value's decimals; a ratio has two.
     let number = |value: f64| match (row.other, row.measure) {
@@ -73,16 +72,9 @@ fn row_line(row: &Row, measured: &Measured, seed: u64) -> Option<(String, Option
         number(median),
         number(low),
         number(high),
-        bar.show(),
+        row.bar.show(),
     );
     Some((line, verdict))
-}
-
-/// The median share of a core that each side uses.
-fn busy(slices: &BTreeMap<u64, Slice>) -> (f64, f64) {
-    let host = slices.values().map(|slice| slice.host_cpu_s / slice.wall_s);
-    let target = slices.values().map(|slice| slice.target_cpu_s.unwrap_or(0.0) / slice.wall_s);
-    (median(host.collect()), median(target.collect()))
 }
 
 fn case_line(id: &str, slices: &BTreeMap<u64, Slice>) -> String {

@@ -271,7 +271,7 @@ impl ChunkDriver {
         let mut fetch = match self.unstarted.take() {
             Some((planned, of, fetch)) if planned == chunk && of == *range => return fetch,
             Some((_, _, other)) => other,
-            None => self.free_fetch(range.len()),
+            None => self.free_fetch(chunk, range.len()),
         };
         fetch.clear();
         match (range.len(), self.directory.live_in_chunk(chunk)) {
@@ -289,14 +289,17 @@ impl ChunkDriver {
         fetch
     }
 
-    /// A plan with room for so many samples. Where none is free there will be as many again as there are residents: the
-    /// most that are there at once is reached late, and what is steady allocates nothing.
-    fn free_fetch(&mut self, samples: usize) -> Fetch {
-        if self.free_fetches.is_empty() {
-            let room = || Fetch { samples: Vec::with_capacity(samples), ..Fetch::default() };
-            self.free_fetches.extend(std::iter::repeat_with(room).take(self.residents.len()));
-        }
-        self.free_fetches.pop().unwrap_or_default()
+    /// A plan with room for so many samples of `chunk`.
+    fn free_fetch(&mut self, chunk: u32, samples: usize) -> Fetch {
+        let info = self.directory.chunk(chunk);
+        let max_len = u64::from(self.geometry[usize::from(info.namespace)].max_transfer_bytes);
+        let transfers = (info.len_bytes / max_len.max(1)) as usize + 2;
+        let with_room = || Fetch {
+            samples: Vec::with_capacity(samples),
+            transfers: Vec::with_capacity(transfers),
+            len_bytes: 0,
+        };
+        take_or_make(&mut self.free_fetches, self.residents.len(), with_room)
     }
 
     fn find(&self, pick: Pick) -> u32 {
@@ -376,7 +379,9 @@ impl ChunkDriver {
 
     /// Plans one more batch. `false`: the stream has ended.
     fn plan_next(&mut self) -> Result<bool> {
-        let mut picks = self.free_picks.pop().unwrap_or_default();
+        let len = self.planned.back().map_or(0, |planned| planned.picks.len());
+        let with_room = || Vec::with_capacity(len);
+        let mut picks = take_or_make(&mut self.free_picks, self.planned.len(), with_room);
         let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(false) };
         self.num_planned += picks.len();
         self.planned.push_back(PlannedBatch { head, picks, requested: 0, arrived: 0 });
@@ -437,6 +442,8 @@ impl ChunkDriver {
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, planned.head.epoch);
         batch.reserve(planned.picks.len());
+        // Rounded up, since the number of residents varies, and what is steady allocates nothing.
+        batch.reserve_bufs(self.residents.len().next_power_of_two().min(planned.picks.len()));
         let mut error = None;
         let mut skipped = 0;
         let mut failures = Vec::new();
@@ -598,6 +605,15 @@ impl Driver for ChunkDriver {
             self.recycled.push(batch);
         }
     }
+}
+
+/// Takes a spare. If there is none, makes as many as are in use, at most 16: the most that are in use at once is
+/// reached late, and the steady state must not allocate.
+fn take_or_make<T>(spares: &mut Vec<T>, in_use: usize, make: impl Fn() -> T) -> T {
+    if spares.is_empty() {
+        spares.extend(std::iter::repeat_with(&make).take(in_use.min(16)));
+    }
+    spares.pop().unwrap_or_else(make)
 }
 
 /// The index of the resident that holds the sample of `pick`, or `NONE`. It does not change while

@@ -375,6 +375,11 @@ impl Batch {
         self.samples.reserve(count);
     }
 
+    /// Reserves memory for `count` buffers that `add_buf` will add.
+    pub(crate) fn reserve_bufs(&mut self, count: usize) {
+        self.bufs.reserve(count);
+    }
+
     pub(crate) fn set_location(&mut self, index: usize, location: SampleLocation) {
         self.samples[index] = location;
     }
