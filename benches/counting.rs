@@ -28,7 +28,8 @@ fn main() {
     println!("|---|---|---|---|");
     for burst in [1, 8, 32] {
         // In turn, and the best of each, as other programs only add time.
-        let (mut plain_ns, mut counted_ns) = (f64::MAX, f64::MAX);
+        let mut plain_ns = f64::MAX;
+        let mut counted_ns = f64::MAX;
         for _ in 0..5 {
             plain_ns = plain_ns.min(run(commands, burst, None));
             counted_ns = counted_ns.min(run(commands, burst, Some(&Recorder::default())));
@@ -41,7 +42,8 @@ fn main() {
 /// Nanoseconds for each command.
 fn run(commands: usize, burst: usize, recorder: Option<&Recorder>) -> f64 {
     let mut submitted: Vec<Option<Instant>> = vec![None; DEPTH];
-    let (mut queued, mut outstanding) = (VecDeque::new(), VecDeque::new());
+    let mut queued = VecDeque::new();
+    let mut outstanding = VecDeque::new();
     let mut next = 0;
     let began = Instant::now();
     for _ in 0..commands / burst {

@@ -26,7 +26,8 @@ fn main() {
         USAGE,
         &[("dir", "target"), ("size", "512M"), ("seconds", "1"), ("rounds", "3")],
     );
-    let (size, seconds) = (options.number("size"), options.number("seconds"));
+    let size = options.number("size");
+    let seconds = options.number("seconds");
     println!("{}", support::machine());
     println!(
         "random reads of a namespace of {} MiB, best of {}",

@@ -117,7 +117,9 @@ fn one_round(
     address: &Address,
     target: &Side,
 ) -> Ratios {
-    let (mut imported, mut raw, mut read) = (None, None, None);
+    let mut imported = None;
+    let mut raw = None;
+    let mut read = None;
     // 0 1 2, 2 1 0, 1 2 0, ... so that none always follows the same other one.
     const ORDERS: [[u8; 3]; 6] = [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]];
     for what in ORDERS[round as usize % ORDERS.len()] {
@@ -127,7 +129,9 @@ fn one_round(
             _ => read = Some(source.read_alone()),
         }
     }
-    let (imported, raw, read) = (imported.expect("done"), raw.expect("done"), read.expect("done"));
+    let imported = imported.expect("done");
+    let raw = raw.expect("done");
+    let read = read.expect("done");
     println!(
         "{name:<8}{round:>6}{:>10.0}{:>10.0}{:>10.0}{read:>10.0}{:>16.3}{:>8.3}{:>14.3}{:>8.3}",
         imported.mb_s,
@@ -149,7 +153,8 @@ fn one_round(
 fn report(name: &str, ratios: &mut [Ratios]) {
     let mut middle = |of: fn(&Ratios) -> f64| {
         ratios.sort_by(|a, b| of(a).total_cmp(&of(b)));
-        let (low, high) = (of(&ratios[0]), of(&ratios[ratios.len() - 1]));
+        let low = of(&ratios[0]);
+        let high = of(&ratios[ratios.len() - 1]);
         format!("{:.2} ({low:.2} to {high:.2})", of(&ratios[ratios.len() / 2]))
     };
     println!(
@@ -327,9 +332,13 @@ fn write_raw(options: &Options, bytes: u64, address: &Address, target: &Side) ->
     group.add(device.queue_pair().expect("a queue pair"));
     let mut free: Vec<IoBuf> = (0..depth).map(|_| IoBuf::zeroed(len)).collect();
     free.iter_mut().for_each(|buf| buf.fill(1));
-    let (mut pending, mut done) = (VecDeque::new(), Vec::with_capacity(depth));
-    let (count, mut next, mut ended) = (bytes / len as u64, 0, 0);
-    let (other, watch) = (target.cpu_seconds(), Stopwatch::start());
+    let mut pending = VecDeque::new();
+    let mut done = Vec::with_capacity(depth);
+    let count = bytes / len as u64;
+    let mut next = 0;
+    let mut ended = 0;
+    let other = target.cpu_seconds();
+    let watch = Stopwatch::start();
     while ended < count {
         while next < count
             && let Some(buf) = free.pop()

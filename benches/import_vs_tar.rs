@@ -24,26 +24,32 @@ fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
     let mut number =
         |default: usize| args.next().map_or(default, |arg| arg.parse().expect("a number"));
-    let (files, bytes, pairs) = (number(100_000), number(4096), number(5));
+    let files = number(100_000);
+    let bytes = number(4096);
+    let pairs = number(5);
     let parent = args.next().map_or_else(std::env::temp_dir, Into::into);
     let dir = tempfile::tempdir_in(parent).expect("a folder to work in");
-    let (source, tar, image) =
-        (dir.path().join("source"), dir.path().join("a.tar"), dir.path().join("a.dlfs"));
+    let source = dir.path().join("source");
+    let tar = dir.path().join("a.tar");
+    let image = dir.path().join("a.dlfs");
     make(&source, files, bytes);
     println!("{files} files of {bytes} bytes in {}", source.display());
     // GNU tar reads nothing if it writes to /dev/null directly.
     let warm = r#"tar cf - -C "$1" . | cat > /dev/null"#;
     run("sh", &["-c", warm, "sh", &source.to_string_lossy()]);
-    let (mut tar_times, mut import_times) = (Vec::new(), Vec::new());
+    let mut tar_times = Vec::new();
+    let mut import_times = Vec::new();
     for _ in 0..pairs {
         tar_times.push(timed(&tar, || {
             let script = r#"tar cf "$1" -C "$2" . && sync -f "$1""#;
-            let (tar, source) = (tar.to_string_lossy(), source.to_string_lossy());
+            let tar = tar.to_string_lossy();
+            let source = source.to_string_lossy();
             run("sh", &["-c", script, "sh", &tar, &source]);
         }));
         import_times.push(timed(&image, || import_to(&source, &image)));
     }
-    let (tar, import) = (median(&mut tar_times), median(&mut import_times));
+    let tar = median(&mut tar_times);
+    let import = median(&mut import_times);
     println!(
         "tar and sync   {:8.3} s (median of {pairs}: {})",
         tar.as_secs_f64(),
@@ -63,7 +69,8 @@ fn main() {
 }
 
 fn import_to(source: &Path, image: &Path) {
-    let (options, connect) = (ImportOptions::default(), ConnectOptions::default());
+    let options = ImportOptions::default();
+    let connect = ConnectOptions::default();
     let image = [Address::from_path(image)];
     import(&[source.to_path_buf()], &image, &options, &connect, &mut ()).expect("the import works");
 }

@@ -147,7 +147,8 @@ impl Side {
         let arguments = [targets, each, count, len].map(|number| number.to_string());
         let arguments: Vec<String> = ["--serve".to_owned()].into_iter().chain(arguments).collect();
         let mut process = support::Side::start(&arguments);
-        let (mut controllers, mut devices) = (Vec::new(), Vec::new());
+        let mut controllers = Vec::new();
+        let mut devices = Vec::new();
         let lines: Vec<String> = (0..targets).map(|_| process.line()).collect();
         let began = Instant::now();
         for line in lines {
@@ -170,10 +171,12 @@ impl Side {
         let mut loader = self.image.prefetcher(options)?;
         loader.next_into(&mut Batch::new())?;
         std::thread::sleep(FILLS_WITHIN);
-        let (host, target) = (cpu_time(), self.process.cpu_seconds());
+        let host = cpu_time();
+        let target = self.process.cpu_seconds();
         std::thread::sleep(lasts);
         let share = |seconds: f64| 100.0 * seconds / lasts.as_secs_f64();
-        let (host, target) = (cpu_time() - host, self.process.cpu_seconds() - target);
+        let host = cpu_time() - host;
+        let target = self.process.cpu_seconds() - target;
         let opened_in = self.opened_in.as_secs_f64() * 1e3;
         Ok(format!("{opened_in:.0} | {:.2} | {:.2}", share(host.as_secs_f64()), share(target)))
     }
@@ -195,7 +198,9 @@ impl Side {
         let mut batch = Batch::new();
         loader.next_into(&mut batch)?;
         let (calls, empty) = self.receives();
-        let (began, host, target) = (Instant::now(), cpu_time(), self.process.cpu_seconds());
+        let began = Instant::now();
+        let host = cpu_time();
+        let target = self.process.cpu_seconds();
         let mut count = 0;
         while loader.next_into(&mut batch)? {
             count += batch.len();

@@ -63,7 +63,9 @@ fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
         let line = process.line();
         line.split_whitespace().map(|address| address.parse().expect("an address")).collect()
     };
-    let (single, spread, parts) = (addresses(), addresses(), addresses());
+    let single = addresses();
+    let spread = addresses();
+    let parts = addresses();
     let open =
         |addresses: &[Address]| Dataset::open(addresses, &DatasetOptions::default(), &mut ());
     let parts = parts.chunks(1).map(open).collect::<dlfs::Result<Vec<Dataset>>>()?;
@@ -71,10 +73,12 @@ fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
         let parts = parts.iter().map(|part| (part.clone(), Part::Choose(part.len())));
         Mixture::new(parts.collect(), None, batching, Vec::new())
     };
-    let (single, spread) = (open(&single)?, open(&spread)?);
+    let single = open(&single)?;
+    let spread = open(&spread)?;
     let chosen = options.text("sides").split(',').map(|side| side.parse().expect("a number"));
     let chosen: Vec<usize> = chosen.collect();
-    let (stratified, random) = (mixture(Batching::Stratified)?, mixture(Batching::Random)?);
+    let stratified = mixture(Batching::Stratified)?;
+    let random = mixture(Batching::Random)?;
     let sides: [(&str, &Start); 4] = [
         ("one on 8 namespaces", &|options| spread.loader(options)),
         ("8 mixed, stratified", &|options| stratified.loader(options)),
@@ -133,11 +137,14 @@ fn read(start: &Start, options: LoaderOptions, len: usize) -> dlfs::Result<Run> 
             let loader = start(options)?;
             let mut batch = Batch::new();
             loader.next_into(&mut batch, &mut ())?;
-            let (began, host, mut count) = (Instant::now(), cpu_time(), 0);
+            let began = Instant::now();
+            let host = cpu_time();
+            let mut count = 0;
             while loader.next_into(&mut batch, &mut ())? {
                 count += batch.len();
             }
-            let (lasted, host) = (began.elapsed().as_secs_f64(), cpu_time() - host);
+            let lasted = began.elapsed().as_secs_f64();
+            let host = cpu_time() - host;
             let stats = loader.stats();
             Ok(Run {
                 samples_per_s: count as f64 / lasted,
@@ -177,7 +184,9 @@ fn serve(count: usize, len: usize) -> dlfs::Result<()> {
         let bytes = (room / number as u64 + (16 << 20)).next_multiple_of(4096);
         (0..number).map(|_| MemNamespace::new(bytes, 4096)).collect()
     };
-    let (single, spread, parts) = (disks(1)?, disks(IMAGES)?, disks(IMAGES)?);
+    let single = disks(1)?;
+    let spread = disks(IMAGES)?;
+    let parts = disks(IMAGES)?;
     let each = count / IMAGES;
     for (part, disk) in parts.iter().enumerate() {
         let source = folder.path().join(part.to_string());

@@ -155,7 +155,8 @@ fn origin_bytes(name: &str, image: &str, tier: &str) {
     // In the end the tier has each page once.
     let of_pages = |bytes: u64| format!("{:.4}", bytes as f64 / used.max(1) as f64);
     let each: Vec<String> = read.iter().map(|&bytes| of_pages(bytes)).collect();
-    let (each, all) = (each.join(", "), of_pages(read.iter().sum()));
+    let each = each.join(", ");
+    let all = of_pages(read.iter().sum());
     println!("| {name} | {} | {RANKS} | {each} | {all} |", kind_of(tier));
 }
 
@@ -175,7 +176,8 @@ impl Epoch {
         let [samples_per_s, cpu_us, origin_bytes, used_bytes] = words[..] else {
             panic!("four numbers, not {line}")
         };
-        let (origin_bytes, used_bytes) = (origin_bytes as u64, used_bytes as u64);
+        let origin_bytes = origin_bytes as u64;
+        let used_bytes = used_bytes as u64;
         Epoch { samples_per_s, cpu_us, origin_bytes, used_bytes }
     }
 }
@@ -196,7 +198,8 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 fn start(image: &str, tier: &str, rank: u64, world: u64, forks: &str) -> Side {
     // An epoch of the speeds would take 50 ms.
     let epochs = if world == 1 { "10" } else { "1" };
-    let (rank, world) = (rank.to_string(), world.to_string());
+    let rank = rank.to_string();
+    let world = world.to_string();
     let mut arguments = vec!["--side", image, "--tier", tier, "--rank", &rank, "--world", &world];
     arguments.extend(["--epochs", epochs]);
     if forks == "yes" {
@@ -252,7 +255,9 @@ fn read(image: &Image, seed: u64, options: &Options) -> String {
         ..LoaderOptions::new(order, 64, options.number("epochs"))
     };
     let mut loader = image.prefetcher(loader).expect("a loader");
-    let (mut batch, mut samples, watch) = (Batch::new(), 0, Stopwatch::start());
+    let mut batch = Batch::new();
+    let mut samples = 0;
+    let watch = Stopwatch::start();
     while loader.next_into(&mut batch).expect("a batch") {
         samples += batch.len();
     }

@@ -127,7 +127,8 @@ fn time_mixture(batching: Batching) {
 fn time_weighted() {
     let each: Vec<f64> = (0..SAMPLES).map(|i| (i % 1000) as f64 + 1.0).collect();
     let labels = (0..SAMPLES as i64).map(|i| Some(i * i % 1000));
-    let (draws, balanced) = (Draws::default(), LabelWeights::Balanced);
+    let draws = Draws::default();
+    let balanced = LabelWeights::Balanced;
     for (name, weights) in [
         ("weighted by sample", Weights::of_samples(SAMPLES, &each, draws)),
         ("weighted by label", Weights::of_labels(SAMPLES, labels, &balanced, draws)),
@@ -157,7 +158,9 @@ fn time_budget(kind: OrderKind) {
         tokens.extend(ids[from..].iter().map(|id| lengths[id.0 as usize]));
         Ok::<(), BudgetError>(())
     };
-    let (mut batch, mut batches, mut padded) = (Vec::new(), 0, 0);
+    let mut batch = Vec::new();
+    let mut batches = 0;
+    let mut padded = 0;
     let start = Instant::now();
     while deal.next(&mut draw, &mut batch).unwrap().is_some() {
         let tokens = batch.iter().map(|id| u64::from(lengths[id.0 as usize]));
@@ -177,7 +180,8 @@ fn time_shares(world_size: u32, lanes: u32, sharding: Sharding) -> bool {
     let spec = OrderSpec { kind: OrderKind::Grouped { lanes, group: 4 }, seed: 7 };
     let mut order = EpochOrder::new(&spec, Epoch(0), &Even).unwrap();
     let shard = Shard::new(world_size / 2, world_size, Tail::Keep).unwrap();
-    let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
+    let mut aligner = Aligner::default();
+    let mut picks = Vec::new();
     // Eight ranks on each node, which hold the chunks in turn.
     let nodes = world_size.div_ceil(8) as u16;
     let holders = (0..Even.num_chunks()).map(|chunk| Some((chunk % u32::from(nodes)) as u16));

@@ -47,7 +47,8 @@ fn main() {
     if options.text("side") == "serve" {
         return serve(&options);
     }
-    let (bytes, rounds) = (options.number("bytes"), options.number("rounds"));
+    let bytes = options.number("bytes");
+    let rounds = options.number("rounds");
     let is_asked = |part| ["", part].contains(&options.text("only"));
     println!("{}", support::machine());
     println!("| what | dlfs | beside | dlfs / beside |");
@@ -86,7 +87,8 @@ struct Server {
 
 impl Server {
     fn start(bytes: u64, is_line: bool) -> Server {
-        let (bytes, line) = (bytes.to_string(), u8::from(is_line).to_string());
+        let bytes = bytes.to_string();
+        let line = u8::from(is_line).to_string();
         Server::with(&["--bytes", &bytes, "--line", &line])
     }
 
@@ -118,10 +120,8 @@ fn serve(options: &Options) {
     let is_line = options.number("line") == 1;
     let shards = options.text("shards");
     support::pin(1);
-    let store = match is_line {
-        true => ObjectStore::with_faults(|_| Fault::Late(50)),
-        false => ObjectStore::good(),
-    };
+    let store =
+        if is_line { ObjectStore::with_faults(|_| Fault::Late(50)) } else { ObjectStore::good() };
     if !shards.is_empty() {
         for shard in 0..SHARDS {
             let name = format!("{shard}.tar");
@@ -140,7 +140,8 @@ fn serve(options: &Options) {
 
 fn beside_curl(server: &Server, bytes: u64, rounds: u64) {
     support::pin(0);
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut ours = Vec::new();
+    let mut theirs = Vec::new();
     for round in 0..rounds {
         for turn in 0..2 {
             match (round + turn) % 2 {
@@ -194,7 +195,8 @@ fn curl(endpoint: &str, bytes: u64) -> Run {
         format!("url = {endpoint}/bucket/big\noutput = /dev/null\nrange = {first}-{last}\nsilent\n")
     });
     let config = urls.collect::<Vec<_>>().join("next\n");
-    let (begun, before) = (Instant::now(), seconds_of_children());
+    let begun = Instant::now();
+    let before = seconds_of_children();
     let mut child = Command::new("curl")
         .args(["--parallel", "--parallel-max", "32", "-K", "-"])
         .stdin(Stdio::piped())
@@ -215,7 +217,8 @@ fn seconds_of_children() -> f64 {
 
 fn beside_line(bytes: u64) {
     let server = Server::start(bytes, true);
-    let (mut ours, mut line) = (vec![read_all(&server.client(), bytes).mb_s], vec![125.0]);
+    let mut ours = vec![read_all(&server.client(), bytes).mb_s];
+    let mut line = vec![125.0];
     row("the same, 50 ms away on a line of 1 Gb/s: MB/s, beside the line", &mut ours, &mut line);
 }
 
@@ -231,7 +234,8 @@ fn imports(folder: &Path, rounds: u64) {
     let server = Server::of_files(&local);
     support::pin_off(1);
     for (is_cold, what) in [(false, "in memory"), (true, "on the disk")] {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let mut ours = Vec::new();
+        let mut theirs = Vec::new();
         for round in 0..rounds {
             for turn in 0..2 {
                 let image = folder.join("image.dlfs");
@@ -290,7 +294,8 @@ fn tiers(server: &Server, folder: &Path, rounds: u64) {
         Image::open(&[Address::Objects("s3://bucket/samples".into())], &remote).expect("opens");
     let local = Image::open(&[Address::from_path(&image)], &OpenOptions::default()).expect("opens");
     epoch(&remote, 0);
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut ours = Vec::new();
+    let mut theirs = Vec::new();
     for round in 0..rounds {
         for turn in 0..2 {
             match (round + turn) % 2 {
@@ -310,7 +315,8 @@ fn tiers(server: &Server, folder: &Path, rounds: u64) {
 fn epoch(image: &Image, seed: u64) -> f64 {
     let order = OrderSpec { kind: OrderKind::Global, seed };
     let mut loader = image.prefetcher(LoaderOptions::new(order, 64, 1)).expect("a loader");
-    let (begun, mut samples) = (Instant::now(), 0);
+    let begun = Instant::now();
+    let mut samples = 0;
     while let Some(batch) = loader.next() {
         samples += batch.expect("it is read").ids().count();
     }
@@ -336,17 +342,20 @@ fn tar(shard: u64) -> Vec<u8> {
 fn runs(what: &str, ours: &[Run], theirs: &[Run]) {
     let each = |runs: &[Run], of: fn(&Run) -> f64| runs.iter().map(of).collect::<Vec<f64>>();
     row(what, &mut each(ours, |run| run.mb_s), &mut each(theirs, |run| run.mb_s));
-    let (mut ours, mut theirs) = (each(ours, |run| run.cpu_ms), each(theirs, |run| run.cpu_ms));
+    let mut ours = each(ours, |run| run.cpu_ms);
+    let mut theirs = each(theirs, |run| run.cpu_ms);
     row("its processor time, ms", &mut ours, &mut theirs);
 }
 
 fn row(what: &str, ours: &mut [f64], theirs: &mut [f64]) {
     let shown = |rates: &mut [f64]| {
         rates.sort_unstable_by(f64::total_cmp);
-        let (least, most) = (rates[0], rates[rates.len() - 1]);
+        let least = rates[0];
+        let most = rates[rates.len() - 1];
         (rates[rates.len() / 2], format!("{:.0} ({least:.0} to {most:.0})", rates[rates.len() / 2]))
     };
-    let ((ours, our_text), (theirs, their_text)) = (shown(ours), shown(theirs));
+    let (ours, our_text) = shown(ours);
+    let (theirs, their_text) = shown(theirs);
     println!("| {what} | {our_text} | {their_text} | {:.2} |", ours / theirs);
 }
 

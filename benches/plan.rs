@@ -57,7 +57,8 @@ fn main() {
     results::record("plan");
     let numbers: Vec<u64> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
     let number = |index: usize, default| numbers.get(index).copied().unwrap_or(default);
-    let (samples, epochs) = (Samples(number(0, 10_000_000)), number(1, 100));
+    let samples = Samples(number(0, 10_000_000));
+    let epochs = number(1, 100);
     let ranks = u32::try_from(number(2, 64)).expect("a world size");
     let order = OrderSpec { kind: OrderKind::Global, seed: 1 };
     let run =

@@ -35,7 +35,8 @@ fn main() {
     );
     println!("{}", support::machine());
     let made = tempfile::tempdir_in(options.text("at")).expect("a folder in --at");
-    let (samples, source) = (options.number("samples"), made.path().join("source"));
+    let samples = options.number("samples");
+    let source = made.path().join("source");
     fs::create_dir(&source).expect("the folder is new");
     for sample in 0..=samples {
         let mib = if sample < samples { options.number("mib") } else { options.number("long-mib") };
@@ -80,14 +81,16 @@ fn main() {
             let read = dataset.read_range(id, start..start + piece, &mut ()).expect("it is there");
             assert_eq!(read.bytes(0).len() as u64, piece);
         });
-        let (long, len) = (SampleId(samples), options.number("long-mib") << 20);
+        let long = SampleId(samples);
+        let len = options.number("long-mib") << 20;
         for _ in 0..3 {
             measure(from, "the long sample, read whole", 1, len, &dataset, |_| {
                 whole(&dataset, long)
             });
             measure(from, "the long sample, 128 KiB in sequence", 1, len, &dataset, |_| {
                 let file = dataset.open_sample(long, None, &mut ()).expect("it is there");
-                let (mut at, mut bytes) = (0, vec![0; 128 << 10]);
+                let mut at = 0;
+                let mut bytes = vec![0; 128 << 10];
                 while at < len {
                     at += file.read_at(at, &mut bytes, &mut ()).expect("it is there") as u64;
                 }

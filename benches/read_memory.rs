@@ -39,7 +39,8 @@ fn main() {
     }
     println!("{}", support::machine());
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let (window, order) = (options.number("window"), options.text("order"));
+    let window = options.number("window");
+    let order = options.text("order");
     println!("window {:.0} MiB, order {order}; all in MiB", mib(window));
     println!(
         "{:>10}{:>10}{:>12}{:>12}{:>14}",
@@ -68,7 +69,8 @@ fn main() {
 }
 
 fn import_archive(folder: &Path, count: u64, len: u64) -> PathBuf {
-    let (archive, image) = (folder.join("samples.tar"), folder.join("image.dlfs"));
+    let archive = folder.join("samples.tar");
+    let image = folder.join("image.dlfs");
     let mut tar = tar::Builder::new(BufWriter::new(File::create(&archive).expect("a new file")));
     let mut bytes = vec![0u8; len as usize];
     for number in 0..count {
@@ -80,7 +82,8 @@ fn import_archive(folder: &Path, count: u64, len: u64) -> PathBuf {
         tar.append_data(&mut header, name, &bytes[..]).expect("room for the archive");
     }
     tar.into_inner().and_then(|mut file| file.flush()).expect("room for the archive");
-    let (how, connect) = (ImportOptions::default(), ConnectOptions::default());
+    let how = ImportOptions::default();
+    let connect = ConnectOptions::default();
     let addresses = [Address::from_path(&image)];
     import(&[archive], &addresses, &how, &connect, &mut ()).expect("an import");
     image

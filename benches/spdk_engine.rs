@@ -73,7 +73,9 @@ fn compare(rounds: usize, seconds: usize, wanted: &str) {
         c_loop: compile(),
         perf: nvmf_tgt::program("spdk_nvme_perf").expect("it is installed beside nvmf_tgt"),
     };
-    let (tcp, by_spdk, vfio_user) = (spdks.tcp(), spdks.spdk_tcp(), spdks.vfio_user());
+    let tcp = spdks.tcp();
+    let by_spdk = spdks.spdk_tcp();
+    let vfio_user = spdks.vfio_user();
     let shapes = [(4096, 1), (4096, 32), (4096, 128), (131_072, 8), (131_072, 32)];
     let rows = [
         ("engine vfio-user", Side::Ours(vfio_user.clone()), Side::Loop(vfio_user)),
@@ -93,7 +95,8 @@ fn compare(rounds: usize, seconds: usize, wanted: &str) {
             if !wanted.split(',').any(|part| name.contains(part)) {
                 continue;
             }
-            let (mut one, mut two) = (Vec::new(), Vec::new());
+            let mut one = Vec::new();
+            let mut two = Vec::new();
             for round in 0..rounds {
                 let shape = [io_bytes.to_string(), depth.to_string(), seconds.to_string()];
                 let mut first = || one.push(programs.run(mine, &spdks, &shape));
@@ -108,7 +111,8 @@ fn compare(rounds: usize, seconds: usize, wanted: &str) {
             }
             let ratios: Vec<f64> = one.iter().zip(&two).map(|(one, two)| one / two).collect();
             let Estimate { median: ratio, low, high } = estimate(&ratios, 1).expect("rounds");
-            let (one, two) = (median(one), median(two));
+            let one = median(one);
+            let two = median(two);
             println!(
                 "| {name:<33} | {one:>9.0} | {two:>9.0} | {ratio:>5.2} | {low:.2} to {high:.2} |"
             );
@@ -212,7 +216,8 @@ fn trid(address: &Address) -> String {
             format!("trtype:VFIOUSER traddr:{traddr} subnqn:{NQN}")
         }
         Address::Spdk(SpdkAddress::Tcp(tcp)) => {
-            let (traddr, trsvcid) = (&tcp.traddr, tcp.trsvcid);
+            let traddr = &tcp.traddr;
+            let trsvcid = tcp.trsvcid;
             let subnqn = tcp.subnqn.as_str();
             format!("trtype:TCP adrfam:IPv4 traddr:{traddr} trsvcid:{trsvcid} subnqn:{subnqn}")
         }
@@ -263,7 +268,8 @@ fn reads_a_second(address: &str, io_bytes: usize, depth: usize, seconds: u64) ->
     let mut pending: VecDeque<Io> = VecDeque::with_capacity(depth);
     let read = |slba, buf| Io { op: IoOp::Read, slba, buf, tag: 0 };
     pending.extend((0..depth).map(|_| read(next(), pool.take(io_bytes).expect("room"))));
-    let (mut done, mut count) = (Vec::with_capacity(depth), 0_u64);
+    let mut done = Vec::with_capacity(depth);
+    let mut count = 0_u64;
     let begin = Instant::now();
     let end = begin + Duration::from_secs(seconds);
     let mut now = begin;

@@ -39,7 +39,8 @@ fn main() -> dlfs::Result<()> {
     let mut rows = Vec::new();
     for (count, len) in [(6_400, 110_000), (48_000, 4_096)] {
         let folder = tempfile::tempdir()?;
-        let (source, image) = (folder.path().join("source"), folder.path().join("train.dlfs"));
+        let source = folder.path().join("source");
+        let image = folder.path().join("train.dlfs");
         std::fs::create_dir(&source)?;
         make_files(&source, count, len)?;
         let image = Address::from_path(image);
@@ -158,7 +159,8 @@ impl Job<'_> {
         let loader = dataset.loader(run)?;
         loader.stage(&mut (), |_| ())?;
         together.wait();
-        let (mut ends, mut epoch) = (Vec::new(), 0);
+        let mut ends = Vec::new();
+        let mut epoch = 0;
         while let Some(batch) = loader.next(&mut ())? {
             if batch.epoch().0 != epoch {
                 // With its first batch, the one before has ended in every way.

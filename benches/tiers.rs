@@ -35,7 +35,8 @@ fn main() -> dlfs::Result<()> {
 /// A folder of equal small files, 55 % of them kept, three epochs: opens and bytes of the origin.
 fn small_files() -> dlfs::Result<()> {
     let folder = tempfile::tempdir()?;
-    let (count, len) = (4_000, 16_384);
+    let count = 4_000;
+    let len = 16_384;
     make_files(folder.path(), count, len)?;
     let mut found = Vec::new();
     for policy in [Policy::None, Policy::FirstTouch, Policy::Clairvoyant] {
@@ -61,7 +62,8 @@ fn small_files() -> dlfs::Result<()> {
     let none = found[0].1;
     for (policy, stats) in found {
         let fewer = |now: u64, before: u64| (1.0 - now as f64 / before as f64) * 100.0;
-        let (opens, bytes) = (fewer(stats.opens, none.opens), fewer(stats.bytes, none.bytes));
+        let opens = fewer(stats.opens, none.opens);
+        let bytes = fewer(stats.bytes, none.bytes);
         println!(
             "| {policy:?} | {} | {} | {opens:.1} % | {bytes:.1} % |",
             stats.opens, stats.bytes
@@ -73,7 +75,9 @@ fn small_files() -> dlfs::Result<()> {
 /// Files of 128 MiB, read sequentially in pieces of 256 KiB, 55 % kept, three epochs: reads.
 fn large_files() -> dlfs::Result<()> {
     let folder = tempfile::tempdir()?;
-    let (count, len, piece) = (9_u64, 128 << 20, 256 << 10);
+    let count = 9_u64;
+    let len = 128 << 20;
+    let piece = 256 << 10;
     for file in 0..count {
         let path = folder.path().join(format!("part-{file:05}.tfrecord"));
         std::fs::File::create(path)?.set_len(len)?; // holes: read as fast as zeroes can be
@@ -113,7 +117,8 @@ fn in_memory(folder: &std::path::Path) -> dlfs::Result<()> {
     let device = in_memory_copy(&image.devices()[0])?;
     let plain = image.with_devices(vec![device]);
     let tiers = TierOptions { tiers: vec!["ram:1G".parse()?], ..TierOptions::default() };
-    let (global, grouped) = (OrderKind::Global, OrderKind::Grouped { lanes: 4, group: 2 });
+    let global = OrderKind::Global;
+    let grouped = OrderKind::Grouped { lanes: 4, group: 2 };
     for (filled_by, kind) in [(global, global), (grouped, grouped), (global, grouped)] {
         let tiered = plain.clone().with_tiers(&tiers)?;
         let mut ratios = Vec::new();
@@ -122,20 +127,24 @@ fn in_memory(folder: &std::path::Path) -> dlfs::Result<()> {
             let speed = |image: &Image| -> dlfs::Result<f64> {
                 let options = LoaderOptions::new(OrderSpec { kind, seed: round }, 64, 6);
                 let mut loader = image.prefetcher(options)?;
-                let (mut batch, mut bytes, began) = (Batch::new(), 0, Instant::now());
+                let mut batch = Batch::new();
+                let mut bytes = 0;
+                let began = Instant::now();
                 while loader.next_into(&mut batch)? {
                     bytes += batch.len_bytes();
                 }
                 Ok(bytes as f64 / began.elapsed().as_secs_f64())
             };
-            let (with, without) = (speed(&tiered)?, speed(&plain)?);
+            let with = speed(&tiered)?;
+            let without = speed(&plain)?;
             settle(tiered.tiers());
             if round > 0 {
                 ratios.push(with / without); // the first one fills the tier
             }
         }
         ratios.sort_by(f64::total_cmp);
-        let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
+        let least = ratios[0];
+        let most = ratios[ratios.len() - 1];
         let median = ratios[ratios.len() / 2];
         println!(
             "\nall in memory, {kind:?}, tier filled by {filled_by:?}: with tiers / without {median:.3} \

@@ -176,7 +176,8 @@ fn pools_lie_in_memory_that_the_device_reaches_and_outlive_it() {
     buf.fill(1);
     let address = buf.as_ptr();
     pair.submit(&mut VecDeque::from([Io { buf, ..read(0, 0) }]));
-    let (mut done, started) = (Vec::new(), Instant::now());
+    let mut done = Vec::new();
+    let started = Instant::now();
     while pair.poll(Instant::now(), 1, &mut done) == 0 {
         assert!(started.elapsed() < Duration::from_secs(60));
     }
@@ -247,7 +248,9 @@ fn our_target_is_read_by_spdks_programs_with_no_complaint_that_its_own_would_not
 /// addresses.
 fn run(program: &Path, arguments: &str, address: &Address) -> (String, BTreeSet<String>) {
     let Address::Tcp(tcp) = address else { panic!("a TCP address") };
-    let (traddr, trsvcid, subnqn) = (&tcp.traddr, tcp.trsvcid, tcp.subnqn.as_str());
+    let traddr = &tcp.traddr;
+    let trsvcid = tcp.trsvcid;
+    let subnqn = tcp.subnqn.as_str();
     // Without a host NQN spdk_nvme_perf 26.01 presents an empty one, which is invalid and refused.
     let trid = format!(
         "trtype:TCP adrfam:IPv4 traddr:{traddr} trsvcid:{trsvcid} subnqn:{subnqn} \
@@ -256,7 +259,8 @@ fn run(program: &Path, arguments: &str, address: &Address) -> (String, BTreeSet<
     let arguments = arguments.split(' ').chain(["-r", &trid]);
     let output = Command::new(program).args(arguments).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    let out = text(&output.stdout);
+    let error = text(&output.stderr);
     assert!(output.status.success(), "{out}\n{error}");
     let complaint = |line: &str| {
         let said = line.split_once("*ERROR*: ")?.1;

@@ -129,7 +129,8 @@ fn a_module_uses_only_those_modules_of_its_crate_that_its_row_names() {
 #[test]
 fn a_manifest_names_only_crates_of_ours_that_the_code_uses() {
     let sources = library();
-    let (mut wrong, mut found) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut found = 0;
     for path in files().into_iter().filter(|path| path.starts_with("src/")) {
         let Some(folder) = path.strip_suffix("/Cargo.toml") else { continue };
         let manifest = fs::read_to_string(root().join(&path)).expect("a manifest");
@@ -183,7 +184,8 @@ fn pure_modules_have_no_socket_file_thread_clock_environment_or_random_number() 
 /// Two machines that rounded differently would look for a copy at different addresses.
 #[test]
 fn plans_are_made_of_integers() {
-    let (mut wrong, mut files) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut files = 0;
     for source in library() {
         if source.is_test || !source.path.starts_with("src/order/plan/") {
             continue;
@@ -330,7 +332,8 @@ fn the_path_of_a_batch_names_functions_that_exist() {
     assert!((8..=12).contains(&steps.len()), "{} steps", steps.len());
     let mut wrong = Vec::new();
     for step in steps {
-        let (file, name) = (format!("src/{}", step[1]), step[2]);
+        let file = format!("src/{}", step[1]);
+        let name = step[2];
         let text = fs::read_to_string(root().join(&file)).unwrap_or_default();
         let function = name.rsplit("::").next().unwrap_or(name);
         if ![format!("fn {function}("), format!("fn {function}<")].iter().any(|f| text.contains(f))
@@ -419,7 +422,8 @@ fn files() -> Vec<String> {
     let mut folders = vec![root()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("a folder of the project").flatten() {
-            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            let path = entry.path();
+            let name = entry.file_name().to_string_lossy().into_owned();
             let hidden = name.starts_with('.') && name != ".ci";
             let places = ["target", "tests/fuzz/target", "tests/fuzz/corpus"];
             let built = places.contains(&&*relative(&path)) || name == "__pycache__";

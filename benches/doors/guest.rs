@@ -35,7 +35,8 @@ pub(crate) fn guest(places: &Places, options: &Options) {
         }
     }
     let lab = places.folder("guest");
-    let (mut namespaces, mut sets) = (Vec::new(), Vec::new());
+    let mut namespaces = Vec::new();
+    let mut sets = Vec::new();
     for (count, len, bar) in [("guest-files", 4 << 10, 3.0), ("guest-pictures", 110 << 10, 1.0)] {
         let count = options.number(count);
         let plain = places.folder(&format!("guest-{len}"));
@@ -63,7 +64,8 @@ pub(crate) fn guest(places: &Places, options: &Options) {
     std::fs::write(lab.join("plan"), plan.collect::<String>()).expect("room for the plan");
     let said = boot(&lab, &namespaces);
     for Set { part, name, bar, .. } in &sets {
-        let (preload, ext4) = (measured(&said, name, "preload"), measured(&said, name, "ext4"));
+        let preload = measured(&said, name, "preload");
+        let ext4 = measured(&said, name, "ext4");
         compared(part, ("preload", &preload), ("ext4", &ext4), ("files/s", Some(*bar)));
     }
 }
@@ -87,7 +89,8 @@ fn write_order(lab: &Path, name: &str, kind: OrderKind, image: &Path, window: u6
     let mut sampler =
         Sampler::new(&dataset, LoaderOptions::new(order, BATCH, 1)).expect("an order");
     let files = Files::new(dataset, &mut ()).expect("the names");
-    let (mut ids, mut list) = (Vec::new(), Vec::new());
+    let mut ids = Vec::new();
+    let mut list = Vec::new();
     while sampler.next(&mut ids).expect("an order").is_some() {
         for &id in &ids {
             let path = files.tree().path(Node::File(File { id, field: 0 })).expect("a name");

@@ -11,11 +11,14 @@ use crate::support::Options;
 
 /// Mounts an image of that many samples, each time anew, and lists it with `find`.
 pub(crate) fn names(places: &Places, options: &Options) {
-    let (tar, count) = (places.path("names.tar"), options.number("names"));
+    let tar = places.path("names.tar");
+    let count = options.number("names");
     write_tar(&tar, count);
     let image = places.imported(&tar, "names.dlfs");
     std::fs::remove_file(&tar).expect("it is ours");
-    let (mut mounting, mut first, mut again) = (Vec::new(), Vec::new(), Vec::new());
+    let mut mounting = Vec::new();
+    let mut first = Vec::new();
+    let mut again = Vec::new();
     for round in 0..options.number("rounds") {
         let mount = Mount::dlfs(places, &image.to_string_lossy(), &format!("names-{round}"));
         mounting.push(mount.took.as_secs_f64());
@@ -31,7 +34,8 @@ pub(crate) fn names(places: &Places, options: &Options) {
     let part = format!("{count} names");
     let line = |what: &str, seconds: &mut Vec<f64>, limit: f64| {
         seconds.sort_by(f64::total_cmp);
-        let (median, worst) = (seconds[seconds.len() / 2], seconds[seconds.len() - 1]);
+        let median = seconds[seconds.len() / 2];
+        let worst = seconds[seconds.len() - 1];
         let figure = format!("{median:.2} s, at most {worst:.2} s");
         limited(&part, what, &figure, &format!("{limit} s"), median <= limit);
     };

@@ -36,7 +36,8 @@ impl Places {
         let path = self.path(name);
         let from = if source.is_dir() { SourceKind::Folder } else { SourceKind::Tar };
         let into = ImportOptions { from, onto: Onto::Empty, ..ImportOptions::default() };
-        let (from, to) = ([source.to_owned()], [Address::Path(path.clone())]);
+        let from = [source.to_owned()];
+        let to = [Address::Path(path.clone())];
         import(&from, &to, &into, &ConnectOptions::default(), &mut ()).expect("imported");
         path
     }

@@ -49,7 +49,8 @@ pub(crate) fn folder(places: &Places, options: &Options) {
         }
         let part = format!("folder, {} KiB", len >> 10);
         let beside = |own: &'static str, other: &'static str, bar| {
-            let (own, other) = ((own, sides.of(own)), (other, sides.of(other)));
+            let own = (own, sides.of(own));
+            let other = (other, sides.of(other));
             compared(&part, own, other, ("files/s", bar));
         };
         let is_small = len <= 4 << 10;

@@ -18,7 +18,8 @@ use crate::support::{Options, Side};
 
 /// Files of 4 KiB.
 pub(crate) fn small(places: &Places, options: &Options) {
-    let (plain, count) = (places.folder("small"), options.number("files"));
+    let plain = places.folder("small");
+    let count = options.number("files");
     make_files(&plain, count, 4096);
     let image = places.imported(&plain, "small.dlfs");
     let dataset = Dataset::open(&[Address::Path(image.clone())], &Open::default(), &mut ());
@@ -50,7 +51,8 @@ pub(crate) fn small(places: &Places, options: &Options) {
         }
         add("preload", preload.pass(round));
     }
-    let (part, per_s) = ("4 KiB", "files/s");
+    let part = "4 KiB";
+    let per_s = "files/s";
     let of = |side| sides.of(side);
     let beside = |own: &'static str, other: &'static str, bar| {
         compared(part, (own, of(own)), (other, of(other)), (per_s, bar));
@@ -72,7 +74,8 @@ pub(crate) fn small(places: &Places, options: &Options) {
 
 /// A long file, 128 KiB after 128 KiB.
 pub(crate) fn long(places: &Places, options: &Options) {
-    let (plain, len) = (places.folder("long"), options.number("long-mib") << 20);
+    let plain = places.folder("long");
+    let len = options.number("long-mib") << 20;
     let bytes: Vec<u8> = (0..len / 8).flat_map(|word| (word * 0x9e37_79b9).to_le_bytes()).collect();
     std::fs::write(plain.join("long.bin"), bytes).expect("room for the file");
     let image = places.imported(&plain, "long.dlfs");
@@ -110,7 +113,8 @@ fn kept_in_tier(places: &Places, plain: &Path, len: u64) -> Mount {
     let options = ["--passthrough", "0", "--tier", &tier];
     let mount = Mount::dlfs_with(places, &plain.to_string_lossy(), "long-folder", &options);
     in_sequence(&mount.folder);
-    let (path, mut value) = (mount.folder.join("long.bin"), [0; 32]);
+    let path = mount.folder.join("long.bin");
+    let mut value = [0; 32];
     let until = Instant::now() + Duration::from_secs(120);
     loop {
         let read = rustix::fs::getxattr(&path, "user.dlfs.kept", &mut value).expect("an attribute");
@@ -201,7 +205,8 @@ fn open_read_close(folder: &Path, round: u64) -> f64 {
 fn in_sequence(folder: &Path) -> f64 {
     let mut files = Vec::new();
     list(folder, &mut files);
-    let (mut buffer, mut total) = (vec![0; 128 << 10], 0);
+    let mut buffer = vec![0; 128 << 10];
+    let mut total = 0;
     let began = Instant::now();
     for path in files {
         let file = File::open(path).expect("it was listed");

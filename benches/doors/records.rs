@@ -12,7 +12,8 @@ use crate::support::{Options, Side};
 
 /// Three epochs, without the library and with it.
 pub(crate) fn records(places: &Places, options: &Options) {
-    let (count, len) = (options.number("records"), options.number("record-mib") << 20);
+    let count = options.number("records");
+    let len = options.number("record-mib") << 20;
     let source = places.folder("records");
     for file in 0..count {
         let word = |at: u64| (at ^ file << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
@@ -24,7 +25,8 @@ pub(crate) fn records(places: &Places, options: &Options) {
     let rate = options.number("link-mb") * 1_000_000;
     let shape = Shape::new(&device, rate, count * len * MEMORY_PERCENT / 100);
 
-    let (opens, reads) = (EPOCHS * count, EPOCHS * count * len.div_ceil(PIECE_BYTES));
+    let opens = EPOCHS * count;
+    let reads = EPOCHS * count * len.div_ceil(PIECE_BYTES);
     let report = places.path("records.report");
     let plain = epochs(&shape, &mount.folder, options, None);
     // So many files, and the tier's index.
@@ -53,7 +55,8 @@ pub(crate) fn records(places: &Places, options: &Options) {
         list(&plain).join(", ")
     );
     let sum = |seconds: &[f64]| seconds.iter().sum::<f64>();
-    let (all, first) = (sum(&tiered) / sum(&plain), tiered[0] / plain[0]);
+    let all = sum(&tiered) / sum(&plain);
+    let first = tiered[0] / plain[0];
     limited(
         &part,
         "all epochs, beside those without the library",

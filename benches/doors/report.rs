@@ -39,7 +39,8 @@ pub(crate) fn compared(
     (unit, bar): (&str, Option<f64>),
 ) {
     let ratio = own.ratio_to(other);
-    let (own, other) = (own.median(), other.median());
+    let own = own.median();
+    let other = other.median();
     let bar = bar.map_or_else(String::new, |bar| format!("{bar}{}", verdict(ratio >= bar)));
     println!("| {part} | {what} | {own:.0} {unit} | {beside}: {other:.0} | {ratio:.2} | {bar} |");
 }

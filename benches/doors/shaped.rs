@@ -17,16 +17,18 @@ impl Shape {
     pub(crate) fn new(device: &str, read_bytes_per_s: u64, memory_bytes: u64) -> Shape {
         let root = Path::new("/sys/fs/cgroup");
         let name = format!("dlfs-doors-{}", std::process::id());
-        let (rate, memory) = (format!("{device} {read_bytes_per_s}"), memory_bytes.to_string());
-        let settings = match root.join("blkio").is_dir() {
-            true => [
+        let rate = format!("{device} {read_bytes_per_s}");
+        let memory = memory_bytes.to_string();
+        let settings = if root.join("blkio").is_dir() {
+            [
                 ("blkio", "blkio.throttle.read_bps_device", rate),
                 ("memory", "memory.limit_in_bytes", memory),
-            ],
-            false => [
+            ]
+        } else {
+            [
                 ("", "io.max", format!("{device} rbps={read_bytes_per_s}")),
                 ("", "memory.max", memory),
-            ],
+            ]
         };
         let mut shape = Shape { groups: Vec::new() };
         for (controller, setting, value) in settings {

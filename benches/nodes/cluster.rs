@@ -27,7 +27,8 @@ pub(crate) struct Image {
 
 impl Image {
     pub(crate) fn import(at: &Path, options: &Options) -> Image {
-        let (samples, len) = (options.number("samples"), options.number("len"));
+        let samples = options.number("samples");
+        let len = options.number("len");
         Image::import_with(at, samples, len, options.number("chunk") as u32)
     }
 
@@ -104,7 +105,8 @@ impl Cluster {
                 tiers.push(folder);
                 let meeting = if setting.peers { meeting.path() } else { Path::new("") };
                 let listen = Network::address(rank + 1);
-                let (rank_text, world) = (rank.to_string(), setting.num.to_string());
+                let rank_text = rank.to_string();
+                let world = setting.num.to_string();
                 let mut arguments = vec!["--side", "rank", "--image", &address, "--tier", &tier];
                 arguments.extend(["--rank", &rank_text, "--world", &world, "--listen", &listen]);
                 arguments.extend(["--order", setting.order, "--batch", options.text("batch")]);

@@ -18,7 +18,8 @@ const SETTING: Setting =
 
 /// Kills a node, or freezes it, in turns: each time in a new job at a random moment of three epochs.
 pub(crate) fn kill(image: &Image, at: &Path, options: &Options) {
-    let (kills, seed) = (options.number("kills"), seed(options));
+    let kills = options.number("kills");
+    let seed = seed(options);
     println!("\nRandom moments from --seed {seed}.");
     let mut both = [(Signal::KILL, Seen::default(), 0), (Signal::STOP, Seen::default(), 0)];
     for nth in 0..kills {

@@ -41,7 +41,8 @@ pub(crate) fn compare(image: &Image, at: &Path, options: &Options) {
         return;
     };
     let source = tempfile::tempdir_in(at).expect("a folder");
-    let (samples, len) = (options.number("samples"), options.number("len"));
+    let samples = options.number("samples");
+    let len = options.number("len");
     files::make_files(source.path(), samples, len as usize);
     for loader in others {
         let bucket = tempfile::tempdir_in(at).expect("a folder");
@@ -175,7 +176,8 @@ struct Found {
 
 impl Found {
     fn new(loader: &str, quotas: f64, data: u64) -> Found {
-        let (sent, samples_s) = (vec![0], vec![]);
+        let sent = vec![0];
+        let samples_s = vec![];
         Found { loader: loader.to_owned(), quotas, data, sent, samples_s, cpu_s: 0., bytes: 0. }
     }
 

@@ -193,7 +193,8 @@ fn epochs(image: &Image, at: &Path, options: &Options, num: usize) {
             let longest =
                 |reads: &[sides::Read]| reads.iter().map(|read| read.wall_s).fold(0., f64::max);
             let sum = |value: fn(&sides::Read) -> f64| free.iter().map(value).sum::<f64>();
-            let (paced_s, free_s) = (longest(&paced) / 2., longest(&free) / 3.);
+            let paced_s = longest(&paced) / 2.;
+            let free_s = longest(&free) / 3.;
             let local_s = *local_s.get_or_insert(paced_s);
             let first_ms = first.iter().map(|read| read.first_batch_s).fold(0., f64::max) * 1e3;
             println!(

@@ -39,7 +39,8 @@ pub(crate) fn compare(at: &Path, options: &Options) {
         .text("many")
         .split(',')
         .map(|nodes| {
-            let (at, quota) = (at.to_str().expect("a path of our making"), quota.to_string());
+            let at = at.to_str().expect("a path of our making");
+            let quota = quota.to_string();
             let arguments = ["--side", "many", "--image", &address, "--world", nodes, "--at", at];
             let mut side = Side::start(&[&arguments[..], &["--tier", &quota]].concat());
             let cost = Cost::parse(&side.line());
@@ -184,8 +185,8 @@ pub(crate) fn nodes(options: &Options) {
     let node = f64::from(num);
     let each = |now: u64, before: u64| now.saturating_sub(before) as f64 / node;
     let memory_bytes = each(resident_bytes(), before.0);
-    let (descriptors, threads) =
-        (each(count("/proc/self/fd"), before.1), each(count("/proc/self/task"), before.2));
+    let descriptors = each(count("/proc/self/fd"), before.1);
+    let threads = each(count("/proc/self/task"), before.2);
     let keep_alives = || -> u64 {
         let served = images.iter().filter_map(|image| image.peers()?.served());
         served.map(|served| served.commands.keep_alives).sum()

@@ -25,7 +25,8 @@ pub(crate) fn compare(at: &Path) {
     files::make_files(source.path(), NUM_SAMPLES, SAMPLE_BYTES);
     let path = at.join("large.dlfs");
     let addresses = [Address::from_path(&path)];
-    let (sources, connect) = ([source.path().to_owned()], ConnectOptions::default());
+    let sources = [source.path().to_owned()];
+    let connect = ConnectOptions::default();
     import(&sources, &addresses, &ImportOptions::default(), &connect, &mut ()).expect("an image");
     let meeting = tempfile::tempdir_in(at).expect("a folder");
     let meeting = meeting.path().to_str().expect("a path of this program's making");

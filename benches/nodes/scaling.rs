@@ -25,7 +25,8 @@ pub(crate) fn compare(image: &Image, at: &Path, options: &Options) {
         "\n| nodes | through | epoch 1, samples/s | later epochs, samples/s | of the steps' speed | CPU s/GB |"
     );
     println!("|---|---|---|---|---|---|");
-    let (samples, len) = (options.number("samples"), options.number("len"));
+    let samples = options.number("samples");
+    let len = options.number("len");
     for num in NODES {
         let setting = Setting {
             num,
@@ -85,7 +86,8 @@ impl Mounted {
         let port = origin.line();
         let folder = folder.to_str().expect("a path of this program's making");
         let ranks = (0..num).map(|rank| {
-            let (rank_text, world) = (rank.to_string(), num.to_string());
+            let rank_text = rank.to_string();
+            let world = num.to_string();
             let arguments = ["--side", "files", "--image", folder, "--listen", &listen];
             let place = ["--rank", &rank_text, "--world", &world, "--port", &port];
             let data = ["--samples", options.text("samples"), "--len", options.text("len")];
@@ -144,9 +146,11 @@ pub(crate) fn files(options: &Options) {
         let numbers: Vec<u64> =
             line.split(' ').map(|word| word.parse().expect("a number")).collect();
         let cpu = |pid| cpu_time().as_secs_f64() + cpu_seconds_of(pid);
-        let (start, before) = (Instant::now(), cpu(sshfs.id()));
+        let start = Instant::now();
+        let before = cpu(sshfs.id());
         let samples: u64 = std::thread::scope(|scope| {
-            let (mount, numbers) = (mount.path(), &numbers[..]);
+            let mount = mount.path();
+            let numbers = &numbers[..];
             let threads = (0..THREADS)
                 .map(|thread| scope.spawn(move || read_share(mount, numbers, options, thread)));
             let threads: Vec<_> = threads.collect();
@@ -168,8 +172,10 @@ pub(crate) fn files(options: &Options) {
 
 /// Reads the part of one of the threads, each file whole, with a step after each; returns how many.
 fn read_share(mount: &Path, epochs: &[u64], options: &Options, thread: u64) -> u64 {
-    let (rank, world) = (options.number("rank"), options.number("world"));
-    let (samples, len) = (options.number("samples"), options.number("len"));
+    let rank = options.number("rank");
+    let world = options.number("world");
+    let samples = options.number("samples");
+    let len = options.number("len");
     let step = match epochs[2] {
         0 => Duration::ZERO,
         pace => Duration::from_secs_f64((len * THREADS) as f64 / (pace as f64 * 1e6)),

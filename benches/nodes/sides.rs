@@ -135,7 +135,8 @@ pub(crate) fn read_everything(image: &Image, options: &Options) {
 }
 
 fn run(options: &Options, epochs: Range<u64>) -> LoaderOptions {
-    let (rank, world_size) = (options.number("rank") as u32, options.number("world") as u32);
+    let rank = options.number("rank") as u32;
+    let world_size = options.number("world") as u32;
     let batch_size = options.number("batch") as usize;
     let order = order(options.text("order"));
     let window_bytes = options.number("window") as usize;
@@ -175,8 +176,11 @@ pub(crate) fn open(address: &str, tier: &str) -> Image {
 
 /// Reads to the end. A step on each batch takes as long as its bytes do at `bytes_s`; 0: no steps.
 fn read(mut prefetcher: Prefetcher, bytes_s: f64, verify: bool) -> Read {
-    let (mut batch, mut read, mut steps) = (Batch::new(), Read::default(), Steps::default());
-    let (mut start, cpu) = (Instant::now(), cpu_time());
+    let mut batch = Batch::new();
+    let mut read = Read::default();
+    let mut steps = Steps::default();
+    let mut start = Instant::now();
+    let cpu = cpu_time();
     loop {
         let asked = Instant::now();
         if !prefetcher.next_into(&mut batch).expect("a batch, whatever peers do") {
@@ -237,7 +241,8 @@ fn is_file(number: u64, bytes: &[u8]) -> bool {
 /// Waits until the tiers copy nothing, for a moment or for at most a minute.
 pub(crate) fn settle(image: &Image) {
     let Some(tiers) = image.tiers() else { return };
-    let (start, mut since) = (Instant::now(), Instant::now());
+    let start = Instant::now();
+    let mut since = Instant::now();
     while since.elapsed() < Duration::from_millis(200) && start.elapsed().as_secs() < 60 {
         std::thread::sleep(Duration::from_millis(10));
         if !tiers.is_settled() {

@@ -42,7 +42,8 @@ pub(crate) fn compare(at: &Path, options: &Options, nodes: &[usize]) {
                 let set_up = format!("{:.2} | {first_batch_s:.2}", cluster.joined_s);
                 (format!("1 to {epochs}"), took, predicted, set_up)
             };
-            let (short, long) = (both(SHORT), both(LONG));
+            let short = both(SHORT);
+            let long = both(LONG);
             let name_of_later = format!("{} to {LONG}", SHORT + 1);
             let later = (name_of_later, long.1 - short.1, long.2 - short.2, "|".to_owned());
             let of_data = |bytes: f64| bytes / image.live_bytes as f64;
@@ -67,7 +68,8 @@ fn config(image: &Image, options: &Options, setting: &Setting, epochs: u64) -> S
     let origin = options.number("origin-mb") as f64 * 1448. / 1514.;
     let quota = image.live_bytes as f64 * setting.quotas / setting.num as f64 / 1e6;
     let window = setting.window_bytes as f64 / 1e6;
-    let (num, batch) = (setting.num, setting.num as u64 * options.number("batch"));
+    let num = setting.num;
+    let batch = setting.num as u64 * options.number("batch");
     format!(
         "[environment]\nnodes = {num}\ncompute_mb_s = {pace}.0\npreprocess_mb_s = {MEMORY_MB_S}\n\
          network_mb_s = {MEMORY_MB_S}\norigin_link_mb_s = {MEMORY_MB_S}\norigin_mb_s = [[1, {origin}]]\n\

@@ -43,7 +43,8 @@ pub(crate) fn compare(at: &Path, options: &Options) {
         });
         let each: Vec<_> = each.collect();
         for two in each.windows(2) {
-            let ((before, old_table_s, old), (now, table_s, cost)) = (&two[0], &two[1]);
+            let (before, old_table_s, old) = &two[0];
+            let (now, table_s, cost) = &two[1];
             let most = now / before * NOISE;
             for (what, before, now) in [
                 ("the table's time", old_table_s, table_s),
@@ -63,7 +64,8 @@ fn table(nodes: u32) -> (f64, usize) {
     let room_bytes = CHUNKS as u64 * CHUNK_BYTES * 13 / 10 / u64::from(nodes);
     let member = |id| Member { id: u64::from(id), room_bytes, share_bytes: u64::MAX };
     let members: Vec<Member> = (0..nodes).map(member).collect();
-    let (mut least_s, mut bytes) = (f64::INFINITY, 0);
+    let mut least_s = f64::INFINITY;
+    let mut bytes = 0;
     for _ in 0..3 {
         let began = Instant::now();
         let holders = ChunkHolders::new(ImageId([0; 16]), &members, &[CHUNK_BYTES; CHUNKS]);
@@ -76,9 +78,8 @@ fn table(nodes: u32) -> (f64, usize) {
 /// `text` with another value for the line of `name`.
 fn replaced(text: &str, name: &str, value: u32) -> String {
     let prefix = format!("{name} = ");
-    let line = |line: &str| match line.starts_with(&prefix) {
-        true => format!("{prefix}{value}\n"),
-        false => format!("{line}\n"),
+    let line = |line: &str| {
+        if line.starts_with(&prefix) { format!("{prefix}{value}\n") } else { format!("{line}\n") }
     };
     text.lines().map(line).collect()
 }

@@ -67,18 +67,18 @@ impl Side<'_> {
             .stdin(Stdio::null())
             .output()
             .map_err(|_| format!("{} is not installed", prefix[0]))?;
-        match output.status.success() {
-            true => Ok(output),
-            false => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                Err(format!("failed: {}", said.lines().last().unwrap_or_default()))
-            }
+        if output.status.success() {
+            Ok(output)
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(format!("failed: {}", said.lines().last().unwrap_or_default()))
         }
     }
 
     /// Instructions, and misses of the first-level data cache and of the last level, per sample.
     fn callgrind(&self) -> Result<[f64; 3], String> {
-        let (short, long) = (self.callgrind_of(SHORT)?, self.callgrind_of(LONG)?);
+        let short = self.callgrind_of(SHORT)?;
+        let long = self.callgrind_of(LONG)?;
         let samples = ((LONG - SHORT) * BATCH) as f64;
         Ok([0, 1, 2].map(|i| (long[i] - short[i]) / samples))
     }
@@ -94,7 +94,8 @@ impl Side<'_> {
 
     /// System calls per batch: the total, and the most frequent ones.
     fn system_calls(&self) -> Result<String, String> {
-        let (short, long) = (self.calls_of(SHORT)?, self.calls_of(LONG * 4)?);
+        let short = self.calls_of(SHORT)?;
+        let long = self.calls_of(LONG * 4)?;
         let batches = (LONG * 4 - SHORT) as f64;
         let mut each: Vec<(f64, &String)> = long
             .iter()
@@ -128,7 +129,8 @@ impl Side<'_> {
                 text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
             (numbers[0], numbers[1])
         };
-        let (short, long) = (of(LONG), of(8 * LONG));
+        let short = of(LONG);
+        let long = of(8 * LONG);
         let batches = (7 * LONG) as f64;
         ((long.0 - short.0) / batches, (long.1 - short.1) / batches / BATCH as f64)
     }

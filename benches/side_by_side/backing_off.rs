@@ -34,7 +34,8 @@ pub(crate) fn run(options: &Options) {
             let words = ["--side", "pause", "--address", &address, "--pause-us", &pause];
             let mut host = Side::start(&[&words, busy].concat());
             assert_eq!(host.line(), "go", "what a side says first");
-            let (start, before) = (Instant::now(), target.cpu_seconds());
+            let start = Instant::now();
+            let before = target.cpu_seconds();
             let latencies = host.line();
             let share = (target.cpu_seconds() - before) / start.elapsed().as_secs_f64();
             columns.push_str(&format!(" {latencies} | {:.1} % |", share * 100.0));

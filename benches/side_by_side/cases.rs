@@ -111,7 +111,8 @@ fn raw_reads(cases: &mut Vec<Case>, len: usize, depth: usize) {
         (4096, _) => ("4k-128", "4k-128"),
         _ => ("128k-32", "128k"),
     };
-    let (ours, spdk) = (To::Region { pollers: 1 }, To::Spdk);
+    let ours = To::Region { pollers: 1 };
+    let spdk = To::Spdk;
     cases.push(host(&format!("raw-{name}"), family, ours, &read(len, depth, &[])));
     cases.push(host(&format!("raw-{name}-on-spdk"), family, spdk, &read(len, depth, &[])));
     for (id, to) in [(format!("spdk-{name}"), spdk), (format!("spdk-{name}-on-ours"), ours)] {
@@ -149,7 +150,8 @@ fn scaling(cases: &mut Vec<Case>) {
     for (name, len) in [("4k", 4096), ("128k", 131_072)] {
         for pairs in [1, 2, 4, 8] {
             for pollers in if pairs == 1 { vec![1] } else { vec![1, pairs] } {
-                let (pairs_text, depth) = (pairs.to_string(), 32 * pairs);
+                let pairs_text = pairs.to_string();
+                let depth = 32 * pairs;
                 let arguments = read(len, depth, &["--queue-pairs", &pairs_text, "--pool", "64M"]);
                 let id = format!("scaling-{name}-{pairs}-{pollers}");
                 let family = if len == 4096 { "scaling-4k" } else { "scaling-128k" };
@@ -167,7 +169,8 @@ fn local(cases: &mut Vec<Case>) {
         cases.push(host(&format!("direct-{name}"), family, file, &read(len, depth, &[])));
         cases.push(Case { how: How::Fio { len }, ..case(&format!("fio-{name}"), family) });
     }
-    let (small, large) = (To::File(Data::Small), To::File(Data::Large));
+    let small = To::File(Data::Small);
+    let large = To::File(Data::Large);
     for order in ["grouped", "global"] {
         let arguments = words(&format!("--side samples --order {order} --batch 256"));
         sample_pair(cases, &format!("cached-{order}"), "cached", small, &arguments, false);

@@ -73,7 +73,8 @@ pub(crate) fn image(folder: &Path, data: Data) -> PathBuf {
     write_archive(&archive, data).expect("room for an archive in --at");
     let half = folder.join(format!("{}.half", data.name()));
     let _ = std::fs::remove_file(&half); // left by a run that was stopped
-    let (how, connect) = (ImportOptions::default(), ConnectOptions::default());
+    let how = ImportOptions::default();
+    let connect = ConnectOptions::default();
     import(std::slice::from_ref(&archive), &[Address::from_path(&half)], &how, &connect, &mut ())
         .expect("an import of the archive just made");
     std::fs::remove_file(&archive).expect("the archive just made");

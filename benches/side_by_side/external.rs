@@ -94,7 +94,8 @@ pub(crate) fn iperf3(len: usize, ms: u64) -> Result<Slice, String> {
         .spawn()
         .map_err(|error| format!("iperf3: {error}"))?;
     std::thread::sleep(Duration::from_millis(200)); // it does not report when it listens
-    let (len_text, seconds) = (len.to_string(), ms.div_ceil(1000).to_string());
+    let len_text = len.to_string();
+    let seconds = ms.div_ceil(1000).to_string();
     let output = Command::new("iperf3")
         .args(["-c", "127.0.0.1", "-p", port, "-t", &seconds, "-l", &len_text, "-C", "reno", "-J"])
         .args(["-A", &cpu(TARGET_CPU)])
@@ -105,14 +106,15 @@ pub(crate) fn iperf3(len: usize, ms: u64) -> Result<Slice, String> {
     let report: Value = serde_json::from_slice(&output.stdout).map_err(|e| e.to_string())?;
     let end = &report["end"];
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
-    let (bytes, wall_s) =
-        (number(&end["sum_received"]["bytes"]) as u64, number(&end["sum_received"]["seconds"]));
+    let bytes = number(&end["sum_received"]["bytes"]) as u64;
+    let wall_s = number(&end["sum_received"]["seconds"]);
     if bytes == 0 {
         return Err(format!("iperf3 failed: {}", report["error"]));
     }
     let share = |side: &str| number(&end["cpu_utilization_percent"][side]) / 100.0 * wall_s;
     let done = Done { ops: bytes / len as u64, bytes, batches: 0 };
-    let (host_cpu_s, target) = (share("remote_total"), share("host_total"));
+    let host_cpu_s = share("remote_total");
+    let target = share("host_total");
     Ok(Slice { done, wall_s, host_cpu_s, target_cpu_s: Some(target), allocations: 0 })
 }
 

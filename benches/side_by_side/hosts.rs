@@ -99,7 +99,8 @@ fn receive_raw(options: &Options) {
 }
 
 fn read_blocks(options: &Options) {
-    let (len, depth) = (options.number("len") as usize, options.number("depth") as usize);
+    let len = options.number("len") as usize;
+    let depth = options.number("depth") as usize;
     let pairs = options.number("queue-pairs") as usize;
     let connect = ConnectOptions {
         nr_io_queues: pairs as u16,
@@ -110,17 +111,17 @@ fn read_blocks(options: &Options) {
         direct: Direct::On,
         ..ConnectOptions::default()
     };
-    let connect = match options.is_set("tls") {
-        true => {
-            let (hostnqn, key) = tls();
-            ConnectOptions { hostnqn: Some(hostnqn), tls_key: Some(key), ..connect }
-        }
-        false => connect,
+    let connect = if options.is_set("tls") {
+        let (hostnqn, key) = tls();
+        ConnectOptions { hostnqn: Some(hostnqn), tls_key: Some(key), ..connect }
+    } else {
+        connect
     };
     let address = options.text("address").parse().expect("an address of a target of this bench");
     let device = open(&address, &connect).expect("what this bench has started or made");
     let bytes = options.number("pool") as usize;
-    let (slot_len_bytes, huge_pages) = (len, HugePages::Auto);
+    let slot_len_bytes = len;
+    let huge_pages = HugePages::Auto;
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages }).expect("memory");
     let mut reader = Blocks::new(&*device, pool, len, depth, pairs);
     slices(|| {
@@ -163,7 +164,8 @@ impl Blocks {
 
     fn read(&mut self, limit: Duration) -> Done {
         let mut done = Vec::with_capacity(self.depth_each * self.busy.len());
-        let (end, mut ops) = (Instant::now() + limit, 0u64);
+        let end = Instant::now() + limit;
+        let mut ops = 0u64;
         loop {
             let now = Instant::now();
             for pair in 0..self.busy.len() {
@@ -413,7 +415,8 @@ fn read_files(options: &Options) {
 
 /// One thread's share: every `step`-th file.
 fn read_share(files: &[PathBuf], first: usize, step: usize, limit: Duration) -> Done {
-    let (start, mut buffer) = (Instant::now(), vec![0u8; 1 << 20]);
+    let start = Instant::now();
+    let mut buffer = vec![0u8; 1 << 20];
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
     let once = limit == Duration::MAX;
     loop {
@@ -437,9 +440,11 @@ fn copy_and_check(options: &Options) {
     let samples = shuffled_samples(&open_image(options));
     let pieces = region(Path::new(path));
     let mut ring = buffer(options.number("window") as usize);
-    let (mut at, mut sum) = (0, 0u32);
+    let mut at = 0;
+    let mut sum = 0u32;
     let mut read = |offset: u64, len: usize| {
-        let (piece, start) = (offset as usize / PIECE, offset as usize % PIECE);
+        let piece = offset as usize / PIECE;
+        let start = offset as usize % PIECE;
         let head = len.min(PIECE - start);
         let copy = &mut ring[at..at + len];
         copy[..head].copy_from_slice(&pieces[piece][start..start + head]);

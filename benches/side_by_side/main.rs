@@ -112,7 +112,8 @@ fn main() {
 type Measured = BTreeMap<String, BTreeMap<u64, Slice>>;
 
 fn run(options: &Options) {
-    let (seed, rounds) = (seed(options), rounds(options));
+    let seed = seed(options);
+    let rounds = rounds(options);
     println!("{}, one for each side", support::machine());
     println!("TCP congestion control of the system: {}", support::congestion_control());
     if support::cpus().len() < 2 {

@@ -19,7 +19,8 @@ pub(crate) fn print(
     println!(
         "\n| row | ours | other's | ratio | 90 % interval | bar | |\n|---|---|---|---|---|---|---|"
     );
-    let (mut met, mut judged) = (0, 0);
+    let mut met = 0;
+    let mut judged = 0;
     for row in rows {
         if let Some((line, verdict)) = row_line(row, measured, seed) {
             println!("{line}");
@@ -80,12 +81,11 @@ fn row_line(row: &Row, measured: &Measured, seed: u64) -> Option<(String, Option
 fn case_line(id: &str, slices: &BTreeMap<u64, Slice>) -> String {
     let of = |value: &dyn Fn(&Slice) -> f64| median(slices.values().map(value).collect());
     let target = |slice: &Slice| slice.target_cpu_s.unwrap_or(f64::NAN);
-    let or_dash = |value: f64, digits: usize| match value.is_finite() {
-        true => format!("{value:.digits$}"),
-        false => "-".to_owned(),
+    let or_dash = |value: f64, digits: usize| {
+        if value.is_finite() { format!("{value:.digits$}") } else { "-".to_owned() }
     };
-    let (host_busy, target_busy) =
-        (of(&|s| 100.0 * s.host_cpu_s / s.wall_s), of(&|s| 100.0 * target(s) / s.wall_s));
+    let host_busy = of(&|s| 100.0 * s.host_cpu_s / s.wall_s);
+    let target_busy = of(&|s| 100.0 * target(s) / s.wall_s);
     format!(
         "| {id} | {:.0} | {:.0} | {} | {} | {} | {} | {} % | {} % |",
         of(&|s| s.ops_s()),

@@ -40,13 +40,16 @@ impl Spdk {
     /// Why it does not start.
     pub(crate) fn start(region: u64, is_secured: bool) -> Result<Spdk, String> {
         let perf = if is_secured { "bdevperf" } else { "spdk_nvme_perf" };
-        let (tgt, perf) = (spdk_program("nvmf_tgt")?, spdk_program(perf)?);
+        let tgt = spdk_program("nvmf_tgt")?;
+        let perf = spdk_program(perf)?;
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let key = match is_secured {
-            true => Some(key_file(folder.path()).map_err(|error| error.to_string())?),
-            false => None,
+        let key = if is_secured {
+            Some(key_file(folder.path()).map_err(|error| error.to_string())?)
+        } else {
+            None
         };
-        let (config, log) = (folder.path().join("config.json"), folder.path().join("log"));
+        let config = folder.path().join("config.json");
+        let log = folder.path().join("log");
         let text = target_config(region, key.as_deref()).to_string();
         std::fs::write(&config, text).map_err(|error| error.to_string())?;
         let to_log = std::fs::File::create(&log).map_err(|error| error.to_string())?;
@@ -158,7 +161,8 @@ fn measured(
         .spawn()
         .map_err(|error| format!("{}: {error}", command.get_program().to_string_lossy()))?;
     std::thread::sleep(after);
-    let (at, before) = (Instant::now(), (cpu_seconds_of(child.id()), cpu_seconds_of(other)));
+    let at = Instant::now();
+    let before = (cpu_seconds_of(child.id()), cpu_seconds_of(other));
     std::thread::sleep(Duration::from_millis(400));
     let window_s = at.elapsed().as_secs_f64();
     let share = (
@@ -167,7 +171,8 @@ fn measured(
     );
     let iops = total_iops(child)?;
     let done = Done { ops: iops as u64, bytes: (iops * len as f64) as u64, batches: 0 };
-    let (host_cpu_s, target_cpu_s) = (share.0, Some(share.1));
+    let host_cpu_s = share.0;
+    let target_cpu_s = Some(share.1);
     Ok(Slice { done, wall_s: 1.0, host_cpu_s, target_cpu_s, allocations: 0 })
 }
 

@@ -126,9 +126,10 @@ impl Stage<'_> {
             _ => None,
         };
         let mut started = None;
-        let host = match keep {
-            true => self.keep(case, arguments, to)?,
-            false => started.insert(self.start(arguments, &address)?),
+        let host = if keep {
+            self.keep(case, arguments, to)?
+        } else {
+            started.insert(self.start(arguments, &address)?)
         };
         let died = |_| format!("its process ended early: {}", case.id);
         host.go_on();
@@ -193,7 +194,8 @@ impl Stage<'_> {
             }
             To::Spdk => return Ok(self.spdk()?.address()),
             To::Region { pollers } => {
-                let (region, pollers) = (region.to_string(), pollers.to_string());
+                let region = region.to_string();
+                let pollers = pollers.to_string();
                 ["--side", "target", "--region", &region, "--pollers", &pollers]
                     .map(str::to_owned)
                     .to_vec()

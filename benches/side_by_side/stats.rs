@@ -19,7 +19,8 @@ pub(crate) fn estimate(values: &[f64], seed: u64) -> Option<Estimate> {
         .map(|_| median(values.iter().map(|_| values[random.below(values.len())]).collect()))
         .collect();
     medians.sort_by(f64::total_cmp);
-    let (low, high) = (medians[RESAMPLES / 20], medians[RESAMPLES - 1 - RESAMPLES / 20]);
+    let low = medians[RESAMPLES / 20];
+    let high = medians[RESAMPLES - 1 - RESAMPLES / 20];
     Some(Estimate { median: median(values.to_vec()), low, high })
 }
 

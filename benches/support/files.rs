@@ -40,14 +40,17 @@ pub fn read_all(name: &str, files: &mut [PathBuf], seed: u64) -> f64 {
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         files.swap(last, (((state >> 32) * (last as u64 + 1)) >> 32) as usize);
     }
-    let (mut buffer, mut total) = (vec![0u8; 1 << 20], 0usize);
+    let mut buffer = vec![0u8; 1 << 20];
+    let mut total = 0usize;
     let watch = Stopwatch::start();
     for path in &*files {
         total += read_file(path, &mut buffer);
     }
     let (wall, cpu) = watch.seconds();
     let count = files.len() as f64;
-    let (files_s, mb_s, cpu_us) = (count / wall, total as f64 / 1e6 / wall, cpu * 1e6 / count);
+    let files_s = count / wall;
+    let mb_s = total as f64 / 1e6 / wall;
+    let cpu_us = cpu * 1e6 / count;
     println!("{name:<26}{files_s:>12.0}{mb_s:>10.1}{cpu_us:>16.1}");
     files_s
 }

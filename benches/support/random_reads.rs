@@ -30,7 +30,8 @@ pub fn random_reads(
     let io = |buf, slba| Io { op: IoOp::Read, slba, buf, tag: 0 };
     let mut pending: VecDeque<Io> =
         (0..depth).map(|_| io(pool.take(len).expect("a slot for each"), places())).collect();
-    let (mut done, mut count) = (Vec::with_capacity(depth), 0u64);
+    let mut done = Vec::with_capacity(depth);
+    let mut count = 0u64;
     let watch = Stopwatch::start();
     loop {
         group.submit(0, &mut pending);

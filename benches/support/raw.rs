@@ -39,9 +39,10 @@ pub fn send_forever(messages: Messages) {
             prepare(&stream)?;
             SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES)?;
             stream.set_nonblocking(messages.ping_pong)?;
-            match messages.ping_pong {
-                true => answer(stream, &region, messages),
-                false => stream_bursts(stream, &region, messages),
+            if messages.ping_pong {
+                answer(stream, &region, messages)
+            } else {
+                stream_bursts(stream, &region, messages)
             }
         });
     }
@@ -152,21 +153,21 @@ impl Receiver {
     }
 
     fn ask(&mut self, count: usize) -> std::io::Result<()> {
-        match self.messages.ping_pong {
-            true => {
-                let mut rest = &self.requests[..count * REQUEST_BYTES];
-                while !rest.is_empty() {
-                    let sent = again(|| self.stream.write(rest))?;
-                    rest = &rest[sent..];
-                }
-                Ok(())
+        if self.messages.ping_pong {
+            let mut rest = &self.requests[..count * REQUEST_BYTES];
+            while !rest.is_empty() {
+                let sent = again(|| self.stream.write(rest))?;
+                rest = &rest[sent..];
             }
-            false => Ok(()),
+            Ok(())
+        } else {
+            Ok(())
         }
     }
 
     fn take_all_slots(&mut self) -> std::io::Result<()> {
-        let (mut taken, slots) = (0, self.headers.len() as u64);
+        let mut taken = 0;
+        let slots = self.headers.len() as u64;
         while taken < slots {
             taken += self.take()?;
         }

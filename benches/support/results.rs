@@ -78,7 +78,8 @@ pub fn insert(results: &str, section: &str) -> String {
 /// Processor, number of processors, memory and kernel, on one line.
 pub fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let (cpuinfo, meminfo) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+    let cpuinfo = read("/proc/cpuinfo");
+    let meminfo = read("/proc/meminfo");
     let field = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
     let model = field.map_or("unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

@@ -46,7 +46,8 @@ pub fn directory_of(samples: u64) -> Directory {
 
 /// Names in the order of ids, like those in class folders.
 pub fn name_of(id: u64) -> Vec<u8> {
-    let (class, within) = (id / SAMPLES_A_CLASS, id % SAMPLES_A_CLASS);
+    let class = id / SAMPLES_A_CLASS;
+    let within = id % SAMPLES_A_CLASS;
     format!("n{class:08}/n{class:08}_{within:05}.JPEG").into_bytes()
 }
 

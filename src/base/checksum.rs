@@ -21,7 +21,8 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
 
 /// CRC32C of data whose first part has the CRC32C `first` and whose second part, of `len` bytes, has `second`.
 pub fn crc32c_combine(first: u32, second: u32, len: u64) -> u32 {
-    let (first, second) = (u64::from(first), u64::from(second));
+    let first = u64::from(first);
+    let second = u64::from(second);
     crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, first, second, len) as u32 // 32 bits
 }
 

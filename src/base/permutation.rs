@@ -133,7 +133,8 @@ impl Permutation {
 
     #[inline(always)]
     fn encrypt(&self, value: u64) -> u64 {
-        let (mut high, mut low) = (value >> self.low_bits, value & self.low_mask());
+        let mut high = value >> self.low_bits;
+        let mut low = value & self.low_mask();
         for keys in self.key_pairs() {
             high += self.high_shift(low, keys[0]);
             high -= if high >= self.high_values { self.high_values } else { 0 };
@@ -144,7 +145,8 @@ impl Permutation {
 
     #[inline(always)]
     fn decrypt(&self, value: u64) -> u64 {
-        let (mut high, mut low) = (value >> self.low_bits, value & self.low_mask());
+        let mut high = value >> self.low_bits;
+        let mut low = value & self.low_mask();
         for keys in self.key_pairs().iter().rev() {
             low ^= self.low_flip(high, keys[1]);
             let shift = self.high_shift(low, keys[0]);
@@ -282,7 +284,8 @@ mod tests {
             let permutation = Permutation::new(len, Key::new(3));
             let mut counts = vec![0; 64];
             for index in 0..(len - 1).min(200_000) {
-                let (a, b) = (permutation.forward(index), permutation.forward(index + 1));
+                let a = permutation.forward(index);
+                let b = permutation.forward(index + 1);
                 let step = u128::from((b + len - a) % len);
                 counts[(step * 64 / u128::from(len)) as usize] += 1;
             }
@@ -310,8 +313,8 @@ mod tests {
     fn consecutive_seeds_give_unrelated_orders() {
         let len = 1000;
         for seed in 0..50 {
-            let (a, b) =
-                (Permutation::new(len, Key::new(seed)), Permutation::new(len, Key::new(seed + 1)));
+            let a = Permutation::new(len, Key::new(seed));
+            let b = Permutation::new(len, Key::new(seed + 1));
             let same = (0..len).filter(|&i| a.forward(i) == b.forward(i)).count();
             assert!(
                 same < 10,

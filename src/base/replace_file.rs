@@ -149,7 +149,8 @@ mod tests {
     #[test]
     fn only_a_regular_file_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let (null, loops) = (folder.path().join("null"), folder.path().join("loop"));
+        let null = folder.path().join("null");
+        let loops = folder.path().join("loop");
         symlink("/dev/null", &null).unwrap();
         symlink("loop", &loops).unwrap();
         for path in [Path::new("/dev/null"), &null, folder.path()] {

@@ -63,7 +63,8 @@ pub fn start<T: Send + 'static>(
 ) -> Result<Thread> {
     let name = name.into();
     let (held, alive) = bounded(0);
-    let (fate, who) = (fate.clone(), format!("the thread {name}"));
+    let fate = fate.clone();
+    let who = format!("the thread {name}");
     let handle = std::thread::Builder::new()
         .name(name.clone())
         .spawn(move || {
@@ -111,7 +112,8 @@ pub fn map_at_once<T: Sync, R: Send>(
     if let [only] = items {
         return Ok(vec![work(only)?]);
     }
-    let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let next = AtomicUsize::new(0);
+    let has_failed = AtomicBool::new(false);
     let who = format!("the thread {name}");
     let run = || {
         let mut done = Vec::new();

@@ -391,7 +391,8 @@ impl<T: Clone> Shared<T> {
                 Err(error) => return End::Failed(error.report()),
             }
             for index in 0..batch.len() {
-                let (id, len) = (batch.id(index), batch.bytes(index).len() as u64);
+                let id = batch.id(index);
+                let len = batch.bytes(index).len() as u64;
                 let made = make(&batch, index); // without the lock: it may take long
                 let mut window = self.window.lock();
                 if !self.wait_for_room(&mut window) {
@@ -596,7 +597,8 @@ mod tests {
 
     #[test]
     fn a_window_moves_with_what_is_taken_in_order() {
-        let (mut window, mut ids) = (window(10), 0..);
+        let mut window = window(10);
+        let mut ids = 0..;
         for id in 0..1000 {
             fill(&mut window, &mut ids);
             assert_eq!(window.take(SampleId(id)), Some(id));
@@ -608,7 +610,8 @@ mod tests {
 
     #[test]
     fn a_window_passes_over_what_the_program_leaves_out() {
-        let (mut window, mut ids) = (window(10), 0..);
+        let mut window = window(10);
+        let mut ids = 0..;
         for id in (0..1000).filter(|id| id % 3 > 0) {
             fill(&mut window, &mut ids);
             assert_eq!(window.take(SampleId(id)), Some(id));
@@ -618,7 +621,8 @@ mod tests {
 
     #[test]
     fn a_window_moves_on_to_a_program_that_is_further_and_gives_up_on_another_order() {
-        let (mut window, mut ids) = (window(10), 0..);
+        let mut window = window(10);
+        let mut ids = 0..;
         fill(&mut window, &mut ids);
         let mut id = 40;
         while window.take(SampleId(id)).is_none() {

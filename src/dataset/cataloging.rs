@@ -39,7 +39,8 @@ impl Image {
         let live = (0..directory.num_live()).map(|rank| directory.id_of_live(rank));
         let bytes = live.map(|id| u64::from(directory.len_bytes(id).unwrap_or(0))).sum();
         let text = |field: &Vec<u8>| String::from_utf8_lossy(field).into_owned();
-        let (image, generation) = (superblock.layout.uuid.to_string(), superblock.generation.0);
+        let image = superblock.layout.uuid.to_string();
+        let generation = superblock.generation.0;
         let parent =
             (generation > 1).then(|| Parent { image: image.clone(), generation: generation - 1 });
         Ok(Record {

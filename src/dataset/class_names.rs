@@ -43,7 +43,8 @@ fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
         return Ok(None);
     }
     let failed = |error| Error::from(error).path(path);
-    let (mut file, mut bytes) = (File::open(path).map_err(failed)?, Vec::new());
+    let mut file = File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
     Read::by_ref(&mut file).take(HEAD_BYTES).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.contains(&0) {
         return Ok(None);
@@ -59,7 +60,8 @@ fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
 fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
     let text = text.strip_suffix(b"\n").unwrap_or(text);
-    let (mut names, mut seen) = (Vec::new(), HashSet::new());
+    let mut names = Vec::new();
+    let mut seen = HashSet::new();
     for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
         let name = line.strip_suffix(b"\r").unwrap_or(line);
         if name.is_empty() || !seen.insert(name) {

@@ -159,7 +159,8 @@ impl Loader {
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let Running { loader, starting, previous, prepared, .. } = &mut *running;
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
-            let (over, order) = (self.over()?, self.order());
+            let over = self.over()?;
+            let order = self.order();
             let (devices, mixture) = match &over {
                 Over::Dataset(dataset) => (dataset.image().devices(), None),
                 Over::Mixture(mixture) => (&[][..], Some(Arc::clone(mixture.mix()))),
@@ -238,12 +239,14 @@ impl Loader {
         if let Over::Mixture(mixture) = self.over()? {
             mixture.mix().check_state(state, &self.options)?;
             mixture.mix().check_place(state, &self.options)?;
-            let (image, mixture) = (self.base.image, self.base.mixture.clone());
+            let image = self.base.image;
+            let mixture = self.base.mixture.clone();
             return self.go_to(State { image, mixture, ..state.clone() });
         }
         let directory = &self.directory;
         let LoaderOptions { order, world_size, .. } = &self.options;
-        let (image, len) = (directory.uuid().0, self.len);
+        let image = directory.uuid().0;
+        let len = self.len;
         let view = directory.view().map(|mark| mark.hash);
         state.check_budget(self.options.budget.as_deref())?;
         state.check((image, view), directory.generation(), order, *world_size, len)?;
@@ -323,11 +326,13 @@ impl Loader {
         let state = normal(state, self.len);
         if !self.options.epochs.contains(&state.epoch.0) && state.epoch.0 != self.options.epochs.end
         {
-            let (epoch, epochs) = (state.epoch, &self.options.epochs);
+            let epoch = state.epoch;
+            let epochs = &self.options.epochs;
             let text = format!("there is no epoch {epoch}: the epochs are {epochs:?}");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let (position, lanes) = (pack(&state)?, pack_lanes(&state.order));
+        let position = pack(&state)?;
+        let lanes = pack_lanes(&state.order);
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed)
             || running.loader.is_some() && self.check_place().is_err();
@@ -405,7 +410,8 @@ impl Loader {
         previous: Option<prefetch::Prefetcher>,
         prepared: Option<Arc<Window>>,
     ) -> Result<Background<prefetch::Prefetcher>> {
-        let (over, state) = (self.over()?, self.state());
+        let over = self.over()?;
+        let state = self.state();
         let begin = self.begin_in_store(&state);
         if let Some(previous) = previous {
             return Background::start(move || begin().and_then(|()| previous.restart(state)));
@@ -481,7 +487,8 @@ impl std::fmt::Debug for Loader {
 
 /// Represents the end of an epoch as the start of the next.
 fn normal(state: State, len: u64) -> State {
-    let (epoch, consumed) = (state.epoch, state.consumed);
+    let epoch = state.epoch;
+    let consumed = state.consumed;
     if consumed == 0 { state } else { state.at(epoch, consumed, len) }
 }
 

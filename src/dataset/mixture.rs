@@ -123,7 +123,8 @@ impl Mixture {
             Epoch(0),
         );
         let mut places = vec![(0, 0); samples.len()];
-        let (mut parts, mut failures) = (Vec::new(), Vec::new());
+        let mut parts = Vec::new();
+        let mut failures = Vec::new();
         for (source, at) in of_source {
             let Some(dataset) = self.datasets.get(source as usize) else {
                 let text =

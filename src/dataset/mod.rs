@@ -172,7 +172,8 @@ impl Dataset {
             let text = "a data set needs at least one address";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let (addresses, open) = (addresses.to_vec(), options.open.clone());
+        let addresses = addresses.to_vec();
+        let open = options.open.clone();
         let image = in_background(watch, None, move || Image::open(&addresses, &open))?;
         Ok(Dataset::from_image(image, options.read.clone()))
     }
@@ -432,7 +433,8 @@ impl Dataset {
         let mut reader = match idle {
             Some(reader) => reader,
             None => {
-                let (image, options) = (self.0.image.clone(), self.0.options.clone());
+                let image = self.0.image.clone();
+                let options = self.0.options.clone();
                 let deadline = Some(options.deadline);
                 let mut reader = in_background(watch, deadline, move || image.reader(options))?;
                 reader.share_pieces(&readers.pieces);

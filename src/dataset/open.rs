@@ -136,8 +136,12 @@ impl Image {
             .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
         check_sizes(&opened, &devices)?;
         let SuperblockSet { superblocks, bad_copies, .. } = opened;
-        let (directory, snapshot) = (Arc::new(directory), Some(Arc::new(snapshot)));
-        let (folder, cache, peers, store) = (None, None, None, None);
+        let directory = Arc::new(directory);
+        let snapshot = Some(Arc::new(snapshot));
+        let folder = None;
+        let cache = None;
+        let peers = None;
+        let store = None;
         let whole = Arc::clone(&directory);
         let image = Image {
             devices,

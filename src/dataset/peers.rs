@@ -130,7 +130,9 @@ impl Image {
         for tier in &stats.tiers {
             let is_memory = tier.name.starts_with("ram:");
             let place = if is_memory { PlaceKind::Memory } else { PlaceKind::Drive };
-            let (reads, bytes, read_s) = (tier.hits, tier.hit_bytes, tier.hit_s);
+            let reads = tier.hits;
+            let bytes = tier.hit_bytes;
+            let read_s = tier.hit_s;
             places.push(Place { place, name: tier.name.clone(), reads, bytes, read_s });
         }
         let mut all = Places::default();
@@ -139,8 +141,11 @@ impl Image {
             let nodes = (0..).zip(peers.round().nodes()).zip(&of_peers.nodes);
             for ((index, node), stats) in nodes {
                 if index != peers.own_node() {
-                    let (name, place) = (node.host.clone(), PlaceKind::Peer);
-                    let (reads, bytes, read_s) = (stats.reads, stats.bytes, stats.read_s);
+                    let name = node.host.clone();
+                    let place = PlaceKind::Peer;
+                    let reads = stats.reads;
+                    let bytes = stats.bytes;
+                    let read_s = stats.read_s;
                     places.push(Place { place, name, reads, bytes, read_s });
                 }
             }
@@ -190,16 +195,18 @@ impl Image {
                         policy";
             return refuse(text, "add --policy clairvoyant (policy in Python, tier_policy in C)");
         }
-        match run.is_some_and(|run| run.sharding == Sharding::Local) {
-            true => refuse(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT),
-            false => Ok(()),
+        if run.is_some_and(|run| run.sharding == Sharding::Local) {
+            refuse(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT)
+        } else {
+            Ok(())
         }
     }
 
     /// The tiers keep room for the chunks that this node holds, unless nobody would ask for them.
     fn hold(&self, intact: &Arc<Intact>) {
         let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return };
-        let (serving, is_avoided) = (peers.serving(), self.avoid_slow_peers(peers.place().1));
+        let serving = peers.serving();
+        let is_avoided = self.avoid_slow_peers(peers.place().1);
         if serving == Serving::Planned || is_avoided {
             return cache.set_checked(intact);
         }

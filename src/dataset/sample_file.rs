@@ -115,7 +115,8 @@ impl Dataset {
             |range: &SampleRange| SampleRange { start: 0, end: table_len(num_fields), ..*range };
         let (tables, mut failures) =
             self.read_ranges(&ranges.iter().map(table).collect::<Vec<_>>(), watch)?;
-        let (mut wanted, mut places) = (Vec::new(), Vec::new());
+        let mut wanted = Vec::new();
+        let mut places = Vec::new();
         let mut failed = failures.iter().map(|(index, _)| *index).collect::<Vec<_>>().into_iter();
         let mut next_failed = failed.next();
         for (index, range) in ranges.iter().enumerate() {

@@ -164,10 +164,7 @@ impl Share {
             return Shard { consumed: 0, ..self.shard }.positions(left).remaining();
         }
         let samples = self.shard.after(consumed).positions(self.len).remaining();
-        match self.drop_short {
-            true => samples / self.batch_size,
-            false => samples.div_ceil(self.batch_size),
-        }
+        if self.drop_short { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
     }
 
     /// Returns whether this rank has a batch between `at` and the end of its epoch, without a count of them.

@@ -56,9 +56,10 @@ fn decode(bytes: &Bytes, opened: &SuperblockSet) -> Result<Directory, FormatErro
     let head = SnapshotHead::parse(bytes)?;
     head.check_committed(superblock)?;
     // Whole if it was read from a file, otherwise what reading by id needs.
-    let directory = match bytes.len() as u64 >= head.len_bytes {
-        true => Directory::from_snapshot(bytes.clone())?,
-        false => Directory::from_ranges_by_id(bytes.clone())?,
+    let directory = if bytes.len() as u64 >= head.len_bytes {
+        Directory::from_snapshot(bytes.clone())?
+    } else {
+        Directory::from_ranges_by_id(bytes.clone())?
     };
     directory.check_current(superblock)?;
     Ok(directory)

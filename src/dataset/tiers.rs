@@ -85,13 +85,15 @@ impl Image {
 /// Loaders of worker processes divide a rank further: their rank modulo the ranks of the round is that of the
 /// process that has joined. A run of other ranks, such as one that every rank reads alone, leaves the plan as it is.
 fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
-    let (round, (_, ranks)) = (peers.round(), peers.place());
+    let round = peers.round();
+    let (_, ranks) = peers.place();
     let run_ranks = by_portion.num_ranks();
     if !run_ranks.is_multiple_of(ranks) {
         return;
     }
     let units = cache.units();
-    let (mut others, mut own) = (HolderMap::empty(units.num_portions().into()), Vec::new());
+    let mut others = HolderMap::empty(units.num_portions().into());
+    let mut own = Vec::new();
     for (index, node) in (0_u16..).zip(round.nodes()) {
         let of_node = (0..run_ranks).filter(|rank| round.node_of(rank % ranks) == index);
         let rooms = TierRooms { pages: node.room_pages.clone(), keep_parts: true };

@@ -146,18 +146,20 @@ impl Image {
             Ok(opened) => opened,
             Err(error) => {
                 let what = format!("superblocks: {}", Error::from(error).report());
-                let (sample, name, namespace, offset_bytes) = (None, None, 0, 0);
+                let sample = None;
+                let name = None;
+                let namespace = 0;
+                let offset_bytes = 0;
                 report.damages.push(Damage { sample, name, namespace, offset_bytes, what });
                 return Ok(());
             }
         };
         let next = opened.superblock().generation.0 + 1;
         for copy in opened.bad_copies {
-            let lost = match copy.may_be_newer {
-                true => {
-                    format!("; generation {next} may be lost with it: dlfs rebuild looks for it")
-                }
-                false => String::new(),
+            let lost = if copy.may_be_newer {
+                format!("; generation {next} may be lost with it: dlfs rebuild looks for it")
+            } else {
+                String::new()
             };
             report.damages.push(Damage {
                 sample: None,

@@ -98,7 +98,8 @@ impl Place {
             let (authority, key) = data_set(rest).ok_or_else(|| {
                 invalid("a source on the hub is hf://datasets/OWNER/NAME, with @REVISION and /PATH if need be")
             })?;
-            let (authority, key) = (authority.to_owned(), key.to_owned());
+            let authority = authority.to_owned();
+            let key = key.to_owned();
             return Ok(Place { scheme, authority, key, user: None, query: None });
         }
         if !scheme.is_url() {
@@ -106,7 +107,8 @@ impl Place {
             if bucket.is_empty() || bucket.contains(['?', '@', ':', '\\']) {
                 return Err(invalid("the name of the bucket is missing or invalid"));
             }
-            let (authority, key) = (bucket.to_owned(), key.to_owned());
+            let authority = bucket.to_owned();
+            let key = key.to_owned();
             return Ok(Place { scheme, authority, key, user: None, query: None });
         }
         let rest = rest.split('#').next().unwrap_or_default();
@@ -190,9 +192,10 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}/", self.scheme.name(), self.authority)?;
-        match self.scheme.is_url() {
-            true => f.write_str(&escape(&self.key))?,
-            false => f.write_str(&self.key)?,
+        if self.scheme.is_url() {
+            f.write_str(&escape(&self.key))?
+        } else {
+            f.write_str(&self.key)?
         }
         if self.query.is_some() { f.write_str("?...") } else { Ok(()) }
     }
@@ -207,8 +210,11 @@ impl fmt::Debug for Place {
 /// Splits `datasets/OWNER/NAME[@REVISION][/PATH]` before its path.
 fn data_set(text: &str) -> Option<(&str, &str)> {
     let mut slashes = text.match_indices('/').map(|(at, _)| at);
-    let (_, _, end) = (slashes.next()?, slashes.next()?, slashes.next().unwrap_or(text.len()));
-    let (authority, key) = (&text[..end], text[end..].trim_start_matches('/'));
+    let _ = slashes.next()?;
+    let _ = slashes.next()?;
+    let end = slashes.next().unwrap_or(text.len());
+    let authority = &text[..end];
+    let key = text[end..].trim_start_matches('/');
     let (owner, name) = authority.strip_prefix("datasets/")?.split_once('/')?;
     let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
     let is_plain = |text: &str, more: &[u8]| {

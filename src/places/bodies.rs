@@ -8,7 +8,8 @@ use object_store::client::{HttpError, HttpErrorKind, HttpResponseBody};
 /// # Errors
 /// It does not come, or is too long.
 pub(super) async fn whole(body: HttpResponseBody) -> Result<Vec<u8>, HttpError> {
-    let (mut body, mut bytes) = (body.bytes_stream(), Vec::new());
+    let mut body = body.bytes_stream();
+    let mut bytes = Vec::new();
     while let Some(piece) = body.next().await {
         bytes.extend_from_slice(&piece?);
         if bytes.len() > MAX_PAGE_BYTES {
@@ -20,7 +21,8 @@ pub(super) async fn whole(body: HttpResponseBody) -> Result<Vec<u8>, HttpError> 
 
 /// The beginning of a body that says what is wrong, as far as it comes.
 pub(super) async fn beginning(body: HttpResponseBody) -> Vec<u8> {
-    let (mut body, mut bytes) = (body.bytes_stream(), Vec::new());
+    let mut body = body.bytes_stream();
+    let mut bytes = Vec::new();
     while let Some(Ok(piece)) = body.next().await {
         bytes.extend_from_slice(&piece[..piece.len().min(MAX_SAID_BYTES - bytes.len())]);
         if bytes.len() == MAX_SAID_BYTES {

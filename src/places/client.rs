@@ -93,7 +93,9 @@ impl Client {
         // Only its first caller decides, and any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let executor = Executor::start(options.cancel.clone())?;
-        let (root, options, seen) = (place.with_key(""), options.clone(), Arc::<Seen>::default());
+        let root = place.with_key("");
+        let options = options.clone();
+        let seen = Arc::<Seen>::default();
         let opened = executor.ask({
             let root = root.clone();
             async move {
@@ -116,14 +118,17 @@ impl Client {
         let Inner { shared, executor, _metered } = &*self.0;
         let root = place.with_key("");
         let opened = executor.ask({
-            let (root, shared) = (root.clone(), Arc::clone(shared));
+            let root = root.clone();
+            let shared = Arc::clone(shared);
             async move {
                 let store = Store::open(&root, &shared.options, Arc::clone(&shared.seen)).await?;
                 Ok(shared.beside(root, store))
             }
         })?;
         let shared = opened.wait().map_err(|error| error.target(root.to_string()))?;
-        let (shared, executor, _metered) = (Arc::new(shared), executor.clone(), _metered.clone());
+        let shared = Arc::new(shared);
+        let executor = executor.clone();
+        let _metered = _metered.clone();
         Ok(Client(Arc::new(Inner { shared, executor, _metered })))
     }
 
@@ -181,7 +186,8 @@ impl Client {
     }
 
     fn look(&self, key: &str, may_be_page: bool) -> Result<Object> {
-        let (shared, key) = (Arc::clone(&self.0.shared), self.key(key)?);
+        let shared = Arc::clone(&self.0.shared);
+        let key = self.key(key)?;
         let asked = self.0.executor.ask(async move {
             match &shared.store.web {
                 Some(web) => found_on_web(&shared, web, key.as_ref(), may_be_page).await,
@@ -203,7 +209,8 @@ impl Client {
         found: &mut dyn FnMut(Object) -> Result<()>,
     ) -> Result<Vec<String>> {
         let (send, mut pages) = mpsc::channel(PAGES_AHEAD);
-        let (shared, prefix) = (Arc::clone(&self.0.shared), prefix.to_owned());
+        let shared = Arc::clone(&self.0.shared);
+        let prefix = prefix.to_owned();
         shared.seen.refused.lock().clear();
         let listed = self.0.executor.ask({
             let shared = Arc::clone(&shared);
@@ -245,9 +252,10 @@ impl Client {
             let wanted = Wanted { key, range, len_bytes, version };
             let shared = Arc::clone(&self.0.shared);
             self.0.executor.ask(async move {
-                match wanted.range.is_empty() {
-                    true => shared.pool.take(0),
-                    false => shared.fetch(&wanted).await,
+                if wanted.range.is_empty() {
+                    shared.pool.take(0)
+                } else {
+                    shared.fetch(&wanted).await
                 }
             })
         });
@@ -272,13 +280,15 @@ impl std::fmt::Debug for Client {
 }
 
 async fn found(shared: &Shared, key: &Key) -> Result<Object> {
-    let (note, address) = (Note::default(), shared.place.with_key(key.as_ref()).to_string());
+    let note = Note::default();
+    let address = shared.place.with_key(key.as_ref()).to_string();
     let found = shared.again(&address, &note, || head(shared, key, &note)).await;
     found.map_err(|error| error.target(address))
 }
 
 async fn found_on_web(shared: &Shared, web: &Web, key: &str, may_be_page: bool) -> Result<Object> {
-    let (note, address) = (Note::default(), shared.place.with_key(key).to_string());
+    let note = Note::default();
+    let address = shared.place.with_key(key).to_string();
     let look = || head_of_web(shared, web, key, &note, may_be_page);
     shared.again(&address, &note, look).await.map_err(|error| error.target(address))
 }
@@ -320,8 +330,10 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
         return Ok(());
     };
     let address = shared.place.with_key(prefix).to_string();
-    let (mut token, mut unsorted) = (None, Vec::new());
-    let (mut found, mut empty) = (0, 0);
+    let mut token = None;
+    let mut unsorted = Vec::new();
+    let mut found = 0;
+    let mut empty = 0;
     loop {
         let note = shared.seen.list.clone();
         let page = shared.again(&address, &note, || {
@@ -420,9 +432,11 @@ async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
 
 /// Follows the pages that list files, from that of `prefix` on; nothing, if there is no such page.
 async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<Object>> {
-    let (mut folders, mut files) = (vec![prefix.to_owned()], Vec::new());
+    let mut folders = vec![prefix.to_owned()];
+    let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
-        let (note, address) = (Note::default(), shared.place.with_key(&*folder).to_string());
+        let note = Note::default();
+        let address = shared.place.with_key(&*folder).to_string();
         let failed = |kind, text: &'static str| Error::new(kind, text).target(address.clone());
         if folder[prefix.len()..].matches('/').count() > MOST_DEPTH {
             return Err(failed(ErrorKind::BadSource, "the folders of a web server have no end"));
@@ -503,7 +517,8 @@ impl std::fmt::Debug for Pending {
 impl Executor {
     fn start(cancel: Cancel) -> Result<Executor> {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::from)?;
-        let (handle, fate) = (runtime.handle().clone(), Fate::default());
+        let handle = runtime.handle().clone();
+        let fate = Fate::default();
         let stop = Arc::new(Notify::new());
         let stopped = Arc::clone(&stop);
         let thread =
@@ -528,7 +543,8 @@ impl Executor {
             // If nobody waits any more, nobody misses it.
             let _ = send.try_send(work.await);
         });
-        let (task, handle) = (task.abort_handle(), self.handle.clone());
+        let task = task.abort_handle();
+        let handle = self.handle.clone();
         Ok(Asked { answer, task, handle, fate: self.fate.clone(), cancel: self.cancel.clone() })
     }
 }
@@ -580,9 +596,10 @@ impl<T> Asked<T> {
     }
 
     fn check(&self) -> Result<()> {
-        match self.cancel.is_asked() {
-            true => Err(Error::new(ErrorKind::Interrupted, "stopped while waiting for the store")),
-            false => Ok(()),
+        if self.cancel.is_asked() {
+            Err(Error::new(ErrorKind::Interrupted, "stopped while waiting for the store"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -71,7 +71,8 @@ impl Copied {
             Failure::Final(Error::from(error).path(&folder).hint(hint))
         };
         let mut file = nameless_file(&folder).map_err(full)?;
-        let (mut body, mut len_bytes) = (body.bytes_stream(), 0);
+        let mut body = body.bytes_stream();
+        let mut len_bytes = 0;
         while let Some(piece) = tokio::time::timeout(silence, body.next()).await.map_err(late)? {
             let piece = piece.map_err(|error| {
                 failed(&object_store::Error::Generic { store: "web server", source: error.into() })
@@ -84,7 +85,8 @@ impl Copied {
                 Err(Failure::bad_answer(format!("{len_bytes} of {len} bytes came")))
             }
             _ => {
-                let (key, etag) = (key.to_owned(), told.etag);
+                let key = key.to_owned();
+                let etag = told.etag;
                 Ok(Copied { file, object: Object { key, len_bytes, etag } })
             }
         }

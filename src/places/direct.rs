@@ -241,9 +241,10 @@ impl Direct {
             answer.status().is_redirection() || answer.headers().contains_key(TRANSFER_ENCODING);
         let Some(len) = len.filter(|_| !is_elsewhere) else { return Ok(End::Irregular) };
         let is_wanted = answer.status().is_success();
-        let body = match is_wanted {
-            true => landing.begin(len),
-            false => (len <= MOST_SAID).then(|| RangeBuf::new(len as usize).ok()).flatten(),
+        let body = if is_wanted {
+            landing.begin(len)
+        } else {
+            (len <= MOST_SAID).then(|| RangeBuf::new(len as usize).ok()).flatten()
         };
         let Some(mut body) = body else { return Ok(End::Answer(answer, None)) };
         let is_exact = received.give(&mut body);
@@ -251,9 +252,10 @@ impl Direct {
             let more = self.receive(&mut stream, body.room()).await?;
             body.advance(more);
         }
-        match is_wanted {
-            true => landing.0.lock().body = Some(Body::Whole(body)),
-            false => *answer.body_mut() = body.to_vec().into(),
+        if is_wanted {
+            landing.0.lock().body = Some(Body::Whole(body))
+        } else {
+            *answer.body_mut() = body.to_vec().into()
         }
         Ok(End::Answer(answer, (is_exact && !closes).then_some(stream)))
     }
@@ -364,7 +366,8 @@ fn head(parsed: &httparse::Response<'_, '_>) -> io::Result<Option<Head>> {
             .map_err(|_| invalid("the value of a header is invalid"))?;
         headers.append(name, value);
     }
-    let (len, closes) = (content_len(headers)?, parsed.version != Some(1) || closes(headers));
+    let len = content_len(headers)?;
+    let closes = parsed.version != Some(1) || closes(headers);
     Ok(Some(Head { answer, len, closes }))
 }
 

@@ -60,7 +60,8 @@ impl Failure {
         let last = |kind, text: &'static str| Error::new(kind, text).source(Told(why.clone()));
         match (error, status) {
             (_, Some(429 | 503)) => {
-                let (after, kind) = (noted.retry_after, ErrorKind::Busy);
+                let after = noted.retry_after;
+                let kind = ErrorKind::Busy;
                 Failure::Passing { throttled: true, after, why, kind }
             }
             (Cause::NotFound { .. }, _) => {

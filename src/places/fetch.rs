@@ -91,7 +91,9 @@ impl Shared {
     /// Another store of the same host: what is counted, kept and known of the host is shared.
     pub(super) fn beside(&self, place: Place, store: Store) -> Shared {
         let Shared { options, seen, counts, pool, host, .. } = self;
-        let (options, seen, counts) = (options.clone(), seen.clone(), counts.clone());
+        let options = options.clone();
+        let seen = seen.clone();
+        let counts = counts.clone();
         Shared { place, store, options, seen, counts, pool: pool.clone(), host: host.clone() }
     }
 
@@ -113,7 +115,8 @@ impl Shared {
     /// `TimedOut`: all attempts failed.
     pub(super) async fn fetch(&self, wanted: &Wanted) -> Result<RangeBuf> {
         let place = self.place.with_key(wanted.key.as_ref());
-        let (note, address) = (Note::default(), place.to_string());
+        let note = Note::default();
+        let address = place.to_string();
         let result = match self.host.copies.of(&place, wanted) {
             Some(copy) => {
                 copy.read(wanted, &self.pool).map_err(|failure| failure.given_up(1, true))
@@ -326,10 +329,7 @@ impl Shared {
             }
             bytes.extend(&piece);
         }
-        match filled == len {
-            true => Ok(bytes),
-            false => Err(of_len(filled)),
-        }
+        if filled == len { Ok(bytes) } else { Err(of_len(filled)) }
     }
 }
 

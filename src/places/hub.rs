@@ -135,7 +135,8 @@ impl Hub {
             let cause = Failure::of(&error, Noted::default()).given_up(1, true);
             Error::new(ErrorKind::InvalidArgument, text).target(place.to_string()).source(cause)
         })?;
-        let (endpoint, name) = (endpoint.to_owned(), name.to_owned());
+        let endpoint = endpoint.to_owned();
+        let name = name.to_owned();
         Ok(Hub { client, seen, endpoint, name, revision, commit: OnceCell::new() })
     }
 
@@ -154,9 +155,10 @@ impl Hub {
             };
             let (body, _) = self.ask(&url, what, note).await?;
             let Revision { sha } = serde_json::from_slice(&body).map_err(wrong)?;
-            match sha.len() >= 7 && sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                true => Ok(sha),
-                false => Err(wrong("the hub does not say which commit the revision is")),
+            if sha.len() >= 7 && sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                Ok(sha)
+            } else {
+                Err(wrong("the hub does not say which commit the revision is"))
             }
         };
         self.commit.get_or_try_init(ask).await.map(|sha| &**sha)

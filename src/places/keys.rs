@@ -6,7 +6,8 @@
 
 /// A page without its keys that cannot be named, and those keys.
 pub(super) fn sift(page: &str) -> (String, Vec<String>) {
-    let (mut kept, mut refused) = (String::with_capacity(page.len()), Vec::new());
+    let mut kept = String::with_capacity(page.len());
+    let mut refused = Vec::new();
     let mut rest = page;
     while let Some((block, key, start, end)) = next_entry(rest) {
         kept.push_str(&rest[..start]);

@@ -59,8 +59,10 @@ impl Reader {
         let lens = objects.iter().map(|object| object.len_bytes);
         let ahead = ahead(client.delay(), range_bytes, window_bytes);
         let ranges = Ranges::new(lens, range_bytes, ahead);
-        let (pending, kept) = (VecDeque::new(), client.pool().keep());
-        let (current, lent) = (None, Vec::new());
+        let pending = VecDeque::new();
+        let kept = client.pool().keep();
+        let current = None;
+        let lent = Vec::new();
         Reader { client, objects, ranges, pending, begun: 0, current, lent, _kept: kept }
     }
 

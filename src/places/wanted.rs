@@ -32,7 +32,8 @@ impl Version {
             Version::Tag(None) => true,
             Version::Tag(tag) => tag == etag,
             Version::Stamp(stamp) => {
-                let (key, etag) = (String::new(), etag.clone());
+                let key = String::new();
+                let etag = etag.clone();
                 Object { key, len_bytes, etag }.stamp() == *stamp
             }
         }

@@ -94,9 +94,10 @@ impl HttpConnector for Watching {
                 seen.client.get_or_init(|| client).clone()
             }
         };
-        let direct = match self.direct {
-            true => seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone(),
-            false => None,
+        let direct = if self.direct {
+            seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone()
+        } else {
+            None
         };
         Ok(HttpClient::new(Watched { client, direct, headers: self.headers.clone(), seen }))
     }

@@ -127,7 +127,8 @@ async fn checked(key: &str, answer: HttpResponse) -> object_store::Result<HttpRe
 
 fn refusal(key: &str, status: StatusCode, body: &str) -> Cause {
     // Messages show nothing of a text in angle brackets but the reason that a store gives.
-    let (path, source) = (key.to_owned(), format!("<{body}>").into());
+    let path = key.to_owned();
+    let source = format!("<{body}>").into();
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
             Cause::PermissionDenied { path, source }

@@ -99,10 +99,7 @@ impl BatchCounts {
             let Some((_, dealt)) = batches.next()? else { break };
             (before, at) = (before + 1, dealt.consumed);
         }
-        match at == consumed {
-            true => Ok(before),
-            false => Err(BudgetError::Between { consumed }.into()),
-        }
+        if at == consumed { Ok(before) } else { Err(BudgetError::Between { consumed }.into()) }
     }
 
     /// The samples of this rank in an epoch, behind the consumed ones. Cuts all that is left of the epoch.
@@ -138,8 +135,10 @@ impl BatchCounts {
             Over::Dataset(directory, lengths) => {
                 let order = order_of(spec, epoch, directory, self.options.weights.as_ref())?;
                 let dealing = Dealing::new(lengths.budget(), spec.seed, &order, shard);
-                let (ids, picks) = (Vec::new(), Vec::new());
-                let (order, dealing) = (Box::new(order), Box::new(dealing));
+                let ids = Vec::new();
+                let picks = Vec::new();
+                let order = Box::new(order);
+                let dealing = Box::new(dealing);
                 Ok(Batches::OfDataset { order, dealing, lengths, ids, picks })
             }
             Over::Mixture(mix, lengths) => Ok(Batches::OfMixture {

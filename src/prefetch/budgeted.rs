@@ -57,7 +57,8 @@ impl TokenLengths {
             LengthsOf::Bytes(token_bytes) => Of::Bytes(*token_bytes),
             LengthsOf::Column(name) => column_of(directory, name)?,
         };
-        let (directory, budget) = (Arc::clone(directory), Arc::clone(budget));
+        let directory = Arc::clone(directory);
+        let budget = Arc::clone(budget);
         Ok(TokenLengths { directory, budget, of, too_long })
     }
 
@@ -179,10 +180,12 @@ impl Dealing {
         order: &EpochOrder,
         shard: Shard,
     ) -> Dealing {
-        let (epoch, len) = (order.epoch(), order.len());
-        match order.is_chunked() {
-            true => Dealing::Picks(Deal::new(budget, seed, epoch, len, shard)),
-            false => Dealing::Ids(Deal::new(budget, seed, epoch, len, shard)),
+        let epoch = order.epoch();
+        let len = order.len();
+        if order.is_chunked() {
+            Dealing::Picks(Deal::new(budget, seed, epoch, len, shard))
+        } else {
+            Dealing::Ids(Deal::new(budget, seed, epoch, len, shard))
         }
     }
 

@@ -354,7 +354,8 @@ impl ChunkDriver {
 
     /// Finds the resident at `indices` that is needed latest, as far as the look-ahead reaches.
     fn needed_latest(&mut self, mut indices: Vec<u32>) -> Option<u32> {
-        let (mut age, mut num_searched) = (self.requested, 0);
+        let mut age = self.requested;
+        let mut num_searched = 0;
         while indices.len() > 1 && num_searched < LOOK_AHEAD_SAMPLES {
             // Residents belong to the epoch that the stream is in, so look no further. An error
             // will return when the batch is planned.
@@ -406,11 +407,10 @@ impl ChunkDriver {
     fn remove(&mut self, index: u32) {
         let mut resident = self.residents.remove(index as usize);
         let ChunkDriver { directory, residents, first_of, free_fetches, residency, .. } = self;
-        match resident.samples.len() == directory.live_in_chunk(resident.chunk) as usize {
-            true => residency.clear(slots_of(directory, resident.chunk)),
-            false => {
-                each_slot(directory, &resident.fetch, |_, slot| residency.clear(slot..slot + 1))
-            }
+        if resident.samples.len() == directory.live_in_chunk(resident.chunk) as usize {
+            residency.clear(slots_of(directory, resident.chunk))
+        } else {
+            each_slot(directory, &resident.fetch, |_, slot| residency.clear(slot..slot + 1))
         }
         let mut before = &mut first_of[resident.chunk as usize];
         while *before != index {
@@ -516,7 +516,8 @@ impl Resident {
 
 impl Driver for ChunkDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let (mut moved, begun_with) = (!self.to_reread.is_empty(), self.num_planned);
+        let mut moved = !self.to_reread.is_empty();
+        let begun_with = self.num_planned;
         if !self.reread(pump, memory) {
             return Ok(false);
         }

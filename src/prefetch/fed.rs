@@ -39,7 +39,8 @@ pub(super) struct Fed {
 
 impl Fed {
     pub(super) fn new(directory: Arc<Directory>, spec: OrderSpec) -> Fed {
-        let (current, other) = (None, None);
+        let current = None;
+        let other = None;
         Fed { directory, spec, pieces: VecDeque::new(), current, other, free: Vec::new() }
     }
 

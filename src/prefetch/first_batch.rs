@@ -32,17 +32,15 @@ impl Driver for FirstBatchDriver {
     }
 
     fn finished(&mut self, fetched: Fetched) {
-        match fetched.token >= FIRST_BATCH_TOKEN {
-            true => self.first.finished(fetched),
-            false => self.rest.finished(fetched),
+        if fetched.token >= FIRST_BATCH_TOKEN {
+            self.first.finished(fetched)
+        } else {
+            self.rest.finished(fetched)
         }
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
-        match self.first.is_done() {
-            true => self.rest.next_ready(),
-            false => self.first.next_ready(),
-        }
+        if self.first.is_done() { self.rest.next_ready() } else { self.first.next_ready() }
     }
 
     fn is_done(&self) -> bool {

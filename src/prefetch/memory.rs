@@ -39,8 +39,11 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(window: Arc<Window>) -> Memory {
-        let (next, missing) = (None, None);
-        let (starving, warned, exhausted) = (false, false, false);
+        let next = None;
+        let missing = None;
+        let starving = false;
+        let warned = false;
+        let exhausted = false;
         Memory { window, starving, warned, over_window: 0, exhausted, next, missing }
     }
 

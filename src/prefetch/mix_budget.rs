@@ -198,7 +198,8 @@ pub(super) fn count_batches_of_mixture(
 ) -> Result<Vec<u32>> {
     let mut mixture = mix.mixture().clone();
     let mut dealing = MixDealing::new(mix, lengths.clone(), order);
-    let (len, mut samples) = (mixture.epoch_size(), Vec::new());
+    let len = mixture.epoch_size();
+    let mut samples = Vec::new();
     let first = epoch.0 * len;
     count_batches(
         &lengths.budget,

@@ -191,7 +191,8 @@ impl MixDriver {
     fn new_part(&mut self, parts: &mut Vec<Part>, (source, epoch): (u32, u64), before: u32) -> u32 {
         let positions = self.driver(source).stream().free_positions();
         let piece = Some(Piece { epoch: Epoch(epoch), positions, is_last: true });
-        let (batch, failures) = (BatchOfSource::default(), VecDeque::new());
+        let batch = BatchOfSource::default();
+        let failures = VecDeque::new();
         parts.push(Part { source, epoch, before, piece, batch, failures });
         let index = parts.len() as u32 - 1;
         self.part_of[source as usize] = index;
@@ -269,7 +270,8 @@ impl MixDriver {
         batch.reset_mixed(self.mix.directories(), head.epoch);
         batch.reserve(end - span.delivered);
         let number = span.batches.len() as u32; // of no other batch of the span
-        let (mut skipped, mut failure) = (0, None);
+        let mut skipped = 0;
+        let mut failure = None;
         for &index in &span.part_of[span.delivered..end] {
             let part = &mut span.parts[index as usize];
             let nth = batch.push_next_of(&mut part.batch, number);
@@ -342,7 +344,8 @@ impl SourceDriver {
 
 impl Driver for MixDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let (mut moved, begun_with) = (false, self.num_planned);
+        let mut moved = false;
+        let begun_with = self.num_planned;
         while let Some(&source) = self.to_reread.last() {
             let (more, all) = self.advance_source(source, pump, memory)?;
             moved |= more;

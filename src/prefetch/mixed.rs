@@ -66,7 +66,8 @@ pub(super) fn start(
         pump.limit_outstanding(1);
     }
     let stream = MixStream::new(mix, options, state)?;
-    let (geometry, how) = (pump.geometry(), (options.on_error, options.verify_kept));
+    let geometry = pump.geometry();
+    let how = (options.on_error, options.verify_kept);
     let mut driver =
         Box::new(MixDriver::new(Arc::clone(mix), state.order, plan, stream, geometry, how));
     for _ in 0..READY_BATCHES + 2 {
@@ -91,7 +92,8 @@ pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> 
     let by_chunk =
         || mix.directories().iter().zip(&plan.batching).filter(|(_, how)| **how == Batching::Chunk);
     let chunk_lens = by_chunk().map(|(directory, _)| directory.layout().chunk_size_bytes as usize);
-    let (shortest, longest) = (chunk_lens.clone().min(), chunk_lens.max());
+    let shortest = chunk_lens.clone().min();
+    let longest = chunk_lens.max();
     let is_chunked = by_chunk().count() == plan.batching.len();
     // Slots of one length keep the window free of gaps that are too small for a chunk.
     let slot_len_bytes = match shortest.zip(longest) {
@@ -149,12 +151,11 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     let mut declined = 0;
     for at in by_use {
         let fits = held + open[at] <= room && !is_sorted;
-        match fits {
-            true => held += open[at],
-            false => {
-                batching[at] = Batching::Sample;
-                declined += 1;
-            }
+        if fits {
+            held += open[at]
+        } else {
+            batching[at] = Batching::Sample;
+            declined += 1;
         }
     }
     if declined > 0 {

@@ -191,10 +191,7 @@ impl MixStream {
     /// `InvalidArgument`: what was consumed before does not end with a batch by the budget; the first call says so.
     pub(super) fn next(&mut self, out: &mut Vec<Drawn>) -> Result<Option<Head>> {
         out.clear();
-        match self.dealing.is_some() {
-            true => self.next_dealt(out),
-            false => Ok(self.next_taken(out)),
-        }
+        if self.dealing.is_some() { self.next_dealt(out) } else { Ok(self.next_taken(out)) }
     }
 
     /// The next batch by a budget.
@@ -204,9 +201,10 @@ impl MixStream {
             let place = (self.epoch, self.shard.after(self.consumed));
             if let Some(dealt) = dealing.next(&mut self.mixture, place, out)? {
                 let epoch = Epoch(self.epoch);
-                let after = match dealt.ends_epoch {
-                    true => (Epoch(self.epoch + 1), 0),
-                    false => (epoch, dealt.consumed),
+                let after = if dealt.ends_epoch {
+                    (Epoch(self.epoch + 1), 0)
+                } else {
+                    (epoch, dealt.consumed)
                 };
                 return Ok(Some(Head { epoch, ends_epoch: dealt.ends_epoch, after }));
             }
@@ -263,9 +261,10 @@ impl MixStream {
                 self.by_lane.share(&mut self.mixture, &self.lanes, &current.shard, range, out);
             }
             let ends_epoch = current.rest.remaining() == 0;
-            let after = match ends_epoch {
-                true => (Epoch(self.epoch + 1), 0),
-                false => (Epoch(self.epoch), current.shard.consumed_after(len, current.taken)),
+            let after = if ends_epoch {
+                (Epoch(self.epoch + 1), 0)
+            } else {
+                (Epoch(self.epoch), current.shard.consumed_after(len, current.taken))
             };
             return Some(Head { epoch: Epoch(self.epoch), ends_epoch, after });
         }
@@ -284,7 +283,8 @@ fn units_of(ranks: u64, batch_size: u64, count: u64, unit: u64) -> Option<u64> {
 /// The positions of a rank in a global batch of `units` units: its part of one of them.
 fn own_of_units(shard: &Shard, first: u64, unit: u64, units: u64) -> Positions {
     let sharing = u64::from(shard.world_size) / units;
-    let (number, rank) = (u64::from(shard.rank) / sharing, u64::from(shard.rank) % sharing);
+    let number = u64::from(shard.rank) / sharing;
+    let rank = u64::from(shard.rank) % sharing;
     Positions::new(first + number * unit + rank, sharing, unit / sharing)
 }
 

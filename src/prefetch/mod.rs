@@ -246,8 +246,8 @@ impl Prefetcher {
         let layout = directory.layout();
         let window_bytes = working_set::window_bytes(directory, options);
         let chunk = u64::from(layout.chunk_size_bytes);
-        let (num_chunks, num_samples) =
-            (u64::from(directory.num_chunks()), directory.num_samples());
+        let num_chunks = u64::from(directory.num_chunks());
+        let num_samples = directory.num_samples();
         let all = (num_chunks + FIRST_BATCH_ROOM_CHUNKS).saturating_mul(chunk);
         let ready = (options.batch_size as u64).saturating_mul(READY_BATCHES as u64);
         let lengths = options.pass_lengths(batching, directory);
@@ -466,7 +466,8 @@ impl Prefetcher {
                 let began = Instant::now();
                 let received = poller.wait(limit);
                 let then_copied = self.options.copy_threads.is_some() && received.is_ok();
-                let (waited, seen) = (began.elapsed(), &poller.shared.seen);
+                let waited = began.elapsed();
+                let seen = &poller.shared.seen;
                 poller.divider.divide(waited, seen, then_copied, &mut self.stats.stalls);
                 match received {
                     Ok(message) => message,
@@ -533,11 +534,13 @@ impl Prefetcher {
                 Box::new(PassDriver::new(directory, geometry, stream, on_error, lengths))
             }
             (Batching::Chunk, None) => {
-                let (residency, on_error) = (Arc::clone(&residency), options.on_error);
+                let residency = Arc::clone(&residency);
+                let on_error = options.on_error;
                 let verify_kept = options.verify_kept;
-                let first = match working_set::reads_first_batch_apart(&self.directory, options) {
-                    true => Some(stream.split_first()?),
-                    false => None,
+                let first = if working_set::reads_first_batch_apart(&self.directory, options) {
+                    Some(stream.split_first()?)
+                } else {
+                    None
                 };
                 let chunks = ChunkDriver::new(
                     Arc::clone(&directory),
@@ -644,7 +647,8 @@ impl Poller {
             }
             running.run();
         })?;
-        let (thread, divider) = (Some(thread), Divider::default());
+        let thread = Some(thread);
+        let divider = Divider::default();
         Ok(Poller { thread, window, shared, ready, next: 0, recycle, waker, divider })
     }
 
@@ -760,10 +764,7 @@ impl PollerThread {
             let begun = after.in_flight.saturating_sub(before);
             trace.end(now, (begun, after.in_flight), moved, after.cause());
         }
-        match moved {
-            true => Turn::Moved,
-            false => Turn::Idle,
-        }
+        if moved { Turn::Moved } else { Turn::Idle }
     }
 
     /// Takes the emptied batches back for reuse.

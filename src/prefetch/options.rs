@@ -136,9 +136,10 @@ impl LoaderOptions {
         }
         let is_weighted = matches!(self.order.kind, OrderKind::Weighted { .. });
         if is_weighted != self.weights.is_some() {
-            let text = match is_weighted {
-                true => "a weighted order draws by weights, and none are given",
-                false => "weights are given, and the order is not weighted",
+            let text = if is_weighted {
+                "a weighted order draws by weights, and none are given"
+            } else {
+                "weights are given, and the order is not weighted"
             };
             let hint = "LoaderOptions::weighted sets both";
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));

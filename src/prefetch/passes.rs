@@ -366,18 +366,17 @@ impl PassDriver {
     /// The end of the section of `chunk` that begins with its sample `first`, which `live` bounds: searched for, since
     /// the first batches of a global order open most chunks.
     fn section_end(&self, chunk: u32, first: u32, live: u32) -> u32 {
-        let (page, most) = (PAGE as u64, self.lengths.section_bytes as u64);
+        let page = PAGE as u64;
+        let most = self.lengths.section_bytes as u64;
         let extent = |nth| self.directory.extent_in_chunk(chunk, nth);
         let start = extent(first).offset_bytes / page * page;
-        let (mut end, mut beyond) = (first + 1, live);
+        let mut end = first + 1;
+        let mut beyond = live;
         while end < beyond {
             let middle = end.midpoint(beyond);
             let Extent { offset_bytes, len_bytes, .. } = extent(middle);
             let ends_at = (offset_bytes + u64::from(len_bytes)).next_multiple_of(page);
-            match ends_at - start > most {
-                true => beyond = middle,
-                false => end = middle + 1,
-            }
+            if ends_at - start > most { beyond = middle } else { end = middle + 1 }
         }
         end
     }
@@ -468,9 +467,10 @@ impl PassDriver {
         let section = &open.sections[nth as usize];
         let start = nth.checked_sub(1).map_or(0, |before| open.ends[before as usize]);
         let len = (open.ends[nth as usize] - start) as usize;
-        let count = match self.is_early((index, nth)) {
-            true => 1,
-            false => self.share.of(len, section.wanted.len(), !section.was_read),
+        let count = if self.is_early((index, nth)) {
+            1
+        } else {
+            self.share.of(len, section.wanted.len(), !section.was_read)
         };
         self.ids.clear();
         let wanted = section.wanted.iter().take(count);
@@ -632,7 +632,8 @@ impl PassDriver {
             }
         }
         self.wanted.sort_unstable_by_key(|wanted| wanted.extent.offset_bytes);
-        let (free, out) = (&mut self.free_fetches, &mut self.fetches);
+        let free = &mut self.free_fetches;
+        let out = &mut self.fetches;
         let merge = Merge::Neighbours;
         plan_samples(&mut self.wanted, &self.geometry, merge, usize::MAX, free, out);
         let fetch = out.pop().or_else(|| free.pop()).unwrap_or_default();
@@ -666,7 +667,8 @@ impl PassDriver {
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, planned.head.epoch);
         batch.reserve(planned.sections.len());
-        let (mut error, mut skipped) = (None, 0);
+        let mut error = None;
+        let mut skipped = 0;
         for &(index, nth) in &planned.sections {
             let open = &mut self.chunks[index as usize];
             let held = open.sections[nth as usize].held.pop_front().expect("it has arrived");
@@ -674,17 +676,17 @@ impl PassDriver {
             if open.num_planned == 0 {
                 self.close(index);
             }
-            let failure = match self.failures.is_empty() {
-                true => None,
-                false => self.failures.remove(&held.number),
-            };
+            let failure =
+                if self.failures.is_empty() { None } else { self.failures.remove(&held.number) };
             match (failure, self.on_error) {
                 (None, _) => {
                     let buf = match self.copies.get_mut(held.copies as usize) {
                         Some(copies) => copies.buf_of(&mut batch, of_batch),
                         None => 0,
                     };
-                    let (id, len_bytes, offset) = (held.id, held.len_bytes, held.offset as usize);
+                    let id = held.id;
+                    let len_bytes = held.len_bytes;
+                    let offset = held.offset as usize;
                     batch.push(SampleLocation { id, buf, len_bytes, offset });
                 }
                 (Some(failure), OnError::Raise) => error = error.or(Some(failure)),
@@ -735,7 +737,8 @@ impl Copies {
 
 impl Driver for PassDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let (mut moved, begun_with) = (false, self.num_planned);
+        let mut moved = false;
+        let begun_with = self.num_planned;
         while !self.is_beginning()
             && (self.num_planned < self.lengths.look_ahead || self.planned.len() < 2)
             && self.planned.len() < MAX_PLANNED

@@ -33,7 +33,8 @@ impl Residency {
     fn update(&self, slots: Range<u64>, change: impl Fn(u64, u64) -> u64) {
         let mut next = slots.start;
         while next < slots.end {
-            let (bit, end) = (next % 64, slots.end.min((next / 64 + 1) * 64));
+            let bit = next % 64;
+            let end = slots.end.min((next / 64 + 1) * 64);
             let mask = (!0 >> (64 - (end - next))) << bit;
             let word = &self.words[(next / 64) as usize];
             word.store(change(word.load(Ordering::Relaxed), mask), Ordering::Relaxed);

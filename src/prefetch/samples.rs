@@ -106,9 +106,10 @@ impl SampleDriver {
                 && let Some(fetch) = under_way.unstarted.pop_front()
             {
                 let is_first = age == 0 || self.stream.is_awaited(memory.is_starving());
-                let priority = match is_first && under_way.outstanding == 0 {
-                    true => Priority::Sole,
-                    false => Priority::Next,
+                let priority = if is_first && under_way.outstanding == 0 {
+                    Priority::Sole
+                } else {
+                    Priority::Next
                 };
                 memory.set_next(&fetch);
                 let Some(buf) = memory.take(fetch.len_bytes, priority) else {
@@ -140,7 +141,9 @@ impl SampleDriver {
             })?;
             self.requests.push(SampleRequest { index: index as u32, id, extent });
         }
-        let (wanted, free, out) = (&mut self.requests, &mut self.free_fetches, &mut self.fetches);
+        let wanted = &mut self.requests;
+        let free = &mut self.free_fetches;
+        let out = &mut self.fetches;
         plan_samples(wanted, &self.geometry, self.merge, self.max_fetch_bytes, free, out);
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, head.epoch);

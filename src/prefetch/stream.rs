@@ -82,7 +82,8 @@ impl Stream {
     /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the
     /// options.
     pub(crate) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
-        let (image, generation) = (directory.uuid().0, directory.generation());
+        let image = directory.uuid().0;
+        let generation = directory.generation();
         let view = directory.view().map(|mark| mark.hash);
         let Some(state) = &options.resume else {
             let start = State::start(image, generation, options.order.started(options.world_size));
@@ -379,14 +380,13 @@ impl Stream {
             let Current { order, dealing: Some(dealing), taken, .. } = current else {
                 return Ok(None);
             };
-            let (epoch, len) = (order.epoch(), order.len());
+            let epoch = order.epoch();
+            let len = order.len();
             if let Some(dealt) = dealing.next(order, lengths, ids, picks)? {
                 *taken += 1;
                 let ends_epoch = dealt.ends_epoch;
-                let after = match ends_epoch {
-                    true => (Epoch(epoch.0 + 1), 0),
-                    false => (epoch, dealt.consumed),
-                };
+                let after =
+                    if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, dealt.consumed) };
                 self.left -= 1;
                 return Ok(Some(Head { epoch, ends_epoch, after }));
             }
@@ -408,7 +408,8 @@ impl Stream {
     }
 
     fn next_taken(&mut self) -> Result<Option<(Head, BatchPositions)>> {
-        let (batch_size, drop_short) = (self.batch_size, self.drop_short);
+        let batch_size = self.batch_size;
+        let drop_short = self.drop_short;
         let is_strided = matches!(self.shares, Shares::Strided);
         while !self.is_done() {
             let current = match &mut self.current {
@@ -429,7 +430,8 @@ impl Stream {
             let shared = (!is_strided && !is_partly_dropped).then_some((current.shard, batch));
             let positions = current.rest.split_front(batch_size);
             current.taken += positions.remaining();
-            let (len, epoch) = (current.order.len(), current.order.epoch());
+            let len = current.order.len();
+            let epoch = current.order.epoch();
             let consumed = current.shard.consumed_after(len, current.taken);
             let ends_epoch = current.rest.remaining() == 0;
             self.left -= 1;
@@ -443,7 +445,9 @@ impl Stream {
     }
 
     fn enter_epoch(&mut self) -> Result<&mut Current> {
-        let (spec, epoch, directory) = (&self.spec, Epoch(self.epochs.start), &*self.directory);
+        let spec = &self.spec;
+        let epoch = Epoch(self.epochs.start);
+        let directory = &*self.directory;
         let order = match self.free_order.take() {
             Some(mut order) => order.begin_epoch(spec, epoch, directory).map(|()| order)?,
             None => order_of(spec, epoch, directory, self.weights.as_ref())?,
@@ -490,7 +494,8 @@ fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
         let hint = "name the job's peers, or take strided shares";
         return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
     };
-    let (ranks, world_size) = (locality.num_ranks(), options.world_size);
+    let ranks = locality.num_ranks();
+    let world_size = options.world_size;
     if !world_size.is_multiple_of(ranks) {
         let text =
             format!("{ranks} ranks have joined as peers, and the world size is {world_size}");

@@ -30,7 +30,8 @@ impl Trace {
     /// The events so far in Chrome's trace format, which <https://ui.perfetto.dev> shows, with rates from `timeline`.
     pub fn to_json(&self, timeline: Option<&Timeline>) -> String {
         let run = self.run();
-        let (consumer, poller) = (run.consumer.lock().clone(), run.poller.lock().clone());
+        let consumer = run.consumer.lock().clone();
+        let poller = run.poller.lock().clone();
         trace_to_json(&consumer, &poller, timeline)
     }
 

@@ -174,7 +174,9 @@ mod tests {
 
     #[test]
     fn a_wait_is_divided_as_the_poller_saw_it_and_only_what_was_waited() {
-        let (seen, mut clock, mut divider) = (Seen::new(), TurnClock::new(), Divider::default());
+        let seen = Seen::new();
+        let mut clock = TurnClock::new();
+        let mut divider = Divider::default();
         let full = AfterTurn { is_exhausted: true, ..reading() };
         turns(
             &mut clock,
@@ -192,7 +194,9 @@ mod tests {
 
     #[test]
     fn a_wait_that_begins_within_a_turn_has_that_turn_as_a_share() {
-        let (seen, mut clock, mut divider) = (Seen::new(), TurnClock::new(), Divider::default());
+        let seen = Seen::new();
+        let mut clock = TurnClock::new();
+        let mut divider = Divider::default();
         let planning = AfterTurn { planned_when_idle: true, ..reading() };
         let begin = Instant::now();
         clock.begin(begin, false, &seen);
@@ -208,7 +212,9 @@ mod tests {
 
     #[test]
     fn what_copying_threads_take_is_what_the_poller_has_not_seen() {
-        let (seen, mut clock, mut divider) = (Seen::new(), TurnClock::new(), Divider::default());
+        let seen = Seen::new();
+        let mut clock = TurnClock::new();
+        let mut divider = Divider::default();
         turns(&mut clock, &seen, &[(0, true, reading()), (3, true, reading())]);
         let mut stalls = Stalls::default();
         divider.divide(5 * MS, &seen, true, &mut stalls);

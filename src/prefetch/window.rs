@@ -69,9 +69,12 @@ impl Window {
             Some(cpus) => cpus.run(allocate)??,
         };
         let used_bytes = used_bytes.min(pool.capacity_bytes());
-        let (progress, mut thread) = (Arc::new(FaultProgress::default()), None);
+        let progress = Arc::new(FaultProgress::default());
+        let mut thread = None;
         if used_bytes >= MIN_BACKGROUND_BYTES && pool.pages_come_later() {
-            let (pool, progress, cpus) = (pool.clone(), Arc::clone(&progress), cpus.cloned());
+            let pool = pool.clone();
+            let progress = Arc::clone(&progress);
+            let cpus = cpus.cloned();
             let work = move || {
                 if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
                     tracing::debug!(%error, "the window's pages are faulted in on any processor");

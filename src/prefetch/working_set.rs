@@ -91,8 +91,10 @@ pub(super) fn num_passes(directory: &Directory, options: &LoaderOptions) -> Opti
 /// Lengths of buffers if chunks are read in several passes; `None` if the open chunks fit the
 /// window.
 pub(super) fn pass_lengths(directory: &Directory, options: &LoaderOptions) -> Option<PassLengths> {
-    let (window, open) = (window_bytes(directory, options), open_bytes(directory, options));
-    let (chunk, sample) = (chunk_len(directory) as usize, mean_sample_bytes(directory) as usize);
+    let window = window_bytes(directory, options);
+    let open = open_bytes(directory, options);
+    let chunk = chunk_len(directory) as usize;
+    let sample = mean_sample_bytes(directory) as usize;
     exceeds_window(directory, options).then(|| PassLengths::of(window, chunk, open, sample))
 }
 
@@ -106,14 +108,16 @@ pub(super) fn global_pass_lengths(
     if !is_open {
         return None;
     }
-    let (sample, num_samples) = (mean_sample_bytes(directory), directory.num_samples());
+    let sample = mean_sample_bytes(directory);
+    let num_samples = directory.num_samples();
     let data = sample * num_samples;
     // A pass reads all blocks, so it is for data sets whose blocks hold live samples.
     let is_sparse = samples_for_a_live_one(directory) > SPARSE;
     if !(1..=TINY_SAMPLE_BYTES).contains(&sample) || data < WORTH_PASSES_BYTES || is_sparse {
         return None;
     }
-    let (window, chunk) = (window_bytes(directory, options), chunk_len(directory) as usize);
+    let window = window_bytes(directory, options);
+    let chunk = chunk_len(directory) as usize;
     let lengths = PassLengths::of(window, chunk, data, sample as usize).beginning_early();
     let epochs = options.epochs.end.saturating_sub(options.epochs.start);
     let owed = epochs as f64 * num_samples as f64 / f64::from(options.world_size.max(1));

@@ -94,7 +94,8 @@ impl Batch {
 
     /// An empty batch that allocates nothing until it holds more than this.
     pub(crate) fn with_capacity(samples: usize, bufs: usize) -> Batch {
-        let (samples, bufs) = (Vec::with_capacity(samples), Vec::with_capacity(bufs));
+        let samples = Vec::with_capacity(samples);
+        let bufs = Vec::with_capacity(bufs);
         Batch { samples, bufs, ..Batch::default() }
     }
 

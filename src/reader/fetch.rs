@@ -67,10 +67,8 @@ impl Fetch {
         for sample in &self.samples {
             let end =
                 (sample.buf_offset + sample.len_bytes as usize).saturating_sub(transfer.buf_offset);
-            let (from, to) = (
-                sample.buf_offset.saturating_sub(transfer.buf_offset),
-                end.min(transfer.len_bytes),
-            );
+            let from = sample.buf_offset.saturating_sub(transfer.buf_offset);
+            let to = end.min(transfer.len_bytes);
             if sample.len_bytes > 0 && from < to {
                 cuts.extend([from - from % block_len_bytes, to.next_multiple_of(block_len_bytes)]);
             }
@@ -209,12 +207,14 @@ pub(crate) fn plan_whole_chunk(
         if extent.len_bytes > 0 {
             last = (extent.offset_bytes - chunk.offset_bytes) as usize;
         }
-        let (len_bytes, crc32c) = (extent.len_bytes, extent.crc32c);
+        let len_bytes = extent.len_bytes;
+        let crc32c = extent.crc32c;
         let index = index as u32;
         fetch.samples.push(FetchSample { id, index, buf_offset: last, len_bytes, crc32c });
     }
     let geometry = geometry[usize::from(chunk.namespace)];
-    let (start, end) = (chunk.offset_bytes, chunk.offset_bytes + chunk.len_bytes);
+    let start = chunk.offset_bytes;
+    let end = chunk.offset_bytes + chunk.len_bytes;
     let end = block_end(end, geometry);
     Range { namespace: chunk.namespace, start, end, samples: 0 }.append_to(fetch, &[], geometry);
 }
@@ -282,11 +282,13 @@ impl Range {
     /// is split at multiples of that limit on media, so that transfers do not cross the device's stripes,
     /// unless that takes one transfer more: a command costs more than a stripe that is crossed.
     fn transfer_len_from(&self, done: usize, geometry: Geometry) -> usize {
-        let (max, left) = (u64::from(geometry.max_transfer_bytes), self.len_bytes() - done);
+        let max = u64::from(geometry.max_transfer_bytes);
+        let left = self.len_bytes() - done;
         let of_stripes = self.end.div_ceil(max) - self.start / max;
-        let to_next = match of_stripes > (self.end - self.start).div_ceil(max) {
-            true => max,
-            false => max - (self.start + done as u64) % max,
+        let to_next = if of_stripes > (self.end - self.start).div_ceil(max) {
+            max
+        } else {
+            max - (self.start + done as u64) % max
         };
         left.min(to_next as usize)
     }

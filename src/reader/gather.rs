@@ -69,7 +69,8 @@ impl Reader {
 
     fn gather_all(&mut self, ids: &[SampleId], call: &mut Call<'_>) -> Result<()> {
         call.lay_out(&self.directory, ids)?;
-        let (mut places, mut step_ids) = (Vec::with_capacity(ids.len().min(PART)), Vec::new());
+        let mut places = Vec::with_capacity(ids.len().min(PART));
+        let mut step_ids = Vec::new();
         for (part, first) in ids.chunks(PART).zip((0..).step_by(PART)) {
             by_place(&self.directory, part, &mut places);
             call.check()?;
@@ -103,7 +104,8 @@ impl Reader {
         let copied = self.requests.partition_point(|request| is_copied(request.extent.len_bytes));
         let merge = self.merge();
         let (copied, kept) = self.requests.split_at_mut(copied);
-        let (free, out) = (&mut self.free_fetches, &mut self.fetches);
+        let free = &mut self.free_fetches;
+        let out = &mut self.fetches;
         plan_samples(copied, &self.geometry, merge, GATHERED_FETCH_BYTES, free, out);
         plan_samples(kept, &self.geometry, merge, FETCH_LEN_BYTES, free, out);
     }
@@ -193,9 +195,12 @@ impl Call<'_> {
             if failed.next_if_eq(&nth).is_some() {
                 continue;
             }
-            let (index, len) = (sample.index as usize, sample.len_bytes as usize);
-            let (from, place) = (sample.buf_offset, self.batch.location(index).offset);
-            let (id, len_bytes) = (sample.id, sample.len_bytes);
+            let index = sample.index as usize;
+            let len = sample.len_bytes as usize;
+            let from = sample.buf_offset;
+            let place = self.batch.location(index).offset;
+            let id = sample.id;
+            let len_bytes = sample.len_bytes;
             let location = SampleLocation { id, buf: shown, len_bytes, offset: from };
             self.batch.set_location(index, location);
             self.watch.arrived(self.batch, index);

@@ -103,7 +103,8 @@ impl InFlight {
 
     /// The first sample that begins at or after `buf_offset`.
     fn first_sample_from(&self, buf_offset: usize) -> usize {
-        let (samples, next) = (&self.fetch.samples, self.next_sample);
+        let samples = &self.fetch.samples;
+        let next = self.next_sample;
         let begins_before = |sample: &FetchSample| sample.buf_offset < buf_offset;
         let is_first = next.checked_sub(1).is_none_or(|before| begins_before(&samples[before]))
             && samples.get(next).is_none_or(|sample| !begins_before(sample));
@@ -210,7 +211,8 @@ impl InFlight {
         let TransferState { buf, failed, .. } = std::mem::take(&mut self.states[transfer]);
         let mut rest = buf.expect("no read of it is outstanding");
         let inner = if only_ends { merge_inner(&mut pieces) } else { None };
-        let (mut to_read, mut states) = (Vec::new(), Vec::with_capacity(pieces.len()));
+        let mut to_read = Vec::new();
+        let mut states = Vec::with_capacity(pieces.len());
         for (number, piece) in pieces.iter().enumerate() {
             let after = rest.split_off(piece.len_bytes);
             let buf = Some(std::mem::replace(&mut rest, after));

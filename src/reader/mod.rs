@@ -190,12 +190,11 @@ impl Reader {
     /// newer generation. `TimedOut`, `Disconnected`: as the connection options say.
     pub fn read_batch(&mut self, ids: &[SampleId], batch: &mut Batch) -> Result<()> {
         let mut failures = self.read_batch_each(ids, batch)?;
-        match failures.is_empty() {
-            true => Ok(()),
-            false => {
-                batch.reset(&self.directory, Epoch(0));
-                Err(failures.swap_remove(0).1)
-            }
+        if failures.is_empty() {
+            Ok(())
+        } else {
+            batch.reset(&self.directory, Epoch(0));
+            Err(failures.swap_remove(0).1)
         }
     }
 
@@ -317,7 +316,9 @@ impl Reader {
             }
         }
         let merge = self.merge();
-        let (requests, free, out) = (&mut self.requests, &mut self.free_fetches, &mut self.fetches);
+        let requests = &mut self.requests;
+        let free = &mut self.free_fetches;
+        let out = &mut self.fetches;
         plan_samples(requests, &self.geometry, merge, FETCH_LEN_BYTES, free, out);
         absent
     }

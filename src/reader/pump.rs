@@ -156,8 +156,11 @@ impl Pump {
         group.set_busy_poll(busy_poll);
         let scopes: Vec<PairScope> = (0..pairs_each.max(1)).map(|_| PairScope::new()).collect();
         let mut namespaces = Vec::with_capacity(devices.len());
-        let (mut queues, mut queued_tags) = (Vec::new(), Vec::new());
-        let (mut depth, mut num_queues, mut shared) = (0, 0, HashSet::new());
+        let mut queues = Vec::new();
+        let mut queued_tags = Vec::new();
+        let mut depth = 0;
+        let mut num_queues = 0;
+        let mut shared = HashSet::new();
         for (device, opened) in devices.iter().zip(open_pairs(devices, &scopes)?) {
             let mut indices = Vec::new();
             for pair in opened {
@@ -337,7 +340,8 @@ impl Pump {
             self.latency.record(now.saturating_duration_since(submitted));
             self.arrived.push_back(completion);
         }
-        let (mut bytes, mut moved) = (0, submitted > 0);
+        let mut bytes = 0;
+        let mut moved = submitted > 0;
         while bytes < VERIFY_BYTES_PER_POLL
             && let Some(completion) = self.arrived.pop_front()
         {

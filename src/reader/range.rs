@@ -99,7 +99,8 @@ impl RangeReader {
     }
 
     fn past_the_end(&self, range: &Range<u64>) -> Error {
-        let (from, len) = (range.start, range.end - range.start);
+        let from = range.start;
+        let len = range.end - range.start;
         let text = format!("{len} bytes at byte {from} go past the end of the namespace");
         Error::new(ErrorKind::Corrupt, text).target(&*self.namespace.address)
     }

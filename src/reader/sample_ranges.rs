@@ -137,10 +137,7 @@ impl Reader {
     /// its chunk has their checksums.
     pub fn read_ranges(&mut self, ranges: &[SampleRange], out: &mut Ranges) -> Result<()> {
         let mut failures = self.read_ranges_watched(ranges, out, &mut ())?;
-        match failures.is_empty() {
-            true => Ok(()),
-            false => Err(failures.swap_remove(0).1),
-        }
+        if failures.is_empty() { Ok(()) } else { Err(failures.swap_remove(0).1) }
     }
 
     /// As [`Reader::read_ranges`], but a range that cannot be read does not fail the call, and `watch` may
@@ -161,14 +158,16 @@ impl Reader {
         let now = Instant::now();
         let deadline = deadline(now, self.options.deadline);
         let mut call = Call { deadline, next_tick: now + TICK, watch };
-        let (mut wanted, mut failures) = (Vec::with_capacity(ranges.len()), Vec::new());
+        let mut wanted = Vec::with_capacity(ranges.len());
+        let mut failures = Vec::new();
         for (index, &SampleRange { id, start, end }) in ranges.iter().enumerate() {
             let Some(extent) = self.directory.extent(id) else {
                 failures.push((index, not_in_directory(&self.directory, id)));
                 continue;
             };
             let len = u64::from(extent.len_bytes);
-            let (start, end) = (start.min(len) as u32, end.min(len) as u32);
+            let start = start.min(len) as u32;
+            let end = end.min(len) as u32;
             if start < end {
                 wanted.push(Wanted { index, id, extent, start, end });
             }
@@ -367,7 +366,8 @@ impl Reader {
         match &group.unit {
             Unit::Whole => plan_chunk([(id, extent)].into_iter(), &self.geometry, &mut fetch),
             Unit::Unknown => {
-                let (start, len) = (group.span.start, group.span.end - group.span.start);
+                let start = group.span.start;
+                let len = group.span.end - group.span.start;
                 let at = extent.offset_bytes + u64::from(start);
                 (fetch, group.buf_offset) = self.plan_raw(extent.namespace, at, len);
                 return fetch;
@@ -377,7 +377,8 @@ impl Reader {
                 let end = group.span.end.div_ceil(PIECE_BYTES) as usize;
                 let pieces = (first..end).map(|piece| {
                     let skip = piece as u64 * u64::from(PIECE_BYTES);
-                    let (offset_bytes, crc32c) = (extent.offset_bytes + skip, table[piece]);
+                    let offset_bytes = extent.offset_bytes + skip;
+                    let crc32c = table[piece];
                     let len_bytes = piece_len(extent.len_bytes, piece);
                     (id, Extent { offset_bytes, len_bytes, crc32c, ..extent })
                 });
@@ -443,9 +444,10 @@ impl Reader {
                 return Err(interrupted());
             }
         }
-        match now >= call.deadline {
-            true => Err(timed_out(self.options.deadline, &self.devices)),
-            false => Ok(()),
+        if now >= call.deadline {
+            Err(timed_out(self.options.deadline, &self.devices))
+        } else {
+            Ok(())
         }
     }
 }

@@ -21,11 +21,13 @@ use super::pump::Pump;
 /// It uses the queue pairs of `pump`, since the target may not grant another one.
 pub(crate) fn stale_error(pump: &mut Pump, directory: &Directory, until: Instant) -> Option<Error> {
     let namespace = pump.namespace(0)?;
-    let (address, len) = (namespace.address.clone(), namespace.len_bytes());
+    let address = namespace.address.clone();
+    let len = namespace.len_bytes();
     let mut fetch = Fetch::default();
     for offset_bytes in COPY_OFFSETS {
         if offset_bytes + SUPERBLOCK_BYTES as u64 <= len {
-            let (buf_offset, len_bytes) = (fetch.len_bytes, SUPERBLOCK_BYTES);
+            let buf_offset = fetch.len_bytes;
+            let len_bytes = SUPERBLOCK_BYTES;
             fetch.transfers.push(Transfer { namespace: 0, offset_bytes, buf_offset, len_bytes });
             fetch.len_bytes += len_bytes;
         }

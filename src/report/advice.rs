@@ -52,7 +52,8 @@ fn worth(saved: f64, sentence: impl FnOnce() -> String) -> Advice {
 fn damaged_data(report: &Report) -> Advice {
     let reads = &report.reads;
     (reads.skipped > 0).then(|| {
-        let (skipped, repeated) = (count(reads.skipped), count(reads.repeated));
+        let skipped = count(reads.skipped);
+        let repeated = count(reads.repeated);
         let text = format!(
             "{skipped} samples could not be read and were left out, after {repeated} repeated reads: run dlfs verify, \
              which names them."
@@ -115,7 +116,8 @@ fn reads_from_afar(report: &Report) -> Advice {
 fn narrow_window(report: &Report) -> Advice {
     let (window, saved) = waited(report, Cause::Window);
     worth(saved, || {
-        let (now, outside) = (report.facts.window_bytes, report.reads.over_window);
+        let now = report.facts.window_bytes;
+        let outside = report.reads.over_window;
         let outside = match outside {
             0 => String::new(),
             outside => format!(", and {} buffers did not fit it", count(outside)),
@@ -144,9 +146,10 @@ fn few_processors(report: &Report) -> Advice {
 fn slow_order(report: &Report) -> Advice {
     let (order, saved) = waited(report, Cause::Order);
     worth(saved, || {
-        let other = match report.facts.is_grouped {
-            true => "larger batches",
-            false => "the grouped order, which plans chunks instead of samples, or larger batches",
+        let other = if report.facts.is_grouped {
+            "larger batches"
+        } else {
+            "the grouped order, which plans chunks instead of samples, or larger batches"
         };
         format!("{} of waiting was for the order to be computed: try {other}.", duration(order))
     })
@@ -171,9 +174,10 @@ fn amplification(report: &Report) -> Advice {
     let factor = report.reads.bytes as f64 / total.bytes.max(1) as f64;
     (factor > 1.5).then_some(())?;
     worth(network * (1.0 - 1.0 / factor), || {
-        let remedy = match report.facts.is_grouped {
-            true => "a larger window, or lanes that are a multiple of the ranks, reads chunks once",
-            false => "the grouped order reads each chunk once",
+        let remedy = if report.facts.is_grouped {
+            "a larger window, or lanes that are a multiple of the ranks, reads chunks once"
+        } else {
+            "the grouped order reads each chunk once"
         };
         format!(
             "{} were read for {} delivered, {factor:.1} times as much: {remedy}.",
@@ -198,7 +202,8 @@ fn tiny_batches(report: &Report) -> Advice {
 }
 
 fn kept_up(report: &Report) -> Advice {
-    let (total, time) = (report.timeline.total(), report.timeline.time());
+    let total = report.timeline.total();
+    let time = report.timeline.time();
     let waited = share(total.stalls.total(), time);
     (waited < 0.1 && total.batches > 0).then(|| {
         let text = format!(
@@ -238,7 +243,8 @@ fn bytes_for_each_byte(report: &Report) -> Advice {
 }
 
 fn nothing_repeated(report: &Report) -> Advice {
-    let (time, reads) = (report.timeline.time(), &report.reads);
+    let time = report.timeline.time();
+    let reads = &report.reads;
     let repeated = match reads.repeated {
         0 => "No read had to be repeated".to_owned(),
         repeated => format!(

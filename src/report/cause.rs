@@ -64,7 +64,8 @@ impl Stalls {
             return false;
         }
         // Up to a share's end, so that the parts add up to the whole.
-        let (mut before, mut given) = (0_u128, 0_u64);
+        let mut before = 0_u128;
+        let mut given = 0_u64;
         for (total, &share) in self.ns.iter_mut().zip(shares) {
             before += u128::from(share);
             let end = (u128::from(waited_ns) * before / sum) as u64;

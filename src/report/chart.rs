@@ -65,9 +65,11 @@ pub(super) fn stacked(
     }
     let mut floor = vec![0.0; columns.len()];
     for layer in layers.iter().filter(|layer| layer.heights.iter().any(|height| *height > 0.0)) {
-        let (mut up, mut back) = (String::new(), String::new());
+        let mut up = String::new();
+        let mut back = String::new();
         for ((column, height), floor) in columns.iter().zip(&layer.heights).zip(&mut floor) {
-            let (left, right) = (x(column.begin), x(column.begin + column.len));
+            let left = x(column.begin);
+            let right = x(column.begin + column.len);
             let ceiling = *floor + height;
             let y = |value: f64| HEIGHT * (1.0 - (value / top.max(1e-9)).min(1.0));
             let _ = write!(up, "{}{left:.2} {:.2}H{right:.2}", link(&up), y(ceiling));
@@ -77,7 +79,8 @@ pub(super) fn stacked(
         let _ = write!(svg, "<path class=\"{}\" d=\"{up}{back}Z\"/>", layer.class);
     }
     for column in columns {
-        let (left, width) = (x(column.begin), x(column.len));
+        let left = x(column.begin);
+        let width = x(column.len);
         let _ = write!(
             svg,
             "<rect class=\"hover\" x=\"{left:.2}\" width=\"{width:.2}\" y=\"0\" height=\"{HEIGHT}\"><title>{}</title>\
@@ -158,7 +161,9 @@ mod tests {
             let mut timeline = Timeline::new();
             for number in 1..=batches {
                 let at = Duration::from_millis(21 * number);
-                let (samples, bytes, stalls) = (5, 50, Stalls::default());
+                let samples = 5;
+                let bytes = 50;
+                let stalls = Stalls::default();
                 timeline.batch(&Delivered { asked: at, at, epoch: 0, samples, bytes, stalls });
             }
             let columns = columns(&timeline);

@@ -43,7 +43,8 @@ pub(super) fn of(report: &Report) -> String {
 }
 
 fn head(report: &Report) -> String {
-    let (total, time) = (report.timeline.total(), report.timeline.time());
+    let total = report.timeline.total();
+    let time = report.timeline.time();
     let waited = total.stalls.total();
     let main = Cause::ALL.into_iter().max_by_key(|cause| total.stalls.of(*cause));
     let title = match main.filter(|_| share(waited, time) >= 0.01) {
@@ -58,7 +59,8 @@ fn head(report: &Report) -> String {
 }
 
 fn tiles(report: &Report) -> String {
-    let (total, time) = (report.timeline.total(), report.timeline.time());
+    let total = report.timeline.total();
+    let time = report.timeline.time();
     let tiles = [
         (rate(total.samples_per_s()), "samples/s"),
         (count(total.samples), "samples"),
@@ -85,7 +87,8 @@ fn whole(report: &Report) -> String {
     let parts = parts(total);
     let shown = parts.iter().filter(|(_, _, part)| !part.is_zero());
     let items = shown.map(|(class, what, part)| {
-        let (time, share) = (duration(*part), percent(*part, total.time()));
+        let time = duration(*part);
+        let share = percent(*part, total.time());
         legend_item(class, what, &format!("{time}, {share}"))
     });
     let legend: String = items.collect();
@@ -98,7 +101,8 @@ fn rates(report: &Report, columns: &[Column]) -> String {
     let heights: Vec<f64> = columns.iter().map(of).collect();
     let top = nice(heights.iter().copied().fold(0.0, f64::max));
     let tell = |column: &Column| {
-        let (samples, batches) = (rate(of(column)), count(column.counts.batches));
+        let samples = rate(of(column));
+        let batches = count(column.counts.batches);
         format!("{}: {samples} samples/s, {batches} batches", when(column))
     };
     let layers = [Layer { class: "rate", heights }];
@@ -119,9 +123,10 @@ fn waits_over_time(report: &Report, columns: &[Column]) -> String {
         let causes: Vec<String> = causes
             .map(|(cause, waited)| format!("{} {}", noun(cause), percent(waited, column.len)))
             .collect();
-        match causes.is_empty() {
-            true => format!("{}: no waiting", when(column)),
-            false => format!("{}: waiting for {}", when(column), causes.join(", ")),
+        if causes.is_empty() {
+            format!("{}: no waiting", when(column))
+        } else {
+            format!("{}: waiting for {}", when(column), causes.join(", "))
         }
     };
     let svg = stacked(columns, &layers, 1.0, "share of the time spent waiting, by cause", tell);
@@ -232,7 +237,8 @@ fn histogram(durations: &Histogram, what: &str, note: &str) -> String {
     let first = counts.iter().position(|count| *count > 0).unwrap_or(0);
     let last = counts.iter().rposition(|count| *count > 0).unwrap_or(0);
     let most = counts.iter().max().copied().unwrap_or(0).max(1);
-    let (mut bars, mut labels) = (String::new(), String::new());
+    let mut bars = String::new();
+    let mut labels = String::new();
     for (nth, bucket) in (first..=last).enumerate() {
         let count_of = counts[bucket];
         let limit = match Histogram::octave_limit(bucket) {
@@ -498,7 +504,8 @@ mod tests {
         let mut slow = report(10, 3);
         let mut stalls = Stalls::default();
         stalls.add(Cause::Network, Duration::from_secs(10));
-        let (asked, at) = (slow.timeline.time(), slow.timeline.time() + Duration::from_secs(10));
+        let asked = slow.timeline.time();
+        let at = slow.timeline.time() + Duration::from_secs(10);
         slow.timeline.batch(&Delivered { asked, at, epoch: 3, samples: 1, bytes: 1, stalls });
         assert!(slow.advice()[0].contains("--tier"), "{:?}", slow.advice());
         let tier =

@@ -18,7 +18,8 @@ pub(super) fn count(number: u64) -> String {
 /// Bytes in powers of 1000: `1.23 GB`.
 pub(super) fn bytes(number: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
-    let (mut value, mut unit) = (number as f64, 0);
+    let mut value = number as f64;
+    let mut unit = 0;
     while value >= 999.5 && unit + 1 < units.len() {
         value /= 1000.0;
         unit += 1;

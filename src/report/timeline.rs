@@ -193,7 +193,8 @@ impl Timeline {
 
     /// The buckets, each with its begin and its length.
     pub fn buckets(&self) -> impl ExactSizeIterator<Item = (Duration, Duration, &Counts)> {
-        let (width, end) = (self.width_ns, self.end_ns);
+        let width = self.width_ns;
+        let end = self.end_ns;
         self.buckets.iter().enumerate().map(move |(index, counts)| {
             let begin = index as u64 * width;
             let len = width.min(end.saturating_sub(begin));
@@ -223,7 +224,8 @@ impl Timeline {
                 self.epochs.remove(FIRST_EPOCHS);
                 self.epochs_left_out += 1;
             }
-            let (begin, counts) = (Duration::from_nanos(begin_ns), Counts::default());
+            let begin = Duration::from_nanos(begin_ns);
+            let counts = Counts::default();
             self.epochs.push(Epoch { epoch, begin, counts });
         }
         self.epochs.last_mut().expect("it was pushed just now, or is there")
@@ -255,7 +257,8 @@ impl Timeline {
     fn spread_times(&mut self, consumer: Range<u64>, call: Range<u64>, added: &Counts) {
         let own_ns = nanos(added.consumer);
         self.spread(consumer, own_ns, |counts, ns| counts.consumer += Duration::from_nanos(ns));
-        let (stalls, waited_ns) = (added.stalls, nanos(added.stalls.total()));
+        let stalls = added.stalls;
+        let waited_ns = nanos(added.stalls.total());
         self.spread(call.clone(), waited_ns, |counts, ns| {
             counts.stalls = counts.stalls.plus(&stalls.scaled(Duration::from_nanos(ns)));
         });
@@ -274,9 +277,10 @@ impl Timeline {
         let mut given = 0;
         for index in first..=last {
             let end = ((index as u64 + 1) * self.width_ns).min(range.end) - range.start;
-            let until = match index == last {
-                true => amount,
-                false => (u128::from(amount) * u128::from(end) / u128::from(len)) as u64,
+            let until = if index == last {
+                amount
+            } else {
+                (u128::from(amount) * u128::from(end) / u128::from(len)) as u64
             };
             add(&mut self.buckets[index], until - given);
             given = until;
@@ -317,7 +321,8 @@ mod tests {
     }
 
     fn delivered(asked_us: u64, at_us: u64, epoch: u64, stalls: Stalls) -> Delivered {
-        let (asked, at) = (Duration::from_micros(asked_us), Duration::from_micros(at_us));
+        let asked = Duration::from_micros(asked_us);
+        let at = Duration::from_micros(at_us);
         Delivered { asked, at, epoch, samples: 10, bytes: 1000, stalls }
     }
 

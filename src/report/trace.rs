@@ -131,7 +131,8 @@ impl Writer {
     }
 
     fn event(&mut self, thread: u32, event: &Event) {
-        let (begin, len) = (event.begin, event.len);
+        let begin = event.begin;
+        let len = event.len;
         match event.what {
             What::Next { epoch, samples, bytes, stalls } => {
                 let args = format!("\"epoch\":{epoch},\"samples\":{samples},\"bytes\":{bytes}");
@@ -212,7 +213,8 @@ mod tests {
     use super::*;
 
     fn burst(at_us: u64) -> Event {
-        let (begin, len) = (Duration::from_micros(at_us), Duration::from_micros(1));
+        let begin = Duration::from_micros(at_us);
+        let len = Duration::from_micros(1);
         Event { begin, len, what: What::Burst { begun: at_us } }
     }
 
@@ -241,7 +243,8 @@ mod tests {
         let mut timeline = Timeline::new();
         let mut stalls = Stalls::default();
         stalls.add(Cause::Network, Duration::from_micros(3));
-        let (asked, at) = (Duration::from_micros(2), Duration::from_micros(9));
+        let asked = Duration::from_micros(2);
+        let at = Duration::from_micros(9);
         timeline.batch(&Delivered { asked, at, epoch: 0, samples: 1, bytes: 1, stalls });
         let text = to_json(&Events::default(), &poller, Some(&timeline));
         let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -107,8 +107,10 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
         | cns::CSI_NAMESPACE
         | cns::INDEPENDENT_NAMESPACE => {
             let namespace = namespace.ok_or(Status::INVALID_NAMESPACE)?;
-            let (num_blocks, block_len) = (namespace.num_blocks, namespace.block_len_bytes);
-            let (nguid, read_only) = (namespace.nguid, namespace.read_only || access.read_only);
+            let num_blocks = namespace.num_blocks;
+            let block_len = namespace.block_len_bytes;
+            let nguid = namespace.nguid;
+            let read_only = namespace.read_only || access.read_only;
             let descriptors = NamespaceDescriptors {
                 nguid: Some(nguid),
                 csi: Some(0),
@@ -194,7 +196,8 @@ fn set_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
     }
     match sqe.low_byte_of_cdw10() {
         feature::NUMBER_OF_QUEUES => {
-            let (submission, completion) = ((value & 0xFFFF) as u16, (value >> 16) as u16);
+            let submission = (value & 0xFFFF) as u16;
+            let completion = (value >> 16) as u16;
             let Some(asked) = submission.min(completion).checked_add(1) else {
                 return Answer::Fail(Status::INVALID_FIELD);
             };

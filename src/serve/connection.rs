@@ -713,7 +713,8 @@ impl HostConnection {
 
     /// All data of a write have arrived.
     fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
-        let (len, in_capsule) = (buf.len() as u32, true);
+        let len = buf.len() as u32;
+        let in_capsule = true;
         // It was checked before the data were requested, but the namespace may have changed since.
         let Some(queue) = &self.queue else { return };
         let data = DataTransfer::FromHost { len, in_capsule };
@@ -861,7 +862,8 @@ impl HostConnection {
         let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else {
             return tracing::debug!(peer = %self.peer, "connection closed: {closed}");
         };
-        let (host, cntlid) = (queue.controller.hostnqn.as_str(), queue.controller.cntlid);
+        let host = queue.controller.hostnqn.as_str();
+        let cntlid = queue.controller.cntlid;
         let seconds = now.saturating_duration_since(self.opened).as_secs();
         tracing::info!(peer = %self.peer, host, cntlid, seconds, "disconnected: {closed}");
     }

@@ -210,7 +210,9 @@ mod tests {
     #[test]
     fn strangers_wait_in_a_short_queue_and_known_hosts_go_first() {
         let all = Exponentiations::new();
-        let (now, stranger, known) = (Instant::now(), host("stranger"), host("known"));
+        let now = Instant::now();
+        let stranger = host("stranger");
+        let known = host("known");
         for number in 0..MAX_UNPROVEN {
             let of = peer_at(number / MAX_UNPROVEN_PER_PEER);
             assert!(all.push(job(number), of, &stranger, now));

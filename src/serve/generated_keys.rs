@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn a_generated_key_is_valid_for_a_minute_and_while_a_controller_holds_it() {
-        let (keys, now) = (GeneratedKeys::default(), Instant::now());
+        let keys = GeneratedKeys::default();
+        let now = Instant::now();
         let [one, other] = [psk(1), psk(2)];
         let identity = |psk: &TlsPsk| psk.identity().as_str().to_owned();
         keys.add(one.clone(), now);

@@ -58,7 +58,8 @@ pub(super) struct NamespaceQueue {
 
 impl NamespaceQueue {
     pub(super) fn new(served: &ServedNamespace, queue_pair: Box<dyn QueuePair>) -> NamespaceQueue {
-        let (nsid, read_only) = (served.nsid, served.read_only);
+        let nsid = served.nsid;
+        let read_only = served.read_only;
         NamespaceQueue { nsid, read_only, queue_pair, pending: VecDeque::new(), is_removed: false }
     }
 
@@ -146,7 +147,8 @@ impl Backend {
             nvm::WRITE if sqe.cdw12.get() & FUA != 0 => Kind::DurableWrite,
             nvm::WRITE => Kind::Write,
             nvm::FLUSH => {
-                let (slba, len_bytes) = (Lba(0), 0);
+                let slba = Lba(0);
+                let len_bytes = 0;
                 let kind = Kind::Flush;
                 let forces_unit_access = false;
                 return Ok(Request { kind, queue, slba, len_bytes, forces_unit_access });

@@ -86,11 +86,12 @@ fn key_of<K: FromStr<Err = KeyError>>(
     prefix: &str,
     hint: &'static str,
 ) -> Result<K> {
-    match text_or_path.starts_with(prefix) {
-        true => text_or_path.parse().map_err(|error| {
+    if text_or_path.starts_with(prefix) {
+        text_or_path.parse().map_err(|error| {
             Error::new(ErrorKind::InvalidArgument, format!("the key is not usable: {error}"))
-        }),
-        false => read_key(Path::new(text_or_path), hint),
+        })
+    } else {
+        read_key(Path::new(text_or_path), hint)
     }
 }
 

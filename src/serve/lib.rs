@@ -163,7 +163,8 @@ impl Target {
         };
         let mut listeners = Some(listeners);
         for number in 0..num_pollers {
-            let (subsystem, counters) = (target.subsystem.clone(), target.counters.clone());
+            let subsystem = target.subsystem.clone();
+            let counters = target.counters.clone();
             let mailboxes = target.mailboxes.clone();
             let cpu = subsystem.options.cpus.as_ref().map(|cpus| cpus.nth(number));
             let listeners = listeners.take().unwrap_or_default(); // the first poller accepts
@@ -173,8 +174,10 @@ impl Target {
                 None => make()?,
                 Some(cpu) => cpu.run(make)??,
             };
-            let (name, fate) = (format!("dlfs-target-{number}"), target.fate.clone());
-            let (who, all) = (format!("the thread {name}"), target.mailboxes.clone());
+            let name = format!("dlfs-target-{number}");
+            let fate = target.fate.clone();
+            let who = format!("the thread {name}");
+            let all = target.mailboxes.clone();
             target.threads.push(threads::start(name, &target.fate, poller, move |poller| {
                 if let Some(Err(error)) = cpu.map(|cpu| cpu.bind_this_thread()) {
                     // The binding worked a moment ago, when the poller was created on this
@@ -258,9 +261,10 @@ impl Target {
     /// As [`Target::add_namespace`].
     pub fn prepare_namespace(&self, served: ServedNamespace) -> Result<PreparedNamespace> {
         namespaces::check_one(&served)?;
-        let (nsid, subsystem) = (served.nsid, &self.subsystem);
-        let (takes, told) =
-            (served.device.namespace().max_transfer_bytes, subsystem.max_transfer_bytes);
+        let nsid = served.nsid;
+        let subsystem = &self.subsystem;
+        let takes = served.device.namespace().max_transfer_bytes;
+        let told = subsystem.max_transfer_bytes;
         if takes < told {
             let message = format!(
                 "its transfers have at most {takes} bytes, and hosts were told that {told} are possible"
@@ -366,8 +370,10 @@ impl Target {
         if self.authenticates {
             return Ok(());
         }
-        let (subsystem, counters) = (self.subsystem.clone(), self.counters.clone());
-        let (mailboxes, fate) = (self.mailboxes.clone(), self.fate.clone());
+        let subsystem = self.subsystem.clone();
+        let counters = self.counters.clone();
+        let mailboxes = self.mailboxes.clone();
+        let fate = self.fate.clone();
         let name = "dlfs-target-auth";
         let thread = threads::start(name, &self.fate, (), move |()| {
             let deliver = |poller: usize, computed| mailboxes[poller].computed(computed);

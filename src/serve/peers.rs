@@ -108,7 +108,9 @@ mod tests {
 
     #[test]
     fn one_peer_has_a_limit_and_the_largest_is_evicted_for_a_small_one() {
-        let (one, two, three) = (peer("192.0.2.1"), peer("192.0.2.2"), peer("192.0.2.3"));
+        let one = peer("192.0.2.1");
+        let two = peer("192.0.2.2");
+        let three = peer("192.0.2.3");
         let mut peer_limits = PeerLimits::new(10, 6);
         (0..6).for_each(|_| peer_limits.add(one));
         assert_eq!(peer_limits.reached(one), Some(Limit::Peer));

@@ -220,7 +220,8 @@ impl Poller {
         let num_events = self.wait_for_events(&mut events);
         for event in &events[..num_events] {
             // Copied: the fields of the kernel's structure are not aligned.
-            let (token, flags) = (event.data.u64(), event.flags);
+            let token = event.data.u64();
+            let flags = event.flags;
             match token {
                 WAKER => self.take_from_inbox(now),
                 _ if LISTENER - token < self.listeners.len() as u64 => {
@@ -754,7 +755,8 @@ fn make_backend(
 /// quarters of the process's file descriptor limit. The rest is for the process itself.
 fn peer_limits(subsystem: &Subsystem, num_pollers: usize) -> PeerLimits {
     let options = &subsystem.options;
-    let (max, max_per_peer) = (options.max_connections, options.max_connections_per_address);
+    let max = options.max_connections;
+    let max_per_peer = options.max_connections_per_address;
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let files = files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
     let room = (files / 4 * 3 / num_pollers).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS);

@@ -300,7 +300,9 @@ impl Subsystem {
     }
 
     pub(super) fn allows(&self, host: &Nqn) -> bool {
-        let (options, keys, allowed) = (&self.options, self.keys.read(), self.allowed.read());
+        let options = &self.options;
+        let keys = self.keys.read();
+        let allowed = self.allowed.read();
         let is_open = allowed.is_empty() && keys.is_empty();
         let any = is_open && self.is_local;
         options.allow_any_host || any || allowed.contains(host) || keys.contains_key(host)
@@ -382,7 +384,8 @@ impl Subsystem {
     }
 
     fn log_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
-        let (hostnqn, why) = (data.hostnqn().ok(), &refusal.why);
+        let hostnqn = data.hostnqn().ok();
+        let why = &refusal.why;
         let who = Who { peer: Some(peer), host: hostnqn.as_ref() };
         let Some(kind) = refusal.kind else {
             let host = hostnqn.as_ref().map(Nqn::as_str);
@@ -541,9 +544,10 @@ impl Subsystem {
     ) -> bool {
         let peer_with_most = controllers.peer_limits(is_discovery).peer_with_most(peer);
         // How long a controller must have been silent before it may be evicted.
-        let min_silent_ms = match is_discovery {
-            true => DISCOVERY_EVICTABLE_MS,
-            false => u64::try_from(2 * self.options.max_keep_alive.as_millis()).unwrap_or(u64::MAX),
+        let min_silent_ms = if is_discovery {
+            DISCOVERY_EVICTABLE_MS
+        } else {
+            u64::try_from(2 * self.options.max_keep_alive.as_millis()).unwrap_or(u64::MAX)
         };
         let now_ms = self.millis(now);
         let silent_ms = |controller: &Controller| {
@@ -756,7 +760,8 @@ impl Controller {
 
 impl Queue {
     fn log_connected(&self, peer: SocketAddr) {
-        let (host, cntlid) = (self.controller.hostnqn.as_str(), self.controller.cntlid);
+        let host = self.controller.hostnqn.as_str();
+        let cntlid = self.controller.cntlid;
         let discovery = self.controller.is_discovery;
         match self.qid {
             0 => {
@@ -869,7 +874,8 @@ fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
 
 /// A refusal because of a limit: a retry may succeed later.
 fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
-    let (status, kind) = (Status::CONNECT_CONTROLLER_BUSY, Some(WarningKind::NoController));
+    let status = Status::CONNECT_CONTROLLER_BUSY;
+    let kind = Some(WarningKind::NoController);
     Refusal { status, dw0: 0, kind, why: why.into() }
 }
 

@@ -88,7 +88,8 @@ impl Warnings {
     ) {
         self.access.tell_why(who, why, kind.event());
         let verb = kind.verb();
-        let (peer, host) = (who.peer.map(display), who.host.map(Nqn::as_str));
+        let peer = who.peer.map(display);
+        let host = who.host.map(Nqn::as_str);
         match self.due(now, kind) {
             Some(suppressed) => tracing::warn!(peer, host, suppressed, "{verb}: {why}"),
             None => tracing::info!(peer, host, "{verb}: {why}"),

@@ -270,7 +270,8 @@ fn files_with_numbers_that_no_entry_has_are_no_entries_and_a_log_with_gaps_is_da
 #[test]
 fn links_and_special_files_in_a_catalogue_are_refused_and_nothing_outside_is_read_or_written() {
     let folder = tempfile::tempdir().unwrap();
-    let (place, outside) = (folder.path().join("catalog"), folder.path().join("outside"));
+    let place = folder.path().join("catalog");
+    let outside = folder.path().join("outside");
     let index = Index { image: record(1, 1).image, ..Index::default() };
     let victim = outside.join("victim");
     let fresh = || {

@@ -71,9 +71,12 @@ fn rows(random: &mut Random, names: &[String]) -> BTreeMap<String, Row> {
 }
 
 fn csv(columns: &[&'static str], rows: &BTreeMap<String, Row>) -> String {
-    let quoted = |text: &str| match text.contains([',', '"']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
+    let quoted = |text: &str| {
+        if text.contains([',', '"']) {
+            format!("\"{}\"", text.replace('"', "\"\""))
+        } else {
+            text.to_owned()
+        }
     };
     let mut text = format!("file,{}\n", columns.join(","));
     for (name, row) in rows {
@@ -112,7 +115,8 @@ fn check(directory: &Directory, rows: &BTreeMap<String, Row>) {
 fn values_survive_appends_deletes_purges_and_rebuilds() {
     let mut random = Random::new(3);
     let dir = tempfile::tempdir().unwrap();
-    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    let first = dir.path().join("first");
+    let second = dir.path().join("second");
     let files = tree(&first, 300, 3000, 1);
     let mut all = rows(&mut random, &names_of(&files)[20..]);
     let table = dir.path().join("first.csv");
@@ -224,7 +228,8 @@ fn expressions_over_columns_select_what_they_say() {
                 Box::new(move |r| lang(r).is_some_and(|l| l.contains('r'))),
             ),
         ];
-        let (a, b) = (random.below(12), random.below(12));
+        let a = random.below(12);
+        let b = random.below(12);
         let text = format!("({}) or not ({})", cases[a].0, cases[b].0);
         let expected: Vec<u64> = (0..400)
             .filter(|id| {
@@ -339,7 +344,8 @@ fn earlier_releases_may_read_such_an_image_and_not_write_to_it() {
         imported(&source, &disks, options).unwrap();
         disks.contents().remove(0)
     };
-    let (plain, typed) = (import(&options(Onto::Empty)), import(&with(Onto::Empty, &table)));
+    let plain = import(&options(Onto::Empty));
+    let typed = import(&with(Onto::Empty, &table));
     let copy_b = 32 << 10;
     let to_write = |image: &[u8]| image[copy_b + 128..copy_b + 136].to_vec();
     assert_eq!((to_write(&plain), to_write(&typed)), (vec![0; 8], vec![1, 0, 0, 0, 0, 0, 0, 0]));

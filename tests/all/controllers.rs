@@ -78,7 +78,8 @@ fn read_epoch(image: &Image, target: &Target, queue_pairs: usize) {
     let options = LoaderOptions { queue_pairs, ..LoaderOptions::new(order, 32, 1) };
     let before = target.stats().accepted;
     let mut loader = image.prefetcher(options).unwrap();
-    let (mut batch, mut count) = (Batch::new(), 0);
+    let mut batch = Batch::new();
+    let mut count = 0;
     while loader.next_into(&mut batch).unwrap() {
         count += batch.len();
     }
@@ -154,7 +155,8 @@ fn a_subsystem_without_an_image_says_so_and_one_namespace_is_as_if_it_was_named(
 }
 
 fn import_to(source: &Path, address: &Address, onto: Onto) -> dlfs::Result<()> {
-    let (address, connect) = (std::slice::from_ref(address), ConnectOptions::default());
+    let address = std::slice::from_ref(address);
+    let connect = ConnectOptions::default();
     let options = ImportOptions { uuid: None, ..options(onto) };
     import::import(&paths(source), address, &options, &connect, &mut ()).map(drop)
 }
@@ -237,7 +239,8 @@ fn assert_right(done: &Completion, number: usize) {
 
 /// Polls until this number of I/Os has completed.
 fn finish(group: &mut PollGroup, count: usize) -> Vec<(usize, Completion)> {
-    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    let mut done = Vec::new();
+    let until = Instant::now() + Duration::from_secs(60);
     while done.len() < count && Instant::now() < until {
         if group.poll(Instant::now(), usize::MAX, &mut done) == 0 {
             group.wait(until);

@@ -224,7 +224,8 @@ fn a_damaged_sample_is_an_error_left_out_or_blank_and_the_loader_restarts_on_req
         }
     };
     assert_eq!(until_error(), ErrorKind::Corrupt);
-    let (at, failed) = (loader.state(), loader.next(&mut ()).unwrap_err());
+    let at = loader.state();
+    let failed = loader.next(&mut ()).unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::Corrupt, "it stays");
     bytes[extent.offset_bytes as usize + 50] ^= 1; // later repaired, as by another copy
     fs::write(&path, &bytes).unwrap();
@@ -261,7 +262,10 @@ fn threads_read_by_id_side_by_side_and_take_different_batches_of_one_loader() {
     let delivered = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (source, dataset, loader, delivered) = (&source, &dataset, &loader, &delivered);
+            let source = &source;
+            let dataset = &dataset;
+            let loader = &loader;
+            let delivered = &delivered;
             scope.spawn(move || {
                 let mut random = Random::new(thread);
                 for _ in 0..50 {
@@ -306,7 +310,8 @@ fn an_epoch_resumes_exactly_once_with_another_world_size_and_batch_size() {
 
 #[test]
 fn a_state_of_another_data_set_or_order_is_refused_and_the_run_stays_where_it_was() {
-    let (source, other) = (Source::new(7), Source::new(8));
+    let source = Source::new(7);
+    let other = Source::new(8);
     let loader = source.open().loader(options(GLOBAL, 10, 2)).unwrap();
     let foreign = other.open().loader(options(GLOBAL, 10, 2)).unwrap().state();
     loader.next(&mut ()).unwrap().unwrap();
@@ -408,7 +413,9 @@ fn a_sampler_names_what_a_loader_would_read() {
     for kind in [GLOBAL, GROUPED] {
         let read = source.drain(&dataset.loader(options(kind, 7, 2)).unwrap());
         let mut sampler = Sampler::new(&dataset, options(kind, 7, 2)).unwrap();
-        let (mut named, mut batch, mut epochs) = (Vec::new(), Vec::new(), 0);
+        let mut named = Vec::new();
+        let mut batch = Vec::new();
+        let mut epochs = 0;
         while let Some(ends_epoch) = sampler.next(&mut batch).unwrap() {
             named.extend(batch.iter().map(|id| id.0));
             epochs += u32::from(ends_epoch);
@@ -665,7 +672,8 @@ fn forked_children_and_their_parent_read_at_the_same_time() {
                     let wanted = ids(&[3, 170]);
                     let read = dataset.read(Query::Ids(&wanted), OnError::Raise, &mut ()).unwrap();
                     source.assert_right(&read.batch);
-                    let (at, stats) = (loader.state(), loader.stats());
+                    let at = loader.state();
+                    let stats = loader.stats();
                     let batch = loader.next(&mut ()).unwrap().unwrap();
                     source.assert_right(&batch);
                     stats.batches == 0 && loader.state() != at

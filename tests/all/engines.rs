@@ -195,7 +195,8 @@ fn a_file_is_created_at_its_length_and_kept_when_it_is_longer() {
 fn a_path_that_is_no_file_or_device_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
-    let (directory, mode) = (File::open(folder.path()).unwrap(), rustix::fs::Mode::RWXU);
+    let directory = File::open(folder.path()).unwrap();
+    let mode = rustix::fs::Mode::RWXU;
     rustix::fs::mknodat(&directory, "fifo", rustix::fs::FileType::Fifo, mode, 0).unwrap();
     for path in [folder.path(), &*fifo, Path::new("/dev/null")] {
         let error = FileNamespace::open(path, FileOptions::default()).err().unwrap();

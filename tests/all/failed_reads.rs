@@ -350,7 +350,8 @@ fn a_call_that_keeps_failing_ends_at_its_deadline() {
     // Each command fails slowly.
     fixture.device.add(Rule::any_read(u32::MAX, Fault::LateOs(Duration::from_millis(40), EIO)));
     let ids: Vec<_> = (0..20_000).map(SampleId).collect();
-    let (began, mut ended) = (Instant::now(), false);
+    let began = Instant::now();
+    let mut ended = false;
     for _ in 0..3 {
         match reader.read_batch_each(&ids, &mut Batch::new()) {
             Ok(failures) => assert_eq!(failures.len(), ids.len()),

@@ -137,7 +137,8 @@ fn through(wire: &Wire) -> Address {
 
 impl World {
     fn new() -> World {
-        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let first = tempfile::tempdir().unwrap();
+        let second = tempfile::tempdir().unwrap();
         let files = tree(first.path(), 24, 9000, 1);
         let more = tree(second.path(), 9, 9000, 2);
         let device = disk(&[]);
@@ -147,7 +148,8 @@ impl World {
         let image = Blocking::new(device.queue_pair().unwrap()).unwrap();
         let image = { image }.read(0, LEN as usize).unwrap().to_vec();
         let deleted = files.keys().step_by(5).cloned().collect();
-        let (target, carried) = (serve(&device), BTreeMap::new());
+        let target = serve(&device);
+        let carried = BTreeMap::new();
         let mut world = World { first, second, files, more, deleted, image, target, carried };
         for (index, work) in WORK.into_iter().enumerate() {
             for digests in [false, true] {
@@ -211,7 +213,8 @@ impl World {
     }
 
     fn work(&self, run: &Run, wire: &Wire) -> dlfs::Result<()> {
-        let (connect, address) = (connect(run.digests), [through(wire)]);
+        let connect = connect(run.digests);
+        let address = [through(wire)];
         let import = |source: &Path, onto| {
             let lease = Duration::from_secs(2);
             let wanted = ImportOptions { lease, ..options(onto) };
@@ -262,7 +265,8 @@ impl World {
         (options.on_error, options.deadline) = (on_error, Duration::from_secs(8));
         options.window_bytes = 1 << 20;
         let mut loader = image.prefetcher(options)?;
-        let (mut seen, mut batch) = (0, Batch::new());
+        let mut seen = 0;
+        let mut batch = Batch::new();
         while loader.next_into(&mut batch)? {
             self.assert_right(image, &batch);
             seen += batch.len() as u64;
@@ -405,7 +409,8 @@ fn work_over_a_faulty_network_is_right_or_ends_with_an_error() {
         Ok(text) => text.parse().expect("a number"),
         Err(_) => default,
     };
-    let (runs, first) = (number("DLFS_NETWORK_RUNS", 150), number("DLFS_NETWORK_SEED", 1));
+    let runs = number("DLFS_NETWORK_RUNS", 150);
+    let first = number("DLFS_NETWORK_SEED", 1);
     // Panics of the library's threads would not end the run, so they are counted here.
     static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let usual = std::panic::take_hook();
@@ -417,7 +422,8 @@ fn work_over_a_faulty_network_is_right_or_ends_with_an_error() {
         usual(info);
     }));
     let world = World::new();
-    let (tally, next) = (Mutex::new(Tally::default()), AtomicU64::new(first));
+    let tally = Mutex::new(Tally::default());
+    let next = AtomicU64::new(first);
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..WORKERS {

@@ -181,7 +181,8 @@ fn a_file_system_that_hangs_holds_up_nobody_but_its_reader() {
     assert_eq!(namespace.files()[20].name, b"slow");
     let mut pending: VecDeque<Io> = std::iter::once(20).chain(0..20).map(read).collect();
     assert_eq!(pair.submit(&mut pending), 21);
-    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    let mut done = Vec::new();
+    let until = Instant::now() + Duration::from_secs(60);
     while done.len() < 20 {
         pair.poll(Instant::now(), 100, &mut done); // and comes back, which is what is tested
         assert!(Instant::now() < until, "{} of 20", done.len());

@@ -111,7 +111,8 @@ fn every_flipped_bit_and_every_cut_of_a_chunk_header_is_seen() {
 }
 
 fn check_flips_and_cuts_of_a_header(image: &Image) {
-    let (head, bytes) = (image.heads()[0], image.first_header());
+    let head = image.heads()[0];
+    let bytes = image.first_header();
     let whole = ChunkHeader::parse(&bytes).unwrap();
     for bit in 0..bytes.len() * 8 {
         let mut damaged = bytes.clone();
@@ -217,7 +218,8 @@ pub fn forged_chunk_headers_are_refused_or_harmless() {
 }
 
 fn check_forged_headers(image: &Image) {
-    let (head, bytes) = (image.heads()[0], image.first_header());
+    let head = image.heads()[0];
+    let bytes = image.first_header();
     let header_len = head.header_len as usize;
     for at in 8..header_len.min(400) {
         for len in [1, 2, 4, 8] {
@@ -320,7 +322,8 @@ fn seal_snapshot(bytes: &mut [u8]) {
     let sections = usize::from(u16::from_le_bytes([bytes[10], bytes[11]])).min(64);
     for section in (0..sections).map(|i| 128 + i * 32) {
         let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
-        let (offset, len) = (number(section + 8), number(section + 16));
+        let offset = number(section + 8);
+        let len = number(section + 16);
         let range = offset as usize..offset.saturating_add(len) as usize;
         if let Some(content) = bytes.get(range) {
             let crc = crc32c(content);
@@ -397,10 +400,12 @@ fn mixed_images_namespaces_and_generations_are_told_apart() {
     let twice = select_generation(&[now[0].clone(), now[0].clone()]);
     assert_eq!(twice, Err(SuperblockSetError::Twice { namespace: 0, first: 0, second: 1 }));
     let mixed = select_generation(&[now[0].clone(), old[1].clone()]);
-    let (expected, found) = (Generation(3), Generation(1));
+    let expected = Generation(3);
+    let found = Generation(1);
     assert_eq!(mixed, Err(SuperblockSetError::MixedGenerations { namespace: 1, expected, found }));
     let back = select_generation(&[old[0].clone(), now[1].clone()]);
-    let (expected, found) = (Generation(1), Generation(3));
+    let expected = Generation(1);
+    let found = Generation(3);
     let taken_back = SuperblockSetError::MixedGenerations { namespace: 1, expected, found };
     assert_eq!(back, Err(taken_back), "namespace 0 alone was taken back");
     let mut other = Image::new(2, Pack::Aligned);
@@ -477,7 +482,8 @@ fn a_saved_snapshot_is_refused_when_the_image_has_moved_on() {
     image.delete(&[7]);
     let (_, now) = image.open();
     let stale = saved.check_current(&now).unwrap_err();
-    let (expected, found) = (now.generation.0, superblock.generation.0);
+    let expected = now.generation.0;
+    let found = superblock.generation.0;
     assert_eq!(
         stale,
         FormatError::Mismatch { what: "generation of the snapshot", expected, found }

@@ -50,7 +50,8 @@ impl Sections {
     fn write(&mut self, kind: u16, pieces: impl Iterator<Item = Vec<u8>>) {
         let offset = self.at.next_multiple_of(128);
         self.file.seek(SeekFrom::Start(self.start + offset)).unwrap();
-        let (mut len, mut crc32c) = (0, 0);
+        let mut len = 0;
+        let mut crc32c = 0;
         for piece in pieces {
             self.file.write_all(&piece).unwrap();
             crc32c = crc32c_append(crc32c, &piece);
@@ -76,7 +77,8 @@ fn write_image(path: &Path, samples: u64) {
     let start = (record.cell + 1) * 4096;
     let file = BufWriter::with_capacity(1 << 20, File::create(path).unwrap());
     let mut out = Sections { file, start, at: SNAPSHOT_HEAD_BYTES as u64, done: Vec::new() };
-    let (generation, time_ns) = (Generation(1), 1);
+    let generation = Generation(1);
+    let time_ns = 1;
 
     // One part, shuffled as a whole; no fields, classes or freed cells.
     let mut facts = vec![1];
@@ -201,7 +203,8 @@ fn reading_by_id_keeps_no_tree_and_no_names_in_memory() {
     assert!(!image.directory().has_tree() && !image.directory().has_names());
 
     let ids: Vec<SampleId> = (0..256).map(|n| SampleId(n * 0x9E37_79B9 % samples)).collect();
-    let (begun, mut batch) = (Instant::now(), Batch::new());
+    let begun = Instant::now();
+    let mut batch = Batch::new();
     image.reader(ReaderOptions::default()).unwrap().read_batch(&ids, &mut batch).unwrap();
     let read = begun.elapsed();
     right(&batch, ids.len());

@@ -79,8 +79,8 @@ fn placement_is_shuffled_by_the_seed_or_as_the_source_has_it() {
             })
             .collect::<Vec<u64>>()
     };
-    let (one, two) =
-        (order_with(PlacementOrder::Shuffled, 1), order_with(PlacementOrder::Shuffled, 2));
+    let one = order_with(PlacementOrder::Shuffled, 1);
+    let two = order_with(PlacementOrder::Shuffled, 2);
     assert_eq!(one, order_with(PlacementOrder::Shuffled, 1));
     assert_ne!(one, two);
     let mut sorted = one.clone();
@@ -130,7 +130,8 @@ fn several_namespaces_share_the_chunks_and_may_be_named_in_any_order() {
 fn namespaces_of_two_images_are_refused_as_one() {
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 10, 100, 1);
-    let (one, two) = (Disks::new(2, 2 << 20), Disks::new(2, 2 << 20));
+    let one = Disks::new(2, 2 << 20);
+    let two = Disks::new(2, 2 << 20);
     import_paths(&paths(dir.path()), &one, &options(Onto::Empty)).unwrap();
     let other = ImportOptions { uuid: Some(dlfs::format::Uuid([9; 16])), ..options(Onto::Empty) };
     import_paths(&paths(dir.path()), &two, &other).unwrap();
@@ -144,7 +145,8 @@ fn namespaces_of_two_images_are_refused_as_one() {
 
 #[test]
 fn an_append_keeps_ids_and_class_numbers_and_adds_to_both() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = tempfile::tempdir().unwrap();
+    let two = tempfile::tempdir().unwrap();
     for (root, name) in [(&one, "ant/1"), (&one, "cat/2"), (&two, "bee/3"), (&two, "cat/4")] {
         let path = root.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -288,7 +290,8 @@ fn a_completed_import_does_not_resume_and_neither_does_another_source() {
 fn an_import_stops_when_asked_and_finds_its_chunks_again() {
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 200, 9000, 1);
-    let (whole, stopped) = (Disks::new(1, 4 << 20), Disks::new(1, 4 << 20));
+    let whole = Disks::new(1, 4 << 20);
+    let stopped = Disks::new(1, 4 << 20);
     import_paths(&paths(dir.path()), &whole, &options(Onto::Empty)).unwrap();
     let devices = stopped.devices();
     let wanted = options(Onto::Empty);
@@ -396,7 +399,8 @@ fn a_pipe_is_imported_in_its_own_order_or_by_way_of_a_spool_and_resumes_either_w
             ..options(onto)
         };
         let through_the_pipe = |disks: &Disks, onto, progress: &mut dyn Progress| {
-            let (pipe, bytes) = (pipe.clone(), bytes.clone());
+            let pipe = pipe.clone();
+            let bytes = bytes.clone();
             // An import that stops closes the pipe.
             let writer = std::thread::spawn(move || drop(fs::write(pipe, bytes)));
             let source = [dir.path().join("pipe")];
@@ -404,7 +408,8 @@ fn a_pipe_is_imported_in_its_own_order_or_by_way_of_a_spool_and_resumes_either_w
             writer.join().unwrap();
             result
         };
-        let (whole, stopped) = (Disks::new(1, 4 << 20), Disks::new(1, 4 << 20));
+        let whole = Disks::new(1, 4 << 20);
+        let stopped = Disks::new(1, 4 << 20);
         let report = through_the_pipe(&whole, Onto::Empty, &mut ()).unwrap();
         assert_eq!(report.samples, 60);
         check_webdataset(&whole.devices(), 60, &["jpg", "cls", "txt"]);
@@ -542,7 +547,8 @@ fn a_file_that_was_purged_takes_what_an_import_of_the_live_samples_takes() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = tree(&dir.path().join("source"), 3000, 9000, 1);
     let address = |name: &str| [Address::Path(dir.path().join(name))];
-    let (image, connect) = (address("image"), ConnectOptions::default());
+    let image = address("image");
+    let connect = ConnectOptions::default();
     let options = ImportOptions { chunk_size_bytes: 64 << 10, ..options(Onto::Empty) };
     let source = paths(&dir.path().join("source"));
     import::import(&source, &image, &options, &connect, &mut ()).unwrap();
@@ -641,7 +647,8 @@ fn images_that_live_long_use_their_room_again() {
 
 #[test]
 fn a_rebuild_finds_every_generation_again_from_its_chunks_alone() {
-    let (dir, more) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let more = tempfile::tempdir().unwrap();
     let mut files = tree(dir.path(), 60, 9000, 1);
     fs::write(dir.path().join("class1/oversize"), vec![3; 200_000]).unwrap();
     files.insert(b"class1/oversize".to_vec(), vec![3; 200_000]);
@@ -721,7 +728,8 @@ fn a_saved_snapshot_opens_the_image_until_the_image_moves_on() {
 #[test]
 fn an_append_that_stopped_before_its_journal_leaves_nothing_to_resume() {
     let dir = tempfile::tempdir().unwrap();
-    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    let first = dir.path().join("first");
+    let second = dir.path().join("second");
     let files = tree(&first, 30, 2000, 1);
     tree(&second, 30, 2000, 2);
     let image = [Address::Path(dir.path().join("image"))];

@@ -240,7 +240,8 @@ pub fn a_journal_that_names_ids_which_the_image_does_not_have_is_refused() {
 /// The chunk says that its samples are shuffled in another way: its ids follow from that.
 #[test]
 fn a_purge_refuses_a_chunk_whose_samples_are_not_those_of_its_slots() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = tempfile::tempdir().unwrap();
+    let two = tempfile::tempdir().unwrap();
     let disks = Disks::new(1, 1 << 20);
     for (dir, onto) in [(&one, Onto::Empty), (&two, Onto::Append)] {
         let name = if onto == Onto::Empty { "a" } else { "b" };

@@ -228,7 +228,8 @@ fn noise(len: usize) -> Vec<u8> {
 fn with_a_long_one(kind: &str, name: &str) -> (Vec<Vec<u8>>, Samples) {
     let long = noise(65 * MIB + 5);
     let small: Vec<Vec<u8>> = (0..9).map(|at| noise(1000 + at)).collect();
-    let (mut parts, mut expected) = (Vec::new(), BTreeMap::new());
+    let mut parts = Vec::new();
+    let mut expected = BTreeMap::new();
     for (at, bytes) in small.iter().take(5).chain([&long]).chain(&small[5..]).enumerate() {
         let (name, part) = match kind {
             "tar" => (at.to_string(), member(&at.to_string(), b'0', "", bytes)),
@@ -277,7 +278,8 @@ fn a_long_sample_that_turns_out_to_be_bad_is_left_out_and_what_follows_is_not() 
     bad[40 * MIB] ^= 1;
     let parts = vec![archives::record(b"before"), bad, archives::record(b"behind")];
     let path = pipe(dir.path(), "a.tfrecord", parts);
-    let (devices, skip) = (memory(150), OnError::Skip);
+    let devices = memory(150);
+    let skip = OnError::Skip;
     let how = ImportOptions { on_error: skip, from: SourceKind::TfRecord, ..options(Onto::Empty) };
     let report = import(&path, &devices, how).unwrap();
     let [bad] = &report.bad[..] else { panic!("{:?}", report.bad) };

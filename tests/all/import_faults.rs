@@ -23,7 +23,8 @@ struct Scene {
 
 impl Scene {
     fn new(namespaces: usize) -> Scene {
-        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let first = tempfile::tempdir().unwrap();
+        let second = tempfile::tempdir().unwrap();
         let first_files = tree(first.path(), 30, 20_000, 1);
         let mut all_files = first_files.clone();
         all_files.extend(tree(second.path(), 25, 20_000, 2));
@@ -107,7 +108,8 @@ fn every_write_of_an_import_may_fail_once_or_for_good() {
 #[test]
 fn every_write_of_an_append_may_fail_and_the_generation_before_stays() {
     let scene = Scene::new(2);
-    let (before, expected) = (scene.imported(), scene.appended());
+    let before = scene.imported();
+    let expected = scene.appended();
     let disks = Disks::holding(&before);
     disks.fail(None);
     scene.append(&disks, Onto::Append).unwrap();
@@ -163,7 +165,8 @@ fn a_flush_that_fails_while_a_stream_is_read_ends_the_import() {
     let events = disks.events();
     let is_chunk =
         |event: &Event| matches!(event, Event::Write { bytes, .. } if bytes.len() > 500_000);
-    let (first, last) = (events.iter().position(is_chunk), events.iter().rposition(is_chunk));
+    let first = events.iter().position(is_chunk);
+    let last = events.iter().rposition(is_chunk);
     let mut flushes = (0..events.len()).filter(|at| matches!(events[*at], Event::Flush { .. }));
     let flush = flushes.find(|at| first < Some(*at) && Some(*at) < last);
     let flush = flush.expect("one flush while the stream is read") as u64;
@@ -207,13 +210,15 @@ const TEAR_BYTES: usize = 2048;
 #[test]
 fn a_power_cut_anywhere_leaves_the_generation_before_or_the_new_one() {
     let scene = Scene::new(2);
-    let (before, expected) = (scene.imported(), scene.appended());
+    let before = scene.imported();
+    let expected = scene.appended();
     let disks = Disks::holding(&before);
     disks.keep_events();
     scene.append(&disks, Onto::Append).unwrap();
     let events = disks.events();
     let mut random = Random::new(11);
-    let (mut old, mut new) = (0, 0);
+    let mut old = 0;
+    let mut new = 0;
     for cut in 0..=events.len() {
         for luck in [0, 100, 50, 50, 90] {
             let keep = || random.below(100) < luck;

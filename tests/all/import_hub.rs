@@ -102,7 +102,8 @@ fn a_hub_that_is_busy_is_asked_again() {
 
 #[test]
 fn one_commit_is_read_however_the_revision_moves() {
-    let (old, new) = (repository("old"), repository("new"));
+    let old = repository("old");
+    let new = repository("new");
     let hub = Hub::new(vec![old.clone(), new.clone()], None, 0);
     let source = "hf://datasets/own/set/pictures";
     assert_eq!(import(source, hub.options("")).unwrap().1, pictures(&new));

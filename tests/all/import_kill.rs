@@ -61,7 +61,8 @@ struct Killing {
 impl Killing {
     fn new() -> Killing {
         let dir = tempfile::tempdir().unwrap();
-        let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+        let first = dir.path().join("first");
+        let second = dir.path().join("second");
         let first_files = tree(&first, 250, 8000, 1);
         let mut all_files = first_files.clone();
         all_files.extend(tree(&second, 250, 8000, 2));
@@ -75,9 +76,10 @@ impl Killing {
 
     /// Kills an import after `delay`; returns whether it was still running.
     fn kill(&self, image: &Path, append: bool, delay: Duration) -> bool {
-        let mut child = match append {
-            true => spawn(&self.second, image, "append", 2),
-            false => spawn(&self.first, image, "empty", 1),
+        let mut child = if append {
+            spawn(&self.second, image, "append", 2)
+        } else {
+            spawn(&self.first, image, "empty", 1)
         };
         std::thread::sleep(delay);
         let running = child.try_wait().unwrap().is_none();
@@ -129,9 +131,10 @@ fn an_import_killed_at_any_moment_keeps_the_generation_before_and_resumes_to_the
             fs::write(&image, &killing.after_first).unwrap();
         }
         let began = Instant::now();
-        let mut child = match append {
-            true => spawn(&killing.second, &image, "append", 2),
-            false => spawn(&killing.first, &image, "empty", 1),
+        let mut child = if append {
+            spawn(&killing.second, &image, "append", 2)
+        } else {
+            spawn(&killing.first, &image, "empty", 1)
         };
         assert!(child.wait().unwrap().success());
         times[usize::from(append)] = began.elapsed();
@@ -149,9 +152,10 @@ fn an_import_killed_at_any_moment_keeps_the_generation_before_and_resumes_to_the
             fs::write(&image, &killing.after_first).unwrap();
         }
         hit += u32::from(killing.kill(&image, append, delay));
-        match append {
-            true => killing.check_append(&image, round),
-            false => killing.check_first(&image, round),
+        if append {
+            killing.check_append(&image, round)
+        } else {
+            killing.check_first(&image, round)
         }
     }
     println!("{hit} of {rounds} imports were at work when they were killed");

@@ -68,7 +68,8 @@ impl Scene {
     }
 
     fn plan(&self, name: &str, options: &ImportOptions) -> Result<PathBuf> {
-        let (plan, connect) = (self.plan_path(name), ConnectOptions::default());
+        let plan = self.plan_path(name);
+        let connect = ConnectOptions::default();
         plan_import(&self.source(), &self.image(name), options, &connect, &plan, &mut ())?;
         Ok(plan)
     }
@@ -200,7 +201,8 @@ fn what_does_not_belong_to_the_plan_is_refused_by_name() {
 fn a_plan_is_damaged_wherever_a_bit_of_it_flips() {
     let scene = Scene::new(60, 3000);
     let plan = scene.plan("many", &options(Onto::Empty)).unwrap();
-    let (bytes, prepared) = (fs::read(&plan).unwrap(), scene.bytes("many"));
+    let bytes = fs::read(&plan).unwrap();
+    let prepared = scene.bytes("many");
     let mut random = Random::new(8);
     let places = [9, bytes.len() - 1, bytes.len() - 20];
     let others: Vec<usize> = (0..12).map(|_| 9 + random.below(bytes.len() - 9)).collect();
@@ -235,7 +237,8 @@ fn records(path: &Path, count: u64) {
     };
     let mut out = Vec::new();
     for number in 0..count {
-        let (len, payload) = (12_u64.to_le_bytes(), [number.to_le_bytes(); 2].concat());
+        let len = 12_u64.to_le_bytes();
+        let payload = [number.to_le_bytes(); 2].concat();
         out.extend_from_slice(&[&len[..], &masked(&len)].concat());
         out.extend_from_slice(&[&payload[..12], &masked(&payload[..12])].concat());
     }
@@ -254,8 +257,10 @@ fn parts_hold_a_few_rows_at_a_time_and_the_commit_no_row() {
         let part = |part| Address::from_path(dir.path().join(format!("{name}{part}")));
         (0..PARTS).map(part).collect()
     };
-    let (connect, options) = (ConnectOptions::default(), options(Onto::Empty));
-    let (plan, source) = (dir.path().join("many.plan"), [source]);
+    let connect = ConnectOptions::default();
+    let options = options(Onto::Empty);
+    let plan = dir.path().join("many.plan");
+    let source = [source];
     plan_import(&source, &image("many"), &options, &connect, &plan, &mut ()).unwrap();
     for job in (0..PARTS).map(|part| format!("part|{}|{part}", plan.display())) {
         run_killed(&job, None);
@@ -317,7 +322,8 @@ fn a_planned_append_is_given_up_when_something_else_changes_the_image() {
     let scene = Scene::new(90, 3000);
     let mut files = scene.files.clone();
     files.extend(scene.add_later(30));
-    let (image, connect) = (scene.image("whole"), ConnectOptions::default());
+    let image = scene.image("whole");
+    let connect = ConnectOptions::default();
     let plan = |name: &str, seed| {
         let path = scene.plan_path(name);
         let options = ImportOptions { seed, ..options(Onto::Append) };
@@ -337,7 +343,8 @@ fn a_planned_append_is_given_up_when_something_else_changes_the_image() {
     assert!(scene.bytes("whole") == deleted, "something was written");
 
     // Another plan takes its place, and the one before is refused.
-    let (second, third) = (plan("second", 2).unwrap(), plan("third", 3).unwrap());
+    let second = plan("second", 2).unwrap();
+    let third = plan("third", 3).unwrap();
     let error = part(&second, 1).unwrap_err();
     assert!(error.to_string().contains("not prepared for this plan"), "{error}");
     (0..PARTS).for_each(|number| drop(part(&third, number).unwrap()));
@@ -369,7 +376,8 @@ fn child_does_what_it_is_told() {
     let Some(job) = std::env::var_os(CHILD) else { return };
     let job = job.into_string().unwrap();
     let words: Vec<&str> = job.split('|').collect();
-    let (connect, plan) = (ConnectOptions::default(), Path::new(words[1]));
+    let connect = ConnectOptions::default();
+    let plan = Path::new(words[1]);
     match words[0] {
         "part" => {
             part(plan, words[2].parse().unwrap()).unwrap();
@@ -388,7 +396,8 @@ fn child_does_what_it_is_told() {
                 "append" => ("later", Onto::Append),
                 _ => ("source", Onto::Force),
             };
-            let (source, options) = (paths(&folder.join(source)), options(onto));
+            let source = paths(&folder.join(source));
+            let options = options(onto);
             plan_import(&source, &image, &options, &connect, plan, &mut ()).unwrap();
         }
     }

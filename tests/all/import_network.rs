@@ -141,17 +141,21 @@ fn an_import_works_with_the_queues_that_a_target_grants() {
 
 #[test]
 fn an_import_whose_network_was_held_harms_no_image_that_was_committed_meanwhile() {
-    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let ours = tempfile::tempdir().unwrap();
+    let theirs = tempfile::tempdir().unwrap();
     tree(ours.path(), 500, 20_000, 1);
     let files = tree(theirs.path(), 300, 20_000, 2);
     std::thread::scope(|scope| {
         for after in [2, 9, 20, 33, 41, 55] {
-            let (ours, theirs, files) = (ours.path(), theirs.path(), &files);
+            let ours = ours.path();
+            let theirs = theirs.path();
+            let files = &files;
             scope.spawn(move || {
                 let disk = MemNamespace::new(16 << 20, 512).unwrap();
                 let target = serve(&disk);
                 let wire = Wire::to(target.local_addr());
-                let (direct, held) = ([target.address(Nsid(1))], [through(&wire)]);
+                let direct = [target.address(Nsid(1))];
+                let held = [through(&wire)];
                 let options = ImportOptions { reader_threads: 3, ..short_leased(Onto::Empty) };
                 let mut hold = || wire.hold();
                 let mut progress = AfterChunks { left: after, then: &mut hold };
@@ -224,11 +228,10 @@ fn an_import_that_was_held_goes_on_when_nobody_took_its_place() {
 fn import_over_flipped_bits(seed: u64, without_digests: bool, stream: bool) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let files = tree(&dir.path().join("files"), 60, 9000, seed);
-    let source = match stream {
-        true => archive_of(dir.path(), &files),
-        false => dir.path().join("files"),
-    };
-    let (source, files, ended_well) = (&source, &files, &AtomicUsize::new(0));
+    let source = if stream { archive_of(dir.path(), &files) } else { dir.path().join("files") };
+    let source = &source;
+    let files = &files;
+    let ended_well = &AtomicUsize::new(0);
     let import_through = |flip: Option<Flip>| {
         let disk = MemNamespace::new(2 << 20, 512).unwrap();
         let target = serve(&disk);
@@ -352,7 +355,8 @@ fn write(
     ids: std::ops::Range<u32>,
 ) -> dlfs::Result<()> {
     for id in ids {
-        let (name, content) = (format!("sample-{id}"), vec![id as u8; 3000]);
+        let name = format!("sample-{id}");
+        let content = vec![id as u8; 3000];
         let fields = [Some(&content[..])];
         writer(&NewSample {
             name: Some(name.as_bytes()),
@@ -371,7 +375,8 @@ fn writer_options(onto: Onto) -> WriterOptions {
 fn a_target_that_goes_in_the_middle_ends_a_writer_and_the_generation_before_stands() {
     let disk = MemNamespace::new(16 << 20, 512).unwrap();
     let target = serve(&disk);
-    let (listen, image) = (target.local_addr(), [target.address(Nsid(1))]);
+    let listen = target.local_addr();
+    let image = [target.address(Nsid(1))];
     let connect = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(500), ..short_timeouts() };
     let begin = |onto| Writer::create(&image, writer_options(onto), &connect);
     let mut out = begin(Onto::Empty).unwrap();
@@ -402,15 +407,17 @@ fn a_target_that_goes_in_the_middle_ends_a_writer_and_the_generation_before_stan
 #[test]
 fn while_a_part_of_an_append_runs_where_no_lock_is_no_other_change_begins() {
     let dir = tempfile::tempdir().unwrap();
-    let (first, later) = (dir.path().join("first"), dir.path().join("later"));
+    let first = dir.path().join("first");
+    let later = dir.path().join("later");
     let files = tree(&first, 40, 3000, 1);
     tree(&later, 80, 6000, 2);
     let disks = [(); 2].map(|()| MemNamespace::new(16 << 20, 512).unwrap());
     let target = served::serve(&disks, None);
-    let (image, connect) =
-        ([1, 2].map(|nsid| target.address(Nsid(nsid))), ConnectOptions::default());
+    let image = [1, 2].map(|nsid| target.address(Nsid(nsid)));
+    let connect = ConnectOptions::default();
     import_to(&first, &image, &short_leased(Onto::Empty), &connect).unwrap();
-    let (plan, append) = (dir.path().join("append.plan"), short_leased(Onto::Append));
+    let plan = dir.path().join("append.plan");
+    let append = short_leased(Onto::Append);
     plan_import(&paths(&later), &image, &append, &connect, &plan, &mut ()).unwrap();
     let name = files.keys().next().unwrap().clone();
     let delete =

@@ -73,7 +73,8 @@ fn a_folder_of_objects_makes_the_chunks_of_a_local_folder() {
     put_all(&store, "set/", &files);
     store.put("set/class1/", "");
     store.put("settled/x", "no");
-    let (local, remote) = (memory(), memory());
+    let local = memory();
+    let remote = memory();
     let options = of_store(&store);
     import(&[folder.path().to_str().unwrap()], &local, &options).unwrap();
     let report = import(&["s3://bucket/set"], &remote, &options).unwrap();
@@ -87,7 +88,8 @@ fn a_folder_of_objects_makes_the_chunks_of_a_local_folder() {
         ends.map(|chunk| chunk.offset_bytes + chunk.len_bytes).max().unwrap() as usize
     });
     assert_eq!(ends[0], ends[1]);
-    let (local, remote) = (bytes_of(&local), bytes_of(&remote));
+    let local = bytes_of(&local);
+    let remote = bytes_of(&remote);
     assert!(local[9 * 4096..ends[0]] == remote[9 * 4096..ends[0]], "the chunks differ");
 }
 
@@ -117,8 +119,8 @@ fn tar_shards_are_read_once_front_to_back_also_compressed_and_by_braces() {
     for shard in 0..4 {
         let mut members = Vec::new();
         for number in 0..50 {
-            let (key, bytes) =
-                (format!("{shard}-{number:03}"), object_store::bytes_of(shard * 50 + number, 700));
+            let key = format!("{shard}-{number:03}");
+            let bytes = object_store::bytes_of(shard * 50 + number, 700);
             members.push(member(&format!("{key}.jpg"), b'0', "", &bytes));
             members.push(member(&format!("{key}.cls"), b'0', "", b"7"));
             expected.insert(key.into_bytes(), bytes);
@@ -153,7 +155,8 @@ fn tar_shards_are_read_once_front_to_back_also_compressed_and_by_braces() {
 
 #[test]
 fn shards_make_the_same_image_however_their_samples_lie_in_ranges() {
-    let (store, lens) = (ObjectStore::good(), [0, 1, 511, 512, 20_000, 3000]);
+    let store = ObjectStore::good();
+    let lens = [0, 1, 511, 512, 20_000, 3000];
     let bytes = |number: u64| object_store::bytes_of(number, lens[number as usize % lens.len()]);
     let mut tar: Vec<u8> = (0..300)
         .flat_map(|number| member(&format!("{number:03}.x"), b'0', "", &bytes(number)))
@@ -166,7 +169,8 @@ fn shards_make_the_same_image_however_their_samples_lie_in_ranges() {
     for source in ["s3://bucket/a.tar", "s3://bucket/a.tfrecord"] {
         for placement in [PlacementOrder::Source, PlacementOrder::Shuffled] {
             let images = [8 << 20, 100_000, 5000, 700].map(|range_bytes| {
-                let (range, window_bytes) = (range_bytes, (100 * range_bytes).min(64 << 20));
+                let range = range_bytes;
+                let window_bytes = (100 * range_bytes).min(64 << 20);
                 let places = PlaceOptions { range_bytes: range, window_bytes, ..store.options() };
                 let devices = memory();
                 let options = ImportOptions { placement, places, ..options(Onto::Empty) };
@@ -266,7 +270,8 @@ fn lists_name_objects_beside_them_or_anywhere() {
 
 #[test]
 fn a_list_of_a_store_names_what_is_in_that_store_unless_more_is_allowed() {
-    let (store, other) = (ObjectStore::good(), ObjectStore::good());
+    let store = ObjectStore::good();
+    let other = ObjectStore::good();
     store.put("own", "one");
     other.put("there", "two");
     let there = format!("{}/bucket/there", other.endpoint());
@@ -366,13 +371,14 @@ const ROWS: [&str; 7] =
 
 fn put_rows(store: &ObjectStore, name: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/rows").join(name);
-    match path.is_dir() {
-        true => fs::read_dir(&path).unwrap().for_each(|entry| {
+    if path.is_dir() {
+        fs::read_dir(&path).unwrap().for_each(|entry| {
             let entry = entry.unwrap();
             let file = entry.file_name().into_string().unwrap();
             store.put(&format!("rows/{name}/{file}"), fs::read(entry.path()).unwrap());
-        }),
-        false => store.put(&format!("rows/{name}"), fs::read(&path).unwrap()),
+        })
+    } else {
+        store.put(&format!("rows/{name}"), fs::read(&path).unwrap())
     }
     path
 }
@@ -457,7 +463,8 @@ fn shards_of_rows_are_found_among_what_describes_them_and_refused_among_other_ob
 
 #[test]
 fn columns_of_all_objects_are_unified_as_those_of_local_files_are() {
-    let (dir, store) = (tempfile::tempdir().unwrap(), ObjectStore::good());
+    let dir = tempfile::tempdir().unwrap();
+    let store = ObjectStore::good();
     let put = |name: &str, line: &str| {
         store.put(&format!("{name}.jsonl"), line);
         fs::create_dir_all(dir.path().join(name).parent().unwrap()).unwrap();
@@ -539,9 +546,8 @@ fn lines_in_a_store_name_objects_beside_them_whatever_the_store_does() {
 fn a_store_that_goes_away_while_lines_name_objects_ends_the_import() {
     let mut ended = 0;
     for answered in (0..60).step_by(6) {
-        let store = ObjectStore::with_faults(move |request| match request.number < answered {
-            true => Fault::None,
-            false => Fault::Status(503, None),
+        let store = ObjectStore::with_faults(move |request| {
+            if request.number < answered { Fault::None } else { Fault::Status(503, None) }
         });
         let mut lines = String::new();
         for number in 0..10 {
@@ -571,9 +577,8 @@ fn a_store_that_is_away_ends_an_import_of_rows_and_makes_none_of_them_bad() {
         // Each number of requests that are answered before the store goes away for good; every third one without
         // `DLFS_LONG_TESTS`.
         for answered in (0..40).step_by(if is_long() { 1 } else { 3 }) {
-            let store = ObjectStore::with_faults(move |request| match request.number < answered {
-                true => Fault::None,
-                false => Fault::Status(503, None),
+            let store = ObjectStore::with_faults(move |request| {
+                if request.number < answered { Fault::None } else { Fault::Status(503, None) }
             });
             put_rows(&store, name);
             let places = PlaceOptions { patience: Duration::from_millis(30), ..store.options() };

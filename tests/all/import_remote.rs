@@ -37,8 +37,8 @@ fn import_to(
 fn an_import_over_a_socket_gives_the_bytes_of_a_local_one() {
     let dir = tempfile::tempdir().unwrap();
     let files = tree(dir.path(), 150, 9000, 1);
-    let (local, remote) =
-        (MemNamespace::new(4 << 20, 512).unwrap(), MemNamespace::new(4 << 20, 512).unwrap());
+    let local = MemNamespace::new(4 << 20, 512).unwrap();
+    let remote = MemNamespace::new(4 << 20, 512).unwrap();
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(local.clone())];
     import::import_onto(&paths(dir.path()), &devices, &wanted(Onto::Empty), &mut ()).unwrap();
     let target = serve(std::slice::from_ref(&remote), None);
@@ -59,8 +59,10 @@ fn bytes(device: &Arc<dyn Device>) -> Vec<u8> {
 fn import_over_a_restart(source: &Path, disk_bytes: u64, after: u32) -> Arc<dyn Device> {
     let disk = MemNamespace::new(disk_bytes, 512).unwrap();
     let first = serve(std::slice::from_ref(&disk), None);
-    let (listen, address) = (first.local_addr(), address(&first));
-    let (mut first, mut second) = (Some(first), None);
+    let listen = first.local_addr();
+    let address = address(&first);
+    let mut first = Some(first);
+    let mut second = None;
     let mut restart = || {
         first.take().unwrap().stop();
         second = Some(serve(std::slice::from_ref(&disk), Some(listen)));

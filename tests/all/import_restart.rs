@@ -28,13 +28,14 @@ fn tars(grouped: bool) -> Vec<(&'static str, Vec<u8>)> {
         let members = (0..300).flat_map(|number| {
             let bytes = bytes_of(shard * 1000 + number, 40_000 + number as usize);
             let name = format!("d/{shard}-{number}");
-            match grouped {
-                true => [
+            if grouped {
+                [
                     member(&format!("{name}.jpg"), b'0', "", &bytes),
                     member(&format!("{name}.cls"), b'0', "", (number % 7).to_string().as_bytes()),
                 ]
-                .concat(),
-                false => member(&name, b'0', "", &bytes),
+                .concat()
+            } else {
+                member(&name, b'0', "", &bytes)
             }
         });
         end(members.collect())
@@ -253,7 +254,8 @@ fn what_is_damaged_on_the_media_is_read_again() {
     // In the first chunk, in the second, and in the block that says where the import was.
     for damaged in [9 * 4096 + 70_000, (32 << 20) + 9 * 4096 + 70_000, (20 << 10) + 100] {
         let devices = case.interrupted(1000);
-        let (device, at) = (&devices[damaged >> 25], damaged as u64 % (32 << 20));
+        let device = &devices[damaged >> 25];
+        let at = damaged as u64 % (32 << 20);
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
         let mut block = io.read(at / 4096 * 4096, 4096).unwrap().to_vec();
         block[at as usize % 4096] ^= 1;

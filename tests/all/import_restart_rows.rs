@@ -44,7 +44,8 @@ fn labelled(options: &mut ImportOptions) {
 fn json_lines() -> Shards {
     let line = |row: u64| {
         let text: String = bytes(row).iter().map(|byte| char::from(b'a' + byte % 26)).collect();
-        let (vector, class) = (vector(row), class(row));
+        let vector = vector(row);
+        let class = class(row);
         format!("{{\"data\": \"{text}\", \"vector\": {vector:?}, \"label\": \"{class}\"}}\n")
     };
     (0..FILES)
@@ -79,19 +80,19 @@ fn mds(is_compressed: bool) -> Shards {
             item(&[&bytes(row), class(row).as_bytes(), &number.to_le_bytes()], 2)
         });
         let raw = shard(items, b"{\"what\": \"is skipped\"}");
-        let (name, zip) = (format!("shard.{at}.mds"), format!("shard.{at}.mds.zstd"));
-        let zipped = match is_compressed {
-            true => format!("{{\"basename\": \"{zip}\"}}"),
-            false => "null".to_owned(),
-        };
+        let name = format!("shard.{at}.mds");
+        let zip = format!("shard.{at}.mds.zstd");
+        let zipped =
+            if is_compressed { format!("{{\"basename\": \"{zip}\"}}") } else { "null".to_owned() };
         about.push(format!(
             "{{\"format\": \"mds\", \"column_names\": [\"data\", \"label\", \"number\"], \
              \"column_encodings\": [\"bytes\", \"str\", \"int\"], \"column_sizes\": [null, null, 8], \
              \"raw_data\": {{\"basename\": \"{name}\"}}, \"zip_data\": {zipped}}}"
         ));
-        shards.push(match is_compressed {
-            true => (zip, zstd::encode_all(&raw[..], 1).unwrap()),
-            false => (name, raw),
+        shards.push(if is_compressed {
+            (zip, zstd::encode_all(&raw[..], 1).unwrap())
+        } else {
+            (name, raw)
         });
     }
     let index = format!("{{\"version\": 2, \"shards\": [{}]}}", about.join(", "));
@@ -255,13 +256,12 @@ mod formats {
         let vectors = rows.clone().map(|row| Some(vector(row).map(Some)));
         let vectors = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(vectors, 3);
         let classes: Vec<String> = rows.map(class).collect();
-        let labels: ArrayRef = match keys {
-            false => Arc::new(StringArray::from(classes)),
-            true => {
-                let classes = classes.iter().map(String::as_str);
-                let labels: DictionaryArray<arrow_array::types::Int32Type> = classes.collect();
-                Arc::new(labels)
-            }
+        let labels: ArrayRef = if keys {
+            let classes = classes.iter().map(String::as_str);
+            let labels: DictionaryArray<arrow_array::types::Int32Type> = classes.collect();
+            Arc::new(labels)
+        } else {
+            Arc::new(StringArray::from(classes))
         };
         let columns =
             [("data", data), ("vector", Arc::new(vectors) as ArrayRef), ("label", labels)];
@@ -296,17 +296,14 @@ mod formats {
         let file = |at| {
             let mut bytes = Cursor::new(Vec::new());
             let schema = batch(0..1, keys).schema();
-            match has_index {
-                true => {
-                    let mut writer = FileWriter::try_new(&mut bytes, &schema).unwrap();
-                    batches(at, keys).for_each(|batch| writer.write(&batch).unwrap());
-                    writer.finish().unwrap();
-                }
-                false => {
-                    let mut writer = StreamWriter::try_new(&mut bytes, &schema).unwrap();
-                    batches(at, keys).for_each(|batch| writer.write(&batch).unwrap());
-                    writer.finish().unwrap();
-                }
+            if has_index {
+                let mut writer = FileWriter::try_new(&mut bytes, &schema).unwrap();
+                batches(at, keys).for_each(|batch| writer.write(&batch).unwrap());
+                writer.finish().unwrap();
+            } else {
+                let mut writer = StreamWriter::try_new(&mut bytes, &schema).unwrap();
+                batches(at, keys).for_each(|batch| writer.write(&batch).unwrap());
+                writer.finish().unwrap();
             }
             (format!("{at}.arrow"), bytes.into_inner())
         };
@@ -401,7 +398,8 @@ mod formats {
         case.import(&often, Onto::Resume, u64::MAX).unwrap();
         assert!(all(&often) == all(&once), "another image");
         // Data read before is not read again, except for what determines the columns.
-        let (asked, len) = (case.watched.asked(), parquet()[1].1.len() as u64);
+        let asked = case.watched.asked();
+        let len = parquet()[1].1.len() as u64;
         assert!(
             asked.get("x/1.parquet").is_none_or(|asked| *asked < len / 8),
             "{asked:?} of {len}"

@@ -365,7 +365,8 @@ fn columns_that_are_not_there_are_refused_and_others_can_be_chosen() {
 #[test]
 fn classes_are_numbered_by_name_whichever_rows_are_left_out() {
     let dir = tempfile::tempdir().unwrap();
-    let (lines, more) = (dir.path().join("a.jsonl"), dir.path().join("b.jsonl"));
+    let lines = dir.path().join("a.jsonl");
+    let more = dir.path().join("b.jsonl");
     let rows = "{\"id\": \"a\", \"kind\": \"cat\", \"x\": \"1\"}\n\
                 {\"id\": \"a\", \"kind\": \"twice\", \"x\": \"1\"}\n\
                 {\"id\": \"b\", \"kind\": \"empty\"}\n\
@@ -497,7 +498,8 @@ fn import_lines(
     options: &ImportOptions,
 ) -> dlfs::Result<(Disks, ImportReport)> {
     let dir = tempfile::tempdir().unwrap();
-    let (path, disks) = (dir.path().join(name), Disks::new(1, 8 << 20));
+    let path = dir.path().join(name);
+    let disks = Disks::new(1, 8 << 20);
     fs::write(&path, lines).unwrap();
     let report = import_onto(&[path], &disks.devices(), options, &mut ())?;
     Ok((disks, report))
@@ -787,8 +789,8 @@ mod tables {
         let import = |fields: &[&str]| {
             let fields = fields.iter().map(|name| (*name).to_owned()).collect();
             let rows = RowOptions { fields, ..RowOptions::default() };
-            let (disks, options) =
-                (Disks::new(1, 8 << 20), ImportOptions { rows, ..options(Onto::Empty) });
+            let disks = Disks::new(1, 8 << 20);
+            let options = ImportOptions { rows, ..options(Onto::Empty) };
             import_onto(std::slice::from_ref(&path), &disks.devices(), &options, &mut ())
         };
         for fields in [&[][..], &["x"]] {
@@ -844,7 +846,8 @@ mod tables {
         let whole = fs::read(data("stream.arrow")).unwrap();
         let import = |len: usize, on_error: OnError| {
             fs::write(&path, &whole[..len]).unwrap();
-            let (disks, paths) = (Disks::new(1, 8 << 20), std::slice::from_ref(&path));
+            let disks = Disks::new(1, 8 << 20);
+            let paths = std::slice::from_ref(&path);
             let options =
                 ImportOptions { on_error, from: SourceKind::Arrow, ..options(Onto::Empty) };
             import_onto(paths, &disks.devices(), &options, &mut ())

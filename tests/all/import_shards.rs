@@ -465,7 +465,8 @@ fn a_folder_around_all_classes_of_an_archive_is_no_class() {
     let of = |names: &[&str], labels: &[Option<i64>]| {
         (names.iter().map(|name| name.to_string()).collect::<Vec<_>>(), labels.to_vec())
     };
-    let (cat, dog) = (Some(0), Some(1));
+    let cat = Some(0);
+    let dog = Some(1);
     for (files, expected) in [
         (vec!["cat/1", "dog/1"], of(&["cat", "dog"], &[cat, dog])),
         (vec!["train/dog/1", "train/cat/1"], of(&["cat", "dog"], &[dog, cat])),
@@ -500,7 +501,8 @@ fn fields_whose_names_no_image_can_hold_are_bad_entries() {
     let path = archive(dir.path(), "a.tar", &members);
     let source = open(&[&path]).unwrap();
     assert_eq!(source.kind(), SourceKind::WebDataset);
-    let (fields, bad) = (source.index().fields.len(), source.index().bad.len());
+    let fields = source.index().fields.len();
+    let bad = source.index().bad.len();
     assert_eq!(fields + bad, 200);
     assert!(source.index().fields.iter().map(|name| 2 + name.len()).sum::<usize>() <= 8192);
     let mut stream = StreamSource::new(vec![path], SourceKind::WebDataset, None).unwrap();

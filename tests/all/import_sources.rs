@@ -304,7 +304,8 @@ fn an_empty_folder_is_refused() {
 
 #[test]
 fn several_folders_share_their_classes_and_a_common_name_is_reported() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = tempfile::tempdir().unwrap();
+    let two = tempfile::tempdir().unwrap();
     write(one.path(), b"cat/1", b"x");
     write(two.path(), b"ant/2", b"y");
     write(two.path(), b"cat/1", b"z");

@@ -17,7 +17,8 @@ type Read = (Vec<(String, Vec<Vec<u8>>)>, Vec<BadEntry>);
 fn indexed(path: &Path, kind: SourceKind) -> Read {
     let options = SourceOptions { kind, ..SourceOptions::default() };
     let source = Source::open(&[path.to_path_buf()], &options).unwrap();
-    let (index, mut reader) = (source.index(), source.reader());
+    let index = source.index();
+    let mut reader = source.reader();
     let samples = (0..index.len()).map(|row| {
         let payloads = index.payloads(row).map(|payload| {
             let mut bytes = vec![7; payload.len_bytes as usize];
@@ -64,7 +65,8 @@ fn streamed(path: &Path, kind: SourceKind) -> Read {
 
 /// Both ways, which must agree.
 fn read(path: &Path, kind: SourceKind) -> Read {
-    let (index, stream) = (indexed(path, kind), streamed(path, kind));
+    let index = indexed(path, kind);
+    let stream = streamed(path, kind);
     assert!(index.0 == stream.0, "the ways to read {path:?} differ");
     assert_eq!(index.1, stream.1);
     index
@@ -193,7 +195,8 @@ pub fn a_map_that_lies_names_its_member_and_what_follows_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let size = |size| ("GNU.sparse.size", size);
     let map = |map| ("GNU.sparse.map", map);
-    let (offset, bytes) = (|at| ("GNU.sparse.offset", at), |len| ("GNU.sparse.numbytes", len));
+    let offset = |at| ("GNU.sparse.offset", at);
+    let bytes = |len| ("GNU.sparse.numbytes", len);
     let one =
         [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.realsize", "9999")];
     let endless: Vec<(u64, u64)> = (0..1_048_600).map(|at| (at, 1)).collect();

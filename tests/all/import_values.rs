@@ -160,8 +160,8 @@ fn rows_of_nothing_are_samples_of_nothing() {
     let found = lines(&["{\"a\": null}\n{\"a\": \"x\"}\n"], "a", &options(Onto::Empty));
     assert_eq!(found.unwrap(), [text(""), text("x")]);
     // A sample of one field cannot say that the field is missing; the hint names a way that works.
-    let (only, both) =
-        ("{\"a\": null}\n{\"a\": 1}\n", "{\"a\": null, \"b\": 2}\n{\"a\": 1, \"b\": 2}\n");
+    let only = "{\"a\": null}\n{\"a\": 1}\n";
+    let both = "{\"a\": null, \"b\": 2}\n{\"a\": 1, \"b\": 2}\n";
     let refused = lines(&[only], "a", &options(Onto::Empty)).unwrap_err();
     assert!(
         refused.contains("the only column") && refused.contains("--on-error skip"),
@@ -359,7 +359,8 @@ fn arrays_that_differ_keep_a_header_each() {
     let array = |kind: u8, dims: &[u8], bytes: &[u8]| {
         [&[kind, (dims.len() as u8) << 2][..], dims, bytes].concat()
     };
-    let (u8s, i16s) = (8, 17);
+    let u8s = 8;
+    let i16s = 17;
     let alike = [array(u8s, &[2, 1], &[1, 2]), array(u8s, &[3, 1], &[3, 4, 5])];
     let rank = [array(u8s, &[2], &[1, 2]), array(u8s, &[2, 1], &[3, 4])];
     let shape = [array(u8s, &[1, 2], &[1, 2]), array(u8s, &[1, 3], &[3, 4, 5])];
@@ -371,7 +372,8 @@ fn arrays_that_differ_keep_a_header_each() {
         assert_eq!(found.len(), 2);
         for (row, item) in items.iter().enumerate() {
             let dims = usize::from(item[1] >> 2);
-            let (shape, bytes) = (&item[2..2 + dims], &item[2 + dims..]);
+            let shape = &item[2..2 + dims];
+            let bytes = &item[2 + dims..];
             let (kind, stored) = field(&found[&format!("shard.mds/{row}")], "a");
             if are_alike {
                 assert_eq!((kind, &stored[..]), (format!("u8{shape:?}"), bytes));

@@ -211,7 +211,9 @@ fn linuxs_host_and_we_authenticate_with_every_hash_and_group_one_way_and_both_wa
                 options.connect_timeout = Duration::from_secs(60);
             });
             let to = format!("{} {}", served.target.local_addr().port(), served.target.nqn());
-            let (host, ctrl, sum) = (host.to_text(), ctrl.to_text(), sha256_of(&served, 1 << 20));
+            let host = host.to_text();
+            let ctrl = ctrl.to_text();
+            let sum = sha256_of(&served, 1 << 20);
             writeln!(script, "reads {to} {sum} --dhchap-secret={}", *host).unwrap();
             let both = format!("--dhchap-secret={} --dhchap-ctrl-secret=", *host);
             writeln!(script, "reads {to} {sum} {both}{}", *ctrl).unwrap();
@@ -221,7 +223,8 @@ fn linuxs_host_and_we_authenticate_with_every_hash_and_group_one_way_and_both_wa
             targets.push(served);
         }
     }
-    let (host, script_path) = (host.to_text(), script.path().to_str().unwrap());
+    let host = host.to_text();
+    let script_path = script.path().to_str().unwrap();
     let arguments = ["--hostnqn", hostnqn.as_str(), "--dhchap-secret", &host, "--read", "1M"];
     let arguments =
         [&arguments[..], &["--no-discover", "--timeout", "550", "--script", script_path]].concat();

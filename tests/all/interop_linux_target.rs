@@ -143,7 +143,8 @@ fn we_and_linuxs_target_authenticate_with_every_hash_and_group_one_way_and_both_
     for (hash, transform) in
         Hash::ALL.into_iter().zip([None, Some(Hash::Sha256), Some(Hash::Sha512)])
     {
-        let (host, ctrl) = (secret(2, transform), secret(3, transform));
+        let host = secret(2, transform);
+        let ctrl = secret(3, transform);
         set(&mut linux, "key", &host.to_text());
         set(&mut linux, "ctrl_key", &ctrl.to_text());
         let hash_name = format!("hmac({})", name_of(hash));

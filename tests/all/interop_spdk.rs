@@ -149,7 +149,8 @@ fn we_and_spdks_target_authenticate_with_every_hash_and_group_one_way_and_both_w
     let _alone = alone();
     for (hash, transform) in Hash::ALL.into_iter().zip(TRANSFORMS) {
         for group in Group::ALL {
-            let (digest, dhgroup) = (name_of(hash), group_name(group));
+            let digest = name_of(hash);
+            let dhgroup = group_name(group);
             println!("{digest}, {dhgroup}");
             let allowed = json!({"dhchap_digests": [digest], "dhchap_dhgroups": [dhgroup]});
             let Some(spdk) = NvmfTgt::start_configured(8, 4096, allowed) else { return };

@@ -159,9 +159,12 @@ fn linuxs_host_and_we_connect_inside_tls_with_both_suites_and_by_concatenation()
     };
     let concatenating = serve("concat", keys);
     let of = |target: &Target| format!("{} {}", target.local_addr().port(), target.nqn());
-    let (right, wrong) = (key(1, Hash::Sha384).to_text(), key(2, Hash::Sha384).to_text());
-    let (host, ctrl) = (secret(1).to_text(), secret(2).to_text());
-    let (other, concat) = (of(&targets[1]), of(&concatenating));
+    let right = key(1, Hash::Sha384).to_text();
+    let wrong = key(2, Hash::Sha384).to_text();
+    let host = secret(1).to_text();
+    let ctrl = secret(2).to_text();
+    let other = of(&targets[1]);
+    let concat = of(&concatenating);
     let script = format!(
         "inserted {other} {}\nrefused {other} --tls\n\
          keyctl clear %:.nvme\ninserted {other} {}\nreads {other} --tls\nrefused {other}\n\

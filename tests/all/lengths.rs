@@ -280,9 +280,10 @@ fn import_shard(path: &Path, kind: &str) -> Result<()> {
     for entry in fs::read_dir(rows)? {
         let entry = entry?;
         let to = folder.join(entry.file_name());
-        match entry.file_name() == "index.json" {
-            true => fs::copy(entry.path(), to).map(drop)?,
-            false => fs::hard_link(path, to)?,
+        if entry.file_name() == "index.json" {
+            fs::copy(entry.path(), to).map(drop)?
+        } else {
+            fs::hard_link(path, to)?
         }
     }
     import(&folder, options(Onto::Empty))
@@ -320,7 +321,8 @@ fn page() -> Vec<u8> {
     use parquet::basic::Compression;
     use parquet::file::properties::WriterProperties;
 
-    let (mut bytes, batch) = (Vec::new(), batch());
+    let mut bytes = Vec::new();
+    let batch = batch();
     let plain = WriterProperties::builder().set_dictionary_enabled(false);
     let set = plain.set_compression(Compression::LZ4_RAW).build();
     let mut writer =
@@ -341,7 +343,8 @@ fn lz4(is_file: bool) -> Vec<u8> {
     use arrow_ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
 
     let batch = batch();
-    let (schema, options) = (batch.schema(), IpcWriteOptions::default());
+    let schema = batch.schema();
+    let options = IpcWriteOptions::default();
     let options = options.try_with_compression(Some(CompressionType::LZ4_FRAME)).unwrap();
     let mut bytes = if is_file {
         let mut writer = FileWriter::try_new_with_options(Vec::new(), &schema, options).unwrap();

@@ -76,14 +76,17 @@ fn crossing(chunks: &Chunks, locality: &Arc<Locality>, order: OrderSpec, batch_s
     let world_size = locality.num_ranks();
     let mut order = EpochOrder::new(&order, Epoch(1), chunks).unwrap();
     let mut by_node = ByNode::new(Arc::clone(locality));
-    let (len, mut taken, mut crossed) = (order.len(), 0, 0);
+    let len = order.len();
+    let mut taken = 0;
+    let mut crossed = 0;
     loop {
         let shard = |rank| Shard::new(rank, world_size, Tail::Keep).unwrap();
         let batch = shard(0).global_batch(len, taken, batch_size);
         if batch.count == 0 {
             return crossed as f64 / len as f64;
         }
-        let (mut all, mut strided) = (Vec::new(), Vec::new());
+        let mut all = Vec::new();
+        let mut strided = Vec::new();
         for rank in 0..world_size {
             let mut ids = Vec::new();
             order.local_ids(chunks, &mut by_node, &shard(rank), (batch, batch_size), &mut ids);

@@ -110,7 +110,8 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
     let dataset = Dataset::open(&remote, &Options::default(), &mut ()).unwrap();
     let order = OrderSpec { kind: OrderKind::Global, seed };
     let loader = dataset.loader(LoaderOptions::new(order, 16, 2)).unwrap();
-    let (mut batches, mut samples) = (0, 0);
+    let mut batches = 0;
+    let mut samples = 0;
     while let Some(batch) = loader.next(&mut ()).unwrap() {
         batches += 1;
         samples += batch.len();
@@ -125,7 +126,9 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
     // The target records latencies a turn after the responses.
     wait_until(|| target.latency().read.count() == target.stats().reads);
 
-    let (stats, by_loader, by_id) = (target.stats(), loader.stats(), dataset.stats());
+    let stats = target.stats();
+    let by_loader = loader.stats();
+    let by_id = dataset.stats();
     let values = page();
     let of = |name: &str, labels: &[(&str, &str)]| {
         let labels: Vec<_> =

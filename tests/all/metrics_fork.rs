@@ -24,7 +24,8 @@ fn a_forked_child_counts_for_itself() {
     }
     let image = Address::from_path(temp.path().join("train.dlfs"));
     let options = ImportOptions { onto: Onto::Empty, ..ImportOptions::default() };
-    let (sources, images) = ([temp.path().join("files")], std::slice::from_ref(&image));
+    let sources = [temp.path().join("files")];
+    let images = std::slice::from_ref(&image);
     import(&sources, images, &options, &ConnectOptions::default(), &mut ()).unwrap();
     let read_one = || {
         let dataset = Dataset::open(images, &Options::default(), &mut ()).unwrap();

@@ -33,8 +33,10 @@ impl Sets {
     /// Data sets of so many samples each, of up to `most` bytes.
     fn new(seed: u64, lens: &[usize], most: u64) -> Sets {
         println!("seed {seed}");
-        let (temp, mut random) = (tempfile::tempdir().unwrap(), Random::new(seed));
-        let (mut samples, mut sets) = (Vec::new(), Vec::new());
+        let temp = tempfile::tempdir().unwrap();
+        let mut random = Random::new(seed);
+        let mut samples = Vec::new();
+        let mut sets = Vec::new();
         for (number, &len) in lens.iter().enumerate() {
             let folder = temp.path().join(format!("files{number}/class{number}"));
             fs::create_dir_all(&folder).unwrap();
@@ -210,7 +212,8 @@ fn assert_follows(
 ) {
     for (number, batch) in batches.iter().enumerate() {
         let end = (position + global).min((position / size + 1) * size);
-        let (mut read, mut right) = (batch.clone(), model[position..end].to_vec());
+        let mut read = batch.clone();
+        let mut right = model[position..end].to_vec();
         read.sort_unstable();
         right.sort_unstable();
         assert_eq!(read, right, "global batch {number}, positions {position}..{end}");
@@ -367,7 +370,8 @@ fn a_damaged_sample_is_left_out_with_its_source() {
     for kind in [OrderKind::Global, GROUPED] {
         let skip = LoaderOptions { on_error: OnError::Skip, ..options(kind, 8, 2) };
         let (batches, _) = sets.read(&mixture, skip.clone(), usize::MAX);
-        let (read, mut model) = (batches.concat(), sets.model(&mixture, &skip));
+        let read = batches.concat();
+        let mut model = sets.model(&mixture, &skip);
         model.retain(|&drawn| drawn != (1, 17));
         assert_eq!(read, model, "{kind:?}");
         let loader = mixture.loader(options(kind, 8, 2)).unwrap();
@@ -545,7 +549,8 @@ fn cut(sets: &Sets, model: &[Drawn], options: &LoaderOptions, size: usize) -> Ve
                 out.extend(samples);
                 Ok::<(), BudgetError>(())
             };
-        let (mut batches, mut batch) = (Vec::new(), Vec::new());
+        let mut batches = Vec::new();
+        let mut batch = Vec::new();
         while deal.next(&mut draw, &mut batch).unwrap().is_some() {
             batches.push(std::mem::take(&mut batch));
         }
@@ -577,7 +582,8 @@ fn batches_by_tokens_are_those_of_the_sequence_and_go_on_anywhere_with_other_ran
         // The lanes are those of the first run.
         asked.world_size = 1 + random.below(4) as u32;
         let expected = cut(&sets, &sets.model(&mixture, &asked), &asked, size as usize);
-        let (mut epoch, mut number) = (0, 0);
+        let mut epoch = 0;
+        let mut number = 0;
         for _ in 0..3 {
             let ranks = asked.world_size as usize;
             println!("case {case}: {ranks} ranks {kind:?} {batching:?} at {epoch}, {number}");
@@ -595,7 +601,8 @@ fn batches_by_tokens_are_those_of_the_sequence_and_go_on_anywhere_with_other_ran
                 let (read, _) = sets.read_while(&mixture, own.clone(), |_| true);
                 assert_eq!(read.into_values().collect::<Vec<_>>(), right, "rank {rank}");
                 let mut sampler = MixtureSampler::new(&mixture, own).unwrap();
-                let (mut ids, mut sampled) = (Vec::new(), Vec::<Vec<Drawn>>::new());
+                let mut ids = Vec::new();
+                let mut sampled = Vec::<Vec<Drawn>>::new();
                 while sampler.next(&mut ids).unwrap().is_some() {
                     sampled.push(ids.iter().map(|(source, id)| (*source, id.0)).collect());
                 }

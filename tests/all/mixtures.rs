@@ -38,7 +38,8 @@ fn fields(line: &str) -> [&str; 6] {
 
 fn source((number, text): (usize, &str)) -> Source {
     let (samples, part) = text.split_once('*').unwrap();
-    let (name, identity) = (format!("s{number}"), number.to_string());
+    let name = format!("s{number}");
+    let identity = number.to_string();
     let part = Part::Weight(weight(part));
     Source { name, identity, samples: samples.parse().unwrap(), part }
 }

@@ -87,7 +87,8 @@ fn more_depth_is_never_slower() {
     for line in lines() {
         for pair in line.windows(2) {
             let [(_, shallow), (setting, deep)] = pair else { unreachable!("windows of two") };
-            let (shallow, deep) = (shallow.mb_per_s(), deep.mb_per_s());
+            let shallow = shallow.mb_per_s();
+            let deep = deep.mb_per_s();
             assert!(deep >= shallow * (1.0 - NOISE), "{deep} after {shallow} MB/s: {setting:?}");
         }
     }

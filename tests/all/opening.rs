@@ -49,7 +49,8 @@ fn gated(target: SocketAddr, gate: &Arc<Gate>) -> SocketAddr {
                     gate.pass(number);
                 }
                 let Ok(target) = TcpStream::connect(target) else { return };
-                let (from, to) = (host.try_clone().unwrap(), target.try_clone().unwrap());
+                let from = host.try_clone().unwrap();
+                let to = target.try_clone().unwrap();
                 std::thread::spawn(move || splice(from, to));
                 splice(target, host);
             });

@@ -70,7 +70,8 @@ fn read(path: &str) -> String {
 fn c_struct(text: &str, name: &str) -> Told {
     let begin = text.find(&format!("pub struct {name} {{")).expect(name);
     let body = text[begin..].split("\n}").next().unwrap_or_default();
-    let (mut told, mut sentences) = (Told::new(), Vec::new());
+    let mut told = Told::new();
+    let mut sentences = Vec::new();
     for line in body.lines().skip(1).map(str::trim) {
         if let Some(sentence) = line.strip_prefix("/// ") {
             sentences.push(sentence);

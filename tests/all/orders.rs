@@ -171,7 +171,8 @@ fn every_order_is_the_one_in_the_golden_file() {
             })
             .unzip();
         let ids: Vec<u64> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
-        let (seed, epoch) = (seed.parse().unwrap(), epoch.parse().unwrap());
+        let seed = seed.parse().unwrap();
+        let epoch = epoch.parse().unwrap();
         let got = all_ids(parse_kind(kind), seed, epoch, &Chunks::new(sizes, spans));
         assert_eq!(got, ids, "line: {line}");
         lines += 1;
@@ -202,9 +203,11 @@ fn every_budget_cuts_as_the_golden_file_says() {
             Ok::<(), BudgetError>(())
         };
         let shard = Shard::new(0, 1, Tail::Keep).unwrap();
-        let (seed, epoch) = (seed.parse().unwrap(), Epoch(epoch.parse().unwrap()));
+        let seed = seed.parse().unwrap();
+        let epoch = Epoch(epoch.parse().unwrap());
         let mut deal = Deal::new(&Arc::new(budget), seed, epoch, lengths.len() as u64, shard);
-        let (mut cut, mut batch) = (Vec::new(), Vec::<u64>::new());
+        let mut cut = Vec::new();
+        let mut batch = Vec::<u64>::new();
         while deal.next(&mut draw, &mut batch).unwrap().is_some() {
             let positions: Vec<String> = batch.drain(..).map(|at| at.to_string()).collect();
             cut.push(positions.join(" "));
@@ -279,7 +282,8 @@ proptest! {
     ) {
         // For each run: world size, batch size of a rank, and the number of global batches before
         // it stops.
-        let (mut consumed, mut read) = (0, Vec::new());
+        let mut consumed = 0;
+        let mut read = Vec::new();
         for (i, &(world_size, batch, batches)) in runs.iter().enumerate() {
             let batches = if i + 1 == runs.len() { u64::MAX } else { batches };
             let shards = (0..world_size).map(|rank| Shard::new(rank, world_size, Tail::Keep).unwrap());
@@ -341,10 +345,7 @@ proptest! {
         chunks in any_chunks(), lanes in 1..6_u32, group in 1..5_u32, seed: u64,
         v1: bool,
     ) {
-        let kind = match v1 {
-            true => OrderKind::GroupedV1 { lanes, group },
-            false => OrderKind::Grouped { lanes, group },
-        };
+        let kind = if v1 { OrderKind::GroupedV1 { lanes, group } } else { OrderKind::Grouped { lanes, group } };
         let mut order = order(kind, seed, 1, &chunks);
         let mut parts = BTreeMap::<_, Vec<u32>>::new();
         let mut group_of_chunk = BTreeMap::new();
@@ -382,10 +383,7 @@ proptest! {
         world_size in 1..20_u32, batch_size in 1..40_u64, begun in 0..50_u64,
         tail in prop_oneof![Just(Tail::Keep), Just(Tail::DropLast), Just(Tail::Pad)],
     ) {
-        let kind = match v1 {
-            true => OrderKind::GroupedV1 { lanes, group },
-            false => OrderKind::Grouped { lanes, group },
-        };
+        let kind = if v1 { OrderKind::GroupedV1 { lanes, group } } else { OrderKind::Grouped { lanes, group } };
         let len = chunks.num_live();
         let mut order = order(kind, seed, 0, &chunks);
         let mut aligner = Aligner::default();
@@ -395,9 +393,11 @@ proptest! {
         let key = |pick: &Pick| (pick.chunk, pick.nth, pick.group);
         let mut taken = 0;
         while strided[0].remaining() > 0 {
-            let (mut all, mut expected) = (Vec::new(), Vec::new());
+            let mut all = Vec::new();
+            let mut expected = Vec::new();
             for (shard, rest) in shards.iter().zip(&mut strided) {
-                let (mut share, mut picks) = (Vec::new(), Vec::new());
+                let mut share = Vec::new();
+                let mut picks = Vec::new();
                 let batch = shard.global_batch(len, taken, batch_size);
                 order.aligned_picks(&chunks, &mut aligner, shard, batch, &mut share);
                 order.picks(rest.split_front(batch_size), &mut picks);
@@ -539,13 +539,15 @@ fn epochs_seeds_and_kinds_have_nothing_in_common() {
 
 #[test]
 fn partial_shuffling_moves_the_asked_part_of_every_share_and_nothing_when_asked_for_none() {
-    let (chunks, world_size) = (Chunks::even(40, 25), 8);
+    let chunks = Chunks::even(40, 25);
+    let world_size = 8;
     let shares = |q, epoch| -> Vec<BTreeSet<u64>> {
         let ids = all_ids(OrderKind::Partial { q, world_size }, 3, epoch, &chunks);
         (0..8).map(|rank| ids.iter().copied().skip(rank).step_by(8).collect()).collect()
     };
     let moved = |q| -> usize {
-        let (before, after) = (shares(q, 1), shares(q, 2));
+        let before = shares(q, 1);
+        let after = shares(q, 2);
         before.iter().zip(&after).map(|(before, after)| after.difference(before).count()).sum()
     };
     assert_eq!(moved(0.0), 0);
@@ -554,7 +556,8 @@ fn partial_shuffling_moves_the_asked_part_of_every_share_and_nothing_when_asked_
     // Each of the floor(q * 125) steps moves 8 samples, except those of ranks that draw themselves:
     // on average one of 8, so 1/8 of them stay.
     for (q, steps) in [(0.3, 37), (1.0, 125)] {
-        let (found, chance) = (moved(q), steps * 7);
+        let found = moved(q);
+        let chance = steps * 7;
         assert!(
             found.abs_diff(chance) < chance / 8,
             "{found} samples moved at q = {q}, chance says {chance}"
@@ -574,7 +577,8 @@ fn grouped_orders_mix_classes_as_chance_does_where_placement_was_shuffled_and_no
         (0..).zip(&chunks.ids).for_each(|(slot, &id)| chunk_of[id as usize] = slot / 40);
         let mut observer = Observer::new(256);
         for rank in all_ids(kind, 1, 0, &chunks) {
-            let (chunk, label) = (chunk_of[rank as usize], Some((rank / 400) as i64));
+            let chunk = chunk_of[rank as usize];
+            let label = Some((rank / 400) as i64);
             observer.see(Observed { rank, chunk, label });
         }
         observer.finish()
@@ -624,7 +628,8 @@ fn bytes_read(
     for rank in 0..world_size {
         let shard = Shard::new(rank, world_size, Tail::Keep).unwrap().after(begun);
         let mut rest = shard.positions(len);
-        let (mut taken, mut picks) = (0, Vec::new());
+        let mut taken = 0;
+        let mut picks = Vec::new();
         let mut open = BTreeSet::new();
         while rest.remaining() > 0 {
             picks.clear();
@@ -639,7 +644,8 @@ fn bytes_read(
             }
             taken += strided.remaining();
             for pick in &picks {
-                let (group, chunk) = (pick.group, pick.chunk);
+                let group = pick.group;
+                let chunk = pick.chunk;
                 if pick.alone {
                     read += chunks.blocks(chunk, pick.nth..pick.nth + 1);
                 } else if open.insert((group, chunk)) {
@@ -717,10 +723,12 @@ fn an_aligned_share_reads_each_sample_alone_or_in_the_ranks_own_range_which_divi
         let kind = OrderKind::Grouped { lanes, group: 4 };
         let mut order = order(kind, 3, 1, &chunks);
         let mut aligner = Aligner::default();
-        let (mut by_rank, mut alone) = (BTreeMap::new(), 0);
+        let mut by_rank = BTreeMap::new();
+        let mut alone = 0;
         for rank in 0..world_size {
             let shard = Shard::new(rank, world_size, tail).unwrap();
-            let (mut taken, mut picks) = (0, Vec::new());
+            let mut taken = 0;
+            let mut picks = Vec::new();
             let all = shard.positions(order.len()).remaining();
             while taken < all {
                 let batch = shard.global_batch(order.len(), taken, 16);

@@ -181,7 +181,8 @@ fn a_batch_makes_q_times_its_samples_due_and_fractions_add_up() {
         let due = |batches: u64| shares.steps_due(batches * batch);
         assert_eq!((due(0), due(batches)), (0, shares.num_steps()));
         for done in 0..batches {
-            let (before, after) = (due(done), due(done + 1));
+            let before = due(done);
+            let after = due(done + 1);
             assert!(before <= after && after <= shares.num_steps());
             if (done + 1) * batch < shortest {
                 assert_eq!(after, ((done + 1) as f64 * batch as f64 * q).floor() as u64);

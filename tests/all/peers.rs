@@ -72,7 +72,9 @@ impl Origin {
         let device = qpair::open(&image, &connect).unwrap();
         let nqn = NQN.parse().unwrap();
         let target = Target::bind(TargetOptions::new(nqn), vec![device]).unwrap();
-        let (copier_bytes_per_s, serving, wire) = (None, Serving::ReadThrough, None);
+        let copier_bytes_per_s = None;
+        let serving = Serving::ReadThrough;
+        let wire = None;
         Origin { temp, samples, target, copier_bytes_per_s, serving, wire, keys: None }
     }
 
@@ -281,7 +283,8 @@ impl Node {
         mut each: impl FnMut(u64),
     ) -> Vec<u64> {
         let mut prefetcher = self.image.prefetcher(options).unwrap();
-        let (mut ids, mut batches) = (Vec::new(), 0);
+        let mut ids = Vec::new();
+        let mut batches = 0;
         while let Some(batch) = prefetcher.next() {
             let batch = batch.unwrap();
             for sample in batch.iter() {
@@ -396,9 +399,11 @@ fn local_shares_leave_the_global_batches_and_little_crosses_after_the_first_epoc
         wait_until("all copies", || {
             nodes.iter().all(|node| node.image.tiers().unwrap().is_settled())
         });
-        let (before, served) = (crossed(), origin.target.stats().read_bytes);
+        let before = crossed();
+        let served = origin.target.stats().read_bytes;
         let read = of_epoch_1(&origin, &nodes, 0);
-        let (later, served) = (crossed() - before, origin.target.stats().read_bytes - served);
+        let later = crossed() - before;
+        let served = origin.target.stats().read_bytes - served;
         let data = origin.data_bytes();
         let moved = later as f64 / data as f64;
         println!("{order:?}: {before} of {data} bytes crossed in the first epoch, {later} later");
@@ -451,7 +456,8 @@ fn a_node_that_ends_fails_no_batch_of_others() {
     thread::scope(|scope| {
         let (end, ended) = crossbeam_channel::bounded(3);
         for node in &nodes {
-            let (end, origin) = (end.clone(), &origin);
+            let end = end.clone();
+            let origin = &origin;
             scope.spawn(move || {
                 let ids = node.read(origin, 4, 0..4, |batches| {
                     if batches == 30 {
@@ -520,7 +526,8 @@ fn copies_that_others_hold_now_make_room() {
     fs::create_dir(origin.tier(0)).unwrap();
     let tier = format!("file:{}:{}", origin.tier(0).display(), data * 7 / 10);
     // An earlier run alone filled the tier.
-    let (order, sharding) = (OrderKind::Global, Sharding::Strided);
+    let order = OrderKind::Global;
+    let sharding = Sharding::Strided;
     let alone = Node { rank: 0, image: origin.open(Some(&tier)), order, sharding };
     alone.read(&origin, 1, 0..1, |_| {});
     wait_until("all copies", || alone.image.tiers().unwrap().is_settled());
@@ -627,12 +634,15 @@ fn nodes_serve_what_the_plan_of_the_run_keeps() {
         last.1.elapsed() > Duration::from_millis(1500)
     });
     // Now the planned copies are there, and the plan stays.
-    let (absent_before, peers_before) = (absent(), from_peers());
+    let absent_before = absent();
+    let peers_before = from_peers();
     let served = origin.target.stats().read_bytes;
     let all: Vec<SampleId> = (0..1_000).map(SampleId).collect();
     nodes.iter().for_each(|node| node.read_ids(&origin, &all));
-    let (crossed, data) = (from_peers() - peers_before, origin.data_bytes());
-    let (absent, served) = (absent() - absent_before, origin.target.stats().read_bytes - served);
+    let crossed = from_peers() - peers_before;
+    let data = origin.data_bytes();
+    let absent = absent() - absent_before;
+    let served = origin.target.stats().read_bytes - served;
     println!(
         "{crossed} of 3 * {data} bytes came from peers, {absent} were absent, {served} from the origin"
     );

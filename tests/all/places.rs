@@ -64,14 +64,16 @@ fn objects_are_listed_and_read_in_order_each_range_of_the_listed_version() {
 #[test]
 fn bytes_are_lent_within_a_range_and_keep_the_memory_of_few_ranges() {
     const RANGE: usize = 8 << 20;
-    let (store, whole) = (ObjectStore::good(), bytes_of(1, 7 * RANGE));
+    let store = ObjectStore::good();
+    let whole = bytes_of(1, 7 * RANGE);
     store.put("x", whole.clone());
     let client = open(&PlaceOptions { window_bytes: 4 * RANGE as u64, ..store.options() });
     let mut reader = Reader::new(client.clone(), listed(&client, ""));
     assert!(reader.lend(0).is_none(), "no object is read");
     reader.next_object();
     assert!(reader.lend(1).is_none(), "nothing has arrived");
-    let (mut at, mut lent_of) = (0, [0; 7]);
+    let mut at = 0;
+    let mut lent_of = [0; 7];
     let mut kept = Vec::new();
     let mut piece = vec![0; 1_000_000];
     while at + piece.len() + 512 <= whole.len() {
@@ -255,9 +257,8 @@ fn a_redirect_loop_and_a_store_that_is_away_end_with_an_error_that_shows_no_secr
 #[test]
 fn a_listing_outlasts_a_storm_and_a_refused_one_says_so() {
     // It asks for a second each time, longer in all than credentials are waited for.
-    let store = ObjectStore::with_faults(|request| match request.number < 7 {
-        true => Fault::Status(503, Some(1)),
-        false => Fault::None,
+    let store = ObjectStore::with_faults(|request| {
+        if request.number < 7 { Fault::Status(503, Some(1)) } else { Fault::None }
     });
     store.put("x", "y");
     assert_eq!(listed(&open(&store.options()), "").len(), 1);
@@ -270,10 +271,10 @@ fn a_listing_outlasts_a_storm_and_a_refused_one_says_so() {
 
 #[test]
 fn what_is_dropped_is_not_waited_for() {
-    let store = ObjectStore::with_faults(|request| match request.key.is_empty() {
-        true => Fault::None,
-        false => Fault::Stall,
-    });
+    let store =
+        ObjectStore::with_faults(
+            |request| if request.key.is_empty() { Fault::None } else { Fault::Stall },
+        );
     store.put("x", "y");
     let client = open(&store.options());
     let object = &listed(&client, "")[0];

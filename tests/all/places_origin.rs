@@ -94,7 +94,8 @@ fn objects_keep_the_contract_of_a_read_only_engine() {
 
 #[test]
 fn an_address_of_objects_is_a_data_set_with_names_and_classes_and_every_byte() {
-    let (store, files) = (ObjectStore::good(), files());
+    let store = ObjectStore::good();
+    let files = files();
     put(&store, &files);
     let image = open(&open_options(store.options())).unwrap();
     let directory = image.directory();
@@ -114,7 +115,8 @@ fn an_address_of_objects_is_a_data_set_with_names_and_classes_and_every_byte() {
 
 #[test]
 fn behind_a_tier_later_epochs_ask_the_store_for_nothing() {
-    let (store, files) = (ObjectStore::good(), files());
+    let store = ObjectStore::good();
+    let files = files();
     put(&store, &files);
     let tiers = TierOptions { tiers: vec!["ram:64M".parse().unwrap()], ..TierOptions::default() };
     let options = OpenOptions { tiers, ..open_options(store.options()) };
@@ -180,9 +182,8 @@ fn a_hostile_store_gives_the_reader_no_wrong_byte() {
 fn an_object_that_changed_or_a_store_that_is_away_is_an_error_that_names_it() {
     let is_away = Arc::new(AtomicBool::new(false));
     let away = Arc::clone(&is_away);
-    let store = ObjectStore::with_faults(move |_| match away.load(Ordering::Relaxed) {
-        true => Fault::Reset,
-        false => Fault::None,
+    let store = ObjectStore::with_faults(move |_| {
+        if away.load(Ordering::Relaxed) { Fault::Reset } else { Fault::None }
     });
     put(&store, &files());
     let patience = Duration::from_millis(300);
@@ -207,7 +208,8 @@ fn a_forked_child_reads_with_a_connection_of_its_own() {
     if ran_alone(a_forked_child_reads_with_a_connection_of_its_own) {
         return;
     }
-    let (store, files) = (ObjectStore::good(), files());
+    let store = ObjectStore::good();
+    let files = files();
     put(&store, &files);
     let place = Place::parse("s3://bucket/set").unwrap();
     let namespace = FolderNamespace::open_objects(&place, &reaching(store.options())).unwrap();

@@ -96,7 +96,9 @@ fn serve(mut stream: &TcpStream, habit: Habit, seen: &Seen) -> io::Result<()> {
     seen.connections.fetch_add(1, Ordering::Relaxed);
     let mut from = BufReader::new(stream);
     loop {
-        let (mut target, mut range, mut agent) = (String::new(), None, String::new());
+        let mut target = String::new();
+        let mut range = None;
+        let mut agent = String::new();
         from.read_line(&mut target)?;
         if target.is_empty() {
             return Ok(());
@@ -111,8 +113,8 @@ fn serve(mut stream: &TcpStream, habit: Habit, seen: &Seen) -> io::Result<()> {
                 _ => {}
             }
         }
-        let (all, common) =
-            (file(), "ETag: \"1\"\r\nLast-Modified: Fri, 27 Nov 2026 00:00:00 GMT\r\n");
+        let all = file();
+        let common = "ETag: \"1\"\r\nLast-Modified: Fri, 27 Nov 2026 00:00:00 GMT\r\n";
         let Some(range) = range else {
             write!(stream, "HTTP/1.1 200 OK\r\n{common}Content-Length: {}\r\n\r\n", all.len())?;
             continue;
@@ -120,7 +122,8 @@ fn serve(mut stream: &TcpStream, habit: Habit, seen: &Seen) -> io::Result<()> {
         seen.agents.lock().unwrap().push(agent);
         let (first, last) = range.split_once('-').unwrap();
         let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
-        let (body, len) = (&all[first..=last], last + 1 - first);
+        let body = &all[first..=last];
+        let len = last + 1 - first;
         let common = format!("{common}Content-Range: bytes {first}-{last}/{}\r\n", all.len());
         let plain = format!("HTTP/1.1 206 Partial\r\n{common}Content-Length: {len}\r\n\r\n");
         let is_elsewhere = target.contains("elsewhere");
@@ -201,7 +204,8 @@ fn ranges_are_received_from_servers_of_all_regular_habits() {
 
 #[test]
 fn a_connection_is_used_again_unless_its_server_ends_it() {
-    let (plain, closing) = (Server::new(Habit::Plain), Server::new(Habit::Closing));
+    let plain = Server::new(Habit::Plain);
+    let closing = Server::new(Habit::Closing);
     for _ in 0..3 {
         assert!(plain.read().unwrap() == file() && closing.read().unwrap() == file());
     }

@@ -22,12 +22,14 @@ impl Server {
     ) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (heads, answer) = (Heads::default(), Arc::new(answer));
+        let heads = Heads::default();
+        let answer = Arc::new(answer);
         let kept = Arc::clone(&heads);
         // It ends with the test program.
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
-                let (kept, answer) = (Arc::clone(&kept), Arc::clone(&answer));
+                let kept = Arc::clone(&kept);
+                let answer = Arc::clone(&answer);
                 std::thread::spawn(move || {
                     let head = head_of(&stream)?;
                     kept.lock().unwrap().push(head.clone());
@@ -91,7 +93,8 @@ impl Server {
 }
 
 fn head_of(stream: &TcpStream) -> io::Result<String> {
-    let (mut head, mut from) = (String::new(), BufReader::new(stream));
+    let mut head = String::new();
+    let mut from = BufReader::new(stream);
     while from.read_line(&mut head)? > 2 {}
     Ok(head)
 }

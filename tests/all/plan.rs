@@ -40,7 +40,8 @@ fn image(uuid: u8) -> images::Image {
 
 #[test]
 fn a_plan_of_another_data_set_or_generation_is_refused() {
-    let (samples, mut media) = (images::folder(2, 60), image(1));
+    let samples = images::folder(2, 60);
+    let mut media = image(1);
     let first = media.add(&samples, 7, 120, &[]);
     let plan = JointPlan::new(&inputs(&first), &first).unwrap();
     plan.check(&first).unwrap();
@@ -165,7 +166,8 @@ fn share_with_a_second_copy(nodes: u32, epochs: u64) -> f64 {
         let reads = |sample| planner.frequencies().of(SampleId(sample));
         plans.push((kept, (0..num.into()).map(reads).collect::<Vec<_>>()));
     }
-    let (mut sent, mut twice) = (0, 0);
+    let mut sent = 0;
+    let mut twice = 0;
     for (kept, reads) in plans {
         for (sample, reads) in reads.iter().enumerate().filter(|(sample, _)| !kept[*sample]) {
             sent += u64::from(*reads) * u64::from(copies[sample] > 0);

@@ -216,7 +216,8 @@ fn attributes_are_those_of_the_import() {
     let first = image.open().0.time_ns();
     image.time_ns += 1_000_000;
     let directory: Directory = image.add(&[sample("b", None, 512)], 1, 0, &[]);
-    let (started, committed) = (directory.record().started_ns, directory.time_ns());
+    let started = directory.record().started_ns;
+    let committed = directory.time_ns();
     let tree = FileTree::new(Arc::new(directory)).unwrap();
     let of = |path: &[u8]| tree.attributes(tree.resolve(path).unwrap(), None);
     assert_eq!(

@@ -106,8 +106,8 @@ impl Work {
         let mut found = BTreeMap::new();
         settle(&image); // first checks what an earlier run left
         for _ in 0..2 {
-            let (mut reader, mut batch) =
-                (image.reader(ReaderOptions::default()).unwrap(), Batch::new());
+            let mut reader = image.reader(ReaderOptions::default()).unwrap();
+            let mut batch = Batch::new();
             reader.read_batch(&ids, &mut batch).unwrap();
             for (at, id) in ids.iter().enumerate() {
                 let name = directory.name(*id).unwrap().unwrap();
@@ -175,7 +175,8 @@ impl Trial {
         let Some(calls) = strace::run(child, &watched) else { return };
         assert!(calls.len() > 2, "only {calls:?}");
         let mut history = Folder::holding(&self.before);
-        let (mut seen, mut losses) = (HashSet::new(), Vec::new());
+        let mut seen = HashSet::new();
+        let mut losses = Vec::new();
         for (at, call) in calls.iter().enumerate() {
             history.follow(call);
             let is_last = at + 1 == calls.len();
@@ -262,7 +263,8 @@ fn a_saved_snapshot_is_the_old_one_or_the_new_one() {
     trial.begin_here();
     let old = trial.before["snapshot"].clone();
     trial.run("snapshot", 100, |work, is_done| {
-        let (file, addresses) = (work.file("snapshot"), [Address::from_path(&image)]);
+        let file = work.file("snapshot");
+        let addresses = [Address::from_path(&image)];
         let is_old = fs::read(&file).map_err(|error| error.to_string())? == old;
         match snapshot_check(&addresses, &file, &connect) {
             Ok(_) => Ok(()),
@@ -348,7 +350,8 @@ impl Killed {
     fn new() -> Killed {
         let folder = tempfile::tempdir().unwrap();
         let mut files = tree(&folder.path().join("first"), 400, 9_000, 1);
-        let (image, connect) = (addresses(folder.path()), ConnectOptions::default());
+        let image = addresses(folder.path());
+        let connect = ConnectOptions::default();
         let source = paths(&folder.path().join("first"));
         import(&source, &image, &options(Onto::Empty), &connect, &mut ()).unwrap();
         let mut taken = TakenAtCommit { folder: folder.path(), files: None };
@@ -362,7 +365,8 @@ impl Killed {
         let committed = taken.files.expect("the purge reported its end");
         let purged = files_at(folder.path());
         let lengths = |files: &[Vec<u8>; 2]| [files[0].len(), files[1].len()];
-        let (before, after) = (lengths(&committed), lengths(&purged));
+        let before = lengths(&committed);
+        let after = lengths(&purged);
         println!("{before:?} bytes before space is given back, {after:?} after");
         assert!(before[0] > after[0] && before[1] > after[1], "{before:?} became {after:?}");
         Killed { folder, files, committed, purged }
@@ -508,7 +512,8 @@ fn a_hole_that_a_killed_purge_did_not_make_is_made_by_the_next_one() {
 #[test]
 fn a_purge_without_work_leaves_the_generation_before_and_an_unfinished_import_alone() {
     let mut killed = Killed::new();
-    let (image, connect) = (addresses(killed.folder.path()), ConnectOptions::default());
+    let image = addresses(killed.folder.path());
+    let connect = ConnectOptions::default();
     let append = |source: &str, stop: &mut dyn Progress, onto| {
         let options = dlfs::import::ImportOptions { time_ns: Some(1 << 62), ..options(onto) };
         import(&paths(&killed.folder.path().join(source)), &image, &options, &connect, stop)

@@ -441,7 +441,9 @@ fn read_by_all(
     world_size: u32,
     change: impl Fn(&mut LoaderOptions),
 ) -> (u64, Vec<u64>, Vec<String>) {
-    let (mut bytes, mut ids, mut warned) = (0, Vec::new(), Vec::new());
+    let mut bytes = 0;
+    let mut ids = Vec::new();
+    let mut warned = Vec::new();
     for rank in 0..world_size {
         let (mut loader, warnings) = warnings_of(|| {
             fixture.loader(kind, |options| {
@@ -588,7 +590,8 @@ fn a_too_small_window_is_exceeded_only_for_the_next_batch() {
 fn a_window_smaller_than_the_working_set_is_reported_with_the_size_it_needs() {
     let fixture = fixture(folder(4, 400), 1, 4096);
     let directory = fixture.image.directory();
-    let (lanes, group) = (4, 2);
+    let lanes = 4;
+    let group = 2;
     let chunk = directory.layout().chunk_size_bytes as usize;
     assert!(directory.num_chunks() > 3 * lanes * group, "{} chunks", directory.num_chunks());
     let read = |window_bytes, batching| {
@@ -640,7 +643,8 @@ fn cost_of_single_reads(fixture: &Fixture) -> f64 {
     let directory = fixture.image.directory();
     let extents = (0..directory.num_samples()).filter_map(|id| directory.extent(SampleId(id)));
     let (blocks, bytes) = extents.fold((0, 0), |(blocks, bytes), extent| {
-        let (start, len) = (extent.offset_bytes, u64::from(extent.len_bytes));
+        let start = extent.offset_bytes;
+        let len = u64::from(extent.len_bytes);
         (blocks + (start + len).div_ceil(4096) - start / 4096, bytes + len)
     });
     (blocks * 4096) as f64 / bytes as f64
@@ -760,7 +764,8 @@ fn a_sample_is_resident_exactly_while_its_chunk_is() {
     let fixture = fixture(source, 1, 4096);
     let kind = OrderKind::Grouped { lanes: 2, group: 1 };
     let mut loader = fixture.loader(kind, |options| options.window_bytes = 512 << 10);
-    let (mut delivered, mut most) = (0, 0);
+    let mut delivered = 0;
+    let mut most = 0;
     while let Some(batch) = loader.next() {
         delivered += batch.unwrap().len();
         // The poller may be about to change them: whole chunks are visible when it is idle.

@@ -56,7 +56,9 @@ fn a_socket_is_read_only_when_it_is_readable() {
     for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 1, group: 4 }] {
         let order = OrderSpec { kind, seed: 7 };
         let mut loader = image.prefetcher(LoaderOptions::new(order, 64, 2)).unwrap();
-        let (before, mut count, mut batch) = (total(&devices), 0, Batch::new());
+        let before = total(&devices);
+        let mut count = 0;
+        let mut batch = Batch::new();
         while loader.next_into(&mut batch).unwrap() {
             count += batch.len();
         }

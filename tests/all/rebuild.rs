@@ -412,7 +412,8 @@ fn headers_that_contradict_each_other_are_refused() {
 
 /// An image of 8 MiB in chunks of 1 MiB, at the start of a disk of 32 MiB, of as many generations.
 fn imported(generations: u64) -> (tempfile::TempDir, Disks) {
-    let (dir, disks) = (tempfile::tempdir().unwrap(), Disks::new(1, 32 << 20));
+    let dir = tempfile::tempdir().unwrap();
+    let disks = Disks::new(1, 32 << 20);
     for generation in 1..=generations {
         let part = dir.path().join(generation.to_string());
         tree(&part, 20, (16 << 20) / 20 / generations as usize, generation);
@@ -430,7 +431,8 @@ fn superblock(disks: &Disks) -> dlfs::format::Superblock {
 
 /// The same disks with the current snapshot zeroed, cut off at `len` bytes.
 fn without_snapshot(disks: &Disks, len: usize) -> Disks {
-    let (mut bytes, snapshot) = (disks.contents().remove(0), superblock(disks).snapshot);
+    let mut bytes = disks.contents().remove(0);
+    let snapshot = superblock(disks).snapshot;
     bytes[snapshot.offset_bytes as usize..][..snapshot.len_bytes as usize].fill(0);
     bytes.truncate(len);
     Disks::holding(&[bytes])

@@ -140,7 +140,8 @@ impl Files {
 
 fn part(bytes: &[u8], range: Range<u64>) -> &[u8] {
     let len = bytes.len() as u64;
-    let (start, end) = (range.start.min(len), range.end.min(len));
+    let start = range.start.min(len);
+    let end = range.end.min(len);
     &bytes[start as usize..end.max(start) as usize]
 }
 
@@ -270,7 +271,8 @@ fn a_sample_without_checksums_of_pieces_is_read_whole_once_however_many_threads_
     let reads = dataset(image);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let (reads, samples) = (reads.clone(), &samples);
+            let reads = reads.clone();
+            let samples = &samples;
             scope.spawn(move || {
                 let range = thread * 2 * PIECE + 9..thread * 2 * PIECE + 99;
                 let read = reads.read_range(SampleId(0), range.clone(), &mut ()).unwrap();
@@ -380,7 +382,8 @@ fn an_open_sample_reads_like_a_file_and_ahead_only_in_sequence() {
         let bytes = files.samples[id as usize].clone();
         assert_eq!(file.len_bytes(), bytes.len() as u64);
         bytes_read(&device);
-        let (mut at, mut piece) = (0, vec![0; 100_000]);
+        let mut at = 0;
+        let mut piece = vec![0; 100_000];
         loop {
             let got = file.read_at(at, &mut piece, &mut ()).unwrap();
             assert!(piece[..got] == *part(&bytes, at..at + got as u64));
@@ -455,7 +458,8 @@ fn the_first_range_is_served_while_the_whole_sample_is_copied_once_and_later_one
     });
     settle(&reads);
     let stats = reads.tier_stats().unwrap();
-    let (from_origin, len) = (stats.origin.bytes + stats.origin.copier_bytes, large.len() as u64);
+    let from_origin = stats.origin.bytes + stats.origin.copier_bytes;
+    let len = large.len() as u64;
     // Four threads may each have read the header of the chunk.
     assert!(stats.tiers[0].fill_bytes >= len, "all was copied: {stats:?}");
     assert!(from_origin <= len + 16 * 4096, "each byte came once: {stats:?}");

@@ -36,7 +36,8 @@ fn image_of(folder: &Path, count: u64, len_of: fn(u64) -> usize) -> Address {
     let shard = folder.join("a.tfrecord");
     let mut file = std::io::BufWriter::new(fs::File::create(&shard).unwrap());
     for id in 0..count {
-        let (header, payload) = ((len_of(id) as u64).to_le_bytes(), content(id, len_of(id)));
+        let header = (len_of(id) as u64).to_le_bytes();
+        let payload = content(id, len_of(id));
         for part in [&header[..], &masked(&header), &payload, &masked(&payload)] {
             file.write_all(part).unwrap();
         }
@@ -118,7 +119,8 @@ fn measure(address: &str) {
     let before = memory("VmRSS");
     reader.read_batch(&ids, &mut batch).unwrap();
     let peak = memory("VmHWM") - before;
-    let (bytes, read) = (batch.len_bytes(), reader.stats().bytes);
+    let bytes = batch.len_bytes();
+    let read = reader.stats().bytes;
     println!("{} samples, {bytes} bytes, {read} bytes read, peak {peak}", ids.len());
     assert!(read > bytes + (96 << 20), "blocks would fit in what is allowed");
     assert!(peak <= bytes + (64 << 20), "{peak} bytes of memory for {bytes}");
@@ -155,10 +157,12 @@ fn each_block_is_read_once_whatever_the_order_of_the_ids() {
         let mut ids: Vec<_> = (0..30_000).map(SampleId).collect();
         Random::new(5).shuffle(&mut ids);
         for ids in [&ids[..], &ids[..5_000]] {
-            let (mut reader, mut batch) = (small(&image), Batch::new());
+            let mut reader = small(&image);
+            let mut batch = Batch::new();
             reader.read_batch(ids, &mut batch).unwrap();
             assert_right(&batch, ids, tiny);
-            let (read, blocks) = (reader.stats().bytes, blocks_of(&image, ids));
+            let read = reader.stats().bytes;
+            let blocks = blocks_of(&image, ids);
             println!("{address}: {read} bytes read, {blocks} in blocks");
             // Two plans of 2,048 samples, or two fetches of 512 KiB, may share a block.
             let shared = ids.len() as u64 / 2048 + read / (512 << 10) + 1;
@@ -181,7 +185,8 @@ fn empty_and_large_samples_come_with_the_others() {
     let image = open(&image_of(temp.path(), 6_000, mixed));
     let mut ids: Vec<_> = (0..6_000).chain([0, 1, 1000, 250]).map(SampleId).collect();
     Random::new(9).shuffle(&mut ids);
-    let (mut reader, mut batch) = (small(&image), Batch::new());
+    let mut reader = small(&image);
+    let mut batch = Batch::new();
     for _ in 0..2 {
         reader.read_batch(&ids, &mut batch).unwrap();
         assert_right(&batch, &ids, mixed);
@@ -216,13 +221,15 @@ fn a_watch_sees_every_sample_and_its_interruption_ends_the_call() {
     let (_target, remote) = serve(&image_of(temp.path(), 20_000, tiny));
     let image = open(&remote);
     let ids = scattered(20_000).repeat(10);
-    let (mut reader, mut batch) = (small(&image), Batch::new());
+    let mut reader = small(&image);
+    let mut batch = Batch::new();
     let mut looks = Looks { seen: 0, questions: 1 };
     let error = reader.read_batch_watched(&ids, &mut batch, &mut looks).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Interrupted);
     assert!(looks.seen < ids.len(), "{} samples came before the end of a call", looks.seen);
     assert!(batch.is_empty());
-    let (ids, mut looks) = (&ids[..5_000], Looks { seen: 0, questions: usize::MAX });
+    let ids = &ids[..5_000];
+    let mut looks = Looks { seen: 0, questions: usize::MAX };
     assert!(reader.read_batch_watched(ids, &mut batch, &mut looks).unwrap().is_empty());
     assert_eq!(looks.seen, ids.len());
     assert_right(&batch, ids, tiny);
@@ -249,9 +256,10 @@ fn a_damaged_sample_fails_alone_and_absent_ids_keep_their_positions() {
     let found: Vec<_> = read.failures.iter().map(|(at, error)| (*at, error.kind())).collect();
     assert_eq!(found, expected);
     for (index, sample) in read.batch.iter().enumerate() {
-        let right = match expected.iter().any(|(at, _)| *at == index) {
-            true => Vec::new(),
-            false => content(sample.id.0, tiny(sample.id.0)),
+        let right = if expected.iter().any(|(at, _)| *at == index) {
+            Vec::new()
+        } else {
+            content(sample.id.0, tiny(sample.id.0))
         };
         assert_eq!(sample.bytes, right, "position {index}");
     }

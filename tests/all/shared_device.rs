@@ -139,7 +139,8 @@ impl QueuePair for GatedPair {
 }
 
 fn gated() -> (Arc<SharedDevice>, Arc<Gate>, Arc<Gate>) {
-    let (opens, polls) = (Arc::<Gate>::default(), Arc::<Gate>::default());
+    let opens = Arc::<Gate>::default();
+    let polls = Arc::<Gate>::default();
     let memory = MemNamespace::new(1 << 20, 512).unwrap();
     let device = Gated { memory, opens: Arc::clone(&opens), polls: Arc::clone(&polls) };
     (Arc::new(SharedDevice::new(Arc::new(device), Arc::default())), opens, polls)
@@ -181,7 +182,8 @@ fn inherited_io_fails_with_the_reason_if_a_thread_of_the_parent_was_polling() {
         return;
     }
     let (device, _, polls) = gated();
-    let (mut ours, theirs) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
+    let mut ours = device.queue_pair().unwrap();
+    let theirs = device.queue_pair().unwrap();
     assert_eq!(ours.submit(&mut VecDeque::from([write(1), write(2)])), 2);
     polls.shut();
     let poller = std::thread::spawn({

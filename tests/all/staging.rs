@@ -44,7 +44,8 @@ fn open(device: &Faulty, tiers: TierOptions) -> Image {
 /// The bytes read since the last call, once they are `at_least` this many and no more are read for
 /// a while.
 fn read_at_rest(device: &Faulty, at_least: usize) -> usize {
-    let (mut all, mut quiet_since) = (0, Instant::now());
+    let mut all = 0;
+    let mut quiet_since = Instant::now();
     let until = Instant::now() + Duration::from_secs(60);
     let is_quiet = |since: Instant| since.elapsed() >= Duration::from_millis(30);
     while !(all >= at_least && is_quiet(quiet_since)) && Instant::now() < until {
@@ -84,7 +85,8 @@ fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
     let is_right = |batch: &Batch| {
         batch.iter().all(|sample| sample.bytes == source[sample.id.0 as usize].record)
     };
-    let (mut found, mut kept) = (Vec::new(), None::<Batch>);
+    let mut found = Vec::new();
+    let mut kept = None::<Batch>;
     while let Some(batch) = loader.next() {
         let batch = batch.unwrap();
         found.extend(batch.ids().map(|id| id.0));

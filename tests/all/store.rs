@@ -133,7 +133,8 @@ fn an_exchange_at_the_end_of_each_epoch_changes_no_sequence() {
 /// Reads at most `batches` batches on each rank in step; returns what was read and the state.
 fn read_some(origin: &Origin, job: &Job, ranks: &[Dataset], batches: u64) -> (Vec<Read>, State) {
     let barrier = Barrier::new(ranks.len());
-    let (samples, barrier) = (&origin.samples, &barrier);
+    let samples = &origin.samples;
+    let barrier = &barrier;
     let read = |loader: Loader| {
         let mut read = Read::new();
         for _ in 0..batches {
@@ -166,7 +167,8 @@ fn a_job_that_ends_at_any_moment_goes_on_with_the_same_sequence() {
     let expected = expected(&origin, &job);
     let mut random = Random::new(66);
     let mut reads: Vec<Read> = vec![Read::new(); 3];
-    let (mut starts, mut found) = (0, 0);
+    let mut starts = 0;
+    let mut found = 0;
     loop {
         job.round = format!("start {starts}");
         let ranks = job.start(&origin);
@@ -197,7 +199,8 @@ fn samples_are_exchanged_while_the_epoch_runs_as_they_become_due_or_at_its_end()
         let job =
             Job { blocking, round, spec: "ram:64M".to_owned(), ..Job::new(&origin, 0.5, 3, 2) };
         let ranks = job.start(&origin);
-        let (samples, directory) = (&origin.samples, ranks[0].directory());
+        let samples = &origin.samples;
+        let directory = ranks[0].directory();
         let shares = Shares::new(&job.order(), &**directory).unwrap();
         let due = |rank: u32, taken| {
             let all = shares.exchanges(&**directory, rank, Epoch(0));
@@ -299,7 +302,8 @@ fn a_report_tells_what_came_out_of_the_store_and_what_was_brought_into_it() {
         let ranks = job.start(&origin);
         let reports: Vec<Report> = thread::scope(|scope| {
             let reading = (0..).zip(&ranks).map(|(rank, dataset)| {
-                let (loader, samples) = (dataset.loader(job.run(rank)).unwrap(), &origin.samples);
+                let loader = dataset.loader(job.run(rank)).unwrap();
+                let samples = &origin.samples;
                 scope.spawn(move || {
                     read(samples, &loader);
                     loader.report()
@@ -315,13 +319,15 @@ fn a_report_tells_what_came_out_of_the_store_and_what_was_brought_into_it() {
                 (places.of(place), places.total()),
                 (report.reads.bytes, report.reads.bytes)
             );
-            let (store, stats) = (report.store.unwrap(), stats(rank));
+            let store = report.store.unwrap();
+            let stats = stats(rank);
             assert_eq!(store.staged_bytes, stats.staged_bytes);
             assert_eq!(store.near_bytes, store.received_bytes, "both are on this node");
             assert_eq!((store.from_origin_bytes, stats.from_origin), (0, 0));
             assert!(store.held_bytes > 0, "{store:?}");
             // Pages of the samples, of which neighbours may share one.
-            let (bytes, num) = (store.staged_bytes, stats.staged);
+            let bytes = store.staged_bytes;
+            let num = stats.staged;
             assert!(num > 0 && bytes > 0 && bytes <= num * 4 * PAGE_BYTES, "{stats:?}");
             received += store.received_bytes;
             let html = report.to_html();
@@ -479,7 +485,8 @@ fn ranks_of_a_node_share_a_quota_and_what_moves_between_them_crosses_no_network(
             ..Job::new(&origin, 0.5, 4, 1)
         };
         let errors: Vec<_> = thread::scope(|scope| {
-            let (job, origin) = (&job, &origin);
+            let job = &job;
+            let origin = &origin;
             let joining: Vec<_> = (0..4)
                 .map(|rank| scope.spawn(move || job.join_unstaged(origin, rank).err()))
                 .collect();
@@ -508,7 +515,8 @@ fn a_share_that_exceeds_its_store_is_an_error_and_no_larger_store() {
         dataset.loader(job.run(rank))?.stage(&mut (), |_| ())
     };
     // Shares of average samples take 108 KiB, the one with the long sample at least 128 KiB.
-    let (mut fits, mut full) = (0, 0);
+    let mut fits = 0;
+    let mut full = 0;
     for error in [stored(0), stored(1)].map(Result::err) {
         match error {
             None => fits += 1,

@@ -84,7 +84,8 @@ fn forked_workers_share_the_batches_of_their_rank_and_its_store() {
         let ranks: Vec<Dataset> = thread::scope(|scope| {
             let joining: Vec<_> = (0..2)
                 .map(|rank| {
-                    let (job, origin) = (&job, &origin);
+                    let job = &job;
+                    let origin = &origin;
                     scope.spawn(move || job.join_unstaged(origin, rank).unwrap())
                 })
                 .collect();
@@ -215,7 +216,8 @@ fn a_run_that_resumes_reads_nothing_that_lies_in_its_store() {
     // As Python and C do it: the state is loaded when the store is open already.
     thread::scope(|scope| {
         let resuming = halves.into_iter().zip(0..).map(|((first, state), rank)| {
-            let (job, origin) = (&job, &origin);
+            let job = &job;
+            let origin = &origin;
             scope.spawn(move || {
                 let dataset = job.join_unstaged(origin, rank).unwrap();
                 let loader = dataset.loader(job.run(rank)).unwrap();
@@ -323,7 +325,8 @@ impl Start {
                 .spawn()
                 .unwrap();
             let printed = Printed::default();
-            let (lines, out) = (Arc::clone(&printed), child.stdout.take().unwrap());
+            let lines = Arc::clone(&printed);
+            let out = child.stdout.take().unwrap();
             let reading = thread::spawn(move || {
                 for line in BufReader::new(out).lines().map_while(Result::ok) {
                     let mut lines = lines.lock().unwrap();
@@ -366,7 +369,8 @@ fn a_rank_that_is_killed_at_any_moment_goes_on_with_the_same_sequence() {
     let kills: u32 =
         std::env::var("DLFS_TEST_KILLS").map_or(3, |kills| kills.parse().expect("a number"));
     // More would tell nothing else.
-    let (kills, seed) = (kills.min(50), std::process::id());
+    let kills = kills.min(50);
+    let seed = std::process::id();
     println!("seed {seed}");
     let mut random = Random::new(seed.into());
     let origin = Origin::new(25, 240, |random| random.below(6_000) as usize + 1);
@@ -381,7 +385,10 @@ fn a_rank_that_is_killed_at_any_moment_goes_on_with_the_same_sequence() {
         .collect();
     let folder = origin.store_folder();
     let state: PathBuf = folder.join("state");
-    let (mut killed, mut starts, mut done, mut found) = (0, 0, 0, BTreeMap::<usize, u32>::new());
+    let mut killed = 0;
+    let mut starts = 0;
+    let mut done = 0;
+    let mut found = BTreeMap::<usize, u32>::new();
     while killed < kills {
         let mut start = Start::new(&origin, &folder, starts, &state);
         starts += 1;

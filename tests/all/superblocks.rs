@@ -198,7 +198,8 @@ fn refused(result: Result<()>) -> Error {
 fn a_possibly_newer_generation_is_not_overwritten_without_consent() {
     let scene = Scene::new(1);
     let disks = scene.flipped(0, 0);
-    let (before, devices) = (disks.contents(), disks.devices());
+    let before = disks.contents();
+    let devices = disks.devices();
     let damages = verify(&devices).damages;
     assert!(damages[0].what.contains("generation 2 may be lost"), "{damages:?}");
     let other = tempfile::tempdir().unwrap();

@@ -51,7 +51,10 @@ impl AccessLog for Log {
                 ("disconnected", why)
             }
         };
-        let (host, peer, cntlid, why) = (event.host.cloned(), event.peer, event.cntlid, why.into());
+        let host = event.host.cloned();
+        let peer = event.peer;
+        let cntlid = event.cntlid;
+        let why = why.into();
         let _ = self.0.send(Told { host, peer, cntlid, what, why, counts }); // the test may be over
     }
 }

@@ -173,7 +173,8 @@ fn a_host_that_is_dropped_leaves_the_others_connected() {
     let target = serve(vec![namespace(1)], |_| {});
     let [stays, goes] =
         ["stays", "goes"].map(|name| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")));
-    let (stays, goes) = (stays.unwrap(), goes.unwrap());
+    let stays = stays.unwrap();
+    let goes = goes.unwrap();
     let connect = |hostnqn: &Nqn| {
         let options =
             ConnectOptions { hostnqn: Some(hostnqn.clone()), ..ConnectOptions::default() };

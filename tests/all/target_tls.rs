@@ -251,7 +251,8 @@ mod with_tls {
     fn concatenating() -> Target {
         serve(|options| {
             for (name, must_concat) in [("carol", true), ("dave", false)] {
-                let (secrets, ctrl_secret) = (vec![secret(1)], Some(secret(2)));
+                let secrets = vec![secret(1)];
+                let ctrl_secret = Some(secret(2));
                 let keys = HostKeys { secrets, ctrl_secret, must_concat, ..HostKeys::default() };
                 options.host_keys.insert(host(name), keys);
             }
@@ -354,7 +355,8 @@ mod with_tls {
             (options.host_keys, options.allow_any_host) = (BTreeMap::new(), true);
         });
         let of = |version| {
-            let (hostnqn, derivation) = (host("alice"), Derivation::Specification);
+            let hostnqn = host("alice");
+            let derivation = Derivation::Specification;
             key(1, Hash::Sha256).tls_psk(version, derivation, &hostnqn, &subnqn()).unwrap()
         };
         let old: Arc<dyn Keys> = Arc::new(Only(of(IdentityVersion::V0)));
@@ -382,7 +384,8 @@ mod with_tls {
             let mut harm_at = 60;
             for near in listener.incoming().flatten() {
                 let far = TcpStream::connect(target).unwrap();
-                let (mut to, mut from) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+                let mut to = far.try_clone().unwrap();
+                let mut from = near.try_clone().unwrap();
                 std::thread::spawn(move || std::io::copy(&mut from, &mut to));
                 let harmed = Arc::clone(&num_harmed);
                 std::thread::spawn(move || harm(far, near, harm_at, is_cut, &harmed));
@@ -393,15 +396,13 @@ mod with_tls {
     }
 
     fn harm(mut far: TcpStream, mut near: TcpStream, at: usize, is_cut: bool, harmed: &AtomicU64) {
-        let (mut bytes, mut passed) = (vec![0; 64 << 10], 0);
+        let mut bytes = vec![0; 64 << 10];
+        let mut passed = 0;
         while let Ok(len @ 1..) = far.read(&mut bytes) {
             let mut piece = &mut bytes[..len];
             if (passed..passed + len).contains(&at) {
                 harmed.fetch_add(1, Ordering::Relaxed);
-                match is_cut {
-                    true => piece = &mut piece[..at - passed],
-                    false => piece[at - passed] ^= 0x10,
-                }
+                if is_cut { piece = &mut piece[..at - passed] } else { piece[at - passed] ^= 0x10 }
             }
             passed += len;
             if near.write_all(piece).is_err() || is_cut && passed > at {

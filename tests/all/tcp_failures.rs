@@ -124,7 +124,8 @@ fn a_target_whose_answers_come_in_drops_is_left_and_asked_again() {
     let Address::Tcp(address) = target.address() else { unreachable!("it serves TCP") };
     let wire =
         Wire::to((&*address.traddr, address.trsvcid).to_socket_addrs().unwrap().next().unwrap());
-    let (traddr, trsvcid) = (wire.address().ip().to_string(), wire.address().port());
+    let traddr = wire.address().ip().to_string();
+    let trsvcid = wire.address().port();
     let through = TcpAddress { traddr, trsvcid, ..address };
     let device = open(&Address::Tcp(through), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
@@ -285,8 +286,8 @@ fn a_target_that_returns_with_another_namespace_is_refused_naming_both() {
 #[test]
 fn the_second_path_is_used_while_the_first_is_down_and_the_first_again_after() {
     let expected = bytes(6);
-    let (first, second) =
-        (HostileTarget::start(expected.clone()), HostileTarget::start(expected.clone()));
+    let first = HostileTarget::start(expected.clone());
+    let second = HostileTarget::start(expected.clone());
     first.die();
     let device = open(&first.address(), &with_paths(&[&second])).unwrap();
     let mut driver = Driver::new(&*device);
@@ -308,8 +309,8 @@ fn the_second_path_is_used_while_the_first_is_down_and_the_first_again_after() {
 #[test]
 fn a_second_path_to_another_namespace_is_never_read_from() {
     let expected = bytes(7);
-    let (first, other) =
-        (HostileTarget::start(expected.clone()), HostileTarget::start(vec![0; LEN]));
+    let first = HostileTarget::start(expected.clone());
+    let other = HostileTarget::start(vec![0; LEN]);
     other.replace(vec![0; LEN], [0x22; 16]);
     // The namespace is the one that is reached first; that must be the first even on a loaded
     // machine.
@@ -390,8 +391,8 @@ fn reads_split_for_one_path_are_split_again_for_one_with_a_smaller_limit() {
 #[test]
 fn a_path_related_status_moves_reads_and_writes_to_the_other_path() {
     let expected = bytes(8);
-    let (first, second) =
-        (HostileTarget::start(expected.clone()), HostileTarget::start(expected.clone()));
+    let first = HostileTarget::start(expected.clone());
+    let second = HostileTarget::start(expected.clone());
     let device = open(&first.address(), &with_paths(&[&second])).unwrap();
     let mut driver = Driver::new(&*device);
     first.behave(Misbehaviour::Status(Status::ANA_INACCESSIBLE), None);
@@ -510,7 +511,8 @@ fn no_more_queue_pairs_than_were_granted() {
     let target = HostileTarget::start(bytes(1));
     let options = ConnectOptions { nr_io_queues: 2, ..short_timeouts() };
     let device = open(&target.address(), &options).unwrap();
-    let (first, _second) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
+    let first = device.queue_pair().unwrap();
+    let _second = device.queue_pair().unwrap();
     let error = device.queue_pair().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused, "{}", error.report());
     drop(first);
@@ -566,7 +568,8 @@ fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
     target.behave(Misbehaviour::HangIo, Some(1));
     pair.submit(&mut pending);
     let mut finish = || {
-        let (mut done, limit) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        let mut done = Vec::new();
+        let limit = Instant::now() + Duration::from_secs(60);
         while done.len() < 16 && Instant::now() < limit {
             pair.poll(Instant::now(), 64, &mut done);
         }

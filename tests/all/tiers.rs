@@ -227,7 +227,8 @@ fn the_first_partial_read_is_served_while_the_whole_unit_is_fetched_once() {
     let device = Arc::clone(&cache.devices()[0]);
     std::thread::scope(|scope| {
         for reader in 0..4 {
-            let (device, bytes) = (&device, &bytes);
+            let device = &device;
+            let bytes = &bytes;
             scope.spawn(move || {
                 let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
                 let at = reader * 8192;
@@ -281,7 +282,8 @@ fn pieces_read_in_sequence_come_from_the_origin_in_large_reads() {
             }
         }
         settle(&image);
-        let (reads, stats) = (origin.stats().reads, image.tiers().unwrap().stats());
+        let reads = origin.stats().reads;
+        let stats = image.tiers().unwrap().stats();
         assert!(reads <= limit, "{reads} reads of the folder, at most {limit}: {stats:#?}");
         assert!(stats.origin.ahead_bytes > 0, "{stats:#?}");
     }
@@ -378,7 +380,8 @@ fn a_tier_that_survived_a_restart_is_checked_and_used_again() {
 #[test]
 fn a_tier_is_used_again_whatever_path_leads_to_its_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+    let real = folder.path().join("real");
+    let link = folder.path().join("link");
     fs::create_dir(&real).unwrap();
     std::os::unix::fs::symlink(&real, &link).unwrap();
     // Less than twice the data set: counted as the tier of another one, its own would have to go.
@@ -421,7 +424,9 @@ fn a_folder_holds_the_tiers_of_several_images_and_generations() {
     let reserved = || -> u64 {
         tiers_in(folder.path()).iter().map(|path| fs::metadata(path).unwrap().len()).sum()
     };
-    let (a, b, c) = (1, 2, 3);
+    let a = 1;
+    let b = 2;
+    let c = 3;
     assert_eq!((run(a, 1), run(a, 1)), (0, 48));
     assert_eq!((run(b, 1), run(a, 1), run(b, 1)), (0, 48, 48), "each has a file of its own");
     assert_eq!(run(b, 2), 0, "another generation");
@@ -793,7 +798,8 @@ fn an_origin_lends_and_starts_through_tiers_as_it_does_without_them() {
     assert_eq!(pair.submit(&mut pending), 1);
     pair.start();
     assert_eq!((origin.starts(), pair.outstanding()), (before + 1, 1), "nothing is completed");
-    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    let mut done = Vec::new();
+    let until = Instant::now() + Duration::from_secs(60);
     while done.is_empty() {
         pair.poll(Instant::now(), 1, &mut done);
         assert!(Instant::now() < until);

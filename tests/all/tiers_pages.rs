@@ -55,7 +55,8 @@ impl Small {
     fn read(&self, cache: &Cache, pages: impl IntoIterator<Item = std::ops::Range<u64>>) {
         let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
         for pages in pages {
-            let (from, to) = ((pages.start * PAGE) as usize, (pages.end * PAGE) as usize);
+            let from = (pages.start * PAGE) as usize;
+            let to = (pages.end * PAGE) as usize;
             let found = io.read(from as u64, to - from).unwrap();
             assert!(found[..] == self.origin.bytes[from..to], "pages {pages:?}");
         }
@@ -539,7 +540,8 @@ fn a_sparse_tier_whose_disk_fills_up_is_switched_off_and_reads_go_on() {
 fn sparse_tiers_of_two_data_sets_in_one_folder_share_the_quota() {
     let folder = tempfile::tempdir().unwrap();
     let tier = file(folder.path(), "4M");
-    let (first, second) = (Small::new(11), Small::new(12));
+    let first = Small::new(11);
+    let second = Small::new(12);
     let one_each = || (0..NUM_PAGES / 16).map(|unit| unit * 16..unit * 16 + 1);
     let small = file(folder.path(), "1M");
     drop(first.open(&small)); // a reservation of 1 MiB, in a file that is longer

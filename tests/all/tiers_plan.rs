@@ -54,7 +54,9 @@ impl Equal {
     /// Reads all epochs of a rank, and returns the pages that the tiers saved: that they served, without those that
     /// the copier has fetched.
     fn saved(&self, image: &Image, rank: u32) -> u64 {
-        let (world_size, batching, window_bytes) = (RANKS, Some(Batching::None), 1 << 20);
+        let world_size = RANKS;
+        let batching = Some(Batching::None);
+        let window_bytes = 1 << 20;
         let options = LoaderOptions::new(ORDER, 8, EPOCHS);
         let options = LoaderOptions { rank, world_size, batching, window_bytes, ..options };
         let mut loader = image.prefetcher(options).unwrap();
@@ -148,7 +150,8 @@ fn copies_give_way_page_by_page_to_what_a_later_run_reads_more_often() {
     for rank in [1, 2, 2] {
         let image = data.open(Policy::Clairvoyant, &tier);
         let room = image.tiers().unwrap().capacities()[0];
-        let (saved, possible) = (data.saved(&image, rank), data.possible(&directory, rank, room));
+        let saved = data.saved(&image, rank);
+        let possible = data.possible(&directory, rank, room);
         let stats = settled(&image);
         println!("rank {rank}: {saved} pages saved, possible {possible}: {:?}", stats.tiers[0]);
         assert!(saved * 10 >= possible * 9, "{saved} of {possible}");
@@ -172,7 +175,8 @@ fn on_a_block_device_a_plan_keeps_whole_units() {
     let tier = [format!("file:{}:{}", device.path().display(), data.quarter() * PAGE + (64 << 10))];
     for rank in [1, 2] {
         let image = data.open(Policy::Clairvoyant, &tier);
-        let (saved, stats) = (data.saved(&image, rank), settled(&image));
+        let saved = data.saved(&image, rank);
+        let stats = settled(&image);
         println!("rank {rank}: {saved} pages saved, {:?}", stats.tiers[0]);
         assert!(stats.tiers[0].held_bytes * 10 > stats.tiers[0].capacity_bytes * 9, "{stats:?}");
     }

@@ -96,7 +96,8 @@ fn after_a_restart_copies_give_way_to_what_the_new_plan_reads_more_often() {
     let origin = origin(1);
     let folder = tempfile::tempdir().unwrap();
     let tier = half(folder.path());
-    let (first, second) = (0..NUM_UNITS as u32 / 2, NUM_UNITS as u32 / 2..NUM_UNITS as u32);
+    let first = 0..NUM_UNITS as u32 / 2;
+    let second = NUM_UNITS as u32 / 2..NUM_UNITS as u32;
     {
         let cache = origin.cache(Policy::Clairvoyant, &tier);
         cache.set_plan(&plan(first, 0..0)).unwrap();
@@ -145,7 +146,9 @@ fn bytes_are_equal_while_copies_come_and_give_way() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for seed in 0..3 {
-            let (origin, cache, is_over) = (&origin, &cache, &is_over);
+            let origin = &origin;
+            let cache = &cache;
+            let is_over = &is_over;
             scope.spawn(move || {
                 let mut random = Random::new(seed);
                 while !is_over.load(Ordering::Relaxed) {
@@ -260,7 +263,9 @@ fn a_folder_that_changes_during_a_run_is_stale_and_what_was_copied_is_still_righ
             fs::write(folder.path().join(format!("{index:02}")), vec![index ^ 99; 20_000]).unwrap();
         }
         let mut reader = image.reader(ReaderOptions::default()).unwrap();
-        let (mut batch, mut copied, mut stale) = (Batch::new(), 0, 0);
+        let mut batch = Batch::new();
+        let mut copied = 0;
+        let mut stale = 0;
         for index in 0..40 {
             match reader.read_batch(&[SampleId(index)], &mut batch) {
                 Ok(()) => {

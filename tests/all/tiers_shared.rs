@@ -163,7 +163,8 @@ fn forked_and_separate_processes_keep_each_page_once_and_read_it_from_the_origin
 fn read_by_all(seed: u64, units: impl Fn() -> Units + Sync) -> f64 {
     let origin = origin(seed);
     let folder = tempfile::tempdir().unwrap();
-    let (tier, notes) = (folder.path().join("tier"), folder.path().join("notes"));
+    let tier = folder.path().join("tier");
+    let notes = folder.path().join("notes");
     fs::create_dir(&tier).unwrap();
     fs::create_dir(&notes).unwrap();
     let spec = format!("file:{}:64M", tier.display());
@@ -304,10 +305,12 @@ fn a_tier_in_memory_is_shared_and_its_copies_serve_all() {
 fn after_its_owner_a_tier_in_memory_begins_empty_and_the_one_in_a_file_is_used_again() {
     let origin = origin(9);
     let folder = tempfile::tempdir().unwrap();
-    let (half, uuid) = (NUM_UNITS * UNIT_BYTES / 2, unique_uuid());
+    let half = NUM_UNITS * UNIT_BYTES / 2;
+    let uuid = unique_uuid();
     let file = format!("file:{}:64M", folder.path().display());
     let open = || origin.open_all(uuid, &[&format!("ram:{half}"), &file]).unwrap();
-    let (owner, attached) = (open(), open());
+    let owner = open();
+    let attached = open();
     origin.read_units(&attached, 0..NUM_UNITS);
     wait_for_all(&origin, &attached);
     let fills: Vec<u64> = owner.stats().tiers.iter().map(|tier| tier.fills).collect();
@@ -607,7 +610,9 @@ fn kills_of_the_owner_cost_no_reader_a_wrong_byte_an_error_or_a_long_wait() {
             let longest = fs::File::create(note(&format!("wait-{number}"))).unwrap();
             let cache = origin.open_all(uuid, &[&tier]).unwrap();
             let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
-            let (mut random, mut most, mut owns) = (Random::new(u64::from(number)), 0, false);
+            let mut random = Random::new(u64::from(number));
+            let mut most = 0;
+            let mut owns = false;
             while !note("end").exists() {
                 let began = Instant::now();
                 for _ in 0..16 {

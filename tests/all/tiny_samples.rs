@@ -100,7 +100,8 @@ fn tiny_samples_over_a_target_take_less_than_half_the_bytes_of_single_reads() {
     let (expected, singly) = source.read(&image, single);
     for window_bytes in [64 << 20, 8 << 20, 4 << 20] {
         let (ids, stats) = source.read(&image, |options| options.window_bytes = window_bytes);
-        let (bytes, of) = (stats.read.bytes as f64, stats.sample_bytes as f64);
+        let bytes = stats.read.bytes as f64;
+        let of = stats.sample_bytes as f64;
         let most = 0.5 * singly.read.bytes as f64;
         println!("window {window_bytes}: {:.2} times the bytes of {:.2}", bytes / of, most / of);
         assert!(ids == expected, "the same order");
@@ -115,7 +116,8 @@ fn tiny_samples_over_a_target_take_less_than_half_the_bytes_of_single_reads() {
 #[test]
 fn epochs_ranks_deleted_samples_and_a_resumption_change_nothing_in_the_order() {
     let deleted: Vec<u64> = (0..60_000).filter(|id| id % 7 == 3).collect();
-    let (source, mut halves) = (Source::new(60_000, 100, &deleted), Vec::new());
+    let source = Source::new(60_000, 100, &deleted);
+    let mut halves = Vec::new();
     let image = source.open();
     for rank in 0..2 {
         let change = |options: &mut LoaderOptions| {
@@ -186,7 +188,8 @@ fn a_bad_block_costs_its_own_samples_and_kept_batches_do_not_stop_the_run() {
     source.device.add(Rule::read(block..block + 1, u32::MAX, Fault::Status(status)));
     let lost: Vec<u64> = (0..60_000)
         .filter(|&id| {
-            let (start, len) = (extent(id).offset_bytes, u64::from(extent(id).len_bytes));
+            let start = extent(id).offset_bytes;
+            let len = u64::from(extent(id).len_bytes);
             (start / 4096..=(start + len - 1) / 4096).contains(&block)
         })
         .collect();

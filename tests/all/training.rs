@@ -184,7 +184,8 @@ fn a_target_that_stays_away_is_an_error_within_the_controller_loss_time() {
 #[test]
 fn a_second_path_takes_over_when_the_first_dies_for_good() {
     let job = Job::new();
-    let (first, second) = (job.serve(), job.serve());
+    let first = job.serve();
+    let second = job.serve();
     let image = open(&first, |connect| connect.paths = vec![second.address(Nsid(1))]);
     for kind in ORDERS {
         let mut loader = image.prefetcher(options(kind, 1)).unwrap();
@@ -203,7 +204,8 @@ fn a_second_path_takes_over_when_the_first_dies_for_good() {
 
 #[test]
 fn a_target_that_returns_with_another_image_is_refused_and_named() {
-    let (job, other) = (Job::new(), Job::with_seed(10));
+    let job = Job::new();
+    let other = Job::with_seed(10);
     let target = job.serve();
     let listen = target.local_addr();
     let image = open(&target, |connect| connect.ctrl_loss_tmo = Duration::from_secs(3));
@@ -277,7 +279,8 @@ fn many_readers_share_one_target() {
     let target = job.serve();
     let threads: Vec<_> = (0..4)
         .map(|rank| {
-            let (job, image) = (Arc::clone(&job), open(&target, |_| {}));
+            let job = Arc::clone(&job);
+            let image = open(&target, |_| {});
             std::thread::spawn(move || {
                 let mut options = options(ORDERS[1], 2);
                 (options.rank, options.world_size, options.queue_pairs) = (rank, 4, 2);

@@ -93,12 +93,14 @@ fn expression(random: &mut Random, source: &[Sample], depth: u32) -> (String, Ve
         }
         let (right, b) = expression(random, source, depth - 1);
         let both = a.into_iter().zip(b);
-        return match random.one_in(2) {
-            true => (format!("({left}) and {right}"), both.map(|(a, b)| a && b).collect()),
-            false => (format!("({left} or {right})"), both.map(|(a, b)| a || b).collect()),
+        return if random.one_in(2) {
+            (format!("({left}) and {right}"), both.map(|(a, b)| a && b).collect())
+        } else {
+            (format!("({left} or {right})"), both.map(|(a, b)| a || b).collect())
         };
     }
-    let (number, other) = (random.below(9) as i64 - 1, random.below(9) as i64 - 1);
+    let number = random.below(9) as i64 - 1;
+    let other = random.below(9) as i64 - 1;
     match random.below(9) {
         0 => (format!("label == {number}"), each(&|_, s| s.label == Some(number))),
         1 => (format!("label != {number}"), each(&|_, s| s.label != Some(number))),
@@ -275,7 +277,8 @@ fn a_grouped_order_over_a_sparse_view_reads_its_samples_and_not_whole_chunks() {
         assert_eq!(stats.samples, view.len());
         stats.read.bytes as f64 / stats.sample_bytes as f64
     };
-    let (sparse, dense) = (read_amplification("label == 7"), read_amplification("label != 7"));
+    let sparse = read_amplification("label == 7");
+    let dense = read_amplification("label != 7");
     println!("bytes read for each byte: {sparse:.2} of a twentieth, {dense:.2} of the others");
     // Blocks of 512 bytes around samples of 2,000; whole chunks would be 20 times the bytes.
     assert!(sparse < 1.6, "{sparse}");
@@ -349,7 +352,8 @@ fn a_run_over_a_view_resumes_at_any_point_with_other_ranks_and_batches_as_a_mode
         let mut sequence = Vec::new();
         // Runs end after some batches, and others go on from their state.
         for _ in 0..4 {
-            let (world_size, batch_size) = (1 + random.below(4), 1 + random.below(9));
+            let world_size = 1 + random.below(4);
+            let batch_size = 1 + random.below(9);
             let mut samplers: Vec<Sampler> = (0..world_size)
                 .map(|rank| {
                     let mut options = LoaderOptions::new(spec, batch_size as usize, 1 << 20);
@@ -469,7 +473,8 @@ fn a_split_of_a_split_is_independent_of_the_first_with_the_same_seed() {
     // A selection between the two changes no part.
     let half = part(&fixture.dataset);
     let even = half.select("id < 2000", &mut ()).unwrap();
-    let (one, other) = (part(&even), part(&half).select("id < 2000", &mut ()).unwrap());
+    let one = part(&even);
+    let other = part(&half).select("id < 2000", &mut ()).unwrap();
     assert_eq!(ids_of(&one), ids_of(&other));
 }
 
@@ -570,7 +575,8 @@ fn files_and_splits_are_those_of_the_golden_file() {
     let few = fixture.dataset.select("id < 20 and label == 0", &mut ()).unwrap();
     let mut views = few.split(&split, &mut ()).unwrap();
     views.truncate(2);
-    let (name, made_by) = ("few".to_owned(), "id < 20".to_owned());
+    let name = "few".to_owned();
+    let made_by = "id < 20".to_owned();
     views.push(NamedView { name, made: made_by, view: few.as_view().unwrap() });
     let file = ViewFile::new(views).unwrap();
     for named in file.views() {

@@ -112,7 +112,9 @@ fn read_large_batches(copy_threads: Option<usize>) -> Stalls {
     let options =
         LoaderOptions { epochs, window_bytes, batching, copy_threads, ..options(LARGE_BATCH) };
     let mut loader = image.prefetcher(options).unwrap();
-    let (mut batch, mut outside, mut count) = (Batch::new(), Duration::ZERO, 0);
+    let mut batch = Batch::new();
+    let mut outside = Duration::ZERO;
+    let mut count = 0;
     loop {
         let began = Instant::now();
         let is_batch = loader.next_into(&mut batch).unwrap();
@@ -181,7 +183,8 @@ fn a_report_has_the_bytes_of_its_own_run_through_tiers_that_others_use() {
         let epochs: Vec<u64> =
             report.timeline.epochs().iter().map(|epoch| epoch.counts.samples).collect();
         assert_eq!(epochs, [SAMPLES as u64; 2], "run {run}");
-        let (read, by_loader) = (total.places.total(), report.reads.bytes);
+        let read = total.places.total();
+        let by_loader = report.reads.bytes;
         assert!(read > 0 && read == by_loader, "run {run}: {read} of {by_loader}");
         assert_eq!(total.time(), report.timeline.time());
     }
@@ -194,9 +197,12 @@ fn bytes_by_place_add_up_to_what_was_read_through_memory_and_drives_cold_and_war
     for sizes in [&["ram:64M"][..], &["64M"], &["ram:256K", "64M"], &["ram:256K", "512K"]] {
         for batching in [None, Some(Batching::Sample), Some(Batching::Chunk)] {
             let folder = tempfile::tempdir().unwrap();
-            let tier = |size: &&str| match size.starts_with("ram:") {
-                true => size.parse().unwrap(),
-                false => format!("file:{}:{size}", folder.path().display()).parse().unwrap(),
+            let tier = |size: &&str| {
+                if size.starts_with("ram:") {
+                    size.parse().unwrap()
+                } else {
+                    format!("file:{}:{size}", folder.path().display()).parse().unwrap()
+                }
             };
             let tiers = sizes.iter().map(tier).collect();
             let (device, image) = image();

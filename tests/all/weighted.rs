@@ -37,8 +37,8 @@ fn set(random: &mut Random) -> Set {
             let mut bytes = vec![0; random.below(3000) as usize];
             random.fill(&mut bytes);
             fs::write(folder.join(format!("{number:03}")), &bytes).unwrap();
-            let (minus, gap) =
-                (if number == 7 { -3 } else { 1 }, if number == 9 { "" } else { "1" });
+            let minus = if number == 7 { -3 } else { 1 };
+            let gap = if number == 9 { "" } else { "1" };
             table += &format!("{class}/{number:03},{},{minus},{gap},0.5\n", bytes.len() / 7);
             samples.push(bytes);
         }
@@ -112,13 +112,15 @@ fn ranks_read_what_the_arithmetic_says_and_go_on_anywhere_with_others() {
     let view = whole.viewed(&view.unwrap()).unwrap();
     for dataset in [whole, view] {
         for weights in kinds(&dataset, &mut random) {
-            let (epochs, model) = (2, model(&dataset, &weights, 2));
+            let epochs = 2;
+            let model = model(&dataset, &weights, 2);
             let len = model.len() as u64 / epochs;
             for _ in 0..4 {
                 let mut state: Option<State> = None;
                 let mut consumed = 0; // positions of the run
                 while consumed < model.len() as u64 {
-                    let (world_size, batch) = (1 + random.below(4), 1 + random.below(90));
+                    let world_size = 1 + random.below(4);
+                    let batch = 1 + random.below(90);
                     let steps = 1 + random.below(8);
                     let asked = |rank: u64| LoaderOptions {
                         rank: rank as u32,
@@ -179,7 +181,8 @@ fn counts_of_batches_are_those_of_the_epoch_drawn() {
         [(Tail::Keep, false, [6, 5]), (Tail::Pad, false, [6, 6]), (Tail::DropLast, true, [5, 5])]
     {
         for rank in 0..2 {
-            let (asked, world_size) = (options(&weights, 100, 1), 2);
+            let asked = options(&weights, 100, 1);
+            let world_size = 2;
             let asked = LoaderOptions { rank, world_size, tail, drop_short, ..asked };
             let loader = set.dataset.loader(asked).unwrap();
             assert_eq!(loader.batches_per_epoch(), batches[rank as usize]);
@@ -242,7 +245,8 @@ fn batches_of(
         Some(weights) => EpochOrder::weighted(&spec, Epoch(epoch), directory, weights).unwrap(),
         None => EpochOrder::new(&spec, Epoch(epoch), directory).unwrap(),
     };
-    let (budget, len) = (options.budget.as_ref().unwrap(), order.len());
+    let budget = options.budget.as_ref().unwrap();
+    let len = order.len();
     let shard = Shard::new(0, 1, Tail::Keep).unwrap();
     let mut deal = Deal::new(budget, spec.seed, Epoch(epoch), len, shard);
     let mut draw =
@@ -252,7 +256,8 @@ fn batches_of(
             lengths.extend(ids[start..].iter().map(|id| tokens(id.0)));
             Ok::<(), BudgetError>(())
         };
-    let (mut batches, mut batch) = (Vec::new(), Vec::new());
+    let mut batches = Vec::new();
+    let mut batch = Vec::new();
     while deal.next(&mut draw, &mut batch).unwrap().is_some() {
         batches.push(batch.drain(..).map(|id| id.0).collect());
     }
@@ -306,8 +311,8 @@ fn batches_by_a_budget_are_those_of_the_order_and_go_on_anywhere_with_other_rank
             let mut at = 0;
             let mut state: Option<State> = None;
             while at < model.len() {
-                let (world_size, rounds) =
-                    (1 + random.below(3) as usize, 1 + random.below(6) as usize);
+                let world_size = 1 + random.below(3) as usize;
+                let rounds = 1 + random.below(6) as usize;
                 let left = &model[at..];
                 let rounds = rounds.min(left.len().div_ceil(world_size));
                 let mut last = None;
@@ -345,9 +350,10 @@ fn batches_by_a_budget_are_those_of_the_order_and_go_on_anywhere_with_other_rank
                 at += (rounds * world_size).min(left.len());
                 let next = State::from_json(&last.unwrap().to_json()).unwrap();
                 let consumed: usize = model[..at].iter().map(Vec::len).sum();
-                match at == model.len() {
-                    true => assert_eq!((next.epoch.0, next.consumed), (epoch + 1, 0)),
-                    false => assert_eq!((next.epoch.0, next.consumed), (epoch, consumed as u64)),
+                if at == model.len() {
+                    assert_eq!((next.epoch.0, next.consumed), (epoch + 1, 0))
+                } else {
+                    assert_eq!((next.epoch.0, next.consumed), (epoch, consumed as u64))
                 }
                 state = Some(next);
             }
@@ -475,7 +481,8 @@ fn a_rank_without_a_batch_in_an_epoch_has_those_of_later_ones() {
     let epochs = epochs_of(&asked);
     let most = most_of(&epochs);
     let right: Vec<&Vec<u64>> = epochs.iter().filter_map(|batches| batches.get(most - 1)).collect();
-    let (rank, world_size) = (most as u32 - 1, most as u32);
+    let rank = most as u32 - 1;
+    let world_size = most as u32;
     let loader = set.dataset.loader(LoaderOptions { rank, world_size, ..asked }).unwrap();
     let mut read = Vec::new();
     while let Some(batch) = loader.next(&mut ()).unwrap() {

@@ -295,12 +295,14 @@ fn nothing_is_visible_before_the_end_and_nothing_is_left_of_a_discarded_writer()
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let create = |onto| {
-        let (options, connect) = (of(onto, WriteOrder::Windows), ConnectOptions::default());
+        let options = of(onto, WriteOrder::Windows);
+        let connect = ConnectOptions::default();
         Writer::create(&[Address::from_path(&path)], options, &connect)
     };
     let begin = |mut writer: Writer| {
         for id in 0..300 {
-            let (content, name) = (vec![7; 5000], format!("new-{id}"));
+            let content = vec![7; 5000];
+            let name = format!("new-{id}");
             let fields = [Some(&content[..])];
             let name = Some(name.as_bytes());
             writer.write(&NewSample { name, fields: &fields, ..Default::default() }).unwrap();
@@ -335,7 +337,8 @@ fn whichever_write_or_flush_fails_the_previous_generation_stays_and_can_be_appen
     for _ in 0..40 {
         let disks = Disks::holding(&start);
         let first = random.below(operations as usize) as u64;
-        let (count, error) = (u64::MAX - first, IoError::Os(28));
+        let count = u64::MAX - first;
+        let error = IoError::Os(28);
         disks.fail(Some(Failure { first, count, error, loses_unflushed: false }));
         let append = || Writer::create_on(&disks.devices(), of(Onto::Append, ORDERS[0]));
         let result = append().and_then(|writer| write(writer, 150));
@@ -406,7 +409,8 @@ const CHILD: &str = "DLFS_TEST_WRITER";
 #[test]
 fn child_appends_to_the_image() {
     let Some(path) = std::env::var_os(CHILD) else { return };
-    let (image, connect) = ([Address::from_path(path)], ConnectOptions::default());
+    let image = [Address::from_path(path)];
+    let connect = ConnectOptions::default();
     let writer = Writer::create(&image, of(Onto::Append, ORDERS[0]), &connect).unwrap();
     write(writer, 400).unwrap();
 }
@@ -423,7 +427,8 @@ fn spawn(image: &Path) -> Child {
 #[test]
 fn a_writer_killed_at_any_moment_leaves_the_previous_generation_or_its_own() {
     let dir = tempfile::tempdir().unwrap();
-    let (path, first) = (dir.path().join("image"), dir.path().join("first"));
+    let path = dir.path().join("image");
+    let first = dir.path().join("first");
     let create = |path: &Path, onto| {
         Writer::create(&[Address::from_path(path)], of(onto, ORDERS[0]), &Default::default())
     };

@@ -24,7 +24,8 @@ use dlfs::units::{Lba, Nsid, SampleId};
 const SLOT: usize = 64 << 10;
 
 fn pool(num_slots: usize) -> Pool {
-    let (slot_len_bytes, huge_pages) = (SLOT, HugePages::Off);
+    let slot_len_bytes = SLOT;
+    let huge_pages = HugePages::Off;
     Pool::new(PoolOptions { bytes: num_slots * SLOT, slot_len_bytes, huge_pages }).unwrap()
 }
 
@@ -121,7 +122,8 @@ fn what_exceeds_the_window_is_not_allocated_elsewhere() {
     assert!(outside > 0 && peak < 2 << 20, "{peak} bytes of the heap for {outside} runs");
 
     let options = ReaderOptions { window_bytes: 1 << 20, ..ReaderOptions::default() };
-    let (mut reader, mut batch) = (image.reader(options).unwrap(), Batch::new());
+    let mut reader = image.reader(options).unwrap();
+    let mut batch = Batch::new();
     let ids: Vec<SampleId> = (0..200).map(SampleId).collect();
     let (peak, result) = peak_during(|| reader.read_batch(&ids, &mut batch));
     result.unwrap();
@@ -174,7 +176,8 @@ fn epochs_without_allocating(address: &Address, kind: OrderKind) {
     let mut loader = image.prefetcher(options).unwrap();
     let mut batch = Batch::new();
     let mut take = |epochs: u64| {
-        let (mut ended, mut batches) = (0, 0);
+        let mut ended = 0;
+        let mut batches = 0;
         while ended < epochs {
             assert!(loader.next_into(&mut batch).unwrap(), "there are epochs enough");
             ended += u64::from(batch.ends_epoch());
@@ -236,7 +239,8 @@ struct Reader {
 
 impl Reader {
     fn read(&mut self, count: u64) {
-        let (mut asked, mut ended) = (0, 0);
+        let mut asked = 0;
+        let mut ended = 0;
         let deadline = Instant::now() + Duration::from_secs(60);
         while ended < count {
             while asked < count

@@ -40,11 +40,13 @@ fn heap_of_import(count: usize, len: usize) -> usize {
 #[test]
 fn an_import_takes_bytes_by_the_sample_for_the_directory_and_none_by_their_length() {
     let _alone = alone();
-    let (few, many) = (heap_of_import(20_000, 100), heap_of_import(80_000, 100));
+    let few = heap_of_import(20_000, 100);
+    let many = heap_of_import(80_000, 100);
     let by_sample = many.saturating_sub(few) / 60_000;
     println!("{few} and {many} bytes: {by_sample} a sample, of which 15 are its name, three times");
     assert!(by_sample < 250, "{by_sample} bytes a sample");
-    let (short, long) = (heap_of_import(500, 1_000), heap_of_import(500, 100_000));
+    let short = heap_of_import(500, 1_000);
+    let long = heap_of_import(500, 100_000);
     println!("{short} bytes for short samples, {long} for long ones");
     assert!(long < short + (2 << 20), "{short} bytes for short samples, {long} for long ones");
 }
@@ -68,7 +70,8 @@ fn heap_of_stream(mib: usize) -> usize {
     // In memory that the heap counter does not see.
     let device: Arc<dyn Device> =
         Arc::new(MemNamespace::new(((mib + 64) << 20) as u64, 4096).unwrap());
-    let (from, placement) = (SourceKind::TfRecord, PlacementOrder::Source);
+    let from = SourceKind::TfRecord;
+    let placement = PlacementOrder::Source;
     let options = ImportOptions { from, placement, ..ImportOptions::default() };
     let (peak, report) = peak_during(|| import_onto(&[path], &[device], &options, &mut ()));
     assert_eq!(report.unwrap().sample_bytes, (mib << 20) as u64);
@@ -79,7 +82,8 @@ fn heap_of_stream(mib: usize) -> usize {
 #[test]
 fn a_long_sample_of_a_stream_takes_no_more_memory_than_a_window() {
     let _alone = alone();
-    let (short, long) = (heap_of_stream(65), heap_of_stream(200));
+    let short = heap_of_stream(65);
+    let long = heap_of_stream(200);
     println!("{short} bytes for a sample of 65 MiB, {long} for one of 200 MiB");
     assert!(long < short + (2 << 20) && long < 32 << 20, "{short} and {long} bytes");
 }

@@ -39,7 +39,8 @@ fn heap_of_two_epochs(device: &Arc<dyn Device>, kind: OrderKind) -> (usize, usiz
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 7 }, 64, 2);
         options.window_bytes = WINDOW_BYTES;
         let mut loader = image.prefetcher(options).unwrap();
-        let (mut batch, mut samples) = (Batch::new(), 0);
+        let mut batch = Batch::new();
+        let mut samples = 0;
         while loader.next_into(&mut batch).unwrap() {
             samples += batch.len() as u64;
         }

@@ -72,7 +72,8 @@ impl Disks {
 
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {
         let device = |number: usize| {
-            let (disk, shared) = (self.disks[number].clone(), self.shared.clone());
+            let disk = self.disks[number].clone();
+            let shared = self.shared.clone();
             Arc::new(NotedDevice { disk, number, shared }) as Arc<dyn Device>
         };
         (0..self.disks.len()).map(device).collect()

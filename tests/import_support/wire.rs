@@ -165,7 +165,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                     stream.set_read_timeout(Some(TICK)).unwrap();
                 }
                 let ends = (host.try_clone().unwrap(), target.try_clone().unwrap());
-                let (one, other) = (Arc::clone(shared), Arc::clone(shared));
+                let one = Arc::clone(shared);
+                let other = Arc::clone(shared);
                 thread::spawn(move || one.pump(number, Direction::ToTarget, ends.0, ends.1));
                 thread::spawn(move || other.pump(number, Direction::ToHost, target, host));
             }

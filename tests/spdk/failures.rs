@@ -28,7 +28,8 @@ fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
         let mut pending: VecDeque<Io> = (0..40).map(|n| read(n, 65536)).collect();
         pair.submit(&mut pending);
         target.kill();
-        let (started, mut done) = (Instant::now(), Vec::new());
+        let started = Instant::now();
+        let mut done = Vec::new();
         while started.elapsed() < Duration::from_millis(300) {
             pair.poll(Instant::now(), 64, &mut done);
         }
@@ -140,7 +141,9 @@ fn epochs_are_read_whole_although_their_target_hangs_again_and_again() {
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 7 }, 16, 2);
         options.window_bytes = 1 << 20;
         let mut loader = image.prefetcher(options).unwrap();
-        let (mut batch, mut batches, mut bytes) = (Batch::new(), 0, 0);
+        let mut batch = Batch::new();
+        let mut batches = 0;
+        let mut bytes = 0;
         // Every sample is verified against its checksum in the directory.
         while loader.next_into(&mut batch).unwrap() {
             bytes += batch.len_bytes();

@@ -24,7 +24,8 @@ fn dh_hmac_chap_lets_in_who_has_the_keys() {
         "nvmf_subsystem_add_host",
         json!({"nqn": NQN, "host": HOSTNQN, "dhchap_key": "host", "dhchap_ctrlr_key": "controller"}),
     );
-    let (host, controller) = (Some(keys.path("host")), Some(keys.path("controller")));
+    let host = Some(keys.path("host"));
+    let controller = Some(keys.path("controller"));
     let keys_of = |dhchap_key: &Option<PathBuf>, dhchap_ctrl_key: &Option<PathBuf>| SpdkOptions {
         dhchap_key: dhchap_key.clone(),
         dhchap_ctrl_key: dhchap_ctrl_key.clone(),

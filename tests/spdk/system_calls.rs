@@ -57,7 +57,8 @@ fn read_between_marks() {
     let pool = Pool::new(options).unwrap();
     let with_memory = |n| Io { buf: pool.take(4096).unwrap(), ..read(n, 0) };
     let mut pending: VecDeque<Io> = (0..32).map(with_memory).collect();
-    let (mut done, mut count) = (Vec::with_capacity(32), 0);
+    let mut done = Vec::with_capacity(32);
+    let mut count = 0;
     let limit = Instant::now() + Duration::from_secs(60);
     while count < WARM_UP + READS {
         if count < WARM_UP {

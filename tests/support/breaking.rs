@@ -70,8 +70,9 @@ impl Device for Breaking {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let (inner, how, told) =
-            (self.inner.queue_pair_in(scope)?, self.how, Arc::clone(&self.told));
+        let inner = self.inner.queue_pair_in(scope)?;
+        let how = self.how;
+        let told = Arc::clone(&self.told);
         Ok(Box::new(BreakingPair { inner, how, told }))
     }
 

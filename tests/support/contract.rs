@@ -110,7 +110,8 @@ fn completes_each_io_exactly_once_with_its_own_buffer(device: &dyn Device) {
     let mut random = Random::new(2);
     let model = Model::new(device);
     let mut pair = device.queue_pair().unwrap();
-    let (mut pending, mut done) = (VecDeque::new(), Vec::new());
+    let mut pending = VecDeque::new();
+    let mut done = Vec::new();
     let mut owed: HashMap<u64, usize> = HashMap::new();
     for tag in 0..3000 {
         let (slba, len) = model.range(&mut random);
@@ -147,7 +148,8 @@ fn respects_its_depth_and_the_callers_max(device: &dyn Device) {
     let block_len = pair.namespace().block_len_bytes as usize;
     let mut pending: VecDeque<Io> = (0..depth * 2 + 3).map(|_| read(0, block_len)).collect();
     let all = pending.len();
-    let (mut done, deadline) = (Vec::new(), Deadline::new());
+    let mut done = Vec::new();
+    let deadline = Deadline::new();
     while done.len() < all {
         let taken = pair.submit(&mut pending);
         assert!(taken <= depth && pair.outstanding() <= depth, "above its depth");
@@ -228,7 +230,8 @@ fn moves_to_another_thread_with_io_outstanding(device: &dyn Device) {
     pair.poll(Instant::now(), 1, &mut done);
     let missing = usize::from(depth) - done.len();
     let finish = move || {
-        let (mut done, deadline) = (Vec::new(), Deadline::new());
+        let mut done = Vec::new();
+        let deadline = Deadline::new();
         while pair.outstanding() > 0 {
             pair.poll(Instant::now(), 64, &mut done);
             deadline.check(&*pair);
@@ -321,7 +324,8 @@ impl Driver {
             ios.iter().map(|io| Sent { op: io.op, slba: io.slba, buf_len: io.buf.len() }).collect();
         let number = |(tag, io)| Io { tag, ..io };
         let mut pending: VecDeque<Io> = (0..).zip(ios).map(number).collect();
-        let (mut done, deadline) = (Vec::new(), Deadline::new());
+        let mut done = Vec::new();
+        let deadline = Deadline::new();
         while done.len() < sent.len() {
             self.0.submit(0, &mut pending);
             if self.0.poll(Instant::now(), 64, &mut done) == 0 {

@@ -308,9 +308,10 @@ impl QueuePair for FaultyPair {
     }
 
     fn notice(&self) -> Notice {
-        match self.held.is_empty() && self.ready.is_empty() {
-            true => self.inner.notice(),
-            false => Notice::Poll,
+        if self.held.is_empty() && self.ready.is_empty() {
+            self.inner.notice()
+        } else {
+            Notice::Poll
         }
     }
 

@@ -202,11 +202,10 @@ impl State {
         let body = format!("[{}]", entries[start..end].join(", ")).into_bytes();
         // A mirror leaves the hub's own address there.
         let url = format!("http://127.0.0.3:{port}/api/datasets/own/set/tree/x?recursive=true");
-        match end < entries.len() {
-            true => {
-                (format!("200 OK\r\nLink: <{url}&cursor=at%3D{end}&limit=3>; rel=\"next\""), body)
-            }
-            false => ("200 OK".to_owned(), body),
+        if end < entries.len() {
+            (format!("200 OK\r\nLink: <{url}&cursor=at%3D{end}&limit=3>; rel=\"next\""), body)
+        } else {
+            ("200 OK".to_owned(), body)
         }
     }
 }
@@ -231,9 +230,12 @@ fn request(from: &mut impl BufRead) -> io::Result<Option<Request>> {
         return Ok(None);
     }
     let mut words = line.split_whitespace();
-    let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    let method = words.next().unwrap_or("");
+    let target = words.next().unwrap_or("");
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let (method, path, query) = (method.to_owned(), path.to_owned(), query.to_owned());
+    let method = method.to_owned();
+    let path = path.to_owned();
+    let query = query.to_owned();
     let mut request =
         Request { method, path, query, host: String::new(), token: None, range: None };
     loop {

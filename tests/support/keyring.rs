@@ -26,10 +26,12 @@ impl Keyring {
 }
 
 fn add(kind: &str, name: &str, payload: &[u8], keyring: c_long) -> io::Result<c_long> {
-    let (kind, name) = (CString::new(kind).unwrap(), CString::new(name).unwrap());
+    let kind = CString::new(kind).unwrap();
+    let name = CString::new(name).unwrap();
     // SAFETY: the two texts end in a zero, the payload has its length, and the kernel copies all of them.
     let serial = unsafe {
-        let (at, len) = (payload.as_ptr(), payload.len());
+        let at = payload.as_ptr();
+        let len = payload.len();
         libc::syscall(libc::SYS_add_key, kind.as_ptr(), name.as_ptr(), at, len, keyring)
     };
     if serial < 0 { Err(io::Error::last_os_error()) } else { Ok(serial) }

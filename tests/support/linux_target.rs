@@ -69,7 +69,8 @@ impl Linux {
     fn wait_ready(&self) -> Vec<Address> {
         let line = self.wait_line(|line| line.starts_with("READY"));
         let mut words = line.split_whitespace().skip(1);
-        let (listeners, nqn) = (words.next().expect("where"), words.next().expect("what"));
+        let listeners = words.next().expect("where");
+        let nqn = words.next().expect("what");
         let address = |listener: &str| {
             let (traddr, port) = listener.split_once(':').expect("host:port");
             Address::Tcp(TcpAddress {

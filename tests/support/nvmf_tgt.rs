@@ -119,7 +119,8 @@ impl NvmfTgt {
             request["params"] = params;
         }
         socket.write_all(request.to_string().as_bytes()).ok()?;
-        let (mut text, mut reader) = (Vec::new(), BufReader::new(socket).take(1 << 20));
+        let mut text = Vec::new();
+        let mut reader = BufReader::new(socket).take(1 << 20);
         loop {
             reader.read_until(b'}', &mut text).ok().filter(|&count| count > 0)?;
             if let Ok(answer) = serde_json::from_slice::<Value>(&text) {
@@ -226,13 +227,14 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64, is_small: bo
     let [tcp_listener, vfio_user_listener] = listen_addresses(folder, port)
         .map(|address| json!({"nqn": NQN, "listen_address": address}));
     let make_disk = method("bdev_malloc_create", disk);
-    let pools = match is_small {
-        true => vec![
+    let pools = if is_small {
+        vec![
             json!({"subsystem": "iobuf", "config": [method("iobuf_set_options", iobuf)]}),
             json!({"subsystem": "accel", "config": [method("accel_set_options", accel)]}),
             json!({"subsystem": "bdev", "config": [method("bdev_set_options", bdev), make_disk]}),
-        ],
-        false => vec![json!({"subsystem": "bdev", "config": [make_disk]})],
+        ]
+    } else {
+        vec![json!({"subsystem": "bdev", "config": [make_disk]})]
     };
     let nvmf = json!(
         {"subsystem": "nvmf", "config": [

@@ -242,7 +242,8 @@ impl State {
             return Ok(None);
         }
         let mut words = line.split_whitespace();
-        let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        let method = words.next().unwrap_or("");
+        let target = words.next().unwrap_or("");
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let key = path.trim_start_matches('/').split_once('/').map_or("", |(_, key)| key);
         let pair = |pair: &str| {
@@ -339,7 +340,8 @@ impl State {
         let given = |name: &str| {
             request.query.iter().find(|(key, _)| key == name).map(|(_, value)| &**value)
         };
-        let (prefix, after) = (given("prefix").unwrap_or(""), given("continuation-token"));
+        let prefix = given("prefix").unwrap_or("");
+        let after = given("continuation-token");
         let mut page = String::from("<?xml version=\"1.0\"?><ListBucketResult>");
         let mut last = None;
         let mut count = 0;
@@ -401,7 +403,8 @@ impl State {
         if request.range.is_some() && start >= len {
             return status(to, request, "416 Range Not Satisfiable", "InvalidRange");
         }
-        let (mut start, mut end) = (start, end);
+        let mut start = start;
+        let mut end = end;
         if fault == Fault::OtherRange {
             (start, end) =
                 if end < len { (start + 1, end + 1) } else { (start.saturating_sub(1), end - 1) };
@@ -493,7 +496,9 @@ fn status(mut to: &TcpStream, request: &Request, status: &str, code: &str) -> io
 }
 
 fn unescape(text: &str) -> String {
-    let (bytes, mut plain, mut at) = (text.as_bytes(), Vec::new(), 0);
+    let bytes = text.as_bytes();
+    let mut plain = Vec::new();
+    let mut at = 0;
     while at < bytes.len() {
         let pair = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
         match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {

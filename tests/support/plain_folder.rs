@@ -109,8 +109,8 @@ impl Pipelines {
         }
         let pipelines = Pipelines { temp: tempfile::tempdir().unwrap(), installed };
         pipelines.run(Command::new(python()), "data", "--make");
-        let (from, to) =
-            ([pipelines.path("data")], [Address::from_path(pipelines.path("data.dlfs"))]);
+        let from = [pipelines.path("data")];
+        let to = [Address::from_path(pipelines.path("data.dlfs"))];
         let options = ImportOptions { from: SourceKind::Folder, ..ImportOptions::default() };
         import(&from, &to, &options, &ConnectOptions::default(), &mut ()).unwrap();
         Some(pipelines)

@@ -221,8 +221,10 @@ impl RawHost {
                         Some(Reply::Resp(Cqe::read_from_bytes(&resp.cqe).unwrap()))
                     }
                     Pdu::R2T(R2T { cccid, ttag, r2to, r2tl, .. }) => {
-                        let (cid, ttag, offset, len) =
-                            (cccid.get(), ttag.get(), r2to.get(), r2tl.get());
+                        let cid = cccid.get();
+                        let ttag = ttag.get();
+                        let offset = r2to.get();
+                        let len = r2tl.get();
                         Some(Reply::R2t { cid, ttag, offset, len })
                     }
                     Pdu::TermReq(term) => {
@@ -240,9 +242,10 @@ impl RawHost {
                 }
                 Some(Event::DataEnd { digest_ok }) => {
                     let (header, bytes) = data.take().expect("data end after they began");
-                    let (last, success) =
-                        (header.ch.flags & FLAG_LAST_PDU != 0, header.ch.flags & FLAG_SUCCESS != 0);
-                    let (cid, offset) = (header.cccid.get(), header.datao.get());
+                    let last = header.ch.flags & FLAG_LAST_PDU != 0;
+                    let success = header.ch.flags & FLAG_SUCCESS != 0;
+                    let cid = header.cccid.get();
+                    let offset = header.datao.get();
                     Some(Reply::Data { cid, offset, bytes, last, success, digest_ok })
                 }
                 None => {

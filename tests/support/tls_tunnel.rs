@@ -53,10 +53,7 @@ fn carry(plain: &TcpStream, sealed: &TcpStream, mut session: Session) {
     let mut last = Instant::now();
     let mut is_over = false;
     while !is_over && last.elapsed() < Duration::from_secs(60) {
-        is_over = match session.is_established() {
-            true => false,
-            false => session.handshake().is_err(),
-        };
+        is_over = if session.is_established() { false } else { session.handshake().is_err() };
         let mut bytes = vec![0; 64 << 10];
         if session.is_established() && session.outgoing().is_empty() {
             match (&*plain).read(&mut bytes) {

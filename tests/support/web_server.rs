@@ -74,13 +74,15 @@ impl Shared {
     }
 
     fn request(&self, from: &mut impl BufRead) -> io::Result<Option<Request>> {
-        let (mut line, mut range) = (String::new(), None);
+        let mut line = String::new();
+        let mut range = None;
         from.read_line(&mut line)?;
         let mut words = line.split_whitespace();
         let (Some(method), Some(target)) = (words.next(), words.next()) else { return Ok(None) };
         let path = target.split('?').next().unwrap();
         let (how, name) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
-        let (how, name) = (how.to_owned(), name.replace("%20", " ").replace("%26", "&"));
+        let how = how.to_owned();
+        let name = name.replace("%20", " ").replace("%26", "&");
         self.asked.lock().unwrap().push(format!("{method} {path}"));
         let method = method.to_owned();
         loop {
@@ -138,7 +140,8 @@ impl Shared {
             (_, Some(None)) => reply(to, 416, "", b"", is_head),
             (_, Some(Some((first, end)))) => {
                 let of = format!("Content-Range: bytes {first}-{}/{}\r\n", end - 1, file.len());
-                let (head, part) = (format!("{head}{of}"), &file[first..end]);
+                let head = format!("{head}{of}");
+                let part = &file[first..end];
                 match &**how {
                     "chunks206" => chunks(to, 206, &head, part, is_head),
                     _ => reply(to, 206, &head, part, is_head),

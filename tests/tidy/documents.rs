@@ -86,7 +86,8 @@ fn the_readme_is_short_and_the_book_has_every_page() {
 /// A figure without its source is a claim: a reader must find its command, machine and commit.
 #[test]
 fn every_figure_stands_in_the_results_that_its_paragraph_links() {
-    let (mut wrong, mut found) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut found = 0;
     for document in WITH_FIGURES {
         let folder = Path::new(document).parent().unwrap_or(Path::new(""));
         for paragraph in paragraphs(&read(document)) {
@@ -147,7 +148,8 @@ fn the_page_of_the_format_has_the_byte_tables_of_the_code() {
         ]
         .map(str::to_owned),
     );
-    let (mut wrong, mut rows) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut rows = 0;
     for source in sources {
         let mut in_table = false;
         for line in read(&source).lines() {
@@ -302,7 +304,8 @@ fn slug(heading: &str) -> String {
 
 /// Paragraphs, list items and tables, outside of code.
 fn paragraphs(text: &str) -> Vec<String> {
-    let (mut found, mut inside) = (vec![String::new()], false);
+    let mut found = vec![String::new()];
+    let mut inside = false;
     for line in text.lines() {
         inside ^= line.starts_with("```");
         if line.is_empty() || line.starts_with("- ") || line.starts_with("```") {
@@ -365,12 +368,14 @@ fn figures(paragraph: &str, has_results: bool) -> Vec<String> {
 fn has_number(text: &str, number: &str) -> bool {
     let digit_at = |at: Option<char>| at.is_some_and(|c| c.is_ascii_digit());
     text.match_indices(number).any(|(at, _)| {
-        let (front, back) = (&text[..at], &text[at + number.len()..]);
+        let front = &text[..at];
+        let back = &text[at + number.len()..];
         let joined = |text: &str, first: Option<char>, second: Option<char>| {
             !text.is_empty()
                 && (digit_at(first) || [Some(','), Some('.')].contains(&first) && digit_at(second))
         };
-        let (mut left, mut right) = (front.chars().rev(), back.chars());
+        let mut left = front.chars().rev();
+        let mut right = back.chars();
         !joined(front, left.next(), left.next()) && !joined(back, right.next(), right.next())
     })
 }

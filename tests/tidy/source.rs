@@ -47,7 +47,8 @@ impl Source {
 
     /// The code without its tests: items under `#[cfg(test)]` are removed, their lines stay.
     pub(crate) fn without_tests(&self) -> String {
-        let (mut kept, mut rest) = (String::new(), &*self.code);
+        let mut kept = String::new();
+        let mut rest = &*self.code;
         while let Some(at) = rest.find("#[cfg(test)]") {
             let len = item_len(&rest[at..]);
             kept.push_str(&rest[..at]);
@@ -119,7 +120,9 @@ fn first_names(code: &str) -> Vec<String> {
         part.trim().chars().take_while(|&c| c.is_alphanumeric() || c == '_').collect()
     };
     let Some(list) = code.strip_prefix('{') else { return vec![name(code)] };
-    let (mut names, mut depth, mut start) = (Vec::new(), 0, 0);
+    let mut names = Vec::new();
+    let mut depth = 0;
+    let mut start = 0;
     for (at, c) in list.char_indices() {
         match c {
             '{' => depth += 1,
@@ -152,7 +155,8 @@ pub(crate) fn modules(
         path.trim_end_matches(".rs").to_string()
     };
     let mut found = Vec::new();
-    let (mut test_only, mut at_path) = (false, None);
+    let mut test_only = false;
+    let mut at_path = None;
     for line in text.lines().map(str::trim) {
         if let Some(given) =
             line.strip_prefix("#[path = \"").and_then(|rest| rest.strip_suffix("\"]"))
@@ -204,7 +208,8 @@ pub(crate) fn without_comments_and_strings(text: &str) -> String {
         } else if rest.starts_with("/*") {
             block_comment(rest)
         } else if let Some(hashes) = raw_string(rest, &code) {
-            let (open, close) = ("#".repeat(hashes), format!("\"{}", "#".repeat(hashes)));
+            let open = "#".repeat(hashes);
+            let close = format!("\"{}", "#".repeat(hashes));
             let body = 1 + hashes + 1;
             code.push_str(&format!("r{open}\"\"{open}"));
             rest[body..].find(&close).map_or(rest.len(), |end| body + end + close.len())
@@ -226,7 +231,8 @@ pub(crate) fn without_comments_and_strings(text: &str) -> String {
 }
 
 fn block_comment(text: &str) -> usize {
-    let (mut depth, mut at) = (0, 0);
+    let mut depth = 0;
+    let mut at = 0;
     while at < text.len() {
         if text[at..].starts_with("/*") {
             depth += 1;

@@ -29,7 +29,8 @@ fn reachable<'a>(
     from: &'a String,
     edges: &'a BTreeMap<String, BTreeSet<String>>,
 ) -> BTreeSet<&'a String> {
-    let (mut found, mut queue) = (BTreeSet::new(), vec![from]);
+    let mut found = BTreeSet::new();
+    let mut queue = vec![from];
     while let Some(module) = queue.pop() {
         let next = edges.get(module).into_iter().flatten();
         queue.extend(next.filter(|&name| found.insert(name)));
@@ -132,7 +133,8 @@ fn uses(code: &str, hand_on: bool) -> Vec<Path> {
 
 /// `a::{b, c as d}` is a, b and a, c.
 fn expand(prefix: &Path, tree: &str, found: &mut Vec<Path>) {
-    let (mut depth, mut start) = (0, 0);
+    let mut depth = 0;
+    let mut start = 0;
     for (at, c) in tree.char_indices().chain([(tree.len(), ',')]) {
         match c {
             '{' => depth += 1,

@@ -164,7 +164,8 @@ impl Drop for Allocation {
         }
         match &self.header().backing {
             Backing::Heap { start, layout } => {
-                let (start, layout) = (*start, *layout);
+                let start = *start;
+                let layout = *layout;
                 // SAFETY: allocated with this layout in `allocate_zeroed`; this was the last handle.
                 unsafe { std::alloc::dealloc(start.as_ptr(), layout) };
                 // SAFETY: leaked from a `Box` in `allocate_zeroed`, freed once, here; no reference

@@ -115,7 +115,8 @@ impl Lends {
     fn words(&self, pages: &Range<usize>) -> impl Iterator<Item = (usize, u64)> + use<> {
         let Range { start, end } = *pages;
         (start / 64..end.div_ceil(64)).map(move |word| {
-            let (first, last) = (start.max(word * 64) % 64, (end.min(word * 64 + 64) - 1) % 64);
+            let first = start.max(word * 64) % 64;
+            let last = (end.min(word * 64 + 64) - 1) % 64;
             (word, u64::MAX << first & u64::MAX >> (63 - last))
         })
     }
@@ -152,7 +153,8 @@ impl State {
 impl std::fmt::Debug for Lends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state.lock();
-        let (lenders, thawing) = (state.lenders.len(), state.thawing.len());
+        let lenders = state.lenders.len();
+        let thawing = state.thawing.len();
         f.debug_struct("Lends").field("lenders", &lenders).field("thawing", &thawing).finish()
     }
 }

@@ -149,14 +149,16 @@ impl Mapping {
     /// Allocates `len` bytes of the driver's memory.
     pub(super) fn of(source: &'static dyn PageSource, len: usize) -> Option<Mapping> {
         let start = source.allocate(len)?;
-        let (mapped, pages) = (start.cast(), Pages::Driver);
+        let mapped = start.cast();
+        let pages = Pages::Driver;
         Some(Mapping { mapped, mapped_len: len, start, pages, source: Some(source) })
     }
 
     fn huge(len: usize) -> Option<Mapping> {
         let len = len.checked_next_multiple_of(HUGE_LEN)?;
         let mapped = map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB).ok()?;
-        let (start, pages) = (mapped.cast(), Pages::Huge);
+        let start = mapped.cast();
+        let pages = Pages::Huge;
         let mapping = Mapping { mapped, mapped_len: len, start, pages, source: None };
         // Touched now: exceeding a control group's limit later would be a SIGBUS, not an error.
         // SAFETY: the range was just mapped and holds nothing yet.

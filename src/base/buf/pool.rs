@@ -90,7 +90,8 @@ impl Pool {
         }
         let mapping = map(num_slots * slot_len_bytes)?;
         let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
-        let (slots, spares) = (Slots::new(num_slots), Arc::default());
+        let slots = Slots::new(num_slots);
+        let spares = Arc::default();
         Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, spares })))
     }
 
@@ -131,8 +132,8 @@ impl Pool {
     #[doc(hidden)]
     pub fn take_at(&self, offset: usize, len: usize) -> Option<IoBuf> {
         let inner = &*self.0;
-        let (first, num_slots) =
-            (offset / inner.slot_len_bytes, len.div_ceil(inner.slot_len_bytes));
+        let first = offset / inner.slot_len_bytes;
+        let num_slots = len.div_ceil(inner.slot_len_bytes);
         if num_slots == 0 || inner.mapping.is_foreign() || !inner.slots.take_at(first, num_slots) {
             return None;
         }
@@ -204,7 +205,8 @@ impl Pool {
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (free, all) = (self.free_bytes(), self.capacity_bytes());
+        let free = self.free_bytes();
+        let all = self.capacity_bytes();
         write!(f, "Pool({free} of {all} bytes free, {})", self.pages())
     }
 }

@@ -120,7 +120,8 @@ impl SharedBytes {
         // Unmaps what is mapped, from here on.
         let map = Arc::new(Map { mapped, mapped_len, start });
         let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-        let (protection, flags) = (ProtFlags::READ | write, MapFlags::SHARED | MapFlags::FIXED);
+        let protection = ProtFlags::READ | write;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
         let at = start.as_ptr().cast();
         // SAFETY: replaces a part of the mapping made above, to which nobody else has the address; the seals
         // keep the file at its length, so all of it stays backed.
@@ -355,7 +356,8 @@ mod tests {
     #[test]
     fn frozen_bytes_are_lent_and_stay_as_they_are_until_nobody_has_them() {
         let bytes = SharedBytes::new(10 << 20).unwrap();
-        let (first, second) = (bytes.lender().unwrap(), bytes.lender().unwrap());
+        let first = bytes.lender().unwrap();
+        let second = bytes.lender().unwrap();
         bytes.write(8192, &[1; 8192]).unwrap();
         assert!(bytes.lend(&first, 8192, 4096).is_none(), "they may be written");
         bytes.freeze(8192, 8192);
@@ -412,9 +414,11 @@ mod tests {
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             for thread in 0..2 {
-                let (bytes, stop) = (&bytes, &stop);
+                let bytes = &bytes;
+                let stop = &stop;
                 scope.spawn(move || {
-                    let (lender, mut state) = (bytes.lender().unwrap(), seed + thread);
+                    let lender = bytes.lender().unwrap();
+                    let mut state = seed + thread;
                     let mut held: Vec<(Vec<u8>, SharedBuf)> = Vec::new();
                     while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -431,7 +435,9 @@ mod tests {
                     }
                 });
             }
-            let (mut rewritten, mut refused, mut page) = (0, 0, 0);
+            let mut rewritten = 0;
+            let mut refused = 0;
+            let mut page = 0;
             while rewritten < 500 || refused < 20 {
                 page = (page + 7) % 64;
                 if bytes.thaw(page * 4096, 4096) {

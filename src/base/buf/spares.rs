@@ -83,12 +83,15 @@ mod tests {
         const MIB: usize = 1 << 20;
         let spares = Spares::default();
         let take = |mib: usize| spares.take(mib * MIB).unwrap();
-        let (first, second) = (take(20), take(41));
-        let (short, long) = (first.start(), second.start());
+        let first = take(20);
+        let second = take(41);
+        let short = first.start();
+        let long = second.start();
         assert!(first.len() >= 20 * MIB && second.len() >= 41 * MIB);
         let most = first.len() + second.len();
         [first, second].into_iter().for_each(|mapping| spares.give_back(mapping));
-        let (again, other) = (take(19), take(40));
+        let again = take(19);
+        let other = take(40);
         assert_eq!((again.start(), other.start()), (short, long));
         [again, other].into_iter().for_each(|mapping| spares.give_back(mapping));
         // A longer one takes the place of those.

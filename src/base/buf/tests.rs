@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 
 fn small_pool(num_slots: usize) -> Pool {
-    let (slot_len_bytes, huge_pages) = (4096, HugePages::Off);
+    let slot_len_bytes = 4096;
+    let huge_pages = HugePages::Off;
     Pool::new(PoolOptions { bytes: num_slots * slot_len_bytes, slot_len_bytes, huge_pages })
         .unwrap()
 }
@@ -152,7 +153,8 @@ fn a_window_may_outlive_every_handle_on_its_pool() {
 
 #[test]
 fn a_large_pool_reports_its_kind_of_pages() {
-    let (bytes, slot_len_bytes) = (8 << 20, 1 << 20);
+    let bytes = 8 << 20;
+    let slot_len_bytes = 1 << 20;
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto });
     let pool = pool.unwrap();
     assert_eq!(pool.is_huge(), pool.pages() != Pages::Base);
@@ -241,7 +243,8 @@ impl Held {
                 self.owned.push((rest, mark));
             }
             Step::Unsplit(a, b) if owned > 1 && a.index(owned) != b.index(owned) => {
-                let (a, b) = (a.index(owned), b.index(owned));
+                let a = a.index(owned);
+                let b = b.index(owned);
                 let (other, other_mark) = std::mem::take(&mut self.owned[b]);
                 match self.owned[a].0.unsplit(other) {
                     Ok(()) => {

@@ -65,7 +65,8 @@ impl Histogram {
 
     /// The longest duration of `bucket`. Everything longer is in the last bucket, too.
     pub const fn limit(bucket: usize) -> Duration {
-        let (octave, place) = (bucket / Histogram::PER_OCTAVE, bucket % Histogram::PER_OCTAVE);
+        let octave = bucket / Histogram::PER_OCTAVE;
+        let place = bucket % Histogram::PER_OCTAVE;
         let steps = match octave {
             0 => place as u64 + 1,
             _ => (place as u64 + 9) << (octave - 1),

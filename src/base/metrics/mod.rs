@@ -251,7 +251,8 @@ mod tests {
         second.count(&TARGET_READS, &["b"], 7);
         second.add(&first.clone().ended());
         let series: Vec<_> = second.series().collect();
-        let (a, b) = (["a".to_owned()], ["b".to_owned()]);
+        let a = ["a".to_owned()];
+        let b = ["b".to_owned()];
         assert_eq!(
             series,
             [(&TARGET_READS, &a[..], &Value::Count(5)), (&TARGET_READS, &b[..], &Value::Count(7))]

@@ -36,7 +36,8 @@ pub fn process_id() -> u32 {
 /// decides.
 fn make_page() -> *mut AtomicU32 {
     let no_page = (&raw const NO_PAGE).cast_mut();
-    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE;
     // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
     let mapped = unsafe { mmap_anonymous(null_mut(), PAGE_LEN, protection, flags) };
     let page = match mapped {

@@ -15,10 +15,12 @@ pub fn memory_bytes() -> u64 {
 fn limit_of(groups: &str, root: &Path) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {
         let mut words = line.splitn(3, ':').skip(1);
-        let (controllers, group) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-        let (top, name) = match controllers.split(',').any(|name| name == "memory") {
-            true => (root.join("memory"), "memory.limit_in_bytes"),
-            false => (root.to_path_buf(), "memory.max"),
+        let controllers = words.next().unwrap_or("");
+        let group = words.next().unwrap_or("");
+        let (top, name) = if controllers.split(',').any(|name| name == "memory") {
+            (root.join("memory"), "memory.limit_in_bytes")
+        } else {
+            (root.to_path_buf(), "memory.max")
         };
         let folder = top.join(group.trim_start_matches('/'));
         let within: Vec<u64> = folder

@@ -116,7 +116,8 @@ impl Environment {
         let link = self.origin_link_mb_per_s.map(|link| rate("the origin's link", link));
         let network = self.network_mb_per_s.map(|network| rate("the network", network));
         let tiers = stages.into_iter().map(Some).collect();
-        let (origin_link, network) = (link.transpose()?, network.transpose()?);
+        let origin_link = link.transpose()?;
+        let network = network.transpose()?;
         Ok(SourceRates { tiers, origin, client, origin_link, network })
     }
 
@@ -128,9 +129,10 @@ impl Environment {
         let mut stages = Vec::new();
         for (number, tier) in self.tiers.iter().enumerate() {
             let read = curve(&format!("tier {number}, read"), &tier.read)?;
-            let write = match tier.write.is_empty() {
-                true => read.clone(),
-                false => curve(&format!("tier {number}, write"), &tier.write)?,
+            let write = if tier.write.is_empty() {
+                read.clone()
+            } else {
+                curve(&format!("tier {number}, write"), &tier.write)?
             };
             if tier.threads == 0 {
                 return Err(refuse(format!("tier {number} has no thread")));
@@ -176,9 +178,10 @@ fn curve(what: &str, points: &[Point]) -> Result<Curve> {
 }
 
 fn rate(what: &str, mb_per_s: f64) -> Result<Rate> {
-    match mb_per_s.is_finite() && mb_per_s > 0.0 {
-        true => Ok(Rate((mb_per_s * 1e6).min(1e18) as u64)),
-        false => Err(refuse(format!("{what} has a rate of {mb_per_s} MB/s; it must be above 0"))),
+    if mb_per_s.is_finite() && mb_per_s > 0.0 {
+        Ok(Rate((mb_per_s * 1e6).min(1e18) as u64))
+    } else {
+        Err(refuse(format!("{what} has a rate of {mb_per_s} MB/s; it must be above 0")))
     }
 }
 

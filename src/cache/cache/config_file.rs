@@ -13,9 +13,10 @@ impl Environment {
     /// `InvalidArgument`: neither of the two, an unknown key or backend, an invalid size, an empty or
     /// unsorted table, or a rate of 0 or less. The message says where.
     pub fn parse(text: &str) -> Result<Environment> {
-        let environment: Environment = match hdmlp::is_hdmlp(text) {
-            true => hdmlp::environment(text)?,
-            false => toml::from_str(text).map_err(|error| refuse(error.to_string()))?,
+        let environment: Environment = if hdmlp::is_hdmlp(text) {
+            hdmlp::environment(text)?
+        } else {
+            toml::from_str(text).map_err(|error| refuse(error.to_string()))?
         };
         environment.options()?;
         Ok(environment)

@@ -336,7 +336,8 @@ impl Copier {
         self.shared.copies.release(unit, pages.without(keep).without(is_written));
         let dropped = u64::from(len - keep.len()) * PAGE_BYTES;
         self.shared.queued_bytes.fetch_sub(dropped as usize, Ordering::AcqRel);
-        let (mut rest, mut at) = (bytes, first);
+        let mut rest = bytes;
+        let mut at = first;
         for run in keep.runs() {
             let mut bytes = rest.split_off(((run.start - at) as u64 * PAGE_BYTES) as usize);
             rest = bytes.split_off(((run.end - run.start) as u64 * PAGE_BYTES) as usize);
@@ -402,7 +403,8 @@ impl Copier {
             let sum = sum_of_pages(pages, first, &bytes);
             let media = &self.shared.media[usize::from(location.tier)];
             let offset = media.data_offset + page * PAGE_BYTES;
-            let (pair, len) = (self.first_tier + usize::from(location.tier), bytes.len());
+            let pair = self.first_tier + usize::from(location.tier);
+            let len = bytes.len();
             match self.calls.begin_write(pair, offset, bytes) {
                 Ok(ticket) => {
                     let what = What::Write { unit, pages, location, sum };
@@ -600,7 +602,8 @@ impl Copier {
 
     /// Starts to read copies, from the first to the last of `pages`.
     fn begin_read_copies(&mut self, location: CopyLocation, pages: PageSet) -> Result<Ticket> {
-        let (first, end) = (pages.0.trailing_zeros(), 64 - pages.0.leading_zeros());
+        let first = pages.0.trailing_zeros();
+        let end = 64 - pages.0.leading_zeros();
         let media = &self.shared.media[usize::from(location.tier)];
         let page = location.page + u64::from(first.saturating_sub(location.first.into()));
         let offset = media.data_offset + page * PAGE_BYTES;
@@ -735,7 +738,8 @@ impl Copier {
     fn claim_from(&self, unit: u32, run: Range<u32>) -> Vec<(u32, PageSet)> {
         let shared = &*self.shared;
         let together = shared.units.together_with(unit);
-        let (mut parts, mut bytes) = (Vec::new(), 0);
+        let mut parts = Vec::new();
+        let mut bytes = 0;
         let mut next = Some((unit, run));
         while let Some((unit, run)) = next.take() {
             let pages = PageSet::range(run.clone());

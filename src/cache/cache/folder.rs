@@ -101,7 +101,8 @@ impl Locked {
             .map_err(|error| Error::from(error).path(&self.folder))?;
         for entry in entries {
             let entry = entry.map_err(|error| Error::from(error).path(&self.folder))?;
-            let (path, name) = (entry.path(), entry.file_name());
+            let path = entry.path();
+            let name = entry.file_name();
             let name = name.to_string_lossy();
             let is_named = name == OLD_NAME || name.starts_with(PREFIX) && name.ends_with(SUFFIX);
             // By name: `own` may have another path, through links or from the root.
@@ -178,9 +179,10 @@ fn try_lock(file: &File) -> Result<bool, Errno> {
 
 fn no_lock(folder: &Path, errno: Errno) -> Error {
     let error = Error::from(std::io::Error::from(errno)).path(folder);
-    match is_without_locks(errno) {
-        true => error.hint("tiers need a file system with locks (flock): use a local folder"),
-        false => error,
+    if is_without_locks(errno) {
+        error.hint("tiers need a file system with locks (flock): use a local folder")
+    } else {
+        error
     }
 }
 

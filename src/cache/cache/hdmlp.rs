@@ -34,9 +34,10 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
         classes.next().ok_or_else(|| refuse("storage_classes is empty".to_owned()))?;
     unused.extend(staging_buffer(staging)?);
     let tiers = classes.map(|(number, class)| tier(number, class)).collect::<Result<_>>()?;
-    let origin = match root.has("pfs_bandwidth") {
-        true => points("pfs_bandwidth", root.list("pfs_bandwidth")?, "processes")?,
-        false => Vec::new(),
+    let origin = if root.has("pfs_bandwidth") {
+        points("pfs_bandwidth", root.list("pfs_bandwidth")?, "processes")?
+    } else {
+        Vec::new()
     };
     let origin_link_mb_per_s = root.has("b_fs").then(|| root.number("b_fs")).transpose()?;
     let network_mb_per_s = root.has("b_c").then(|| root.number("b_c")).transpose()?;
@@ -173,9 +174,10 @@ impl Group {
 
     fn wrong(&self, key: &str, kind: &str, is_there: bool) -> Error {
         let what = &self.what;
-        refuse(match is_there {
-            true => format!("'{key}' of {what} is not {kind}"),
-            false => format!("{what} has no '{key}'"),
+        refuse(if is_there {
+            format!("'{key}' of {what} is not {kind}")
+        } else {
+            format!("{what} has no '{key}'")
         })
     }
 }

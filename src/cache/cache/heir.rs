@@ -31,7 +31,8 @@ impl Heir {
         yields: Duration,
     ) -> dlfs_base::Result<Heir> {
         let (running, stopped) = bounded(0);
-        let (shared, owned) = (Arc::clone(shared), Arc::clone(owned));
+        let shared = Arc::clone(shared);
+        let owned = Arc::clone(owned);
         let waiting = Waiting { opening, shared, owned, yields, stopped };
         let thread = threads::start(HEIR, &Fate::default(), waiting, Waiting::run)?;
         Ok(Heir { running, thread })
@@ -75,9 +76,10 @@ impl Waiting {
         let mut pause = FIRST_PAUSE;
         let ended = Instant::now();
         let (next, owned) = loop {
-            let opened = match ended.elapsed() < self.yields {
-                true => self.opening.attach().map(|shared| Some((shared?, None))),
-                false => self.opening.attach_or_own().map(Some),
+            let opened = if ended.elapsed() < self.yields {
+                self.opening.attach().map(|shared| Some((shared?, None)))
+            } else {
+                self.opening.attach_or_own().map(Some)
             };
             match opened {
                 Ok(Some(opened)) => break opened,

@@ -171,9 +171,12 @@ impl Media {
     ) -> Result<(Media, Vec<Kept>)> {
         // First-touch: a unit that a tier has a place but no room for finds none in the next tier either, so only the
         // last tier is sparse. A plan knows which tier has room for what, so all are.
-        let space = |capacity| match is_last || policy == Policy::Clairvoyant {
-            true => Ledger::sparse_space(capacity, units),
-            false => capacity,
+        let space = |capacity| {
+            if is_last || policy == Policy::Clairvoyant {
+                Ledger::sparse_space(capacity, units)
+            } else {
+                capacity
+            }
         };
         let (media, kept) = match &spec.kind {
             TierKind::Ram => (in_memory(spec, units, policy, &space)?, Vec::new()),
@@ -189,10 +192,12 @@ impl Media {
     /// A tier in memory that other processes can map, where the operating system has such memory.
     fn of_memory(name: String, capacity_pages: u64, space_pages: u64) -> Result<Media> {
         let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES).max(PAGE_BYTES);
-        let (len_bytes, block_len) = (bytes(capacity_pages), PAGE_BYTES as u32);
-        let (memory, space_pages) = match space_pages > capacity_pages {
-            true => (MemNamespace::sparse(bytes(space_pages), len_bytes), space_pages),
-            false => (MemNamespace::shared(len_bytes, block_len), capacity_pages),
+        let len_bytes = bytes(capacity_pages);
+        let block_len = PAGE_BYTES as u32;
+        let (memory, space_pages) = if space_pages > capacity_pages {
+            (MemNamespace::sparse(bytes(space_pages), len_bytes), space_pages)
+        } else {
+            (MemNamespace::shared(len_bytes, block_len), capacity_pages)
         };
         let (memory, space_pages) = match memory {
             Ok(memory) => (memory, space_pages),
@@ -339,10 +344,8 @@ fn in_file(
         folder::shorten(&path, data_offset.saturating_add(space_pages.saturating_mul(PAGE_BYTES)))?;
     }
     let device = Arc::new(open_file(&path, quota).map_err(named)?);
-    let space_pages = match grow_sparse(&device, data_offset, space_pages) {
-        true => space_pages,
-        false => capacity_pages,
-    };
+    let space_pages =
+        if grow_sparse(&device, data_offset, space_pages) { space_pages } else { capacity_pages };
     let lock = device.keep_lock_from_children();
     if folder.is_some() {
         folder::note_use(&path);

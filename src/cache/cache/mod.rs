@@ -367,7 +367,8 @@ impl Cache {
 
     /// How many bytes of `range` of a namespace have copies.
     pub fn kept_bytes(&self, namespace: u16, range: &Range<u64>) -> u64 {
-        let (shared, units) = (self.tiers.latest(), self.units());
+        let shared = self.tiers.latest();
+        let units = self.units();
         let kept = |unit: u32| {
             let start = units.get(unit).start_bytes();
             let pages = shared.copies.there(unit).and(units.get(unit).pages_in(range));
@@ -475,7 +476,8 @@ impl Shared {
         planned: (&[(u8, PageSet)], bool),
         ledger: &Ledger,
     ) -> Vec<(u32, PageSet)> {
-        let (units, (_, keep_parts)) = (&self.units, planned);
+        let units = &self.units;
+        let (_, keep_parts) = planned;
         let reads = |portion: u32| plan.reads[portion as usize];
         let candidate = |portion: u32, pages: u32| {
             let all = units.portions_of(units.portion(portion).0);
@@ -601,7 +603,8 @@ impl Shared {
 
     /// Pages of each tier that are reserved, and that have copies.
     fn count_pages(&self) -> (Vec<u64>, Vec<u64>) {
-        let (mut reserved, mut held) = (vec![0; self.media.len()], vec![0; self.media.len()]);
+        let mut reserved = vec![0; self.media.len()];
+        let mut held = vec![0; self.media.len()];
         for unit in 0..self.units.len() {
             let Some(location) = self.copies.location(unit) else { continue };
             let tier = usize::from(location.tier);

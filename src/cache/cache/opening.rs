@@ -241,9 +241,10 @@ impl Opening {
             return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
         }
         // Rates of other tiers say nothing about these.
-        let sources = match share::has_same_tiers(&hello, options) {
-            true => Arc::clone(&self.sources),
-            false => Arc::default(),
+        let sources = if share::has_same_tiers(&hello, options) {
+            Arc::clone(&self.sources)
+        } else {
+            Arc::default()
         };
         share::warn_of_other_options(&hello, options);
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;

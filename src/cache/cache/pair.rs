@@ -138,7 +138,8 @@ impl TieredPair {
                 0 | AHEAD => self.origin_or_ahead(&range, &mut claims, now),
                 source => source,
             };
-            let (start, len) = (range.start, (range.end - range.start) as usize);
+            let start = range.start;
+            let len = (range.end - range.start) as usize;
             let way = Way { source, began: now, evictions, is_again: false, claims };
             let (piece, buf) = self.pieces.cut(&mut cutting, len, way);
             match source {
@@ -356,7 +357,8 @@ impl TieredPair {
     /// Splits a range where pages begin and end that somebody else has claimed, and claims the others.
     fn cut_claimed(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
         let shared = &*self.shared;
-        let (mut at, mut claims) = (range.start, Vec::new());
+        let mut at = range.start;
+        let mut claims = Vec::new();
         let has_copier = shared.has_copier();
         for unit in shared.units.within(self.number, &range).filter(|_| has_copier) {
             let bounds = shared.units.get(unit);
@@ -493,7 +495,8 @@ impl TieredPair {
         let Completion { tag, buf, result } = completion;
         let id = PieceId(tag);
         let piece = self.pieces.get_mut(id);
-        let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
+        let range = piece.start..piece.start + piece.len as u64;
+        let len = piece.len;
         let took = now.saturating_duration_since(piece.info.began);
         let claims = std::mem::take(&mut piece.info.claims);
         if source != 0 && !self.shared.is_unchanged_since(piece.info.evictions) {
@@ -583,7 +586,8 @@ impl TieredPair {
     /// contiguous there.
     fn place_of(&self, units: Range<u32>, range: &Range<u64>) -> Option<(u8, u64)> {
         let shared = &*self.shared;
-        let (mut place, mut end) = (None, range.start);
+        let mut place = None;
+        let mut end = range.start;
         for unit in units {
             let (location, there) = shared.copies_to_read(unit)?;
             let bounds = shared.units.get(unit);

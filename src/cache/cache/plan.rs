@@ -65,7 +65,8 @@ impl TierPlan {
         units: &Units,
         rooms: &TierRooms,
     ) -> TierPlan {
-        let (mut reads, mut order) = (vec![0_u16; units.num_portions() as usize], Vec::new());
+        let mut reads = vec![0_u16; units.num_portions() as usize];
+        let mut order = Vec::new();
         accesses.walk(rank, &mut |portions| {
             for SampleId(portion) in portions {
                 let reads = &mut reads[*portion as usize];
@@ -146,7 +147,8 @@ impl TierPlan {
             let lba = Lba(next[usize::from(tier)]);
             let pages = pages_of(units, portion, true).map(|(_, pages)| u64::from(pages.len()));
             next[usize::from(tier)] += pages.sum::<u64>();
-            let (sample, frequency) = (SampleId(portion.into()), self.reads[portion as usize]);
+            let sample = SampleId(portion.into());
+            let frequency = self.reads[portion as usize];
             visit(PlannedCopy { sample, tier, lba, first_access, frequency });
         }
     }
@@ -164,9 +166,10 @@ impl TierPlan {
         if self.copies.iter().any(|&(portion, _)| portion >= num_portions) {
             return refuse("the plan names a portion that the data set does not have");
         }
-        match self.copies.iter().any(|&(_, tier)| usize::from(tier) >= num_tiers) {
-            true => refuse("the plan names a tier that does not exist"),
-            false => Ok(()),
+        if self.copies.iter().any(|&(_, tier)| usize::from(tier) >= num_tiers) {
+            refuse("the plan names a tier that does not exist")
+        } else {
+            Ok(())
         }
     }
 }
@@ -202,9 +205,10 @@ impl<'a> Choice<'a> {
 
     /// Keeps a portion, whose pages other portions may keep already; `false`: there is no room.
     fn take(&mut self, portion: u32) -> bool {
-        let (kept, units) = (&mut self.kept, self.units);
-        let (unit, first) =
-            (units.portion(portion).0, units.portions_of(units.portion(portion).0).start);
+        let kept = &mut self.kept;
+        let units = self.units;
+        let unit = units.portion(portion).0;
+        let first = units.portions_of(units.portion(portion).0).start;
         let border = units.border_of(unit).filter(|_| portion == first);
         let last = |unit: u32| PageSet(1 << (units.get(unit).pages() - 1));
         let pages = || {

@@ -63,12 +63,11 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
         TierKind::File(path) => {
             let metadata = std::fs::metadata(path).map_err(|e| Error::from(e).path(path))?;
             let text = Some(path.display().to_string());
-            match metadata.is_dir() {
-                true => {
-                    let own = OwnFile(path.join(format!("probe-{}.dlfs", std::process::id())));
-                    (create(&own.0, bytes)?, text, Some(own))
-                }
-                false => (Arc::new(FileNamespace::open(path, FileOptions::default())?), text, None),
+            if metadata.is_dir() {
+                let own = OwnFile(path.join(format!("probe-{}.dlfs", std::process::id())));
+                (create(&own.0, bytes)?, text, Some(own))
+            } else {
+                (Arc::new(FileNamespace::open(path, FileOptions::default())?), text, None)
             }
         }
     };

@@ -71,7 +71,9 @@ impl ReadAhead {
     /// Adds an ahead read of `range`, which is outstanding from now on, and returns its id.
     pub(super) fn open(&mut self, range: Range<u64>, claims: Vec<Claim>, began: Instant) -> u32 {
         self.last = (self.last + 1) & MAX_ID;
-        let (id, bytes, waiting) = (self.last, None, Vec::new());
+        let id = self.last;
+        let bytes = None;
+        let waiting = Vec::new();
         self.reads.push_back(AheadRead { id, range, bytes, waiting, claims, began });
         id
     }

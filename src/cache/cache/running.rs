@@ -70,9 +70,10 @@ impl Running {
         yields: Duration,
     ) -> Result<Running> {
         let owned = Arc::new(Mutex::new(owned));
-        let heir = match shared.is_owner() {
-            true => None,
-            false => Some(Heir::start(opening.clone(), &shared, &owned, yields)?),
+        let heir = if shared.is_owner() {
+            None
+        } else {
+            Some(Heir::start(opening.clone(), &shared, &owned, yields)?)
         };
         Ok(Running { shared, owned, heir: Mutex::new(heir) })
     }

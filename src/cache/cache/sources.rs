@@ -152,10 +152,7 @@ impl Source {
 
     pub(super) fn submit(&mut self) -> usize {
         self.admit();
-        match self.pending.is_empty() {
-            true => 0,
-            false => self.pair.submit(&mut self.pending),
-        }
+        if self.pending.is_empty() { 0 } else { self.pair.submit(&mut self.pending) }
     }
 
     /// A read of this many bytes has completed.
@@ -216,7 +213,8 @@ mod tests {
     #[test]
     fn as_many_reads_as_threads_are_in_flight_in_all_pairs_and_one_in_any_case() {
         let limit = Arc::new(Limit::of(3));
-        let (mut first, mut second) = (source(&limit), source(&limit));
+        let mut first = source(&limit);
+        let mut second = source(&limit);
         for tag in 0..8 {
             first.push(tag << 20, IoBuf::zeroed(1 << 20), tag);
             second.push(tag << 20, IoBuf::zeroed(1 << 20), tag);

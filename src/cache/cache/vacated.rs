@@ -59,9 +59,10 @@ impl Shared {
         }
         let mut ledger = self.ledger.lock();
         // After the last reader has notice, and before its room is reserved again.
-        let freed = match pages.start >= OWN_FILES_PAGE {
-            true => self.remove_own_file(tier, unit),
-            false => media.deallocate(pages.clone()),
+        let freed = if pages.start >= OWN_FILES_PAGE {
+            self.remove_own_file(tier, unit)
+        } else {
+            media.deallocate(pages.clone())
         };
         ledger.unreserve(unit, tier, reserved);
         ledger.give_back(unit, tier, pages.clone());

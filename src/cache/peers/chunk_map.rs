@@ -37,7 +37,8 @@ impl ChunkMap {
         for number in 0..directory.num_chunks() {
             let chunk = directory.chunk(number);
             if chunk.len_bytes > 0 {
-                let (start, end) = (chunk.offset_bytes, chunk.offset_bytes + chunk.len_bytes);
+                let start = chunk.offset_bytes;
+                let end = chunk.offset_bytes + chunk.len_bytes;
                 let chunks: &mut Vec<Chunk> = &mut namespaces[usize::from(chunk.namespace)];
                 chunks.push(Chunk { start, end, number });
             }
@@ -82,7 +83,8 @@ pub fn live_page_bytes(directory: &Directory) -> Vec<u64> {
             }
         }
         pages.sort_unstable_by_key(|pages| pages.start);
-        let (mut count, mut end) = (0, 0);
+        let mut count = 0;
+        let mut end = 0;
         for pages in pages {
             count += pages.end.saturating_sub(pages.start.max(end));
             end = end.max(pages.end);

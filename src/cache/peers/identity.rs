@@ -30,7 +30,8 @@ mod tests {
 
     #[test]
     fn what_differs_has_another_name() {
-        let (image, generation) = (ImageId([3; 16]), Generation(7));
+        let image = ImageId([3; 16]);
+        let generation = Generation(7);
         assert_eq!(
             nqn_of(image, generation).as_str(),
             "nqn.2026-11.io.dlfs:cache:03030303030303030303030303030303:7"

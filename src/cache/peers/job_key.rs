@@ -178,12 +178,11 @@ impl RoundKeys {
             access: Access { namespaces: None, read_only: true },
             ..HostKeys::default()
         };
-        match self.tls {
-            true => keys.tls_keys = vec![self.psk(host, to)],
-            false => {
-                keys.secrets = vec![self.secret(b"host", host, to)];
-                keys.ctrl_secret = Some(self.secret(b"controller", host, to));
-            }
+        if self.tls {
+            keys.tls_keys = vec![self.psk(host, to)]
+        } else {
+            keys.secrets = vec![self.secret(b"host", host, to)];
+            keys.ctrl_secret = Some(self.secret(b"controller", host, to));
         }
         keys
     }
@@ -191,12 +190,11 @@ impl RoundKeys {
     /// `connect` as `host` connects with it to rank `to`.
     pub(super) fn connect(&self, connect: &ConnectOptions, host: &Nqn, to: u32) -> ConnectOptions {
         let mut connect = ConnectOptions { hostnqn: Some(host.clone()), ..connect.clone() };
-        match self.tls {
-            true => connect.tls_key = Some(self.psk(host, to)),
-            false => {
-                connect.dhchap_secret = Some(self.secret(b"host", host, to));
-                connect.dhchap_ctrl_secret = Some(self.secret(b"controller", host, to));
-            }
+        if self.tls {
+            connect.tls_key = Some(self.psk(host, to))
+        } else {
+            connect.dhchap_secret = Some(self.secret(b"host", host, to));
+            connect.dhchap_ctrl_secret = Some(self.secret(b"controller", host, to));
         }
         connect
     }
@@ -315,7 +313,8 @@ mod tests {
 
     #[test]
     fn each_connection_has_keys_of_its_own_and_both_sides_have_the_same() {
-        let (keys, others) = (given(), given());
+        let keys = given();
+        let others = given();
         let [one, again, next, other] = [(&keys, "a"), (&keys, "a"), (&keys, "b"), (&others, "a")]
             .map(|(keys, round)| RoundKeys::new(keys, None, round).unwrap());
         let secrets = |keys: &RoundKeys, host: &Nqn, to| {
@@ -350,7 +349,8 @@ mod tests {
         let with_tls = PeerKeys { tls: true, ..keys.clone() };
         assert_ne!(describe(&mark(&keys, 0)), describe(&mark(&with_tls, 0)));
         let drawn = PeerKeys { key: JobKey::Drawn, tls: false };
-        let (first, second) = (mark(&drawn, 0), mark(&drawn, 1));
+        let first = mark(&drawn, 0);
+        let second = mark(&drawn, 1);
         assert_eq!(describe(&first), describe(&second));
         assert!(!format!("{first:?} {drawn:?} {keys:?}").contains("DHHC"));
         assert!(RoundKeys::new(&drawn, Some(&second), "a").is_err());

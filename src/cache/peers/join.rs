@@ -252,7 +252,8 @@ impl Peers {
             avoids: AtomicBool::new(false),
         });
         let devices = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
-            let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
+            let shared = Arc::clone(&shared);
+            let cache = Arc::clone(cache);
             Arc::new(PeersDevice { shared, cache, number })
         });
         Ok(Peers {
@@ -391,9 +392,10 @@ fn identity_of(directory: &Directory) -> (ImageId, Generation) {
 
 /// Keys that nobody has, for the time until those of the round are known.
 fn nobody(host: &Nqn, tls: bool) -> Result<Hosts> {
-    let keys = match tls {
-        true => HostKeys { tls_keys: vec![generate_tls_key(Hash::Sha256)?], ..HostKeys::default() },
-        false => HostKeys { secrets: vec![generate_secret(None)?], ..HostKeys::default() },
+    let keys = if tls {
+        HostKeys { tls_keys: vec![generate_tls_key(Hash::Sha256)?], ..HostKeys::default() }
+    } else {
+        HostKeys { secrets: vec![generate_secret(None)?], ..HostKeys::default() }
     };
     Ok(Hosts::from([(host.clone(), keys)]))
 }

@@ -92,7 +92,8 @@ impl Launched {
         };
         let Some(launcher) = LAUNCHERS.iter().find(is_there) else { return Ok(None) };
         let number = |name: &str| number(name, get(name).as_deref());
-        let (rank, world_size) = (number(launcher.rank)?, number(launcher.world_size)?);
+        let rank = number(launcher.rank)?;
+        let world_size = number(launcher.world_size)?;
         if rank >= world_size {
             return Err(invalid(format!(
                 "{} says {rank} and {} says {world_size}: ranks count from 0",

@@ -195,8 +195,11 @@ impl JoinOptions {
                 ));
             }
         };
-        let (is_named, node, timeout) = (self.round.is_some(), self.node.clone(), self.timeout);
-        let (serving, keys) = (self.serving, self.keys.clone());
+        let is_named = self.round.is_some();
+        let node = self.node.clone();
+        let timeout = self.timeout;
+        let serving = self.serving;
+        let keys = self.keys.clone();
         Ok(Meeting {
             rank,
             world_size,

@@ -246,7 +246,8 @@ impl PeersPair {
                 (Some(Source::Peer(node)), other) if other != Source::Peer(node) => Source::Cache,
                 (_, source) => source,
             };
-            let (is_anew, is_checked) = (suspect == Some(source), suspect.is_some());
+            let is_anew = suspect == Some(source);
+            let is_checked = suspect.is_some();
             let way = Way { keeper, is_anew, is_checked, began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
             self.push(id, range, buf, source, now);
@@ -287,7 +288,8 @@ impl PeersPair {
     /// away, otherwise the result of [`PeersPair::source_of`]. A plan knows itself what this node keeps.
     fn nearest_source_of(&self, keeper: Keeper, range: &Range<u64>, now: Instant) -> Source {
         let source = self.source_of(keeper, None, now);
-        let (slba, len) = (Lba(range.start / PAGE_BYTES), (range.end - range.start) as usize);
+        let slba = Lba(range.start / PAGE_BYTES);
+        let len = (range.end - range.start) as usize;
         match (keeper, source) {
             (Keeper::Chunk(_), Source::Peer(_)) if self.cache.has_copies(slba, len) => {
                 Source::Cache
@@ -414,10 +416,8 @@ impl PeersPair {
     /// from this rank's cache, which has dropped its own copies.
     fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
         let Way { keeper, is_checked, .. } = self.pieces.get_mut(id).info;
-        let source = match is_checked {
-            true => Source::Cache,
-            false => self.source_of(keeper, Some(failed), now),
-        };
+        let source =
+            if is_checked { Source::Cache } else { self.source_of(keeper, Some(failed), now) };
         self.go_to(id, buf, source, now);
     }
 
@@ -569,7 +569,8 @@ impl QueuePair for PeersPair {
     }
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
-        let (start, now) = (slba.0.saturating_mul(PAGE_BYTES), Instant::now());
+        let start = slba.0.saturating_mul(PAGE_BYTES);
+        let now = Instant::now();
         let mut spans = Vec::new();
         let range = start..start.saturating_add(len_bytes as u64);
         self.split(range, &mut spans);

@@ -37,7 +37,8 @@ impl PlanMap {
         range: Range<u64>,
         mut visit: impl FnMut(Range<u64>, Option<u16>),
     ) {
-        let (mut part, mut of) = (range.start..range.start, PlanMap::NOBODY);
+        let mut part = range.start..range.start;
+        let mut of = PlanMap::NOBODY;
         let mut add = |more: Range<u64>, node: u16| {
             if more.is_empty() {
                 return;
@@ -125,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_queue_pair_takes_the_latest_plan() {
-        let (latest, mut known) = (LatestPlan::default(), (0, None));
+        let latest = LatestPlan::default();
+        let mut known = (0, None);
         latest.follow(&mut known);
         assert!(known.1.is_none());
         latest.set(PlanMap::new(Arc::default(), Vec::new()));

@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_stays_away_is_connected_to_ever_more_rarely() {
-        let (presence, mut now) = (Presence::default(), Instant::now());
+        let presence = Presence::default();
+        let mut now = Instant::now();
         assert!(presence.is_there() && !presence.begin_connecting(now));
         assert!(presence.set_away(now, None));
         // The other queue pairs notice, too; that is one failure.
@@ -114,7 +115,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_lost_again_soon_is_connected_to_ever_more_rarely() {
-        let (presence, mut now) = (Presence::default(), Instant::now());
+        let presence = Presence::default();
+        let mut now = Instant::now();
         for doublings in [0, 1, 2] {
             assert!(presence.set_away(now, None));
             let away = AWAY * (1 << doublings);
@@ -128,7 +130,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_set_aside_stays_so_for_its_time() {
-        let (presence, now) = (Presence::default(), Instant::now());
+        let presence = Presence::default();
+        let now = Instant::now();
         presence.set_away(now, None);
         presence.set_away(now, Some(AWAY * 100));
         assert!(

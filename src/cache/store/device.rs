@@ -172,7 +172,8 @@ impl StorePair {
         if self.waiting.is_empty() {
             return;
         }
-        let (failure, deletions) = (self.shared.failure(), self.shared.media.deletions());
+        let failure = self.shared.failure();
+        let deletions = self.shared.media.deletions();
         for io in std::mem::take(&mut self.waiting) {
             match (self.page_of(&bytes_of(&io)), &failure) {
                 (Some(page), _) => self.read(io, page, deletions),

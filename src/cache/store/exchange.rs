@@ -119,9 +119,8 @@ impl Exchange {
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
         // Samples of an epoch that is read again may have left already.
-        let comes = |work: &Work| match work.epoch == epoch {
-            true => !work.has_left,
-            false => work.epoch.0 + 1 == epoch.0,
+        let comes = |work: &Work| {
+            if work.epoch == epoch { !work.has_left } else { work.epoch.0 + 1 == epoch.0 }
         };
         if self.work.as_ref().is_some_and(comes) {
             return Ok(());
@@ -218,7 +217,8 @@ impl Exchange {
         }
         let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         due.iter().for_each(|&step| by_rank.entry(work.steps[step].from).or_default().push(step));
-        let (mut late, mut lost) = (Vec::new(), Vec::new());
+        let mut late = Vec::new();
+        let mut lost = Vec::new();
         let mut why = None;
         for (rank, steps) in by_rank {
             let ids: Vec<SampleId> = steps.iter().map(|&step| work.steps[step].receives).collect();
@@ -263,7 +263,9 @@ impl Exchange {
             Ok(place) => place,
             Err(why) => return Ok(self.out_of_reach(rank, ids.to_vec(), why)),
         };
-        let (mut lacking, mut failed, mut result) = (Vec::new(), None, Ok(()));
+        let mut lacking = Vec::new();
+        let mut failed = None;
+        let mut result = Ok(());
         let is_near = self.parts.near.get(rank as usize) == Some(&true);
         let shared = Arc::clone(&self.parts.shared);
         place.fetch(runs, &mut |run, fetched| {
@@ -342,7 +344,8 @@ impl Exchange {
             }
         };
         let runs = Run::of_all(&self.parts.directory, ids);
-        let (mut failed, mut result) = (false, Ok(()));
+        let mut failed = false;
+        let mut result = Ok(());
         let shared = Arc::clone(&self.parts.shared);
         place.fetch(runs, &mut |run, fetched| {
             match fetched {
@@ -351,9 +354,10 @@ impl Exchange {
             }
             result.is_ok() && !failed && !shared.is_stopping()
         });
-        match failed || result.is_err() {
-            false => self.origin.place = Some(place),
-            true => self.origin.again_at = Some(Instant::now() + ORIGIN_LIMIT),
+        if failed || result.is_err() {
+            self.origin.again_at = Some(Instant::now() + ORIGIN_LIMIT)
+        } else {
+            self.origin.place = Some(place)
         }
         result
     }
@@ -643,7 +647,8 @@ impl Exchange {
             Some((other, directory.extent(other)))
         };
         let overlaps = |other: &Range<u64>| other.start < bytes.end && bytes.start < other.end;
-        let (mut own, mut at) = (bytes.clone(), slot.0);
+        let mut own = bytes.clone();
+        let mut at = slot.0;
         // Deleted samples have no extent; they are passed over.
         while let Some((other, extent)) = at.checked_sub(1).and_then(neighbour) {
             at -= 1;
@@ -732,9 +737,10 @@ impl Work {
         let ended = self.open.first().map_or(self.due, |&first| first.min(self.due)) as u64;
         let is_whole = is_over && self.open.is_empty();
         let mut progress = shared.progress.lock();
-        let now = match is_whole {
-            true => Progress { epoch: Epoch(self.epoch.0 + 1), steps: 0 },
-            false => Progress { epoch: self.epoch, steps: ended },
+        let now = if is_whole {
+            Progress { epoch: Epoch(self.epoch.0 + 1), steps: 0 }
+        } else {
+            Progress { epoch: self.epoch, steps: ended }
         };
         *progress = now.max(*progress);
     }
@@ -749,7 +755,8 @@ impl Work {
 /// those that it receives in an epoch.
 pub(super) fn most_pages(directory: &Directory, shares: &Shares) -> u64 {
     let world_size = u64::from(shares.world_size());
-    let (num, steps) = (directory.num_live().max(1), shares.num_steps());
+    let num = directory.num_live().max(1);
+    let steps = shares.num_steps();
     let all: u64 = (0..directory.num_chunks())
         .flat_map(|chunk| directory.samples_in_chunk(chunk))
         .map(|(_, extent)| (page_bytes(&extent).end - page_bytes(&extent).start) / PAGE_BYTES)

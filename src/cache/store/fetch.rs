@@ -29,7 +29,8 @@ impl Run {
     /// The pages of one sample; `None` if it is not live.
     pub(super) fn of(directory: &Directory, id: SampleId) -> Option<Run> {
         let extent = directory.extent(id)?;
-        let (namespace, bytes) = (extent.namespace, page_bytes(&extent));
+        let namespace = extent.namespace;
+        let bytes = page_bytes(&extent);
         Some(Run { namespace, bytes, samples: vec![(id, extent)] })
     }
 
@@ -93,7 +94,8 @@ impl Place {
     /// # Errors
     /// Those of [`Device::queue_pair_in`].
     pub(super) fn new(devices: &[Arc<dyn Device>], limit: Duration) -> Result<Place> {
-        let (mut calls, scope) = (Calls::new(limit)?, PairScope::new());
+        let mut calls = Calls::new(limit)?;
+        let scope = PairScope::new();
         let add = |device: &Arc<dyn Device>| Ok(calls.add(device.queue_pair_in(&scope)?));
         let pairs = devices.iter().map(add).collect::<Result<Vec<_>>>()?;
         Ok(Place { calls, pairs })

@@ -126,7 +126,8 @@ impl Media {
     /// The pages of `bytes` of a namespace; `None` if some lie behind all samples.
     pub(super) fn pages_of(&self, namespace: u16, bytes: &Range<u64>) -> Option<Range<u64>> {
         let at = usize::from(namespace);
-        let (first, end) = (*self.firsts.get(at)?, *self.firsts.get(at + 1)?);
+        let first = *self.firsts.get(at)?;
+        let end = *self.firsts.get(at + 1)?;
         let pages = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
         (pages.end <= end - first).then_some(first + pages.start..first + pages.end)
     }
@@ -237,7 +238,8 @@ impl Media {
 
 /// The name of the file of a rank's store.
 pub(super) fn file_name(directory: &Directory, rank: u32) -> String {
-    let (image, generation) = (directory.uuid(), directory.generation());
+    let image = directory.uuid();
+    let generation = directory.generation();
     let view = directory.view().map_or(String::new(), |ViewMark { hash, .. }| {
         format!("-v{:032x}", u128::from_be_bytes(hash))
     });

@@ -194,7 +194,8 @@ impl Store {
             fate: Fate::default(),
         });
         let devices = device::devices(&shared, false);
-        let (mut peers, mut near) = (None, Vec::new());
+        let mut peers = None;
+        let mut near = Vec::new();
         if let Some(meet) = meet {
             let place = Place::here(meet.options.node.as_deref(), &options.spec);
             let joined =
@@ -321,7 +322,8 @@ impl Store {
         let Some(thread) = self.thread.get() else { return Ok(()) };
         let mut thread = thread.lock();
         if thread.is_none() {
-            let (shared, exchange) = (Arc::clone(&self.shared), Arc::clone(&self.exchange));
+            let shared = Arc::clone(&self.shared);
+            let exchange = Arc::clone(&self.exchange);
             let fate = self.shared.fate.clone();
             *thread = Some(threads::start(THREAD, &fate, (), move |()| {
                 while !shared.is_stopping() {

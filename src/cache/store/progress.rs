@@ -35,7 +35,8 @@ const _: () = assert!(size_of::<RawProgress>() == PROGRESS_BYTES);
 impl Progress {
     /// The first bytes of the page; the rest of it is zero.
     pub(super) fn to_bytes(self) -> [u8; PROGRESS_BYTES] {
-        let (epoch, steps) = (U64::new(self.epoch.0), U64::new(self.steps));
+        let epoch = U64::new(self.epoch.0);
+        let steps = U64::new(self.steps);
         let mut raw = RawProgress { magic: MAGIC, epoch, steps, crc: U32::ZERO };
         raw.crc = U32::new(crc32c(&raw.as_bytes()[..CHECKED_BYTES]));
         zerocopy::transmute!(raw)

@@ -50,7 +50,8 @@ impl Record {
         let at = Instant::now().saturating_duration_since(self.began);
         let asked = asked.saturating_duration_since(self.began);
         let stalls = sums.stalls.since(&self.stalls);
-        let (samples, bytes) = (sums.samples - self.samples, sums.sample_bytes - self.bytes);
+        let samples = sums.samples - self.samples;
+        let bytes = sums.sample_bytes - self.bytes;
         (self.samples, self.bytes, self.stalls) = (sums.samples, sums.sample_bytes, sums.stalls);
         if self.timeline.is_due(at, epoch) {
             self.timeline.places(places());

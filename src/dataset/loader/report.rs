@@ -70,10 +70,7 @@ impl Over {
 fn names(datasets: &[Dataset]) -> String {
     let devices = datasets.iter().flat_map(|dataset| dataset.image().devices());
     let addresses: Vec<String> = devices.map(|device| device.namespace().address).collect();
-    match addresses.is_empty() {
-        true => "a closed data set".to_owned(),
-        false => addresses.join(","),
-    }
+    if addresses.is_empty() { "a closed data set".to_owned() } else { addresses.join(",") }
 }
 
 fn tiers(dataset: &Dataset) -> Vec<TierUse> {

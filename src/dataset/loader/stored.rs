@@ -73,7 +73,9 @@ impl Loader {
         &self,
         state: &State,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
-        let (place, epoch, taken) = (self.place_in_store(state), state.epoch, self.taken(state));
+        let place = self.place_in_store(state);
+        let epoch = state.epoch;
+        let taken = self.taken(state);
         move || match place {
             Some(place) => place.begin(epoch, taken, &mut |_| true),
             None => Ok(()),

@@ -231,7 +231,8 @@ impl DirectoryBuilder {
         }
         self.typed.grow(from.columns().iter().map(Column::spec))?;
         self.chunks.push(from.columns.table()[c as usize]);
-        let (mut walk, mut name) = (Walk::new(self.layout.pack), Vec::new());
+        let mut walk = Walk::new(self.layout.pack);
+        let mut name = Vec::new();
         for slot in from.columns.slots_of(c) {
             let id = placement.id_at(Slot(slot));
             from.name_into(id, &mut name)?;
@@ -279,7 +280,8 @@ impl DirectoryBuilder {
                 });
             }
             // The id follows from the part's length, which is known only at the end.
-            let (id, name) = (UNKNOWN, &b""[..]);
+            let id = UNKNOWN;
+            let name = &b""[..];
             let new = NewSample { id, len: 0, crc: 0, label: None, name, deleted: true };
             self.push(&mut Walk::new(self.layout.pack), new);
             self.typed.push(|_| Value::None);
@@ -489,7 +491,8 @@ impl DirectoryBuilder {
             self.field_types = header.field_types().clone();
         }
         let same = header.fields().eq(self.fields.iter().map(|name| &name[..]));
-        let (expected, found) = (self.fields.len() as u64, u64::from(header.head().num_fields));
+        let expected = self.fields.len() as u64;
+        let found = u64::from(header.head().num_fields);
         if same {
             let differs = *header.field_types() != self.field_types;
             return equal("other types of the fields of a chunk", 0, differs.into());
@@ -498,7 +501,8 @@ impl DirectoryBuilder {
     }
 
     fn push(&mut self, walk: &mut Walk, new: NewSample<'_>) {
-        let (slot, at) = (self.next_slot().0, walk.step(new.len));
+        let slot = self.next_slot().0;
+        let at = walk.step(new.len);
         if slot.is_multiple_of(STRIDE as u64) {
             let chunk = self.num_chunks() - 1;
             self.checkpoints.push(Checkpoint { chunk: chunk.into(), at: (at as u32).into() });
@@ -585,8 +589,8 @@ impl DirectoryBuilder {
             Some(base) => set(base).to_bits(num_samples),
             None => Bits::new(num_samples),
         };
-        let (mut ids, mut slots) =
-            (before(|base| &base.deleted_ids), before(|base| &base.deleted_slots));
+        let mut ids = before(|base| &base.deleted_ids);
+        let mut slots = before(|base| &base.deleted_slots);
         for slot in std::mem::take(&mut self.purged) {
             slots.set(slot);
             ids.set(placement_of(placements, slot).id_at(Slot(slot)).0);
@@ -602,7 +606,8 @@ impl DirectoryBuilder {
     }
 
     fn labels(&mut self, placements: &[Placement]) -> Option<Labels> {
-        let (first, labels) = (self.first_new(), std::mem::take(&mut self.labels));
+        let first = self.first_new();
+        let labels = std::mem::take(&mut self.labels);
         let label = |slot: u64| labels.get((slot - first) as usize).copied().unwrap_or(NO_LABEL);
         let slots = slots_by_id(placements, first).map(label);
         let base = self.base.as_ref().and_then(|base| base.labels.as_ref());
@@ -610,7 +615,8 @@ impl DirectoryBuilder {
     }
 
     fn typed(&mut self, placements: &[Placement]) -> TypedColumns {
-        let (first, new) = (self.first_new(), std::mem::take(&mut self.typed));
+        let first = self.first_new();
+        let new = std::mem::take(&mut self.typed);
         let none = TypedColumns::default();
         let base = self.base.as_ref().map_or(&none, |base| &base.typed);
         TypedColumns::extended(base, first, &new, || {
@@ -645,7 +651,8 @@ impl DirectoryBuilder {
 
     /// The tree of all named samples, deleted ones included: a delete keeps the tree.
     fn tree(&self, names: &Names) -> Result<Tree, FormatError> {
-        let (seed, num_samples) = (self.layout.uuid.hash_seed(), names.num_samples());
+        let seed = self.layout.uuid.hash_seed();
+        let num_samples = names.num_samples();
         if self.base.is_none() && (ENTRIES_AT_ONCE + 1..=1 << 32).contains(&num_samples) {
             return Tree::in_passes(num_samples, ENTRIES_AT_ONCE, |take| {
                 let mut cursor = names.cursor(0)?;
@@ -658,7 +665,8 @@ impl DirectoryBuilder {
             });
         }
         let mut tree = self.base.as_ref().map(|base| base.tree().cloned()).transpose()?;
-        let (mut start, mut cursor) = (self.first_new(), names.cursor(self.first_new())?);
+        let mut start = self.first_new();
+        let mut cursor = names.cursor(self.first_new())?;
         loop {
             let end = num_samples.min(start + (1 << 32)); // ids of one step fit into 32 bits
             let mut entries = Vec::new();

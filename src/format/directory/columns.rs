@@ -130,13 +130,15 @@ impl Columns {
         layout: &ImageLayout,
         out: &mut Vec<Option<Extent>>,
     ) {
-        let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
+        let lengths = self.lengths.items::<U32>();
+        let checksums = self.checksums.items::<U32>();
         let checkpoints = self.checkpoints.items::<Checkpoint>();
         let table = self.table();
         let begin = out.len();
         out.extend(slots.iter().map(|slot| {
             let at = slot.0 as usize;
-            let (len, crc32c) = (lengths.get(at)?.get(), checksums[at].get());
+            let len = lengths.get(at)?.get();
+            let crc32c = checksums[at].get();
             // Not the offset yet: the checkpoint from which the second pass computes it.
             let offset_bytes = u64::from(checkpoints[at / STRIDE].at.get());
             Some(Extent { offset_bytes, len_bytes: len, crc32c, namespace: 0 })
@@ -167,7 +169,8 @@ impl Columns {
         let slot = slot.0 as usize;
         let checkpoint = self.checkpoints.items::<Checkpoint>()[slot / STRIDE];
         let table = self.table();
-        let (mut chunk, mut at) = (checkpoint.chunk.get() as usize, u64::from(checkpoint.at.get()));
+        let mut chunk = checkpoint.chunk.get() as usize;
+        let mut at = u64::from(checkpoint.at.get());
         let from = slot / STRIDE * STRIDE;
         let mut end = first_slot(table, chunk + 1);
         if slot < end && are_equal_blocks(&lengths[from..=slot], at) {
@@ -233,7 +236,8 @@ impl Columns {
         let checksums = self.checksums.len() as u64;
         let checksums = self.aside.as_ref().map_or(checksums, |aside| aside.len_bytes());
         equal("length of the checksums", self.lengths.len() as u64, checksums)?;
-        let (table, lengths) = (self.table(), self.lengths.items::<U32>());
+        let table = self.table();
+        let lengths = self.lengths.items::<U32>();
         equal("bytes behind the chunk table", 0, (self.chunks.len() % 40) as u64)?;
         at_most("number of chunks", table.len() as u64, u64::from(u32::MAX) - 1)?;
         equal("first slot", 0, table.first().map_or(0, |chunk| chunk.first_slot.get()))?;
@@ -260,7 +264,8 @@ impl Columns {
         if let Some(aside) = &self.aside {
             return aside.check_empty_samples();
         }
-        let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
+        let lengths = self.lengths.items::<U32>();
+        let checksums = self.checksums.items::<U32>();
         let wrong = |(len, crc): (&U32, &U32)| (len.get() == 0) & (crc.get() != 0);
         // Branch-free per sample.
         let any = lengths.iter().zip(checksums).fold(false, |any, pair| any | wrong(pair));
@@ -284,7 +289,8 @@ fn lay_out(
     let mut from = slots.start;
     while from < slots.end {
         if from.is_multiple_of(STRIDE) {
-            let (at, found) = (walk.peek(lengths[from].get()), checkpoints[from / STRIDE]);
+            let at = walk.peek(lengths[from].get());
+            let found = checkpoints[from / STRIDE];
             equal("chunk of a checkpoint", index as u64, u64::from(found.chunk.get()))?;
             equal("offset of a checkpoint", at, u64::from(found.at.get()))?;
         }

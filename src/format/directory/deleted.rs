@@ -30,7 +30,8 @@ impl DeletedSet {
     }
 
     fn ranked(bits: Bytes) -> DeletedSet {
-        let (mut ranks, mut count) = (Vec::new(), 0);
+        let mut ranks = Vec::new();
+        let mut count = 0;
         for block in bits.items::<U64>().chunks(BLOCK_WORDS) {
             ranks.push(count);
             count += block.iter().map(|word| u64::from(word.get().count_ones())).sum::<u64>();
@@ -55,7 +56,8 @@ impl DeletedSet {
     /// How many numbers below `number` are in the set.
     pub(crate) fn before(&self, number: u64) -> u64 {
         let Some(bits) = &self.bits else { return 0 };
-        let (words, word) = (bits.items::<U64>(), (number / 64) as usize);
+        let words = bits.items::<U64>();
+        let word = (number / 64) as usize;
         let block = word / BLOCK_WORDS;
         let Some(rank) = self.ranks.get(block) else { return self.count };
         let whole = words[block * BLOCK_WORDS..word].iter().map(|word| word.get().count_ones());
@@ -77,7 +79,8 @@ impl DeletedSet {
     fn select_in(&self, bits: &Bytes, rank: u64) -> u64 {
         let live_before = |block: usize| (block * BLOCK_WORDS * 64) as u64 - self.ranks[block];
         // The last block with at most `rank` live numbers before it.
-        let (mut low, mut high) = (0, self.ranks.len());
+        let mut low = 0;
+        let mut high = self.ranks.len();
         while high - low > 1 {
             let middle = low.midpoint(high);
             if live_before(middle) <= rank { low = middle } else { high = middle }

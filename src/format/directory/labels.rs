@@ -24,10 +24,12 @@ impl Labels {
         if base.is_some() {
             (0..num_base).for_each(|id| range.take(base_label(id)));
         }
-        let (least, most) = (range.0?, range.1?);
+        let least = range.0?;
+        let most = range.1?;
         let fits = |width: &usize| least > absent(*width) && most <= max(*width);
         let width = WIDTHS.into_iter().find(fits).unwrap_or(8);
-        let (mut bytes, mut from) = (Vec::new(), 0);
+        let mut bytes = Vec::new();
+        let mut from = 0;
         if let Some(base) = base.filter(|base| base.width == width) {
             bytes.extend_from_slice(&base.bytes);
             from = num_base;

@@ -26,7 +26,8 @@ impl Learned {
     /// Returns whether `found` is the checksum of `sample`; stores it if none is known.
     pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
         let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
-        let (word, bit) = (&self.known[(sample.0 / 64) as usize], 1 << (sample.0 % 64));
+        let word = &self.known[(sample.0 / 64) as usize];
+        let bit = 1 << (sample.0 % 64);
         if word.load(Ordering::Acquire) & bit != 0 {
             return checksum.load(Ordering::Relaxed) == found;
         }

@@ -303,7 +303,8 @@ impl Directory {
     /// # Errors
     /// `NotLoaded`: the names are still on media; see [`attach_names`](Self::attach_names).
     pub fn lookup(&self, name: &[u8]) -> Result<Option<SampleId>, FormatError> {
-        let (names, tree) = (self.names()?, self.tree()?);
+        let names = self.names()?;
+        let tree = self.tree()?;
         let key = fingerprint(self.layout.uuid.hash_seed(), name);
         let mut found = None;
         for id in tree.candidates(key) {

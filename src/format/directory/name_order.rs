@@ -98,7 +98,8 @@ fn for_each_sorted(names: &Names, runs: &[u64], visit: &mut Visit<'_>) -> Result
 
 /// As [`for_each_sorted`] for names in no order: decodes them all.
 fn sort(names: &Names, first: u64, visit: &mut Visit<'_>) -> Result<(), FormatError> {
-    let (mut text, mut ends) = (Vec::new(), vec![0]);
+    let mut text = Vec::new();
+    let mut ends = vec![0];
     let mut cursor = names.cursor(first)?;
     while cursor.advance()? {
         text.extend_from_slice(cursor.name());
@@ -119,7 +120,8 @@ struct Run<'a> {
 
 impl Ord for Run<'_> {
     fn cmp(&self, other: &Self) -> Ordering {
-        let (a, b) = (&self.names, &other.names);
+        let a = &self.names;
+        let b = &other.names;
         compare(b.name(), a.name()).then(b.id().cmp(&a.id()))
     }
 }

@@ -86,7 +86,8 @@ impl Names {
     fn matches(&self, id: u64, name: &[u8]) -> Result<bool, FormatError> {
         let mut block = self.block(id)?;
         // The length of the common prefix of `name` and the current one, and the current one's length.
-        let (mut same, mut len) = (0, 0);
+        let mut same = 0;
+        let mut len = 0;
         for _ in 0..=id % BLOCK {
             let (shared, rest) = block.next()?;
             at_most("shared bytes of a name", shared as u64, len as u64)?;
@@ -101,7 +102,8 @@ impl Names {
     fn block(&self, id: u64) -> Result<Block<'_>, FormatError> {
         let places = self.blocks.items::<U64>();
         let index = (id / BLOCK) as usize;
-        let (start, end) = (places[index].get() as usize, places[index + 1].get() as usize);
+        let start = places[index].get() as usize;
+        let end = places[index + 1].get() as usize;
         let rest = Cursor::new("names", &self.text[start..end]);
         Ok(Block { rest, first: true })
     }
@@ -119,7 +121,8 @@ impl Names {
 
     /// The first rank at or after `from` whose name is not less than `name`.
     pub(crate) fn lower_bound(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
-        let (mut low, mut high) = (from, self.num_samples);
+        let mut low = from;
+        let mut high = self.num_samples;
         let mut found = Vec::new();
         while low < high {
             let middle = low.midpoint(high);
@@ -135,7 +138,9 @@ impl Names {
     /// The first rank at or after `from` whose name is greater than `name`. Costs the logarithm of how far
     /// away that is.
     pub(crate) fn first_after(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
-        let (mut low, mut high, mut step) = (from, self.num_samples, 1);
+        let mut low = from;
+        let mut high = self.num_samples;
+        let mut step = 1;
         let mut found = Vec::new();
         while low < high {
             // Steps of growing length up to the first greater name, then halves what lies between.

@@ -118,7 +118,8 @@ impl Names {
     /// # Errors
     /// One of them is damaged.
     pub(crate) fn without(&self, dropped: &DeletedSet) -> Result<Names, FormatError> {
-        let (mut writer, mut nameless) = (NamesWriter::new(), Bits::new(self.num_samples()));
+        let mut writer = NamesWriter::new();
+        let mut nameless = Bits::new(self.num_samples());
         let mut cursor = self.cursor(0)?;
         while cursor.advance()? {
             let is_kept = !dropped.contains(cursor.id());

@@ -105,7 +105,8 @@ pub fn newest_record(heads: &[ChunkHead], committed: Option<Generation>) -> Opti
 impl ChunkSelection {
     /// The chunks of one part, and the gaps between them.
     fn add_part(&mut self, part: Part, chosen: &BTreeMap<u64, Candidate>) {
-        let (mut next, end) = (part.first, part.first + part.count);
+        let mut next = part.first;
+        let end = part.first + part.count;
         for candidate in chosen.range(part.first..end).map(|(_, candidate)| candidate) {
             let same = candidate.part == (part.first, part.seed, part.window);
             if !same || candidate.slots.end > end {
@@ -155,7 +156,8 @@ fn candidates(
     let base_chunks =
         base.into_iter().flat_map(|base| (0..base.num_chunks()).map(move |c| (base, c)));
     let of_base = base_chunks.filter(|(base, c)| base.chunk(*c).len_bytes > 0).map(|(base, c)| {
-        let (info, id) = (base.chunk(c), base.chunk_id(c));
+        let info = base.chunk(c);
+        let id = base.chunk_id(c);
         let index = base.part_of(info.first_slot.0).expect("a chunk is of a part");
         let part = base.placements[index].part();
         Candidate {

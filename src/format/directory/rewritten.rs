@@ -39,8 +39,8 @@ impl Directory {
     /// `NotLoaded`: the names are still on media. `Mismatch`: the new chunks do not replace whole ones.
     pub fn rewritten(&self, rewrite: &Rewrite<'_>) -> Result<Directory, FormatError> {
         let table = self.spliced(rewrite.chunks)?;
-        let (mut lengths, mut checksums) =
-            (self.columns.lengths.to_vec(), self.columns.checksums.to_vec());
+        let mut lengths = self.columns.lengths.to_vec();
+        let mut checksums = self.columns.checksums.to_vec();
         let dead = rewrite.chunks.iter().flat_map(|head| head.first_slot.0..head.end_slot().0);
         let mut dropped = Bits::new(self.num_samples());
         let mut name = Vec::new();
@@ -56,7 +56,8 @@ impl Directory {
         }
         let dropped = dropped.finish();
         let started_ns = self.started_ns(&table, rewrite);
-        let (lengths, checksums) = (Bytes::from(lengths), Bytes::from(checksums));
+        let lengths = Bytes::from(lengths);
+        let checksums = Bytes::from(checksums);
         let checkpoints = checkpoints(&table, &lengths, self.layout.pack);
         let columns = Columns {
             chunks: table.as_bytes().to_vec().into(),
@@ -89,10 +90,8 @@ impl Directory {
         self.tree = Arc::new(tree.into());
         self.typed = self.typed.without(num_samples, &|id| dropped.contains(id));
         let Some(labels) = &self.labels else { return Ok(()) };
-        let label = |id| match dropped.contains(id) {
-            true => NO_LABEL,
-            false => labels.get(id).unwrap_or(NO_LABEL),
-        };
+        let label =
+            |id| if dropped.contains(id) { NO_LABEL } else { labels.get(id).unwrap_or(NO_LABEL) };
         let mut range = LabelRange::default();
         (0..num_samples).for_each(|id| range.take(label(id)));
         self.labels = Labels::extended(None, 0, (0..num_samples).map(label), range);
@@ -104,7 +103,8 @@ impl Directory {
         let old = self.columns.table();
         let mut table = Vec::with_capacity(old.len());
         let mut new = new.iter().peekable();
-        let (mut next_slot, mut at) = (0, 0);
+        let mut next_slot = 0;
+        let mut at = 0;
         while next_slot < self.num_samples() {
             if let Some(head) = new.next_if(|head| head.first_slot.0 == next_slot) {
                 table.push(raw_chunk(head));
@@ -134,7 +134,8 @@ impl Directory {
                 .take_while(|chunk| chunk.first_slot.get() < part.first + part.count)
                 .filter(|chunk| !chunk.is_lost());
             let is_old = |chunk: &RawChunk| chunk.generation.get() < rewrite.since.0;
-            let (mut any, mut any_old) = (false, false);
+            let mut any = false;
+            let mut any_old = false;
             for chunk in chunks {
                 (any, any_old) = (true, any_old || is_old(chunk));
             }
@@ -154,7 +155,8 @@ fn checkpoints(table: &[RawChunk], lengths: &Bytes, pack: Pack) -> Vec<Checkpoin
         for slot in chunk.first_slot.get()..end {
             let at = walk.step(lengths[slot as usize].get());
             if slot.is_multiple_of(STRIDE as u64) {
-                let (chunk, at) = ((index as u32).into(), (at as u32).into());
+                let chunk = (index as u32).into();
+                let at = (at as u32).into();
                 checkpoints.push(Checkpoint { chunk, at });
             }
         }

@@ -91,15 +91,16 @@ impl Directory {
             Some(section) => DeletedSet::from_bits(source.bytes_of(section)?, n),
             None => Ok(DeletedSet::default()),
         };
-        let (deleted_ids, deleted_slots) =
-            (deleted(kind::DELETED_IDS)?, deleted(kind::DELETED_SLOTS)?);
+        let deleted_ids = deleted(kind::DELETED_IDS)?;
+        let deleted_slots = deleted(kind::DELETED_SLOTS)?;
         let labels = match head.section(kind::LABELS) {
             Some(section) => Some(Labels::from_bytes(source.bytes_of(section)?, section.param, n)?),
             None => None,
         };
         let typed = match head.section(kind::TYPED) {
             Some(section) => {
-                let (bytes, num_fields) = (source.bytes_of(section)?, metadata.fields.len());
+                let bytes = source.bytes_of(section)?;
+                let num_fields = metadata.fields.len();
                 let read = TypedColumns::decode(&bytes, section.param, n, num_fields)?;
                 metadata.field_types = read.1;
                 read.0
@@ -139,7 +140,8 @@ impl Directory {
     /// # Errors
     /// What is wrong with it.
     pub fn attach_tree(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let head = self.lookup_head();
+        let bytes = bytes.into();
         let base = head.tree_range().start;
         self.attach_tree_of(&Source { head: &head, bytes: &bytes, base, gap: 0..0 })
     }
@@ -148,8 +150,10 @@ impl Directory {
         if self.tree.get().is_some() {
             return Ok(());
         }
-        let (keys, ids) = (source.need(kind::TREE_KEYS)?, source.need(kind::TREE_IDS)?);
-        let (width, len) = (ids.param, keys.param);
+        let keys = source.need(kind::TREE_KEYS)?;
+        let ids = source.need(kind::TREE_IDS)?;
+        let width = ids.param;
+        let len = keys.param;
         let tree = Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, width, len)?;
         // Another thread may have attached the same bytes first.
         let _ = self.tree.set(tree);
@@ -176,7 +180,8 @@ impl Directory {
     /// # Errors
     /// What is wrong with them.
     pub fn attach_origins(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let head = self.lookup_head();
+        let bytes = bytes.into();
         let Some(section) = head.section(kind::ORIGINS).filter(|_| self.origins.get().is_none())
         else {
             return Ok(());
@@ -198,14 +203,16 @@ impl Directory {
         if self.names.get().is_some() {
             return Ok(());
         }
-        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let head = self.lookup_head();
+        let bytes = bytes.into();
         let base = head.sections.iter().find(is_name).map_or(0, |section| section.offset);
         let source = Source { head: &head, bytes: &bytes, base, gap: 0..0 };
         let order = match head.section(kind::NAME_ORDER) {
             Some(section) => Some((source.bytes_of(section)?, section.param)),
             None => None,
         };
-        let (blocks, text) = (source.column(kind::NAME_BLOCKS)?, source.column(kind::NAMES)?);
+        let blocks = source.column(kind::NAME_BLOCKS)?;
+        let text = source.column(kind::NAMES)?;
         let names = Names::from_bytes(blocks, text, order, self.num_samples())?;
         // Another thread may have attached the same bytes first.
         let _ = self.names.set(names);
@@ -217,7 +224,8 @@ impl Directory {
     /// # Errors
     /// `NotLoaded`: the names are still on media.
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
-        let (tree, names) = (self.tree()?, self.names()?);
+        let tree = self.tree()?;
+        let names = self.names()?;
         let mut sections: Vec<(u16, u64, Content)> = Vec::new();
         if !self.typed.all().is_empty() || !self.field_types().is_empty() {
             let (bytes, head_len) = self.typed.encode(self.field_types());
@@ -417,10 +425,12 @@ impl Content {
 impl SnapshotWriter {
     fn new(directory: &Directory, contents: Vec<(u16, u64, Content)>) -> SnapshotWriter {
         let mut len = SNAPSHOT_HEAD_BYTES as u64;
-        let (mut sections, mut pieces) = (Vec::new(), Vec::new());
+        let mut sections = Vec::new();
+        let mut pieces = Vec::new();
         for (kind, param, bytes) in contents {
             let alignment = section_alignment(directory.layout.version, kind);
-            let (offset, crc32c) = (len.next_multiple_of(alignment), bytes.crc32c());
+            let offset = len.next_multiple_of(alignment);
+            let crc32c = bytes.crc32c();
             sections.push(Section { kind, offset, len: bytes.len(), crc32c, param });
             len = offset + bytes.len();
             pieces.push((offset, bytes));
@@ -472,7 +482,8 @@ impl SnapshotWriter {
 /// The range of `out_len` bytes that lie at `offset` which a piece of `len` bytes at `at` fills, and where in the
 /// piece it begins.
 fn overlap(offset: u64, out_len: usize, at: u64, len: u64) -> Option<(Range<usize>, u64)> {
-    let (start, end) = (offset.max(at), (offset + out_len as u64).min(at + len));
+    let start = offset.max(at);
+    let end = (offset + out_len as u64).min(at + len);
     (start < end).then(|| ((start - offset) as usize..(end - offset) as usize, start - at))
 }
 
@@ -502,7 +513,8 @@ impl Source<'_> {
         let end = start.saturating_add(section.len);
         enough("section of a snapshot", end, self.bytes.len())?;
         let bytes = self.bytes.slice(start as usize..end as usize).expect("they are there");
-        let (expected, found) = (section.crc32c, crc32c(&bytes));
+        let expected = section.crc32c;
+        let found = crc32c(&bytes);
         if expected != found {
             return Err(FormatError::Checksum {
                 what: section_name(section.kind),
@@ -573,7 +585,9 @@ mod tests {
         directory.placements = vec![part(0, 3), part(3, 1)];
         directory.metadata =
             ImageMetadata { started_ns: vec![0, 0], ..ImageMetadata::default() }.into();
-        let (what, expected, found) = ("first slot of a part's first chunk", 3, 4);
+        let what = "first slot of a part's first chunk";
+        let expected = 3;
+        let found = 4;
         let refused = Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap_err();
         assert_eq!(refused, FormatError::Mismatch { what, expected, found });
     }
@@ -587,7 +601,8 @@ mod tests {
         builder.add_files(1, names.iter().map(|name| (name.as_bytes(), 1, None))).unwrap();
         let whole = builder.finish(Generation(1), 1).unwrap();
         let deleted = |id| whole.with_deleted(&[SampleId(id)], Generation(2), 2).unwrap();
-        let (seven, eight) = (deleted(7), deleted(8));
+        let seven = deleted(7);
+        let eight = deleted(8);
         Directory::from_snapshot(seven.to_snapshot().unwrap()).unwrap();
         let lying = Directory { deleted_slots: eight.deleted_slots, ..seven };
         let refused = Directory::from_snapshot(lying.to_snapshot().unwrap()).unwrap_err();

@@ -142,7 +142,8 @@ impl Tree {
         while step < keys.len() && keys[step - 1].get() <= key {
             step *= 2;
         }
-        let (start, end) = (step / 2, step.min(keys.len()));
+        let start = step / 2;
+        let end = step.min(keys.len());
         from + start + keys[start..end].partition_point(|found| found.get() <= key)
     }
 

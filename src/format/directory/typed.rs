@@ -155,7 +155,8 @@ impl Column {
         let numbers = |texts: &[String]| -> Vec<i64> {
             texts.iter().map(|text| number_of[&**text]).collect()
         };
-        let (old_numbers, new_numbers) = (numbers(old_texts), numbers(new_texts));
+        let old_numbers = numbers(old_texts);
+        let new_numbers = numbers(new_texts);
         let number = |numbers: &[i64], raw: i64| {
             let index = usize::try_from(raw).ok();
             index.and_then(|index| numbers.get(index)).copied().unwrap_or(NO_LABEL)
@@ -289,10 +290,12 @@ impl TypedColumns {
         enough(WHAT, head_len, bytes.len())?;
         let mut head = Cursor::new(WHAT, &bytes[..head_len as usize]);
         let count = at_most("number of typed columns", head.number()?, MAX_COLUMNS as u64)?;
-        let (mut columns, mut at) = (Vec::new(), head_len as usize);
+        let mut columns = Vec::new();
+        let mut at = head_len as usize;
         for _ in 0..count {
             let name = text(head.string()?)?;
-            let (number, width) = (head.number()?, head.number()?);
+            let number = head.number()?;
+            let width = head.number()?;
             let kind = ColumnType::from_number(number); // one of a later release is left out
             let mut texts = Vec::new();
             if kind == Some(ColumnType::Text) {

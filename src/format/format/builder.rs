@@ -53,7 +53,8 @@ pub struct FinishedChunk {
 
 impl ChunkSpec {
     pub(crate) fn part(&self) -> Part {
-        let (first, count) = (self.part_first, self.part_count);
+        let first = self.part_first;
+        let count = self.part_count;
         Part { first, count, seed: self.part_seed, window: self.part_window }
     }
 
@@ -106,7 +107,8 @@ impl ChunkBuilder {
     /// If `buf` does not have [`buf_len_bytes`](Self::buf_len_bytes).
     pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
         assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
-        let (layout, fields) = (spec.layout, encode_fields(&spec)?);
+        let layout = spec.layout;
+        let fields = encode_fields(&spec)?;
         check_columns(&spec.columns)?;
         Ok(ChunkBuilder {
             fill: Fill::new(layout, spec.fields_len(&fields), &spec.columns),
@@ -154,7 +156,8 @@ impl ChunkBuilder {
         meta.check()?;
         assert_eq!(self.fit(meta, len), Fit::Here, "asked before it is added");
         let sums = RecordSums::of(self.space(len));
-        let (start, data_at) = (self.fill.next_start(len), self.data_at());
+        let start = self.fill.next_start(len);
+        let data_at = self.data_at();
         self.buf[data_at + self.fill.end() as usize..data_at + start as usize].fill(0);
         let crc = sums.crc32c();
         self.put_entry(meta, len, crc, false);
@@ -197,7 +200,9 @@ impl ChunkBuilder {
     }
 
     fn encode_table(&mut self) -> &[u8] {
-        let (spec, table, fields) = (&self.spec, &self.table, &self.fields);
+        let spec = &self.spec;
+        let table = &self.table;
+        let fields = &self.fields;
         self.encoded.get_or_insert_with(|| {
             let mut encoded = fields.clone();
             let max_len = max_table_bytes(&spec.layout);
@@ -342,7 +347,8 @@ pub fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
         table.extend_from_slice(&(name.len() as u16).to_le_bytes());
         table.extend_from_slice(name);
     }
-    let (len, limit) = (spec.fields_len(&table) as u64, MAX_FIELD_NAMES_BYTES as u64);
+    let len = spec.fields_len(&table) as u64;
+    let limit = MAX_FIELD_NAMES_BYTES as u64;
     at_most("length of all field names and types", len, limit)?;
     let types = spec.field_types.num_fields();
     let expected = if types == 0 { 0 } else { spec.fields.len() };
@@ -371,8 +377,12 @@ mod tests {
         version: FormatVersion,
         fields: Vec<Vec<u8>>,
     ) -> Result<ChunkBuilder, FormatError> {
-        let (layout, generation) = (layout(version, 64 << 10), Generation(1));
-        let (part_first, part_seed, part_window, part_count) = (0, 0, 0, 0);
+        let layout = layout(version, 64 << 10);
+        let generation = Generation(1);
+        let part_first = 0;
+        let part_seed = 0;
+        let part_window = 0;
+        let part_count = 0;
         let spec = ChunkSpec {
             layout,
             generation,

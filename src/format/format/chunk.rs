@@ -148,7 +148,8 @@ impl ChunkHead {
         if raw.magic != MAGIC {
             return Err(FormatError::Magic { what: "chunk" });
         }
-        let (expected, found) = (raw.head_crc.get(), crc32c(&bytes[..HEAD_BYTES - 4]));
+        let expected = raw.head_crc.get();
+        let found = crc32c(&bytes[..HEAD_BYTES - 4]);
         if expected != found {
             return Err(FormatError::Checksum { what: "chunk head", expected, found });
         }
@@ -186,7 +187,8 @@ impl ChunkHead {
         namespace: u16,
         cell: u64,
     ) -> Result<(), FormatError> {
-        let (expected, found) = (layout.uuid, self.layout.uuid);
+        let expected = layout.uuid;
+        let found = self.layout.uuid;
         if expected != found {
             return Err(FormatError::OtherImage { what: "chunk", expected, found });
         }
@@ -236,14 +238,17 @@ impl ChunkHead {
 impl RawHead {
     /// Checks everything that the head alone determines, so that later arithmetic stays in bounds.
     fn decode(&self, version: FormatVersion) -> Result<ChunkHead, FormatError> {
-        let (uuid, chunk_size) = (Uuid(self.uuid), self.chunk_size.get());
-        let (pack, namespaces) = (Pack::from_byte(self.pack)?, self.num_namespaces.get());
+        let uuid = Uuid(self.uuid);
+        let chunk_size = self.chunk_size.get();
+        let pack = Pack::from_byte(self.pack)?;
+        let namespaces = self.num_namespaces.get();
         let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
         let kind = match self.kind {
             KIND_SAMPLES => ChunkKind::Samples,
             KIND_RECORD => ChunkKind::Record,
             other => {
-                let (what, value) = ("kind of a chunk", u64::from(other));
+                let what = "kind of a chunk";
+                let value = u64::from(other);
                 return Err(FormatError::OutOfRange { what, value, limit: 2 });
             }
         };
@@ -347,7 +352,8 @@ impl ChunkHeader {
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Samples {
-            let (what, value) = ("kind of a chunk of samples", u64::from(KIND_RECORD));
+            let what = "kind of a chunk of samples";
+            let value = u64::from(KIND_RECORD);
             return Err(FormatError::OutOfRange { what, value, limit: u64::from(KIND_SAMPLES) });
         }
         ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
@@ -366,7 +372,9 @@ impl ChunkHeader {
             enough("field name", 2 + len as u64, rest.len())?;
             at += 2 + len;
         }
-        let (first, seed, window) = (head.part_first, head.part_seed, head.part_window);
+        let first = head.part_first;
+        let seed = head.part_seed;
+        let window = head.part_window;
         let about = TableHead {
             layout: head.layout,
             num_samples: head.num_samples,
@@ -407,8 +415,10 @@ impl ChunkHeader {
 
     /// Its samples, in the order of slots.
     pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
-        let (pack, data_start) = (self.head.layout.pack, self.head.data_start());
-        let (mut end, mut pieces) = (0, &self.table.pieces[..]);
+        let pack = self.head.layout.pack;
+        let data_start = self.head.data_start();
+        let mut end = 0;
+        let mut pieces = &self.table.pieces[..];
         let rows = self.table.rows.iter().enumerate();
         (self.head.first_slot.0..).zip(rows).map(move |(slot, (index, row))| {
             let at = pack.next_start(end, row.len);
@@ -463,7 +473,8 @@ impl ChunkHeader {
 pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8], FormatError> {
     enough("chunk header", u64::from(head.header_len), bytes.len())?;
     let table = &bytes[HEAD_BYTES..head.header_len as usize];
-    let (expected, found) = (head.table_crc, crc32c(table));
+    let expected = head.table_crc;
+    let found = crc32c(table);
     if expected != found {
         return Err(FormatError::Checksum { what: "chunk table", expected, found });
     }

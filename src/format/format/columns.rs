@@ -332,7 +332,8 @@ impl ColumnTable {
         for spec in columns {
             match self.columns.iter().find(|own| own.spec.name == spec.name) {
                 Some(own) => {
-                    let (expected, found) = (own.spec.kind.number(), spec.kind.number());
+                    let expected = own.spec.kind.number();
+                    let found = spec.kind.number();
                     equal("type of a typed column", expected, found)?;
                 }
                 None => {
@@ -387,11 +388,14 @@ impl ColumnTable {
     #[doc(hidden)]
     pub fn decode(bytes: &[u8], num_rows: usize) -> Result<ColumnTable, FormatError> {
         let mut from = Cursor::new(WHAT, bytes);
-        let (count, mut columns) = (from.count(3)?, Vec::new());
+        let count = from.count(3)?;
+        let mut columns = Vec::new();
         at_most("number of typed columns", count as u64, MAX_COLUMNS as u64)?;
         let mut names = Vec::new();
         for _ in 0..count {
-            let (name, kind, values) = (from.string()?, from.number()?, from.string()?);
+            let name = from.string()?;
+            let kind = from.number()?;
+            let values = from.string()?;
             let name = text(name)?;
             names.push(ColumnSpec { name: name.to_owned(), kind: ColumnType::Int });
             if let Some(kind) = ColumnType::from_number(kind) {
@@ -462,7 +466,8 @@ impl TableColumn {
     }
 
     fn decode(spec: ColumnSpec, bytes: &[u8], num_rows: usize) -> Result<TableColumn, FormatError> {
-        let (mut from, mut column) = (Cursor::new(WHAT, bytes), TableColumn::new(spec));
+        let mut from = Cursor::new(WHAT, bytes);
+        let mut column = TableColumn::new(spec);
         if column.spec.kind == ColumnType::Text {
             for _ in 0..from.count(1)? {
                 let bytes = from.string()?;
@@ -661,7 +666,8 @@ mod tests {
                 spec("int", ColumnType::Int), spec("float", ColumnType::Float),
                 spec("f32", ColumnType::Float32), spec("bool", ColumnType::Bool), spec("str", ColumnType::Text),
             ];
-            let (mut table, mut bound) = (ColumnTable::new(&columns), ColumnBound::new(&columns));
+            let mut table = ColumnTable::new(&columns);
+            let mut bound = ColumnBound::new(&columns);
             let mut limit = 0;
             for (int, float, bit, text) in &rows {
                 table.push(|column| match column.kind {

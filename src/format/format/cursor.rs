@@ -42,7 +42,8 @@ impl<'a> Cursor<'a> {
     }
 
     fn long_number(&mut self) -> Result<u64, FormatError> {
-        let (mut value, mut shift) = (0u64, 0);
+        let mut value = 0u64;
+        let mut shift = 0;
         loop {
             let Some((&byte, rest)) = self.rest.split_first() else {
                 return Err(FormatError::Truncated { what: self.what, expected: 1, found: 0 });
@@ -51,7 +52,8 @@ impl<'a> Cursor<'a> {
             let bits = u64::from(byte & 0x7f);
             let bad = (shift == 63 && bits > 1) || (byte == 0 && shift > 0);
             if shift > 63 || bad {
-                let (value, limit) = (bits, u64::MAX);
+                let value = bits;
+                let limit = u64::MAX;
                 return Err(FormatError::OutOfRange { what: self.what, value, limit });
             }
             value |= bits << shift;

@@ -39,7 +39,8 @@ pub struct DraftLen {
 impl DraftLen {
     /// The lengths of a chunk that is built.
     pub fn of(header: &ChunkHeader) -> DraftLen {
-        let (mut aligned, mut record_bytes) = (0, 0);
+        let mut aligned = 0;
+        let mut record_bytes = 0;
         for sample in header.samples() {
             let len = sample.len_bytes;
             aligned = Pack::Aligned.next_start(aligned, len) + u64::from(len);
@@ -96,7 +97,8 @@ impl<'a> ChunkDraft<'a> {
     pub fn finish(&mut self) -> DraftLen {
         self.encoded.clear();
         self.encoded.extend_from_slice(&self.fields);
-        let (spec, max_len) = (self.spec, max_table_bytes(&self.spec.layout));
+        let spec = self.spec;
+        let max_len = max_table_bytes(&self.spec.layout);
         self.table.encode(spec.layout.version, &spec.part(), max_len, &mut self.encoded);
         let len = DraftLen {
             header_bytes: (HEAD_BYTES + self.encoded.len()) as u64,

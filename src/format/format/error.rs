@@ -134,12 +134,13 @@ impl From<FormatError> for Error {
         };
         let is_full = kind == ErrorKind::NoSpace;
         let error = Error::new(kind, message).source(error);
-        match is_full {
-            true => error.hint(
+        if is_full {
+            error.hint(
                 "make the file or device longer; or delete samples and purge, which gives their bytes back \
                  two generations later",
-            ),
-            false => error,
+            )
+        } else {
+            error
         }
     }
 }

@@ -142,13 +142,12 @@ impl FieldType {
 
     /// The shape of a field of `len` bytes; `None`: no such field has this length.
     pub fn shape_of(&self, len: u64) -> Option<Vec<u64>> {
-        let (each, dims) =
-            (u64::from(self.each_bytes()), self.dims.iter().map(|dim| (*dim).into()));
-        match self.is_free {
-            true => {
-                len.is_multiple_of(each).then(|| std::iter::once(len / each).chain(dims).collect())
-            }
-            false => (len == each).then(|| dims.collect()),
+        let each = u64::from(self.each_bytes());
+        let dims = self.dims.iter().map(|dim| (*dim).into());
+        if self.is_free {
+            len.is_multiple_of(each).then(|| std::iter::once(len / each).chain(dims).collect())
+        } else {
+            (len == each).then(|| dims.collect())
         }
     }
 
@@ -265,7 +264,8 @@ impl FromStr for FieldType {
         let element = Element::named(name).ok_or_else(|| {
             format!("{name:?} is no element type: {}", Element::ALL.map(Element::name).join(", "))
         })?;
-        let (mut is_free, mut dims) = (false, Vec::new());
+        let mut is_free = false;
+        let mut dims = Vec::new();
         for (at, dim) in shape.iter().flat_map(|shape| shape.split(',')).enumerate() {
             match dim.trim() {
                 "*" if at == 0 => is_free = true,
@@ -300,10 +300,7 @@ pub struct FieldTypes(Vec<Option<FieldType>>);
 impl FieldTypes {
     /// These types, one for each field.
     pub fn new(types: Vec<Option<FieldType>>) -> FieldTypes {
-        match types.iter().all(Option::is_none) {
-            true => FieldTypes::default(),
-            false => FieldTypes(types),
-        }
+        if types.iter().all(Option::is_none) { FieldTypes::default() } else { FieldTypes(types) }
     }
 
     /// Returns whether no field has a type.

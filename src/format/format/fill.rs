@@ -77,7 +77,8 @@ impl TableLen {
 impl Fill {
     /// An empty chunk whose table has `fields_len` bytes of names and types of the fields, and these typed columns.
     pub fn new(layout: ImageLayout, fields_len: usize, typed: &[ColumnSpec]) -> Fill {
-        let (fixed, table) = (HEAD_BYTES + fields_len, TableLen::new(layout.version, typed));
+        let fixed = HEAD_BYTES + fields_len;
+        let table = TableLen::new(layout.version, typed);
         Fill { layout, fixed, num_samples: 0, empty: table.clone(), table, end: 0 }
     }
 

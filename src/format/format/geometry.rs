@@ -167,7 +167,8 @@ impl ImageLayout {
 /// An error unless `bytes` is a valid chunk size.
 pub(crate) fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
-        let (what, limit) = ("chunk size", u64::from(MIN_CHUNK_BYTES));
+        let what = "chunk size";
+        let limit = u64::from(MIN_CHUNK_BYTES);
         return Err(FormatError::OutOfRange { what, value: u64::from(bytes), limit });
     }
     at_most("chunk size", u64::from(bytes), u64::from(MAX_CHUNK_BYTES))?;
@@ -182,7 +183,8 @@ pub fn check_layout(
     found: &ImageLayout,
 ) -> Result<(), FormatError> {
     if expected.uuid != found.uuid {
-        let (expected, found) = (expected.uuid, found.uuid);
+        let expected = expected.uuid;
+        let found = found.uuid;
         return Err(FormatError::OtherImage { what, expected, found });
     }
     let numbers = |layout: &ImageLayout| {
@@ -205,7 +207,8 @@ pub fn check_layout(
 /// An error unless `generation` is a valid committed one, which leaves room for a next one.
 #[doc(hidden)]
 pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
-    let (what, limit) = ("generation", MAX_GENERATION);
+    let what = "generation";
+    let limit = MAX_GENERATION;
     match generation {
         1..=MAX_GENERATION => Ok(Generation(generation)),
         value => Err(FormatError::OutOfRange { what, value, limit }),

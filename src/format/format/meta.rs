@@ -33,7 +33,9 @@ impl SampleMeta<'_> {
 #[doc(hidden)]
 pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
     if label == Some(i64::MIN) {
-        let (what, value, limit) = ("label", i64::MIN as u64, i64::MAX as u64);
+        let what = "label";
+        let value = i64::MIN as u64;
+        let limit = i64::MAX as u64;
         return Err(FormatError::OutOfRange { what, value, limit });
     }
     Ok(())

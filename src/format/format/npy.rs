@@ -132,7 +132,9 @@ struct Text<'a> {
 
 impl Text<'_> {
     fn header(mut self, len_bytes: u64) -> Result<NpyHeader, String> {
-        let (mut descr, mut is_fortran, mut shape) = (None, None, None);
+        let mut descr = None;
+        let mut is_fortran = None;
+        let mut shape = None;
         self.expect(b'{')?;
         while !self.takes(b'}') {
             let key = self.string()?;

@@ -184,7 +184,8 @@ mod tests {
 
     fn groups() -> (Vec<u8>, Vec<Origin>) {
         let md5 = "\"0123456789abcdef0123456789abcdef\"";
-        let (mut bytes, mut all) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
+        let mut all = Vec::new();
         for generation in [1, 7] {
             let mut group = OriginsBuilder::default();
             for (address, len_bytes, etag) in [
@@ -195,7 +196,8 @@ mod tests {
                 ("gs://ü", 7, Some("W/\"x\"")),
             ] {
                 group.push(address, len_bytes, etag);
-                let (generation, address) = (Generation(generation), address.to_owned());
+                let generation = Generation(generation);
+                let address = address.to_owned();
                 let etag = etag.map(str::to_owned);
                 all.push(Origin { generation, address, len_bytes, etag });
             }

@@ -52,7 +52,8 @@ impl Pack {
             0 => Ok(Pack::Aligned),
             1 => Ok(Pack::Tight),
             _ => {
-                let (what, value) = ("pack mode", u64::from(byte));
+                let what = "pack mode";
+                let value = u64::from(byte);
                 Err(FormatError::OutOfRange { what, value, limit: 1 })
             }
         }

@@ -126,7 +126,9 @@ mod tests {
             cuts in prop::collection::vec(1usize..400_000, 1..5), seed in any::<u8>(),
         ) {
             let record: Vec<u8> = (0..len).map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ seed).collect();
-            let (mut sums, mut rest, mut cuts) = (RecordSums::default(), &record[..], cuts.iter().cycle());
+            let mut sums = RecordSums::default();
+            let mut rest = &record[..];
+            let mut cuts = cuts.iter().cycle();
             while !rest.is_empty() {
                 let (now, after) = rest.split_at(rest.len().min(*cuts.next().unwrap()));
                 sums.push(now);

@@ -147,7 +147,9 @@ pub(crate) fn put_parts(out: &mut Vec<u8>, parts: &[Part], started_ns: &[u64]) {
 
 /// Reads parts that are contiguous from id 0 on, and the start time of each.
 pub(crate) fn read_parts(cursor: &mut Cursor<'_>) -> Result<(Vec<Part>, Vec<u64>), FormatError> {
-    let (mut parts, mut started_ns, mut end) = (Vec::new(), Vec::new(), 0);
+    let mut parts = Vec::new();
+    let mut started_ns = Vec::new();
+    let mut end = 0;
     for _ in 0..cursor.count(5)? {
         let mut next = || cursor.number();
         let part = Part { first: next()?, count: next()?, seed: next()?, window: next()? };
@@ -189,7 +191,8 @@ pub(crate) fn read_cell_ranges(
     for _ in 0..cursor.count(3)? {
         let last = u64::from(layout.num_namespaces) - 1;
         let namespace = at_most("namespace of a freed range", cursor.number()?, last)? as u16;
-        let (cell, cells) = (cursor.number()?, cursor.number()?);
+        let cell = cursor.number()?;
+        let cells = cursor.number()?;
         layout.offset_of(cell.saturating_add(cells))?;
         ranges.push(CellRange { namespace, cell, cells });
     }
@@ -197,9 +200,11 @@ pub(crate) fn read_cell_ranges(
 }
 
 fn read_deleted(cursor: &mut Cursor<'_>) -> Result<Vec<(u64, u64)>, FormatError> {
-    let (mut ranges, mut at) = (Vec::new(), 0u64);
+    let mut ranges = Vec::new();
+    let mut at = 0u64;
     for _ in 0..cursor.count(2)? {
-        let (gap, len) = (cursor.number()?, cursor.number()?);
+        let gap = cursor.number()?;
+        let len = cursor.number()?;
         let first = at_most("deleted id", at.saturating_add(gap), MAX_SAMPLES)?;
         at = at_most("deleted id", first.saturating_add(len), MAX_SAMPLES)?;
         ranges.push((first, len));
@@ -235,7 +240,8 @@ mod tests {
     }
 
     fn origins() -> Vec<u8> {
-        let (mut group, mut bytes) = (OriginsBuilder::default(), Vec::new());
+        let mut group = OriginsBuilder::default();
+        let mut bytes = Vec::new();
         group.push("s3://bucket/key", 5, Some("tag"));
         group.encode(Generation(3), &mut bytes);
         bytes

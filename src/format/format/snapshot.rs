@@ -218,7 +218,8 @@ impl SnapshotHead {
         if raw.magic != MAGIC {
             return Err(FormatError::Magic { what: "snapshot" });
         }
-        let (expected, found) = (raw.crc.get(), crc32c(&bytes[..SNAPSHOT_HEAD_BYTES - 4]));
+        let expected = raw.crc.get();
+        let found = crc32c(&bytes[..SNAPSHOT_HEAD_BYTES - 4]);
         if expected != found {
             return Err(FormatError::Checksum { what: "snapshot head", expected, found });
         }
@@ -272,7 +273,8 @@ impl SnapshotHead {
     /// The ranges that reading by id needs: all up to the names, without the blocks of 4,096 bytes that hold only the
     /// lookup tree. The second range is empty where the first has all.
     pub fn ranges_by_id(&self) -> [Range<u64>; 2] {
-        let (tree, end) = (self.tree_range(), self.core_len());
+        let tree = self.tree_range();
+        let end = self.core_len();
         let start = tree.start.next_multiple_of(BLOCK_BYTES);
         let resume = (tree.end.min(end) / BLOCK_BYTES * BLOCK_BYTES).max(start.min(end));
         [0..start.min(end), resume..end]
@@ -282,7 +284,8 @@ impl SnapshotHead {
 impl RawSnapshotHead {
     fn decode(&self, version: FormatVersion) -> Result<SnapshotHead, FormatError> {
         let pack = Pack::from_byte(self.pack)?;
-        let (uuid, namespaces) = (Uuid(self.uuid), self.num_namespaces.get());
+        let uuid = Uuid(self.uuid);
+        let namespaces = self.num_namespaces.get();
         let chunk_size = self.chunk_size.get();
         let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
         let len_bytes = at_most("length of a snapshot", self.len.get(), MAX_NAMESPACE_BYTES)?;
@@ -314,9 +317,13 @@ impl RawSnapshotHead {
     ) -> Result<Vec<Section>, FormatError> {
         let count = u64::from(self.num_sections.get());
         at_most("sections of a snapshot", count, MAX_SECTIONS as u64)?;
-        let (mut sections, mut end, mut last_kind) = (Vec::new(), 0, 0);
+        let mut sections = Vec::new();
+        let mut end = 0;
+        let mut last_kind = 0;
         for raw in &self.sections[..count as usize] {
-            let (kind, offset, len) = (raw.kind.get(), raw.offset.get(), raw.len.get());
+            let kind = raw.kind.get();
+            let offset = raw.offset.get();
+            let len = raw.len.get();
             let alignment = section_alignment(version, kind);
             at_most("offset of a section within its alignment", offset % alignment, 0)?;
             at_most("end of the section before", end, offset)?;
@@ -333,7 +340,8 @@ impl RawSnapshotHead {
                 )?;
                 continue;
             }
-            let (crc32c, param) = (raw.crc.get(), raw.param.get());
+            let crc32c = raw.crc.get();
+            let param = raw.param.get();
             sections.push(Section { kind, offset, len, crc32c, param });
         }
         Ok(sections)

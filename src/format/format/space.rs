@@ -149,7 +149,8 @@ impl Cells {
         if cells == 0 {
             return;
         }
-        let (mut start, mut end) = (cell, cell.saturating_add(cells));
+        let mut start = cell;
+        let mut end = cell.saturating_add(cells);
         if let Some((&before, &before_end)) = self.used.range(..=start).next_back()
             && before_end >= start
         {
@@ -196,7 +197,8 @@ pub fn without(
     kept.sort_unstable();
     let mut rest = Vec::new();
     for range in old {
-        let (namespace, end) = (range.namespace, range.cell + range.cells);
+        let namespace = range.namespace;
+        let end = range.cell + range.cells;
         let mut at = range.cell;
         // The ranges of a generation do not overlap, so at most the last one before may reach in here.
         let from = kept.partition_point(|kept| (kept.namespace, kept.cell) <= (namespace, at));

@@ -175,7 +175,8 @@ impl Superblock {
         }
         enough("superblock", SUPERBLOCK_BYTES as u64, bytes.len())?;
         let (raw, _) = RawSuperblock::read_from_prefix(bytes).expect("4,096 bytes are there");
-        let (expected, found) = (raw.crc.get(), crc32c(&bytes[..SUPERBLOCK_BYTES - 4]));
+        let expected = raw.crc.get();
+        let found = crc32c(&bytes[..SUPERBLOCK_BYTES - 4]);
         if expected != found {
             return Err(FormatError::Checksum { what: "superblock", expected, found });
         }
@@ -217,7 +218,8 @@ impl RawSuperblock {
         at_most("index of a namespace", u64::from(self.namespace.get()), last)?;
         at_most("namespace of the snapshot", u64::from(self.snapshot_namespace.get()), last)?;
         at_most("length of a namespace", self.used_len.get(), MAX_NAMESPACE_BYTES)?;
-        let (offset, len) = (self.snapshot_offset.get(), self.snapshot_len.get());
+        let offset = self.snapshot_offset.get();
+        let len = self.snapshot_len.get();
         at_most("offset of the snapshot within its cell", offset % layout.cell_bytes(), 0)?;
         at_most("length of the snapshot", len, MAX_NAMESPACE_BYTES)?;
         at_most("offset of the snapshot", offset, MAX_NAMESPACE_BYTES - len)?;
@@ -317,7 +319,8 @@ mod tests {
             num_live: 1000 - generation,
             features_to_write: 0,
         };
-        let (old, new) = (of_generation(2), of_generation(4));
+        let old = of_generation(2);
+        let new = of_generation(4);
         let blocks = [[0; SUPERBLOCK_BYTES], old.encode(), new.encode()];
         for (before, was) in [(blocks[0], None), (blocks[1], Some(old))] {
             for subset in 0..1u32 << 8 {

@@ -31,12 +31,13 @@ pub struct BadCopy {
 impl BadCopy {
     /// Advice for a user who reads generation `opened`: what this copy means for the image, and what to do.
     pub fn advice(&self, opened: Generation) -> String {
-        match self.may_be_newer {
-            true => format!(
+        if self.may_be_newer {
+            format!(
                 "generation {opened} is used, and a newer one may be lost: {self}; `dlfs rebuild` \
                  looks for it and mends the copy"
-            ),
-            false => format!("{self}; the image does without, `dlfs rebuild` mends it"),
+            )
+        } else {
+            format!("{self}; the image does without, `dlfs rebuild` mends it")
         }
     }
 }
@@ -122,7 +123,8 @@ fn parse_copy(bytes: &[u8], at: usize) -> Result<Superblock, FormatError> {
     let superblock = Superblock::parse(bytes)?;
     // A copy with the wrong parity is a misdirected write: the next commit would not replace it.
     if copy_index(superblock.generation) != at {
-        let (what, found) = ("offset of a superblock copy", COPY_OFFSETS[at]);
+        let what = "offset of a superblock copy";
+        let found = COPY_OFFSETS[at];
         let expected = copy_offset(superblock.generation);
         return Err(FormatError::Mismatch { what, expected, found });
     }
@@ -140,7 +142,8 @@ pub(super) fn bad_copies(
     order: &[usize],
     zero: &Superblock,
 ) -> Vec<BadCopy> {
-    let (own, other) = (copy_index(zero.generation), 1 - copy_index(zero.generation));
+    let own = copy_index(zero.generation);
+    let other = 1 - copy_index(zero.generation);
     // The first generation has no other copy; a rebuild may have declared the other copy void.
     let other_is_void =
         zero.generation == Generation(1) || zero.optional_features & OTHER_COPY_VOID != 0;

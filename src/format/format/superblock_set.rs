@@ -180,7 +180,8 @@ impl From<SuperblockSetError> for Error {
 pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, SuperblockSetError> {
     let order = put_in_order(given)?;
     let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
-    let (superblocks, unfinished) = (Vec::new(), false);
+    let superblocks = Vec::new();
+    let unfinished = false;
     let bad_copies = crate::format::superblock_copies::bad_copies(given, &order, zero);
     let mut opened = SuperblockSet { superblocks, given: order, unfinished, bad_copies };
     for &index in &opened.given {
@@ -191,7 +192,8 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, Su
             Some(superblock) => superblock,
             None if given[index].is_bad_at(zero.generation) => &stand_in,
             None => {
-                let (expected, found) = (zero.generation, newest.generation);
+                let expected = zero.generation;
+                let found = newest.generation;
                 return Err(SuperblockSetError::MixedGenerations { namespace, expected, found });
             }
         };
@@ -226,7 +228,8 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>, SuperblockSetE
     let num_namespaces = first.layout.num_namespaces;
     let mut order = vec![None; usize::from(num_namespaces)];
     for (index, superblock) in newest.iter().enumerate() {
-        let (expected, found) = (first.layout.uuid, superblock.layout.uuid);
+        let expected = first.layout.uuid;
+        let found = superblock.layout.uuid;
         if expected != found {
             return Err(SuperblockSetError::OtherImage { given: index, expected, found });
         }

@@ -125,7 +125,8 @@ pub(crate) struct Table {
 impl Table {
     /// A table without samples.
     pub(crate) fn new(typed: &[ColumnSpec], field_types: &FieldTypes) -> Table {
-        let (typed, field_types) = (ColumnTable::new(typed), field_types.clone());
+        let typed = ColumnTable::new(typed);
+        let field_types = field_types.clone();
         Table { typed, field_types, ..Table::default() }
     }
 
@@ -236,7 +237,8 @@ impl Table {
         enough("entries of a chunk", needed as u64, bytes.len())?;
         let (entries, names) = bytes.split_at(needed);
         let entries = <[RawEntry]>::ref_from_bytes(entries).expect("whole unaligned entries");
-        let (mut rows, mut name_at) = (Vec::with_capacity(entries.len()), 0);
+        let mut rows = Vec::with_capacity(entries.len());
+        let mut name_at = 0;
         for entry in entries {
             let flags = entry.flags.get();
             at_most("flags of a sample", u64::from(flags), 3)?;
@@ -311,7 +313,8 @@ impl Table {
 
     /// The columns of the typed columns and of the types of the fields, where there are any.
     fn encode_typed(&self) -> Vec<u8> {
-        let (mut out, mut column) = (Vec::new(), Vec::new());
+        let mut out = Vec::new();
+        let mut column = Vec::new();
         if !self.typed.is_empty() {
             self.typed.encode(&mut column);
             put_number(&mut out, kind::TYPED);
@@ -348,9 +351,10 @@ impl Table {
         let name = |index: u16| self.name(&self.rows[usize::from(index)]);
         let mut sorted = by_id.clone();
         sorted.sort_by(|&a, &b| compare(name(a), name(b)));
-        match self.unshared(&sorted) + sorted.len() * 2 < unshared_by_id {
-            true => (sorted, false),
-            false => (by_id, true),
+        if self.unshared(&sorted) + sorted.len() * 2 < unshared_by_id {
+            (sorted, false)
+        } else {
+            (by_id, true)
         }
     }
 
@@ -465,10 +469,15 @@ struct Columns<'a> {
 
 impl<'a> Columns<'a> {
     fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
-        let (mut cursor, mut found) = (Cursor::new("columns of a chunk", bytes), [None; _]);
-        let (mut next, mut pieces, mut typed, mut field_types) = (1, None, None, None);
+        let mut cursor = Cursor::new("columns of a chunk", bytes);
+        let mut found = [None; _];
+        let mut next = 1;
+        let mut pieces = None;
+        let mut typed = None;
+        let mut field_types = None;
         while cursor.len() > 0 {
-            let (kind, column) = (cursor.number()?, cursor.string()?);
+            let kind = cursor.number()?;
+            let column = cursor.string()?;
             at_most("kind of the column before", next, kind)?;
             next = kind.saturating_add(1);
             match usize::try_from(kind).ok().and_then(|kind| found.get_mut(kind)) {
@@ -478,7 +487,8 @@ impl<'a> Columns<'a> {
                 None if kind == kind::FIELD_TYPES => field_types = Some(column),
                 None if kind >= kind::MAY_BE_IGNORED => {}
                 None => {
-                    let (what, limit) = ("kind of a column", KNOWN_KINDS as u64 - 1);
+                    let what = "kind of a column";
+                    let limit = KNOWN_KINDS as u64 - 1;
                     return Err(FormatError::OutOfRange { what, value: kind, limit });
                 }
             }
@@ -669,7 +679,8 @@ mod tests {
                 false,
             );
         }
-        let (mut columns, mut names) = (Vec::new(), Vec::new());
+        let mut columns = Vec::new();
+        let mut names = Vec::new();
         table.encode_columns(&part, &mut columns);
         let (order, is_of_ids) = table.name_order();
         assert!(is_of_ids);
@@ -689,8 +700,10 @@ mod tests {
             let count = samples.len() as u64;
             let part = Part { first, count, seed: 9, window };
             let placement = Placement::new(part);
-            let (mut table, mut bound, mut limit, mut end) =
-                (Table::default(), Bound::default(), 0, 0);
+            let mut table = Table::default();
+            let mut bound = Bound::default();
+            let mut limit = 0;
+            let mut end = 0;
             for (slot, (name, label, len, purged)) in (first..).zip(&samples) {
                 let label = label.filter(|label| *label != i64::MIN && !purged);
                 let (len, crc) = if *purged { (0, 0) } else { (*len, 77 * u32::from(*len > 0)) };
@@ -718,7 +731,8 @@ mod tests {
     fn head(part: &Part, num_samples: u16) -> TableHead {
         use crate::format::{Pack, Uuid};
         let layout = ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Tight, 1).unwrap();
-        let (first_slot, part) = (Slot(part.first), Part { count: 0, ..*part });
+        let first_slot = Slot(part.first);
+        let part = Part { count: 0, ..*part };
         TableHead { layout, num_samples, num_fields: 0, first_slot, data_len: 0, part }
     }
 

@@ -103,7 +103,8 @@ impl<M> Epochs<M> {
 
     /// Adds a file to the epoch; whether it is new there.
     fn see(&mut self, file: u64) -> bool {
-        let (word, bit) = ((file / 64) as usize, 1 << (file % 64));
+        let word = (file / 64) as usize;
+        let bit = 1 << (file % 64);
         if word >= self.seen.len() {
             self.seen.resize(word + 1, 0);
         }

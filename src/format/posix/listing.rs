@@ -76,9 +76,10 @@ impl FileTree {
             let component = &within[..slash];
             let path = &name[..prefix.len() + slash];
             // A position of someone else's making may lie within a subfolder.
-            let rank = match std::mem::take(&mut is_first) {
-                true => directory.rank_by_name(0, &name[..prefix.len() + slash + 1])?,
-                false => position.rank,
+            let rank = if std::mem::take(&mut is_first) {
+                directory.rank_by_name(0, &name[..prefix.len() + slash + 1])?
+            } else {
+                position.rank
             };
             let past = self.past(position.rank, path)?;
             let is_there = is_component(component)
@@ -111,9 +112,10 @@ impl FileTree {
                 name.push(b'.');
                 name.extend_from_slice(&in_file_name(field));
             }
-            *position = match number + 1 < self.num_fields() {
-                true => Position { rank: position.rank, field: number + 1 },
-                false => Position { rank: position.rank + 1, field: 0 },
+            *position = if number + 1 < self.num_fields() {
+                Position { rank: position.rank, field: number + 1 }
+            } else {
+                Position { rank: position.rank + 1, field: 0 }
             };
             let file = File { id, field: number as u16 };
             // Not if a newer sample has this name.

@@ -151,7 +151,8 @@ impl FileTree {
             return (depth > 0 && self.prefix(folder).is_ok()).then_some(Node::Folder(folder));
         }
         let number = inode.checked_sub(FILES)?;
-        let (id, field) = (number / self.num_fields(), number % self.num_fields());
+        let id = number / self.num_fields();
+        let field = number % self.num_fields();
         let file = File { id: SampleId(id), field: field as u16 };
         self.directory.is_live(file.id).then_some(Node::File(file))
     }

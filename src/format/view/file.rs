@@ -85,12 +85,14 @@ impl ViewFile {
             if views[..at].iter().any(|other| other.name == named.name) {
                 return Err(ViewError::Name(format!("two views are called {}", named.name)));
             }
-            let (one, other) = (&first.view, &named.view);
+            let one = &first.view;
+            let other = &named.view;
             if one.image != other.image {
                 return Err(ViewError::Image { view: other.image, open: one.image });
             }
             if one.generation != other.generation || one.ids.limit() != other.ids.limit() {
-                let (view, open) = (other.generation, one.generation);
+                let view = other.generation;
+                let open = one.generation;
                 return Err(ViewError::Generation { view, open });
             }
         }
@@ -165,7 +167,8 @@ impl ViewFile {
     /// `File`: it is damaged, no file of views, or of a later version. `Image`, `Generation`: its views are of
     /// another one.
     pub fn from_bytes(bytes: &[u8], directory: &Directory) -> Result<ViewFile, ViewError> {
-        let (image, generation) = (directory.uuid(), directory.generation());
+        let image = directory.uuid();
+        let generation = directory.generation();
         ViewFile::read(bytes, (image, generation, directory.num_samples()))
     }
 
@@ -175,7 +178,8 @@ impl ViewFile {
         let header = header(bytes)?;
         let body = &bytes[VIEW_HEADER_BYTES..];
         if body.len() as u64 != header.body_len.get() {
-            let (expected, found) = (header.body_len.get(), body.len() as u64);
+            let expected = header.body_len.get();
+            let found = body.len() as u64;
             return Err(FormatError::Truncated { what: WHAT, expected, found }.into());
         }
         let found = crc32c_append(crc32c(&bytes[..CRC_OFFSET]), body);
@@ -184,7 +188,8 @@ impl ViewFile {
             return Err(FormatError::Checksum { what: WHAT, expected, found }.into());
         }
         let num_samples = header.num_samples.get();
-        let (image, generation) = (Uuid(header.uuid), Generation(header.generation.get()));
+        let image = Uuid(header.uuid);
+        let generation = Generation(header.generation.get());
         if image != open.0 {
             return Err(ViewError::Image { view: image, open: open.0 });
         }
@@ -197,7 +202,8 @@ impl ViewFile {
         let mut cursor = Cursor::new(WHAT, body);
         let mut views = Vec::new();
         for _ in 0..header.num_views.get() {
-            let (name, made) = (text(&mut cursor)?, text(&mut cursor)?);
+            let name = text(&mut cursor)?;
+            let made = text(&mut cursor)?;
             let splits = cursor.number()?;
             let splits = u32::try_from(splits)
                 .map_err(|_| out_of_range("splits of a view", splits, u32::MAX.into()))?;
@@ -214,14 +220,16 @@ impl ViewFile {
 
 fn header(bytes: &[u8]) -> Result<ViewHeader, ViewError> {
     let Ok((header, _)) = ViewHeader::read_from_prefix(bytes) else {
-        let (expected, found) = (VIEW_HEADER_BYTES as u64, bytes.len() as u64);
+        let expected = VIEW_HEADER_BYTES as u64;
+        let found = bytes.len() as u64;
         return Err(FormatError::Truncated { what: WHAT, expected, found }.into());
     };
     if header.magic != MAGIC {
         return Err(FormatError::Magic { what: WHAT }.into());
     }
     if header.version.get() != VERSION {
-        let (found, known) = (header.version.get(), VERSION);
+        let found = header.version.get();
+        let known = VERSION;
         return Err(FormatError::Version { what: WHAT, found, known }.into());
     }
     Ok(header)
@@ -237,7 +245,8 @@ fn text(cursor: &mut Cursor<'_>) -> Result<String, ViewError> {
 
 fn put_set(bytes: &mut Vec<u8>, ids: &IdSet) {
     let len = ids.limit().div_ceil(8) as usize;
-    let (mut packed, mut end) = (Vec::new(), 0);
+    let mut packed = Vec::new();
+    let mut end = 0;
     let ranges = ids.ranges();
     put_number(&mut packed, ranges.len() as u64);
     for range in ranges {
@@ -280,7 +289,8 @@ fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet, ViewErr
         }
         RANGES => {
             let num = cursor.count(2)?;
-            let (mut ranges, mut end) = (Vec::new(), 0u64);
+            let mut ranges = Vec::new();
+            let mut end = 0u64;
             for at in 0..num {
                 let skipped = cursor.number()?;
                 let len = cursor.number()?;

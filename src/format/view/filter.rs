@@ -148,9 +148,10 @@ impl Rows<'_> {
                 },
                 Column::Typed(at) => {
                     let column = &directory.columns()[*at];
-                    match column.kind().is_float() {
-                        true => keep(first, block, |id| ranges.has(column.float(id).map(order_of))),
-                        false => keep(first, block, |id| ranges.has(column.int(id))),
+                    if column.kind().is_float() {
+                        keep(first, block, |id| ranges.has(column.float(id).map(order_of)))
+                    } else {
+                        keep(first, block, |id| ranges.has(column.int(id)))
                     }
                 }
                 Column::Len => keep(first, block, |id| {
@@ -300,7 +301,8 @@ impl Binding<'_> {
             return self.classes_like(test, column);
         }
         let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
-        let (mut numbers, mut is_none) = (Vec::new(), false);
+        let mut numbers = Vec::new();
+        let mut is_none = false;
         for (value, at) in &test.values {
             match value {
                 Value::Number(number) => numbers.push(*number),
@@ -325,7 +327,8 @@ impl Binding<'_> {
 
     /// The values of a typed column, as numbers, for which `test` holds.
     fn typed_ranges(&self, test: &Test, column: &directory::Column) -> Result<Ranges, Problem> {
-        let (kind, texts) = (column.kind(), column.texts());
+        let kind = column.kind();
+        let texts = column.texts();
         if test.compare == Compare::Glob {
             let (glob, at) = self.glob(test)?;
             if kind != ColumnType::Text {
@@ -336,7 +339,8 @@ impl Binding<'_> {
             return Ok(Ranges::of(fits.map(|(number, _)| number), false));
         }
         let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
-        let (mut numbers, mut is_none) = (Vec::new(), false);
+        let mut numbers = Vec::new();
+        let mut is_none = false;
         for (value, at) in &test.values {
             let number = match (kind, value) {
                 (_, Value::None) if is_equal => {
@@ -386,9 +390,10 @@ impl Binding<'_> {
             };
             numbers.push(number);
         }
-        match is_equal {
-            true => Ok(Ranges::of(numbers, is_none)),
-            false => Ok(Ranges::compared(test.compare, numbers[0])),
+        if is_equal {
+            Ok(Ranges::of(numbers, is_none))
+        } else {
+            Ok(Ranges::compared(test.compare, numbers[0]))
         }
     }
 

@@ -21,7 +21,8 @@ impl Glob {
     /// # Errors
     /// What is wrong with it.
     pub(super) fn parse(text: &[u8]) -> Result<Glob, &'static str> {
-        let (mut parts, mut rest) = (Vec::new(), text.iter().copied());
+        let mut parts = Vec::new();
+        let mut rest = text.iter().copied();
         while let Some(byte) = rest.next() {
             parts.push(match byte {
                 b'*' if parts.last() == Some(&Part::Star) => continue,
@@ -37,7 +38,8 @@ impl Glob {
 
     /// Returns whether the whole of `text` fits. Takes at most as many steps as the product of both lengths.
     pub(super) fn fits(&self, text: &[u8]) -> bool {
-        let (mut part, mut at) = (0, 0);
+        let mut part = 0;
+        let mut at = 0;
         // Behind the last star, and where the text that it does not take begins.
         let mut star: Option<(usize, usize)> = None;
         loop {

@@ -48,7 +48,8 @@ impl IdSet {
     pub(super) fn remove_range(&mut self, ids: Range<u64>) {
         let mut next = ids.start;
         while next < ids.end {
-            let (bit, end) = (next % 64, ids.end.min((next / 64 + 1) * 64));
+            let bit = next % 64;
+            let end = ids.end.min((next / 64 + 1) * 64);
             self.words[(next / 64) as usize] &= !((!0 >> (64 - (end - next))) << bit);
             next = end;
         }
@@ -92,7 +93,8 @@ impl IdSet {
     pub(super) fn insert_range(&mut self, ids: Range<u64>) {
         let mut next = ids.start;
         while next < ids.end {
-            let (bit, end) = (next % 64, ids.end.min((next / 64 + 1) * 64));
+            let bit = next % 64;
+            let end = ids.end.min((next / 64 + 1) * 64);
             self.words[(next / 64) as usize] |= (!0 >> (64 - (end - next))) << bit;
             next = end;
         }

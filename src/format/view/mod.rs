@@ -161,7 +161,8 @@ impl View {
         if self.image != directory.uuid() {
             return Err(ViewError::Image { view: self.image, open: directory.uuid() });
         }
-        let (view, open) = (self.generation, directory.generation());
+        let view = self.generation;
+        let open = directory.generation();
         if view != open || self.ids.limit() != directory.num_samples() {
             return Err(ViewError::Generation { view, open });
         }
@@ -256,9 +257,10 @@ pub enum ViewError {
 }
 
 fn absent(id: SampleId, num_samples: u64) -> String {
-    match id.0 < num_samples {
-        true => format!("there is no sample {id}: it is deleted, or not in the view that was open"),
-        false => format!("there is no sample {id}: ids are below {num_samples}"),
+    if id.0 < num_samples {
+        format!("there is no sample {id}: it is deleted, or not in the view that was open")
+    } else {
+        format!("there is no sample {id}: ids are below {num_samples}")
     }
 }
 
@@ -274,7 +276,8 @@ mod tests {
             let layout = ImageLayout::new(Uuid([uuid; 16]), 1 << 20, Pack::Tight, 1).unwrap();
             DirectoryBuilder::new(layout).finish(Generation(1), 0).unwrap()
         };
-        let (one, two) = (directory(1), directory(2));
+        let one = directory(1);
+        let two = directory(2);
         assert_eq!(View::whole(&one), Err(ViewError::Empty { of: 0 }));
         let view = View::new(one.uuid(), one.generation(), IdSet::new(0), 0);
         assert!(matches!(view.directory(&two), Err(ViewError::Image { .. })));

@@ -56,7 +56,8 @@ impl Split {
         let sum: f64 = shares.iter().map(|(_, share)| share).sum();
         if (sum - 1.0).abs() > TOLERANCE {
             let list = shares.iter().map(|(name, share)| format!("{name}={share}"));
-            let (list, sum) = (list.collect::<Vec<_>>().join(", "), shown(sum));
+            let list = list.collect::<Vec<_>>().join(", ");
+            let sum = shown(sum);
             return refuse(format!("the shares of a split sum to 1, and these to {sum}: {list}"));
         }
         Ok(Split { shares, seed, by })
@@ -220,7 +221,8 @@ mod tests {
     #[test]
     fn samples_of_a_folder_stay_together_and_names_do_not() {
         let by = |by| Splitter::new(&Split::parse("a=0.5,b=0.5", 7, by).unwrap(), 0);
-        let (folder, name) = (by(SplitBy::Folder), by(SplitBy::Name));
+        let folder = by(SplitBy::Folder);
+        let name = by(SplitBy::Name);
         assert_eq!(folder.hash_of_name(b"x/y/1"), folder.hash_of_name(b"x/y/2"));
         assert_ne!(folder.hash_of_name(b"x/y/1"), folder.hash_of_name(b"x/z/1"));
         assert_ne!(name.hash_of_name(b"x/y/1"), name.hash_of_name(b"x/y/2"));

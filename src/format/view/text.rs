@@ -89,7 +89,8 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (shown, column) = (shown(&self.text), self.column());
+        let shown = shown(&self.text);
+        let column = self.column();
         write!(f, "{}, at character {column} of the expression `{shown}`", self.what)
     }
 }
@@ -363,7 +364,8 @@ impl Compare {
 }
 
 fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
-    let (mut tokens, mut at) = (Vec::new(), 0);
+    let mut tokens = Vec::new();
+    let mut at = 0;
     while let Some(first) = text[at..].chars().next() {
         let rest = &text[at..];
         if first.is_whitespace() {
@@ -486,7 +488,9 @@ pub(super) fn number_at(order: i64) -> f64 {
 
 fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     let bytes = text.as_bytes();
-    let (quote, mut next, mut value) = (bytes[at], at + 1, Vec::new());
+    let quote = bytes[at];
+    let mut next = at + 1;
+    let mut value = Vec::new();
     loop {
         let Some(&byte) = bytes.get(next) else {
             return Err(Problem::new(text, at, "this string has no end"));

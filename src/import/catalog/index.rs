@@ -115,7 +115,8 @@ impl Index {
             self.chunks.keys().chain(other.chunks.keys()).collect();
         let mut more = 0;
         for id in ids {
-            let (one, two) = (self.chunks.get(id), other.chunks.get(id));
+            let one = self.chunks.get(id);
+            let two = other.chunks.get(id);
             let is_recent = [one, two].iter().flatten().any(|entry| entry.time_ns >= since_ns);
             if one == two || !is_recent {
                 continue;

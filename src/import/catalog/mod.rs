@@ -149,7 +149,8 @@ impl Catalog {
             for alias in words(store.aliases(&name)?)? {
                 let log = Log::Alias(name.clone(), alias.clone());
                 if let Some((moves, AliasEntry { to: Some(to), .. })) = newest_entry(store, &log)? {
-                    let (version, generation) = (to.version, Generation(to.generation));
+                    let version = to.version;
+                    let generation = Generation(to.generation);
                     aliases.push(Alias { name: alias, version, generation, moves });
                 }
             }
@@ -196,7 +197,8 @@ impl Catalog {
     pub fn add(&self, name: &str, record: &Record) -> Result<u64> {
         check_word("the name of a data set", name)?;
         record.check()?;
-        let (name, record) = (name.to_owned(), record.clone());
+        let name = name.to_owned();
+        let record = record.clone();
         self.within("adding a version", move |store| {
             store.create()?;
             loop {
@@ -295,7 +297,8 @@ impl Catalog {
             );
             return Err(Error::new(ErrorKind::Busy, message).hint("move or remove the alias first"));
         }
-        let (name, count) = (name.to_owned(), numbers.len() as u64);
+        let name = name.to_owned();
+        let count = numbers.len() as u64;
         self.within("removing a version", move |store| {
             let log = Log::Versions(name.clone());
             loop {
@@ -328,7 +331,8 @@ impl Catalog {
     /// As [`Catalog::names`].
     pub fn set_index(&self, name: &str, index: &Index) -> Result<()> {
         check_word("the name of a data set", name)?;
-        let (name, index) = (name.to_owned(), index.clone());
+        let name = name.to_owned();
+        let index = index.clone();
         self.within("writing an index", move |store| {
             store.create()?;
             store.write_index(&name, Some(&index))

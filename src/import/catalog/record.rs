@@ -73,9 +73,10 @@ impl Record {
             // The error quotes the site as it is.
             let addresses = Address::parse_list(site)
                 .map_err(|error| wrong(site, error.to_string().replace(char::is_control, "?")))?;
-            match addresses.iter().any(|address| matches!(address, Address::Named(_))) {
-                true => Err(wrong(site, "names do not lead to names".to_owned())),
-                false => Ok(addresses),
+            if addresses.iter().any(|address| matches!(address, Address::Named(_))) {
+                Err(wrong(site, "names do not lead to names".to_owned()))
+            } else {
+                Ok(addresses)
             }
         };
         if self.sites.is_empty() || self.sites.len() > MAX_SITES {
@@ -138,9 +139,10 @@ impl AliasEntry {
 fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let text = String::deserialize(from)?;
     let is_plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
-    match text.len() == 36 && text.bytes().all(is_plain) {
-        true => Ok(text),
-        false => Err(D::Error::custom("the image is no UUID")),
+    if text.len() == 36 && text.bytes().all(is_plain) {
+        Ok(text)
+    } else {
+        Err(D::Error::custom("the image is no UUID"))
     }
 }
 

@@ -44,7 +44,8 @@ impl RedisStore {
                 format!("the address of the catalogue {word} is not redis://HOST:PORT/NUMBER");
             Error::new(ErrorKind::InvalidArgument, message)
         })?;
-        let (server, connection) = (Arc::new(server), Arc::default());
+        let server = Arc::new(server);
+        let connection = Arc::default();
         Ok(RedisStore { word: word.to_owned(), server, connection, until: None })
     }
 
@@ -185,7 +186,8 @@ impl Store for RedisStore {
     }
 
     fn write_index(&self, name: &str, index: Option<&Index>) -> Result<()> {
-        let (about, chunks) = (format!("dlfs:dataset:{name}"), format!("dlfs:chunks:{name}"));
+        let about = format!("dlfs:dataset:{name}");
+        let chunks = format!("dlfs:chunks:{name}");
         let mut all = vec![command([&b"MULTI"[..]])];
         all.push(command([&b"DEL"[..], about.as_bytes(), chunks.as_bytes()]));
         if let Some(index) = index {

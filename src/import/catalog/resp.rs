@@ -60,7 +60,8 @@ impl Server {
             _ => (place, DEFAULT_PORT),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let (user, password) = (given(user)?, Zeroizing::new(given(password)?));
+        let user = given(user)?;
+        let password = Zeroizing::new(given(password)?);
         (!host.is_empty()).then_some(Server {
             host,
             port,

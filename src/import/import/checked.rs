@@ -64,10 +64,7 @@ impl<'a> Checked<'a> {
             return Ok(Err(BadReason::NameTaken));
         }
         let len = sample.len_bytes() as u64 + fields::table_len(sample.fields.len());
-        Ok(match len > MAX_SAMPLE_BYTES {
-            true => Err(BadReason::TooLarge(len)),
-            false => Ok(()),
-        })
+        Ok(if len > MAX_SAMPLE_BYTES { Err(BadReason::TooLarge(len)) } else { Ok(()) })
     }
 
     /// The types that the options give, or else the source.
@@ -78,7 +75,8 @@ impl<'a> Checked<'a> {
                 let given = &self.checks.options.field_types;
                 let is_given =
                     |own: &FieldSpec| given.iter().any(|spec| is_named(&own.field, &spec.field));
-                let (fields, types) = (self.from.fields(), self.from.field_types());
+                let fields = self.from.fields();
+                let types = self.from.field_types();
                 let own = types.iter().map(|(field, kind)| FieldSpec {
                     field: fields[field].clone(),
                     kind: Some(kind.clone()),
@@ -100,7 +98,8 @@ impl<'a> Checked<'a> {
         let columns = match field_columns.get() {
             Some(columns) => columns,
             None => {
-                let (given, types) = (&options.field_columns, self.field_types());
+                let given = &options.field_columns;
+                let types = self.field_types();
                 let columns = FieldColumns::new(given, self.from.fields(), &types, file, image)?;
                 field_columns.get_or_init(|| columns)
             }

@@ -222,9 +222,10 @@ impl Checkpoint {
             return Ok(&self.points);
         }
         let together = self.num_objects.div_ceil(MAX_MARKS as u64).max(1);
-        let now = match together == other.num_objects.div_ceil(MAX_MARKS as u64).max(1) {
-            true => &other.marks[..],
-            false => &[],
+        let now = if together == other.num_objects.div_ceil(MAX_MARKS as u64).max(1) {
+            &other.marks[..]
+        } else {
+            &[]
         };
         let differs = |at: &usize| self.marks.get(*at) != now.get(*at);
         let last = newest.place.input / together;

@@ -205,7 +205,8 @@ impl<'a> ChunkStream<'a> {
             let chunk = self.open.as_mut().expect("opened just above");
             match chunk.fit(meta, record.len) {
                 Fit::Here => {
-                    let (space, mut at) = (chunk.space(record.len), 0);
+                    let space = chunk.space(record.len);
+                    let mut at = 0;
                     (record.give)(&mut |bytes| {
                         space[at..at + bytes.len()].copy_from_slice(bytes);
                         at += bytes.len();
@@ -252,7 +253,8 @@ impl<'a> ChunkStream<'a> {
     ) -> Result<()> {
         self.open = None;
         let NewRecord { len, give } = record;
-        let (spec, unknown) = (self.spec(), RecordSums::unknown(len));
+        let spec = self.spec();
+        let unknown = RecordSums::unknown(len);
         let header = |sums: &RecordSums, location| {
             ChunkBuilder::oversize(&spec, slot, meta, len, sums, location)
         };
@@ -279,7 +281,8 @@ impl<'a> ChunkStream<'a> {
         mut at: u64,
         give: &mut Give<'_>,
     ) -> Result<RecordSums> {
-        let (mut sums, mut piece) = (RecordSums::default(), Vec::with_capacity(PIECE_BYTES));
+        let mut sums = RecordSums::default();
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
         give(&mut |mut bytes| {
             sums.push(bytes);
             while !bytes.is_empty() {

@@ -73,15 +73,13 @@ impl<'a, T> ChunkWriter<'a, T> {
         if look && let Some(header) = self.find(chunk)? {
             return Ok(Started::Found(header));
         }
-        match chunk.oversize {
-            true => self.start_oversize(chunk),
-            false => self.start_ordinary(chunk),
-        }
+        if chunk.oversize { self.start_oversize(chunk) } else { self.start_ordinary(chunk) }
     }
 
     /// Reads the rows of a chunk that will not be written, to report their errors.
     pub(super) fn check(&mut self, chunk: &ChunkLayout) -> Vec<(u64, BadEntry)> {
-        let (mut bad, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
+        let mut bad = Vec::new();
+        let mut piece = vec![0; PIECE_BYTES];
         for slot in slots(chunk) {
             let row = self.row_at(slot);
             let mut nowhere = Discard(&mut piece);
@@ -97,7 +95,8 @@ impl<'a, T> ChunkWriter<'a, T> {
         let buf = self.writes.chunk_buf();
         let mut builder = ChunkBuilder::new(self.job.spec.clone(), chunk.first_slot, buf)?;
         let mut bad = Vec::new();
-        let (rows, placement) = (self.job.rows, self.job.placement);
+        let rows = self.job.rows;
+        let placement = self.job.placement;
         self.reader.ask_ahead(slots(chunk).map(|slot| rows.row_at(slot, placement)));
         for slot in slots(chunk) {
             let row = self.ahead.row(slot, rows, placement);
@@ -131,10 +130,12 @@ impl<'a, T> ChunkWriter<'a, T> {
 
     /// Builds a chunk of one oversize sample: its data is written as it is read, its header last.
     fn start_oversize(&mut self, chunk: &ChunkLayout) -> Result<Started> {
-        let (job, slot) = (self.job, chunk.first_slot);
+        let job = self.job;
+        let slot = chunk.first_slot;
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
-        let (meta, location) = (self.meta(slot, row), self.location(chunk));
+        let meta = self.meta(slot, row);
+        let location = self.location(chunk);
         let unknown = RecordSums::unknown(len);
         let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, &unknown, location)?;
         let start = job.spec.layout.offset_of(chunk.cells.cell)?;
@@ -164,7 +165,8 @@ impl<'a, T> ChunkWriter<'a, T> {
     /// The header of the chunk, if the whole chunk is on the media as expected.
     fn find(&mut self, chunk: &ChunkLayout) -> Result<Option<ChunkHeader>> {
         let layout = &self.job.spec.layout;
-        let (namespace, start) = (chunk.cells.namespace, layout.offset_of(chunk.cells.cell)?);
+        let namespace = chunk.cells.namespace;
+        let start = layout.offset_of(chunk.cells.cell)?;
         let cells_len = chunk.cells.cells * layout.cell_bytes();
         let whole = cells_len.min(layout.chunk_size_bytes.into()) as usize;
         let len =
@@ -177,19 +179,21 @@ impl<'a, T> ChunkWriter<'a, T> {
         if !self.is_expected(&header, chunk) {
             return Ok(None);
         }
-        let sound = match chunk.oversize {
-            true => {
-                let (channel, namespace) = (self.writes.channel(), chunk.cells.namespace);
-                oversize_is_sound(channel, &header, namespace, start)?
-            }
-            false => ordinary_is_sound(&header, &bytes),
+        let sound = if chunk.oversize {
+            let channel = self.writes.channel();
+            let namespace = chunk.cells.namespace;
+            oversize_is_sound(channel, &header, namespace, start)?
+        } else {
+            ordinary_is_sound(&header, &bytes)
         };
         Ok(sound.then_some(header))
     }
 
     /// Returns whether a header matches the source and the layout.
     fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
-        let (head, job, location) = (header.head(), self.job, self.location(chunk));
+        let head = header.head();
+        let job = self.job;
+        let location = self.location(chunk);
         let same_location =
             head.check_location(&job.spec.layout, location.namespace, location.cell).is_ok();
         let same_chunk = head.layout == job.spec.layout
@@ -382,7 +386,8 @@ pub(super) fn oversize_is_sound(
     start: u64,
 ) -> Result<bool> {
     let Some(sample) = header.samples().next() else { return Ok(false) };
-    let (mut sums, mut at) = (RecordSums::default(), 0);
+    let mut sums = RecordSums::default();
+    let mut at = 0;
     let len = u64::from(sample.len_bytes);
     let end = header.head().len_bytes() - sample.offset_bytes;
     while at < end {

@@ -126,7 +126,8 @@ impl Typing {
                 (Some(Kind::Is(own)), Kind::OfFirst) if own.form() == FileForm::Npy => {}
                 (Some(own), given) if own == given => {}
                 (Some(own), given) => {
-                    let (own, given) = (own.shown(), given.shown());
+                    let own = own.shown();
+                    let given = given.shown();
                     return refuse(format!(
                         "field {shown} is {given}, and in the image it is {own}"
                     ));
@@ -262,9 +263,10 @@ pub(super) fn no_field(field: &[u8], fields: &[Vec<u8>]) -> Error {
 
 /// Changes with what an import is told of types, and of columns from fields.
 pub(super) fn fingerprint(specs: &[FieldSpec], columns: &[FieldColumn]) -> u64 {
-    match specs.is_empty() && columns.is_empty() {
-        true => 0,
-        false => xxh3_64(format!("{specs:?} {columns:?}").as_bytes()),
+    if specs.is_empty() && columns.is_empty() {
+        0
+    } else {
+        xxh3_64(format!("{specs:?} {columns:?}").as_bytes())
     }
 }
 
@@ -295,7 +297,8 @@ fn of_text(kind: &FieldType, front: &mut Front<'_>) -> Found {
 }
 
 fn of_npy(kind: Option<&FieldType>, front: &mut Front<'_>) -> Found {
-    let (len, mut read) = (front.len(), USUAL_HEADER_BYTES);
+    let len = front.len();
+    let mut read = USUAL_HEADER_BYTES;
     let header = loop {
         match NpyHeader::parse(front.first(read)?) {
             Ok(header) => break header,
@@ -328,7 +331,8 @@ fn fits_npy(
             }
             None => {
                 let dims = header.shape.iter().map(|dim| u32::try_from(*dim).unwrap_or(u32::MAX));
-                let (element, dims) = (header.element()?, dims.collect());
+                let element = header.element()?;
+                let dims = dims.collect();
                 let found = FieldType::new(element, false, dims)
                     .and_then(|kind| kind.in_form(FileForm::Npy));
                 (
@@ -342,9 +346,10 @@ fn fits_npy(
     let each = u64::from(element.len_bytes());
     let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
     let there = len - header.len_bytes; // the header was read from these bytes
-    match needed == Some(there) {
-        true => Ok(found),
-        false => Err(format!("is {shown}, and has {there} bytes behind its header")),
+    if needed == Some(there) {
+        Ok(found)
+    } else {
+        Err(format!("is {shown}, and has {there} bytes behind its header"))
     }
 }
 

@@ -38,9 +38,10 @@ pub(super) fn is_left(edit: &Edit) -> Result<bool> {
     if !can_grow(edit) || prepare::has_unfinished_import(&edit.media, &edit.current)? {
         return Ok(false);
     }
-    let space = match is_of_purge(&edit.current.directory) {
-        true => read_by_current(edit),
-        false => edit.free_space(),
+    let space = if is_of_purge(&edit.current.directory) {
+        read_by_current(edit)
+    } else {
+        edit.free_space()
     };
     for (namespace, device) in (0..).zip(edit.media.devices()) {
         let (unused, len_bytes) = unused(edit, &space, namespace);
@@ -86,7 +87,8 @@ fn void_other_copy(edit: &Edit) -> Result<()> {
     let Edit { media, lease, current } = edit;
     let mut channel = media.channel();
     let generation = current.directory.generation();
-    let (own, other) = (copy_index(generation), 1 - copy_index(generation));
+    let own = copy_index(generation);
+    let other = 1 - copy_index(generation);
     let found = (0..media.len()).map(|namespace| channel.superblocks(namespace));
     let found = found.collect::<Result<Vec<_>>>()?;
     let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));

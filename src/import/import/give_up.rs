@@ -15,7 +15,8 @@ use dlfs_format::directory::Directory;
 /// # Errors
 /// `Busy`: a part is being imported, on a namespace that has no lock. Those of reading and writing.
 pub(super) fn give_up_plan(media: &Media, current: &Directory, limit: Duration) -> Result<()> {
-    let (mut channel, mut marked) = (media.channel(), Vec::new());
+    let mut channel = media.channel();
+    let mut marked = Vec::new();
     for (namespace, device) in (0..).zip(media.devices()) {
         if device.namespace().len_bytes() < MARK_OFFSET + MARK_BYTES as u64
             || Mark::read(&mut channel, namespace)?.is_none()

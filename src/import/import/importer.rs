@@ -183,7 +183,8 @@ fn unless_bad(source: Source, options: &ImportOptions) -> Result<OpenSource> {
 fn all_bad(source: &Source) -> Vec<BadEntry> {
     let mut bad = source.index().bad.clone();
     if source.kind() == SourceKind::TfRecord {
-        let (mut reader, mut piece) = (source.reader(), vec![0; PIECE_BYTES]);
+        let mut reader = source.reader();
+        let mut piece = vec![0; PIECE_BYTES];
         for row in 0..source.index().len() {
             for payload in source.index().payloads(row) {
                 if let Err(PieceError::Bad(reason)) =
@@ -247,9 +248,10 @@ pub(super) fn ready<'a>(
     let fingerprint = index.fingerprint() ^ of_columns ^ told;
     // A new image has only the types that are given, and what it replaces is still there.
     let is_new = matches!(options.onto, Onto::Empty | Onto::Force);
-    let given = match is_new {
-        true => Some(give_types(&mut source, options, columns.as_ref(), None, progress)?),
-        false => None,
+    let given = if is_new {
+        Some(give_types(&mut source, options, columns.as_ref(), None, progress)?)
+    } else {
+        None
     };
     let state = prepare::prepare(media, options, fingerprint, source.index().len())?;
     if state.done {
@@ -283,7 +285,8 @@ fn give_types(
     let bad = typing.of_source(source, &mut || !progress.stop())?;
     drop_bad(source, bad, options, &mut left_out)?;
     // By now all types are known, also those that the first file determines.
-    let (fields, types) = (&source.index().fields, typing.types());
+    let fields = &source.index().fields;
+    let types = typing.types();
     let columns = FieldColumns::new(&options.field_columns, fields, &types, file, image)?;
     if !columns.is_empty() {
         let bad = columns.of_source(source, file, &mut || !progress.stop())?;
@@ -352,7 +355,8 @@ impl Import<'_> {
 
     /// Makes the part as large as the source is now.
     pub(super) fn size_part(&mut self) -> Result<()> {
-        let (samples, part) = (self.source.index().len(), &mut self.state.journal.part);
+        let samples = self.source.index().len();
+        let part = &mut self.state.journal.part;
         part.count = samples;
         if part.window > 0 {
             part.window = samples.max(1);
@@ -370,7 +374,8 @@ impl Import<'_> {
         used: &mut Vec<CellRange>,
         progress: &mut dyn Progress,
     ) -> Result<Result<Written, Vec<(u64, BadEntry)>>> {
-        let (journal, current) = (&self.state.journal, self.state.current.as_ref());
+        let journal = &self.state.journal;
+        let current = self.state.current.as_ref();
         let (rows, spec, classes) = self.shape()?;
         let placement = Placement::new(journal.part);
         let free = prepare::free_space(&self.state.media, &journal.layout, current);
@@ -415,7 +420,8 @@ impl Import<'_> {
             builder.set_freed(freed_by_next(&current.directory, &current.superblocks[0], kept));
         }
         progress.stage(Stage::Committing, 0, 0);
-        let (progress, named) = (RefCell::new(progress), Cell::new(0));
+        let progress = RefCell::new(progress);
+        let named = Cell::new(0);
         let name = |id: SampleId| {
             named.set(named.get() + 1);
             if named.get() == NAMES_PER_STEP {
@@ -430,7 +436,8 @@ impl Import<'_> {
             return Ok(Err(bad));
         }
         let media = plan.media.with_commit(&commit);
-        let (samples, columns) = (index.len(), rows.values.as_ref().map(RowColumns::counts));
+        let samples = index.len();
+        let columns = rows.values.as_ref().map(RowColumns::counts);
         Ok(Ok(Written { commit, chunks, found, samples, sample_bytes, media, columns }))
     }
 
@@ -480,7 +487,8 @@ impl Import<'_> {
 
     /// Maps fields and classes of the source to those of the image.
     pub(super) fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
-        let (index, journal) = (self.source.index(), &self.state.journal);
+        let index = self.source.index();
+        let journal = &self.state.journal;
         let own_fields = || match &index.fields[..] {
             [only] if only.is_empty() => Vec::new(),
             fields => fields.to_vec(),

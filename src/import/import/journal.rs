@@ -105,20 +105,23 @@ impl Journal {
     pub fn parse(bytes: &[u8]) -> Result<Journal, FormatError> {
         let what = "journal of an import";
         let Ok((raw, _)) = RawJournal::read_from_prefix(bytes) else {
-            let (expected, found) = (JOURNAL_BYTES as u64, bytes.len() as u64);
+            let expected = JOURNAL_BYTES as u64;
+            let found = bytes.len() as u64;
             return Err(FormatError::Truncated { what, expected, found });
         };
         if raw.magic != MAGIC {
             return Err(FormatError::Magic { what });
         }
-        let (expected, found) = (raw.crc.get(), crc32c(&bytes[..JOURNAL_BYTES - 4]));
+        let expected = raw.crc.get();
+        let found = crc32c(&bytes[..JOURNAL_BYTES - 4]);
         if expected != found {
             return Err(FormatError::Checksum { what, expected, found });
         }
         let version = FormatVersion::parse(what, raw.version.get())?;
         let pack = if raw.pack == 0 { Pack::Aligned } else { Pack::Tight };
         let namespaces = raw.num_namespaces.get();
-        let (uuid, chunk_size) = (Uuid(raw.uuid), raw.chunk_size.get());
+        let uuid = Uuid(raw.uuid);
+        let chunk_size = raw.chunk_size.get();
         let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
         let part = Part {
             first: raw.part_first.get(),

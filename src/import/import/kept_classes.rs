@@ -87,7 +87,8 @@ pub(super) fn parse(bytes: &[u8], journal: &Journal) -> Option<Vec<Vec<u8>>> {
     let len = usize::try_from(raw.names_len.get()).ok().filter(|len| *len <= MAX_NAMES_BYTES)?;
     let packed = raw.names.get(..usize::try_from(raw.packed_len.get()).ok()?)?;
     let all = inflated(packed, len)?;
-    let (mut rest, mut names) = (&all[..], Vec::new());
+    let mut rest = &all[..];
+    let mut names = Vec::new();
     while let Some((len, behind)) = rest.split_first_chunk() {
         let (name, behind) = behind.split_at_checked(usize::from(u16::from_le_bytes(*len)))?;
         names.push(name.to_vec());

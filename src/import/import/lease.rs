@@ -73,14 +73,12 @@ impl Lease {
     /// # Errors
     /// `Busy`.
     pub(super) fn check(&self) -> Result<()> {
-        match self.lost.load(Ordering::Acquire) {
-            false => Ok(()),
-            true => {
-                let message =
-                    "this import was held up for so long that another has taken its place";
-                Err(Error::new(ErrorKind::Busy, message)
-                    .target(self.media.devices()[0].namespace().address))
-            }
+        if self.lost.load(Ordering::Acquire) {
+            let message = "this import was held up for so long that another has taken its place";
+            Err(Error::new(ErrorKind::Busy, message)
+                .target(self.media.devices()[0].namespace().address))
+        } else {
+            Ok(())
         }
     }
 
@@ -167,7 +165,8 @@ impl Holder {
 
     /// Claims again if sending the block took too long, or a connection broke.
     fn claim_with_retry(&mut self, before: Option<Block>) -> Result<bool> {
-        let (mut pause, never) = (Backoff::default(), AtomicBool::new(false));
+        let mut pause = Backoff::default();
+        let never = AtomicBool::new(false);
         let retry_budget = RetryBudget::default();
         loop {
             match self.claim(before) {
@@ -217,10 +216,7 @@ impl Holder {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return self,
             }
-            let kept = match Fence::now() < self.until {
-                true => self.raise(),
-                false => self.claim_again(),
-            };
+            let kept = if Fence::now() < self.until { self.raise() } else { self.claim_again() };
             // A failed renewal may succeed next time; meanwhile the fence allows no writes.
             if let Ok(false) = kept {
                 self.media.fence().close();

@@ -81,7 +81,8 @@ impl Mark {
             PLANNED => State::Planned,
             _ => return None,
         };
-        let (namespace, chunks) = (raw.namespace.get(), raw.chunks.get());
+        let namespace = raw.namespace.get();
+        let chunks = raw.chunks.get();
         is_sound.then_some(Mark { plan: raw.plan, namespace, state, chunks })
     }
 

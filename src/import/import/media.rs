@@ -131,9 +131,12 @@ impl Media {
 
     /// Maximum length of each namespace in bytes.
     pub(super) fn capacities(&self) -> Vec<u64> {
-        let capacity = |device: &Arc<dyn Device>| match device.capabilities().can_grow {
-            true => MAX_NAMESPACE_BYTES,
-            false => device.namespace().len_bytes(),
+        let capacity = |device: &Arc<dyn Device>| {
+            if device.capabilities().can_grow {
+                MAX_NAMESPACE_BYTES
+            } else {
+                device.namespace().len_bytes()
+            }
         };
         self.devices.iter().map(capacity).collect()
     }
@@ -154,7 +157,9 @@ impl Media {
     /// A channel whose writes ask `fence` instead of the common one.
     pub(super) fn fenced_channel(&self, fence: &Arc<Fence>) -> Channel {
         let pairs = vec![None; self.devices.len()];
-        let (media, fence, scope) = (self.clone(), Arc::clone(fence), PairScope::new());
+        let media = self.clone();
+        let fence = Arc::clone(fence);
+        let scope = PairScope::new();
         Channel { media, fence, calls: None, scope, pairs, resets: 0 }
     }
 
@@ -346,7 +351,8 @@ impl Channel {
         namespace: u16,
         call: impl FnOnce(&mut Calls, usize) -> Result<T>,
     ) -> Result<T> {
-        let (at, begun) = (usize::from(namespace), Instant::now());
+        let at = usize::from(namespace);
+        let begun = Instant::now();
         let calls = match &mut self.calls {
             Some(calls) => calls,
             none => {

@@ -22,7 +22,8 @@ pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
     let media = given.in_order(&opened.given);
     let superblock = opened.superblock();
     let directory = prepare::read_directory(&media, superblock)?;
-    let (layout, first) = (superblock.layout, superblock.layout.first_cell());
+    let layout = superblock.layout;
+    let first = superblock.layout.first_cell();
     let all = (0..).zip(prepare::num_cells(&media, &layout)).map(|(namespace, cells)| CellRange {
         namespace,
         cell: first,
@@ -30,7 +31,8 @@ pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
     });
     let read = directory.cell_ranges().chain([superblock.snapshot_range()]);
     let free = without(all, read.chain(directory.freed().iter().copied()));
-    let (mut channel, mut found) = (media.channel(), Vec::new());
+    let mut channel = media.channel();
+    let mut found = Vec::new();
     let one_by_one = free.into_iter().flat_map(|range| {
         (range.cell..range.cell + range.cells).map(move |cell| (range.namespace, cell))
     });

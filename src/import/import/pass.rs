@@ -98,7 +98,8 @@ impl<'a> Pass<'a> {
             }
             drop(send);
             let mut gatherer = Collector::new(self, builder, progress);
-            let (mut failure, mut at_work) = (None, self.threads.max(1));
+            let mut failure = None;
+            let mut at_work = self.threads.max(1);
             for event in events {
                 at_work -= usize::from(matches!(event, Event::Ended));
                 if let Err(error) = gatherer.take(event, &shared) {

@@ -86,10 +86,13 @@ fn add_pieces_with(
         no_room: 0,
         damaged: 0,
     };
-    let (mut todo, mut samples, mut bytes) = (Vec::new(), 0u64, 0u64);
+    let mut todo = Vec::new();
+    let mut samples = 0u64;
+    let mut bytes = 0u64;
     for chunk in 0..directory.num_chunks() {
         let lens = directory.samples_in_chunk(chunk).map(|(_, extent)| extent.len_bytes);
-        let (mut large, mut large_bytes) = (0u64, 0u64);
+        let mut large = 0u64;
+        let mut large_bytes = 0u64;
         for len in lens.filter(is_large) {
             large += 1;
             large_bytes += u64::from(len);
@@ -171,7 +174,8 @@ fn plan(channel: &mut Channel, directory: &Directory, info: &ChunkInfo) -> Resul
             return Ok(Plan::Has);
         }
         let mut found = RecordSums::default();
-        let (mut at, end) = (0, u64::from(sample.len_bytes));
+        let mut at = 0;
+        let end = u64::from(sample.len_bytes);
         while at < end {
             let len = (end - at).min(PIECE_BYTES as u64);
             let from = info.offset_bytes + sample.offset_bytes + at;
@@ -193,7 +197,8 @@ fn plan(channel: &mut Channel, directory: &Directory, info: &ChunkInfo) -> Resul
     new.encode_into(&mut table_first);
     let head = table_first[..ALIGN_BYTES].to_vec();
     table_first[..HEAD_BYTES].copy_from_slice(&old[..HEAD_BYTES]);
-    let (namespace, offset) = (info.namespace, info.offset_bytes);
+    let namespace = info.namespace;
+    let offset = info.offset_bytes;
     Ok(Plan::Update(Box::new(Update { namespace, offset, table_first, head })))
 }
 

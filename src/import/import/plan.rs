@@ -164,17 +164,22 @@ impl Plan {
         mut space: Space,
     ) -> Result<Plan, FormatError> {
         let part = *placement.part();
-        let (mut chunks, mut media) = (Vec::new(), MediaUse::default());
+        let mut chunks = Vec::new();
+        let mut media = MediaUse::default();
         let mut draft = ChunkDraft::new(spec)?;
-        let (mut lens, mut ahead) = (Vec::new(), RowsAhead::default());
-        let (mut next, end) = (part.first, part.first + part.count);
+        let mut lens = Vec::new();
+        let mut ahead = RowsAhead::default();
+        let mut next = part.first;
+        let end = part.first + part.count;
         while next < end {
-            let (first_slot, mut oversize) = (Slot(next), false);
+            let first_slot = Slot(next);
+            let mut oversize = false;
             while next < end && !oversize {
                 let row = ahead.row(Slot(next), rows, placement);
                 let id = SampleId(part.first + row);
                 let len = rows.record_len(row, &mut lens)?;
-                let (name, label) = (rows.index.name(row), rows.label(row));
+                let name = rows.index.name(row);
+                let label = rows.label(row);
                 let meta = SampleMeta { id, name, label, values: rows.values(row) };
                 match draft.push(&meta, len) {
                     Fit::Here => {}

@@ -48,7 +48,8 @@ impl Points {
         objects.extend(shards.iter().map(|(client, object)| described(client, object)));
         let checkpoint =
             Checkpoint::new(&state.journal, &read_as(kind, columns, options), &objects);
-        let (first, pending) = (state.journal.part.first, VecDeque::new());
+        let first = state.journal.part.first;
+        let pending = VecDeque::new();
         Some(Points { objects, checkpoint, first, pending, kept_classes: 0, last: (0, 0) })
     }
 
@@ -125,7 +126,8 @@ impl Points {
             return Ok(());
         }
         let written = chunks.written_slot()?.0 - self.first;
-        let (mut is_new, mut classes) = (false, None);
+        let mut is_new = false;
+        let mut classes = None;
         while self.pending.front().is_some_and(|(point, _)| point.samples <= written)
             && let Some((point, blocks)) = self.pending.pop_front()
         {

@@ -314,9 +314,10 @@ fn resume(
         return Err(nothing_to_resume());
     }
     let ids = current.directory.num_samples();
-    match done {
-        true => at_most(PART_OF_JOURNAL, journal.part.first, ids).map(drop)?,
-        false => equal(PART_OF_JOURNAL, ids, journal.part.first)?,
+    if done {
+        at_most(PART_OF_JOURNAL, journal.part.first, ids).map(drop)?
+    } else {
+        equal(PART_OF_JOURNAL, ids, journal.part.first)?
     }
     Ok(ImportState { media, current: Some(current), journal, resumed: true, done })
 }

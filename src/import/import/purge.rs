@@ -87,11 +87,13 @@ impl<'a> Purge<'a> {
     fn new(edit: &'a mut Edit) -> Purge<'a> {
         let layout = *edit.current.directory.layout();
         let space = edit.free_space();
-        let ceiling =
-            |(namespace, device): (u16, &Arc<dyn Device>)| match device.capabilities().can_grow {
-                true => space.end_cell(namespace),
-                false => layout.capacity_cells(device.namespace().len_bytes()),
-            };
+        let ceiling = |(namespace, device): (u16, &Arc<dyn Device>)| {
+            if device.capabilities().can_grow {
+                space.end_cell(namespace)
+            } else {
+                layout.capacity_cells(device.namespace().len_bytes())
+            }
+        };
         let ceilings = (0..).zip(edit.media.devices()).map(ceiling).collect();
         Purge {
             time_ns: edit.time_ns(),
@@ -265,7 +267,8 @@ type Slots = std::ops::Range<u64>;
 
 /// The slots of every chunk with deleted samples whose bytes are on media, and the number of these samples.
 fn holed(directory: &Directory) -> Result<(Vec<Slots>, u64)> {
-    let (mut holed, mut dead) = (Vec::new(), 0);
+    let mut holed = Vec::new();
+    let mut dead = 0;
     for chunk in 0..directory.num_chunks() {
         let info = directory.chunk(chunk);
         let count = dead_samples(directory, chunk)?;
@@ -365,9 +368,10 @@ impl<'a> Rewriter<'a> {
     }
 
     fn finish_or_fail(&mut self) -> Result<()> {
-        match self.finish_chunk()? {
-            true => Ok(()),
-            false => Err(self.no_room.take().expect("that is why it did not fit")),
+        if self.finish_chunk()? {
+            Ok(())
+        } else {
+            Err(self.no_room.take().expect("that is why it did not fit"))
         }
     }
 
@@ -408,7 +412,9 @@ impl<'a> Rewriter<'a> {
                 let at = extent.offset_bytes;
                 return Err(damaged(sample.id, at, &self.channel, info.namespace));
             };
-            let (name, label, values) = (sample.name, sample.label, sample.values);
+            let name = sample.name;
+            let label = sample.label;
+            let values = sample.values;
             let meta = SampleMeta { id: sample.id, name, label, values };
             self.push(sample.slot, Some((&meta, record)))?;
         }
@@ -465,7 +471,8 @@ impl<'a> Rewriter<'a> {
     /// Writes the chunk being filled, if there is one. False: there is no room for it.
     fn finish_chunk(&mut self) -> Result<bool> {
         let Some((mut chunk, _)) = self.open.take() else { return Ok(true) };
-        let (sequence, needed) = (self.heads.len() as u64, chunk.cells());
+        let sequence = self.heads.len() as u64;
+        let needed = chunk.cells();
         let Some(cells) = self.space.allocate(sequence, needed) else {
             self.no_room = Some(self.space.no_room(needed).into());
             return Ok(false);

@@ -26,7 +26,8 @@ pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: 
 
 /// The checksum of bytes on media.
 pub(super) fn crc_of(channel: &mut Channel, namespace: u16, offset: u64, len: u64) -> Result<u32> {
-    let (mut crc, mut at) = (0, 0);
+    let mut crc = 0;
+    let mut at = 0;
     while at < len {
         let piece = (len - at).min(PIECE_BYTES) as usize;
         crc = crc32c_append(crc, &channel.read(namespace, offset + at, piece)?);
@@ -48,7 +49,8 @@ fn is_whole(channel: &mut Channel, directory: &Directory, chunk: &ChunkInfo) -> 
         if (extent.len_bytes, extent.crc32c) != (sample.len_bytes, sample.crc32c) {
             return Ok(false);
         }
-        let (at, len) = (extent.offset_bytes, extent.len_bytes.into());
+        let at = extent.offset_bytes;
+        let len = extent.len_bytes.into();
         if crc_of(channel, extent.namespace, at, len)? != extent.crc32c {
             return Ok(false);
         }

@@ -557,7 +557,8 @@ fn add_usable(
     let mut usable = heads.to_vec();
     loop {
         let selection = select_chunks(base, &usable, record, most_slots)?;
-        let (mut builder, mut added) = (DirectoryBuilder::new(*layout), Ok(()));
+        let mut builder = DirectoryBuilder::new(*layout);
+        let mut added = Ok(());
         let mut damaged = Vec::new();
         for step in &selection.steps {
             let chunk = match *step {
@@ -596,7 +597,8 @@ fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
     let start = head.layout.offset_of(head.cell)?;
     let device = channel.media().devices()[usize::from(head.namespace)].namespace();
     for sample in header.samples().filter(|sample| !sample.purged && sample.len_bytes > 0) {
-        let (at, len) = (start + sample.offset_bytes, sample.len_bytes as usize);
+        let at = start + sample.offset_bytes;
+        let len = sample.len_bytes as usize;
         if at.saturating_add(len as u64) > device.len_bytes() {
             return Ok(false);
         }

@@ -107,9 +107,11 @@ impl ChunkStream<'_> {
     /// The chunk where the next one would be written, if it is the one that belongs there, and its bytes if it holds
     /// more than one sample.
     fn read_next_chunk(&mut self) -> Result<Option<(ChunkHeader, IoBuf)>> {
-        let (layout, slot) = (self.state.journal.layout, self.next_slot());
+        let layout = self.state.journal.layout;
+        let slot = self.next_slot();
         let Some(place) = self.space.clone().allocate(self.sequence, 1) else { return Ok(None) };
-        let (namespace, start) = (place.namespace, layout.offset_of(place.cell)?);
+        let namespace = place.namespace;
+        let start = layout.offset_of(place.cell)?;
         let len = self.state.media.devices()[usize::from(namespace)].namespace().len_bytes();
         let is_within = |bytes: u64| start.saturating_add(bytes) <= len;
         if !is_within(HEAD_BLOCK_BYTES) {
@@ -118,7 +120,8 @@ impl ChunkStream<'_> {
         let channel = self.writes.channel();
         let block = channel.read(namespace, start, HEAD_BLOCK_BYTES as usize)?;
         let Ok(head) = ChunkHead::parse(&block) else { return Ok(None) };
-        let (journal, part) = (&self.state.journal, &self.part);
+        let journal = &self.state.journal;
+        let part = &self.part;
         let is_next = head.check_location(&layout, namespace, place.cell).is_ok()
             && head.layout == layout
             && head.kind == ChunkKind::Samples
@@ -135,9 +138,10 @@ impl ChunkStream<'_> {
         let read = if is_oversize { head.data_start() } else { head.len_bytes() };
         let bytes = channel.read(namespace, start, read as usize)?;
         let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
-        let is_sound = match is_oversize {
-            true => oversize_is_sound(channel, &header, namespace, start)?,
-            false => ordinary_is_sound(&header, &bytes),
+        let is_sound = if is_oversize {
+            oversize_is_sound(channel, &header, namespace, start)?
+        } else {
+            ordinary_is_sound(&header, &bytes)
         };
         let is_whole =
             header.samples().all(|sample| !sample.purged && sample.id.0 == sample.slot.0);

@@ -49,7 +49,8 @@ impl Scan {
         cells: &[CellRange],
         progress: &mut dyn Progress,
     ) -> Result<Scan> {
-        let (mut scan, mut channel) = (Scan::default(), media.channel());
+        let mut scan = Scan::default();
+        let mut channel = media.channel();
         for range in cells {
             let unreadable = scan.walk(&mut channel, layout, *range, progress)?;
             scan.unreadable.extend(unreadable);
@@ -65,7 +66,8 @@ impl Scan {
         layout: &ImageLayout,
         sound: &HashSet<(u16, u64)>,
     ) -> Result<bool> {
-        let (before, mut channel) = (self.heads.len(), media.channel());
+        let before = self.heads.len();
+        let mut channel = media.channel();
         let suspicious: Vec<_> =
             self.passed.extract_if(.., |(head, _)| !sound.contains(head)).collect();
         for (_, cells) in suspicious {
@@ -82,7 +84,8 @@ impl Scan {
         cells: CellRange,
         progress: &mut dyn Progress,
     ) -> Result<Vec<CellRange>> {
-        let (namespace, end) = (cells.namespace, cells.cell + cells.cells);
+        let namespace = cells.namespace;
+        let end = cells.cell + cells.cells;
         let cell_bytes = layout.cell_bytes();
         let mut unreadable = Vec::new();
         let bytes = cells.cell * cell_bytes..end * cell_bytes;
@@ -127,13 +130,17 @@ pub(super) fn each_block(
     mut take: impl FnMut(u64, std::result::Result<&[u8], &str>) -> ControlFlow<(), u64>,
 ) -> Result<()> {
     let len = channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
-    let (end, block) = (bytes.end.min(len), BLOCK_BYTES as u64);
-    let (mut at, mut most) = (bytes.start, block);
+    let end = bytes.end.min(len);
+    let block = BLOCK_BYTES as u64;
+    let mut at = bytes.start;
+    let mut most = block;
     while at.saturating_add(block) <= end {
-        let (from, piece) = (at, most.min((end - at) / block * block));
-        let whole = match piece > block {
-            true => channel.read_block(namespace, from, piece as usize, false)?.ok(),
-            false => None,
+        let from = at;
+        let piece = most.min((end - at) / block * block);
+        let whole = if piece > block {
+            channel.read_block(namespace, from, piece as usize, false)?.ok()
+        } else {
+            None
         };
         while at < from + piece {
             let flow = match &whole {

@@ -60,7 +60,8 @@ pub fn snapshot_check(
         Ok(()) => Ok(report(&directory, len)),
         Err(error @ FormatError::OtherImage { .. }) => Err(damaged(error)),
         Err(_) => {
-            let (saved, opened) = (directory.generation(), superblock.generation);
+            let saved = directory.generation();
+            let opened = superblock.generation;
             Err(saved_at_another_generation(saved, opened).path(file))
         }
     }

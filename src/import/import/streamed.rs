@@ -70,7 +70,8 @@ pub(super) fn run(
     {
         rows.begin()?;
     }
-    let (kind, shards) = (judged.kind, opened.shards());
+    let kind = judged.kind;
+    let shards = opened.shards();
     let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
@@ -208,9 +209,10 @@ fn open<'a>(
 /// The most bytes of a sample that is read at once, unless nobody looks into samples.
 fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
     let has_types = image.is_some_and(|image| image.field_types().iter().next().is_some());
-    match options.field_types.is_empty() && options.field_columns.is_empty() && !has_types {
-        true => WINDOW_BYTES as u64,
-        false => u64::MAX,
+    if options.field_types.is_empty() && options.field_columns.is_empty() && !has_types {
+        WINDOW_BYTES as u64
+    } else {
+        u64::MAX
     }
 }
 
@@ -315,7 +317,8 @@ impl<'a> StreamImport<'a> {
     ) -> Result<Option<(StreamPlace, Restored)>> {
         let Some(points) = &mut self.points else { return Ok(None) };
         for (point, classes) in points.saved(self.state, objects, shards)? {
-            let (values, example) = (&mut self.values, &mut self.example);
+            let values = &mut self.values;
+            let example = &mut self.example;
             let mut seen = |name: &[u8]| {
                 if let Some(values) = values {
                     example.get_or_insert_with(|| name.to_vec());
@@ -456,7 +459,8 @@ fn give_unread(
     take: &mut dyn FnMut(&[u8]) -> Result<()>,
     bad: &mut Option<BadReason>,
 ) -> Result<()> {
-    let (mut piece, mut left) = (vec![0; PIECE_BYTES], len);
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut left = len;
     while left > 0 {
         let read = source.read_on(&mut piece).and_then(|read| {
             // The length is laid out already: with fewer bytes the sample would end in what was there before.

@@ -103,7 +103,8 @@ fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem
     };
     // An invalid path is refused when it is opened.
     let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;
-    let (traddr, subnqn) = (traddr.clone(), subnqn.clone());
+    let traddr = traddr.clone();
+    let subnqn = subnqn.clone();
     Some(Subsystem { traddr, trsvcid: *trsvcid, subnqn, is_whole: nsid.is_none(), paths })
 }
 

@@ -56,7 +56,8 @@ impl WithFiles {
     /// The `files` of `folder` behind `medium`, in the order of their addresses, of which there is at least one.
     pub fn new(medium: Arc<dyn Device>, folder: PathBuf, files: Vec<BesideFile>) -> WithFiles {
         let namespace = medium.namespace();
-        let (is_writable, block_len) = (!namespace.read_only, namespace.block_len_bytes.into());
+        let is_writable = !namespace.read_only;
+        let block_len = namespace.block_len_bytes.into();
         WithFiles { medium, files: Arc::new(Files { folder, files, is_writable, block_len }) }
     }
 
@@ -166,7 +167,8 @@ impl QueuePair for Pair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let (before, depth) = (pending.len(), usize::from(self.namespace.queue_depth));
+        let before = pending.len();
+        let depth = usize::from(self.namespace.queue_depth);
         while let Some(io) = pending.front() {
             if !self.is_beside(io) {
                 let run = pending.iter().take_while(|io| !self.is_beside(io)).count();
@@ -282,9 +284,12 @@ impl Open {
             let len = file.len_bytes.saturating_sub(skip).min(end - start - from as u64) as usize;
             let part = &mut io.buf[from..from + len];
             let opened = self.file(index, is_write);
-            let moved = opened.and_then(|file| match is_write {
-                true => file.write_all_at(part, skip),
-                false => file.read_exact_at(part, skip),
+            let moved = opened.and_then(|file| {
+                if is_write {
+                    file.write_all_at(part, skip)
+                } else {
+                    file.read_exact_at(part, skip)
+                }
             });
             moved.map_err(|error| IoError::Os(error.raw_os_error().unwrap_or(libc::EIO)))?;
             if !is_write {
@@ -306,7 +311,8 @@ impl Open {
             return Ok(file);
         }
         let Files { folder, files, is_writable, .. } = &*self.files;
-        let (listed, creates) = (&files[index], creates && *is_writable);
+        let listed = &files[index];
+        let creates = creates && *is_writable;
         let file = OpenOptions::new()
             .read(true)
             .write(*is_writable)

@@ -67,7 +67,9 @@ impl Device for Broken {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let (pair, fault, healthy) = (self.device.queue_pair_in(scope)?, self.fault, self.healthy);
+        let pair = self.device.queue_pair_in(scope)?;
+        let fault = self.fault;
+        let healthy = self.healthy;
         let thread = Arc::clone(&self.thread);
         Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
     }

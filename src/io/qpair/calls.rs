@@ -193,7 +193,8 @@ impl Calls {
         pieces.resize_with(missing, || None);
         self.pending[pair].extend(ios);
         let until = Instant::now().checked_add(self.deadline);
-        let (failed, rereads) = (None, MAX_REREADS);
+        let failed = None;
+        let rereads = MAX_REREADS;
         self.calls.push_back(Call {
             number,
             pair,
@@ -244,7 +245,8 @@ impl Calls {
         }
         let any = !refused.is_empty();
         for tag in refused {
-            let (buf, result) = (IoBuf::empty(), Err(IoError::Fenced));
+            let buf = IoBuf::empty();
+            let result = Err(IoError::Fenced);
             self.note(Completion { tag, buf, result });
         }
         any
@@ -306,12 +308,11 @@ impl Calls {
         let namespace = self.namespace(pair);
         let block_len = u64::from(namespace.block_len_bytes);
         let are_whole = |bytes: u64| bytes.is_multiple_of(block_len);
-        match are_whole(offset_bytes) && are_whole(buf.len() as u64) {
-            true => Ok(offset_bytes / block_len),
-            false => {
-                let what = format!("{what} whole blocks as");
-                Err(outside(namespace, &what, offset_bytes, buf.len()))
-            }
+        if are_whole(offset_bytes) && are_whole(buf.len() as u64) {
+            Ok(offset_bytes / block_len)
+        } else {
+            let what = format!("{what} whole blocks as");
+            Err(outside(namespace, &what, offset_bytes, buf.len()))
         }
     }
 

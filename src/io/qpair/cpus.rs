@@ -25,7 +25,8 @@ impl Cpus {
         let cpus = parse_list(list).ok_or_else(|| {
             invalid(format!("'{list}' is not a list of processors such as 0,2-5"))
         })?;
-        let (online, allowed) = (online(), allowed()?);
+        let online = online();
+        let allowed = allowed()?;
         for cpu in &cpus {
             if !online.contains(cpu) {
                 let there = Cpus(online);

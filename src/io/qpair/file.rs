@@ -135,12 +135,11 @@ impl FileNamespace {
     pub fn deallocate(&self, range: Range<u64>) -> Result<()> {
         let Files { buffered, is_block_device, path, .. } = &*self.files;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let punched = match is_block_device {
-            true => Err(Errno::OPNOTSUPP),
-            false => {
-                let len = range.end - range.start;
-                rustix::fs::fallocate(buffered, flags, range.start, len)
-            }
+        let punched = if *is_block_device {
+            Err(Errno::OPNOTSUPP)
+        } else {
+            let len = range.end - range.start;
+            rustix::fs::fallocate(buffered, flags, range.start, len)
         };
         punched.map_err(|errno| match errno {
             Errno::OPNOTSUPP | Errno::NOSYS => {
@@ -177,7 +176,8 @@ impl Device for FileNamespace {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let (files, mut namespace) = (Arc::clone(&self.files), self.namespace());
+        let files = Arc::clone(&self.files);
+        let mut namespace = self.namespace();
         if self.calls == FileCalls::Auto {
             match UringPair::new(Arc::clone(&files), namespace.clone()) {
                 Ok(pair) => return Ok(Box::new(pair)),

@@ -444,7 +444,9 @@ mod tests {
                 let mut bytes = [0; 8];
                 let len = shared.socket.read(&mut bytes).unwrap_or(0);
                 for &tag in &bytes[..len] {
-                    let (tag, buf, result) = (tag.into(), IoBuf::empty(), Ok(()));
+                    let tag = tag.into();
+                    let buf = IoBuf::empty();
+                    let result = Ok(());
                     shared.for_the_second.push(Completion { tag, buf, result });
                     shared.second.as_ref().unwrap().mark();
                 }
@@ -470,9 +472,10 @@ mod tests {
         }
         fn register(&mut self, registry: &Registry) {
             let mut shared = self.shared.lock();
-            match self.is_first {
-                true => shared.socket.register(registry, false),
-                false => shared.second = Some(registry.clone()),
+            if self.is_first {
+                shared.socket.register(registry, false)
+            } else {
+                shared.second = Some(registry.clone())
             }
         }
         fn notice(&self) -> Notice {
@@ -488,14 +491,18 @@ mod tests {
         let namespace = MemNamespace::new(512, 512).unwrap().namespace();
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let (socket, for_the_second, second) = (Watched::new(ours), Vec::new(), None);
+        let socket = Watched::new(ours);
+        let for_the_second = Vec::new();
+        let second = None;
         let shared = Arc::new(Mutex::new(Shared { socket, for_the_second, second }));
         let mut group = PollGroup::new().unwrap();
         for is_first in [true, false] {
-            let (shared, namespace) = (Arc::clone(&shared), namespace.clone());
+            let shared = Arc::clone(&shared);
+            let namespace = namespace.clone();
             group.add(Box::new(Handle { shared, namespace, is_first, owed: 0 }));
         }
-        let (far, mut done) = (Instant::now() + Duration::from_secs(3600), Vec::new());
+        let far = Instant::now() + Duration::from_secs(3600);
+        let mut done = Vec::new();
         group.poll(Instant::now(), usize::MAX, &mut done); // new members are polled once
         for round in 0..20 {
             group.submit(1, &mut VecDeque::from([read(round)]));
@@ -515,7 +522,9 @@ mod tests {
         // Another thread may find the completion as well.
         group.submit(1, &mut VecDeque::from([read(0)]));
         let other = std::thread::spawn(move || {
-            let (tag, buf, result) = (9, IoBuf::empty(), Ok(()));
+            let tag = 9;
+            let buf = IoBuf::empty();
+            let result = Ok(());
             let mut shared = shared.lock();
             shared.for_the_second.push(Completion { tag, buf, result });
             shared.second.as_ref().unwrap().mark();

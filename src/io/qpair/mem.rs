@@ -177,7 +177,8 @@ impl Device for MemNamespace {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let taken = VecDeque::with_capacity(usize::from(self.namespace.queue_depth));
-        let (region, namespace) = (Arc::clone(&self.region), self.namespace.clone());
+        let region = Arc::clone(&self.region);
+        let namespace = self.namespace.clone();
         let lender = region.lender();
         Ok(Box::new(MemPair { region, namespace, taken, lender }))
     }

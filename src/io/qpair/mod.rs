@@ -362,7 +362,8 @@ pub trait QueuePair: Send {
     /// Returns whether a read of these blocks would be served by copies on this machine alone, as far as
     /// is known.
     fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
-        let (_, _) = (slba, len_bytes);
+        let _ = slba;
+        let _ = len_bytes;
         false
     }
 

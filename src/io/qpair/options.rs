@@ -126,9 +126,10 @@ impl ConnectOptions {
     /// `io_timeout`. Bytes that the network still holds die with the controller, which a target gives up
     /// after at most two keep alive timeouts.
     pub(super) fn late_writes(&self) -> Duration {
-        let controller = match self.keep_alive_tmo.is_zero() {
-            true => LONGEST_CONTROLLER,
-            false => self.keep_alive_tmo.saturating_mul(2),
+        let controller = if self.keep_alive_tmo.is_zero() {
+            LONGEST_CONTROLLER
+        } else {
+            self.keep_alive_tmo.saturating_mul(2)
         };
         self.io_timeout.saturating_add(controller).saturating_add(SLACK)
     }

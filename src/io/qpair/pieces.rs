@@ -136,7 +136,9 @@ mod tests {
             );
             cut.push((id, buf));
         }
-        let (third, second, first) = (cut.pop().unwrap(), cut.pop().unwrap(), cut.pop().unwrap());
+        let third = cut.pop().unwrap();
+        let second = cut.pop().unwrap();
+        let first = cut.pop().unwrap();
         assert!(pieces.end(third.0, third.1, Ok(())).is_none());
         assert!(pieces.end(first.0, first.1, Err(IoError::DataDigest)).is_none());
         let names: Vec<&str> = pieces.outstanding().map(|piece| piece.info).collect();

@@ -44,7 +44,9 @@ impl PreadPair {
     }
 
     fn call(&self, transfer: &mut Transfer) -> Result<usize, Errno> {
-        let (file, offset, moved) = (transfer.file(&self.files), transfer.offset(), transfer.moved);
+        let file = transfer.file(&self.files);
+        let offset = transfer.offset();
+        let moved = transfer.moved;
         match transfer.io.op {
             IoOp::Read => rustix::io::pread(file, &mut transfer.io.buf[moved..], offset),
             IoOp::Write => rustix::io::pwrite(file, &transfer.io.buf[moved..], offset),

@@ -330,7 +330,8 @@ impl<F: AsFd> Watched<F> {
             tracing::debug!(%error, "epoll cannot watch a descriptor: it is polled in every turn");
         }
         // The set is level-triggered, so data that arrived before the registration are reported too.
-        let (is_watched, ready) = (added.is_ok(), AtomicBool::new(false));
+        let is_watched = added.is_ok();
+        let ready = AtomicBool::new(false);
         let is_expected = AtomicBool::new(self.is_expected);
         let member = registry.member;
         let source = Arc::new(Source { member, is_asked, is_watched, ready, is_expected });

@@ -131,7 +131,8 @@ mod tests {
 
     #[test]
     fn one_connection_is_opened_for_each_owner_and_scope_while_it_is_held() {
-        let (scopes, opened) = ([PairScope::new(), PairScope::new()], AtomicUsize::new(0));
+        let scopes = [PairScope::new(), PairScope::new()];
+        let opened = AtomicUsize::new(0);
         let owners = [Arc::new(5), Arc::new(5)];
         let mut held = Vec::new();
         for _ in 0..3 {
@@ -151,7 +152,9 @@ mod tests {
     #[test]
     fn waiting_callers_get_the_error_of_a_failed_open_and_the_next_call_tries_again() {
         const THREADS: usize = 8;
-        let (scope, owner, opened) = (PairScope::new(), Arc::new(0), AtomicUsize::new(0));
+        let scope = PairScope::new();
+        let owner = Arc::new(0);
+        let opened = AtomicUsize::new(0);
         let waiting = AtomicUsize::new(0);
         let texts = std::thread::scope(|threads| {
             let ask = || {

@@ -156,7 +156,8 @@ impl SharedPair {
         let readiness = Readiness::new()?;
         pair.register(&readiness.registry(0));
         readiness.fall_asleep_between_turns();
-        let (owners, handles) = (Slab::new(), HashMap::new());
+        let owners = Slab::new();
+        let handles = HashMap::new();
         Ok(SharedPair {
             pair,
             readiness,
@@ -237,7 +238,8 @@ impl Handle {
     fn on(queue: &Arc<SharedQueue>) -> Option<Handle> {
         let mut shared = queue.lock();
         let shared = shared.as_mut()?;
-        let (number, namespace) = (shared.next_handle, shared.pair.namespace().clone());
+        let number = shared.next_handle;
+        let namespace = shared.pair.namespace().clone();
         shared.next_handle += 1;
         shared.handles.insert(number, HandleState::default());
         Some(Handle {
@@ -330,7 +332,8 @@ impl QueuePair for Handle {
             let look = self.look_at(now, *ended);
             self.next_timeout = self.next_timeout.into_iter().chain(look).min();
         }
-        let (count, before) = (max.min(own.arrived.len()), done.len());
+        let count = max.min(own.arrived.len());
+        let before = done.len();
         done.extend(own.arrived.drain(..count));
         self.outstanding.forget(&done[before..]);
         if !own.arrived.is_empty() {
@@ -448,7 +451,8 @@ mod tests {
     #[test]
     fn each_handle_gets_its_own_completions_whichever_is_polled() {
         let device = shared();
-        let (mut one, mut two) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
+        let mut one = device.queue_pair().unwrap();
+        let mut two = device.queue_pair().unwrap();
         let mut of_one: VecDeque<Io> = (0..3).map(|tag| write(tag, tag)).collect();
         let mut of_two: VecDeque<Io> = (0..2).map(|tag| write(8 + tag, tag + 70)).collect();
         assert_eq!(one.submit(&mut of_one), 3);
@@ -472,7 +476,8 @@ mod tests {
     #[test]
     fn completions_of_a_dropped_handle_are_discarded() {
         let device = shared();
-        let (mut one, mut two) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
+        let mut one = device.queue_pair().unwrap();
+        let mut two = device.queue_pair().unwrap();
         assert_eq!(one.submit(&mut VecDeque::from([write(0, 1)])), 1);
         drop(one);
         assert_eq!(two.submit(&mut VecDeque::from([write(1, 1)])), 1);
@@ -504,9 +509,10 @@ mod tests {
         fn poll(&mut self, _: Instant, _: usize, done: &mut Vec<Completion>) -> usize {
             self.polls.fetch_add(1, Ordering::Relaxed);
             let mut bytes = [0; 8];
-            let count = match self.socket.take_ready() {
-                true => self.socket.read(&mut bytes).unwrap_or(0),
-                false => 0,
+            let count = if self.socket.take_ready() {
+                self.socket.read(&mut bytes).unwrap_or(0)
+            } else {
+                0
             };
             for Io { tag, buf, .. } in self.taken.drain(..count) {
                 done.push(Completion { tag, buf, result: Ok(()) });
@@ -574,7 +580,8 @@ mod tests {
         let namespace = MemNamespace::new(1 << 20, 512).unwrap().with_limits(4096, 2).namespace();
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let (polls, socket) = (Arc::new(AtomicUsize::new(0)), Watched::new(ours));
+        let polls = Arc::new(AtomicUsize::new(0));
+        let socket = Watched::new(ours);
         let slow = Slow {
             namespace: namespace.clone(),
             socket,

@@ -58,7 +58,8 @@ impl Files {
         is_block_device: bool,
         num_blocks: u64,
     ) -> Files {
-        let (path, num_blocks) = (path.to_owned(), AtomicU64::new(num_blocks));
+        let path = path.to_owned();
+        let num_blocks = AtomicU64::new(num_blocks);
         Files { path, buffered, direct, is_block_device, num_blocks }
     }
 

@@ -51,7 +51,8 @@ impl UringPair {
     }
 
     pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> std::io::Result<UringPair> {
-        let (refused, fresh) = (VecDeque::new(), VecDeque::with_capacity(usize::from(QUEUE_DEPTH)));
+        let refused = VecDeque::new();
+        let fresh = VecDeque::with_capacity(usize::from(QUEUE_DEPTH));
         let ring = Ring::new(files, &namespace)?;
         Ok(UringPair { namespace, refused, fresh, ring })
     }
@@ -216,11 +217,13 @@ impl Ring {
 
     fn entry(&mut self, key: usize) -> squeue::Entry {
         let transfer = &mut self.transfers[key];
-        let fd = match self.registered {
-            true => Fd(transfer.file_index(&self.files) as RawFd),
-            false => Fd(transfer.file(&self.files).as_raw_fd()),
+        let fd = if self.registered {
+            Fd(transfer.file_index(&self.files) as RawFd)
+        } else {
+            Fd(transfer.file(&self.files).as_raw_fd())
         };
-        let (offset, moved) = (transfer.offset(), transfer.moved);
+        let offset = transfer.offset();
+        let moved = transfer.moved;
         let rest = &mut transfer.io.buf[moved..];
         let len = u32::try_from(rest.len()).expect("at most the largest transfer");
         let pinned = &mut self.pinned;
@@ -274,7 +277,8 @@ impl Ring {
 
     /// Waits for outstanding I/Os, for at most `limit`: a disk may hang for ever.
     fn finish(&mut self, limit: Duration) {
-        let (until, mut done) = (Instant::now() + limit, Vec::new());
+        let until = Instant::now() + limit;
+        let mut done = Vec::new();
         loop {
             self.enter();
             self.reap(usize::MAX, &mut done);

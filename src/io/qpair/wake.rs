@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn several_marks_report_a_member_once() {
-        let (wake, marks) = (Wake::default(), [3, 8].map(|member| Arc::new(Mark::new(member))));
+        let wake = Wake::default();
+        let marks = [3, 8].map(|member| Arc::new(Mark::new(member)));
         assert!(!wake.has_marks() && taken(&wake).is_empty());
         for mark in [&marks[1], &marks[0], &marks[1]] {
             assert!(!wake.mark(mark), "nobody sleeps");
@@ -123,7 +124,8 @@ mod tests {
 
     #[test]
     fn wakes_and_marks_ring_for_a_sleeper_and_keep_an_awake_poller_awake() {
-        let (wake, mark) = (Wake::default(), Arc::new(Mark::new(0)));
+        let wake = Wake::default();
+        let mark = Arc::new(Mark::new(0));
         assert!(wake.fall_asleep() && wake.mark(&mark) && wake.wake());
         wake.get_up();
         assert!(!wake.fall_asleep());

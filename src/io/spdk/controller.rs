@@ -367,9 +367,10 @@ fn transport_id(target: &TransportId) -> Result<sys::spdk_nvme_transport_id> {
         "RDMA" => trtype::SPDK_NVME_TRANSPORT_RDMA,
         _ => trtype::SPDK_NVME_TRANSPORT_VFIOUSER,
     };
-    trid.adrfam = match target.is_ipv6 {
-        true => sys::spdk_nvmf_adrfam::SPDK_NVMF_ADRFAM_IPV6,
-        false => sys::spdk_nvmf_adrfam::SPDK_NVMF_ADRFAM_IPV4,
+    trid.adrfam = if target.is_ipv6 {
+        sys::spdk_nvmf_adrfam::SPDK_NVMF_ADRFAM_IPV6
+    } else {
+        sys::spdk_nvmf_adrfam::SPDK_NVMF_ADRFAM_IPV4
     };
     fill(&mut trid.traddr, &target.traddr)?;
     fill(&mut trid.trsvcid, &target.trsvcid)?;

@@ -185,7 +185,8 @@ impl<T: Payload> Core<T> {
     pub fn submit(&mut self, command: Command, mut payload: T) -> Result<(), (T, Refusal)> {
         let Some(raw) = self.raw else { return Err((payload, Refusal::Gone)) };
         let Some(number) = self.free.pop() else { return Err((payload, Refusal::Full)) };
-        let (ns, raw) = (self.ns.as_ptr(), raw.as_ptr());
+        let ns = self.ns.as_ptr();
+        let raw = raw.as_ptr();
         let buf: *mut c_void = payload.buf().as_mut_ptr().cast();
         debug_assert!(
             command == Command::Flush || !payload.buf().is_empty(),
@@ -271,7 +272,8 @@ impl<T: Payload> Core<T> {
 
     /// Ends the queue: outstanding commands end as aborted. A second call does nothing.
     pub fn end(&mut self) {
-        let (raw, group) = (self.raw.take(), self.group.take());
+        let raw = self.raw.take();
+        let group = self.group.take();
         self.is_connected = false;
         if env::has_forked() {
             return; // they belong to the parent

@@ -56,7 +56,8 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
     let keyring = keyring.ok_or_else(|| KeyringError::NoKeyring(name.to_owned()))?;
     let _held = Held::new(keyring);
     let members = call(READ, keyring).map_err(unreadable)?;
-    let (mut found, mut unread) = (Vec::new(), None);
+    let mut found = Vec::new();
+    let mut unread = None;
     for member in members.as_chunks().0 {
         let serial = i32::from_le_bytes(*member); // the processor's order, which is x86-64's
         let Some(identity) = identity_of(serial) else { continue };
@@ -116,7 +117,8 @@ fn link(operation: c_long, keyring: i32) {
 fn keyring_of(line: &str, name: &str, uid: u32) -> Option<i32> {
     let mut fields = line.split_whitespace();
     let serial = fields.next()?;
-    let (owner, kind) = (fields.nth(4)?, fields.nth(1)?);
+    let owner = fields.nth(4)?;
+    let kind = fields.nth(1)?;
     let described = fields.next()?.strip_suffix(':')?;
     let is_trusted = owner.parse().is_ok_and(|owner: u32| owner == 0 || owner == uid);
     let is_it = kind == "keyring" && described == name && is_trusted;
@@ -139,7 +141,8 @@ fn call(operation: c_long, serial: i32) -> io::Result<Zeroizing<Vec<u8>>> {
     loop {
         // SAFETY: the kernel writes at most as many bytes as `bytes` has, and keeps no address.
         let len = unsafe {
-            let (at, room) = (bytes.as_mut_ptr(), bytes.len());
+            let at = bytes.as_mut_ptr();
+            let room = bytes.len();
             libc::syscall(libc::SYS_keyctl, operation, c_long::from(serial), at, room)
         };
         let Ok(len) = usize::try_from(len) else { return Err(io::Error::last_os_error()) };

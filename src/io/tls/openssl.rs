@@ -157,7 +157,8 @@ impl Session {
         // A record costs its own headers and calls, so small pieces share one. Large pieces are encrypted where
         // they lie.
         let mut shared = [0; RECORD_LEN_BYTES];
-        let (mut filled, mut total) = (0, 0);
+        let mut filled = 0;
+        let mut total = 0;
         for slice in slices {
             let mut rest = &slice[..slice.len().min(most - total)];
             total += rest.len();
@@ -295,7 +296,8 @@ fn library() -> Result<&'static Library, TlsError> {
     static LIBRARY: OnceLock<Result<Library, TlsError>> = OnceLock::new();
     let made = LIBRARY.get_or_init(|| {
         let make = || {
-            let (ssl_context, index) = (make_context()?, Ssl::new_ex_index()?);
+            let ssl_context = make_context()?;
+            let index = Ssl::new_ex_index()?;
             Ok(Library { ssl_context, index })
         };
         make().map_err(|stack: openssl::error::ErrorStack| TlsError::Failed(stack.to_string()))

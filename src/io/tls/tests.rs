@@ -102,9 +102,10 @@ fn each_suite_and_identity_carries_bytes_both_ways_however_the_stream_is_cut() {
                 });
                 let slices: Vec<IoSlice<'_>> = pieces.map(IoSlice::new).collect();
                 for is_back in [false, true] {
-                    let (from, to) = match is_back {
-                        false => (&mut host, &mut controller),
-                        true => (&mut controller, &mut host),
+                    let (from, to) = if is_back {
+                        (&mut controller, &mut host)
+                    } else {
+                        (&mut host, &mut controller)
                     };
                     assert_eq!(from.seal(&slices, usize::MAX), Ok(message.len()));
                     let mut came = Vec::new();
@@ -126,7 +127,8 @@ fn each_suite_and_identity_carries_bytes_both_ways_however_the_stream_is_cut() {
 #[test]
 fn another_key_is_refused_by_both_sides_whether_its_identity_is_known_or_not() {
     for hash in HASHES {
-        let (ours, theirs) = (psk(7, hash, IdentityVersion::V1), psk(8, hash, IdentityVersion::V1));
+        let ours = psk(7, hash, IdentityVersion::V1);
+        let theirs = psk(8, hash, IdentityVersion::V1);
         let mut host = Session::host(&ours).unwrap();
         let mut controller = Session::controller(Arc::new(These(vec![theirs]))).unwrap();
         let (host_says, controller_says) = shake(&mut host, &mut controller, usize::MAX);
@@ -135,7 +137,8 @@ fn another_key_is_refused_by_both_sides_whether_its_identity_is_known_or_not() {
         assert!(error.may_be_identity(), "{error}");
         assert!(!host.is_established() && !controller.is_established());
         // Version 0 has the same identity for each key: the binder shows that the key is another.
-        let (ours, theirs) = (psk(7, hash, IdentityVersion::V0), psk(8, hash, IdentityVersion::V0));
+        let ours = psk(7, hash, IdentityVersion::V0);
+        let theirs = psk(8, hash, IdentityVersion::V0);
         let mut host = Session::host(&ours).unwrap();
         let mut controller = Session::controller(Arc::new(These(vec![theirs]))).unwrap();
         let (host_says, controller_says) = shake(&mut host, &mut controller, usize::MAX);

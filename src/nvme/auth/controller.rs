@@ -248,12 +248,11 @@ impl Controller {
             return self.fail(tid, Explanation::AuthenticationFailed, reason);
         }
         if group == Group::Null {
-            return match peer.is_empty() {
-                true => self.judge(chosen, &answer, None),
-                false => {
-                    let reason = "a public value came without a group";
-                    self.fail(tid, Explanation::IncorrectPayload, reason)
-                }
+            return if peer.is_empty() {
+                self.judge(chosen, &answer, None)
+            } else {
+                let reason = "a public value came without a group";
+                self.fail(tid, Explanation::IncorrectPayload, reason)
             };
         }
         if !group.is_public_value(peer) {

@@ -203,13 +203,14 @@ impl Host {
         }
         let chosen = Chosen { hash, group, sequence, challenge, peer };
         if group == Group::Null {
-            return match chosen.peer.is_empty() {
-                true => self.reply(&chosen, None, Vec::new()),
-                false => self.fail(
+            return if chosen.peer.is_empty() {
+                self.reply(&chosen, None, Vec::new())
+            } else {
+                self.fail(
                     Explanation::IncorrectPayload,
                     "a public value came without a \
                      group",
-                ),
+                )
             };
         }
         if !group.is_public_value(&chosen.peer) {

@@ -309,7 +309,8 @@ fn negotiate(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
     for _ in 0..napd {
         let descriptor: [u8; DESCRIPTOR_LEN] = rest.array()?;
         let [authid, _, halen, dhlen] = *descriptor.first_chunk().expect("it is longer");
-        let (halen, dhlen) = (usize::from(halen), usize::from(dhlen));
+        let halen = usize::from(halen);
+        let dhlen = usize::from(dhlen);
         if authid != AUTHID_DH_HMAC_CHAP {
             continue;
         }
@@ -346,10 +347,8 @@ fn reply(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
 fn success1(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let [hl, _, rvalid] = rest.array()?;
     rest.take(HEAD - 9)?;
-    let response = match flag(rvalid, "RVALID")? {
-        true => Some(rest.take(hash_len(hl)?)?.to_vec()),
-        false => None,
-    };
+    let response =
+        if flag(rvalid, "RVALID")? { Some(rest.take(hash_len(hl)?)?.to_vec()) } else { None };
     Ok(Message::Success1 { tid, hl, response })
 }
 
@@ -401,7 +400,8 @@ mod tests {
 
     fn messages() -> Vec<Message> {
         let fill = |len: usize, at: u8| (0..len).map(|i| at ^ i as u8).collect::<Vec<u8>>();
-        let (tid, explanation) = (0xA1B2, Explanation::HashNotUsable);
+        let tid = 0xA1B2;
+        let explanation = Explanation::HashNotUsable;
         vec![
             Message::Negotiate { tid, sc_c: 2, hashes: vec![3, 1], groups: vec![2, 0, 1] },
             Message::Challenge {

@@ -101,7 +101,8 @@ impl IdentityParts {
             "02" => Hash::Sha384,
             _ => return None,
         };
-        let (hostnqn, subnqn) = (Nqn::new(hostnqn).ok()?, Nqn::new(subnqn).ok()?);
+        let hostnqn = Nqn::new(hostnqn).ok()?;
+        let subnqn = Nqn::new(subnqn).ok()?;
         Some(IdentityParts { version, origin, hash, hostnqn, subnqn })
     }
 }
@@ -338,7 +339,8 @@ mod tests {
             let psk = |version| {
                 configured.tls_psk(version, Derivation::Specification, &host, &subsystem).unwrap()
             };
-            let (v1, v0) = (psk(IdentityVersion::V1), psk(IdentityVersion::V0));
+            let v1 = psk(IdentityVersion::V1);
+            let v0 = psk(IdentityVersion::V0);
             assert_eq!((v1.identity().as_str(), hex(v1.key())), (identity1, key1.to_owned()));
             assert_eq!((v0.identity().as_str(), hex(v0.key())), (identity0, key0.to_owned()));
         }
@@ -361,7 +363,8 @@ mod tests {
                 "2774753233537b3fa50eb7d16a8e43457d85f4906c005b2236616c5d80939d0898fff15bb8b77119d2be0aac423e7590",
             ),
         ];
-        let (host, subsystem) = (Nqn::new("hostnqn").unwrap(), Nqn::new("subsysnqn").unwrap());
+        let host = Nqn::new("hostnqn").unwrap();
+        let subsystem = Nqn::new("subsysnqn").unwrap();
         for (hash, expected_psk, digest, expected_key) in cases {
             let len = hash.len_bytes() as u8;
             let session_key: Vec<u8> = (0..len).map(|i| b'A' + i).collect();

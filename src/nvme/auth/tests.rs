@@ -89,7 +89,8 @@ fn run(
     mut damage: impl FnMut(usize, &mut Vec<u8>),
 ) -> (Ends, Host, Controller) {
     let mut of_controller = Next::Receive;
-    let (mut to_host, mut to_controller) = (None::<Vec<u8>>, None::<Vec<u8>>);
+    let mut to_host = None::<Vec<u8>>;
+    let mut to_controller = None::<Vec<u8>>;
     let mut number = 0;
     let mut ends = Ends { host: None, controller: None };
     for _ in 0..64 {
@@ -235,7 +236,8 @@ fn concatenation_gives_both_sides_one_key_and_other_runs_none() {
     let (host, controller) = terms(rng, true);
     let (_, a, b) = between(rng, host.clone(), controller.clone());
     assert!(a.generated_psk().is_none() && b.generated_psk().is_none());
-    let (concatenation, groups) = (Concatenation::Required, Group::ALL.to_vec());
+    let concatenation = Concatenation::Required;
+    let groups = Group::ALL.to_vec();
     let host = HostTerms { concatenation, groups, ..host };
     // The hash that the controller prefers is one that no cipher suite has.
     let hashes = vec![Hash::Sha512, Hash::Sha384, Hash::Sha256];
@@ -257,7 +259,8 @@ fn concatenation_gives_both_sides_one_key_and_other_runs_none() {
 fn a_host_that_concatenates_says_so_and_sends_a_challenge_without_a_number() {
     let rng = &mut Rng(9);
     let (host, controller) = terms(rng, false);
-    let (concatenation, groups) = (Concatenation::Required, vec![Group::Ffdhe2048]);
+    let concatenation = Concatenation::Required;
+    let groups = vec![Group::Ffdhe2048];
     let host = HostTerms { concatenation, groups, ..host };
     let controller = ControllerTerms { concatenation: Concatenation::Optional, ..controller };
     let host = Host::new(host, &rng.randomness(), 7);
@@ -380,8 +383,10 @@ fn no_flipped_bit_lets_anybody_in(group: Group, runs: u64) {
         let (host, controller) = terms(rng, seed % 2 == 0);
         let host = Host::new(HostTerms { groups: vec![group], ..host }, &rng.randomness(), 7);
         let controller = Controller::new(controller, &rng.randomness());
-        let (which, place) = (rng.below(4), rng.next());
-        let (mut covered, mut of_host) = (false, false);
+        let which = rng.below(4);
+        let place = rng.next();
+        let mut covered = false;
+        let mut of_host = false;
         let (ends, ..) = run(host, controller, |number, message| {
             if number == which {
                 let bit = (place % (message.len() as u64 * 8)) as usize;

@@ -131,9 +131,10 @@ fn parse_objects(text: &str) -> Result<Address, AddressError> {
         // An address is printed and kept, and these may be secrets.
         let authority = text.split("://").nth(1).and_then(|rest| rest.split('/').next());
         let has_user = authority.is_some_and(|authority| authority.contains('@'));
-        return match has_user || text.contains('?') {
-            true => Err(AddressError::SecretUrl),
-            false => Ok(Address::Objects(text.to_owned())),
+        return if has_user || text.contains('?') {
+            Err(AddressError::SecretUrl)
+        } else {
+            Ok(Address::Objects(text.to_owned()))
         };
     }
     let bytes = unescape(text, |byte| byte == b',' || byte == b'%');
@@ -209,7 +210,8 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
     let [trtype, adrfam, traddr, trsvcid, subnqn, ns] = values;
     let trtype = trtype.ok_or_else(|| problem("trtype", "missing"))?;
     if let Some(adrfam) = adrfam.filter(|a| !["IPV4", "IPV6"].contains(&&*a.to_ascii_uppercase())) {
-        let (value, expected) = (adrfam.to_owned(), "IPv4, IPv6");
+        let value = adrfam.to_owned();
+        let expected = "IPv4, IPv6";
         return Err(AddressError::Value { key: "adrfam", value, expected });
     }
     let kind = trtype.to_ascii_uppercase();
@@ -217,7 +219,8 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
         return found.map(Address::Spdk);
     }
     if kind != "TCP" {
-        let (value, expected) = (trtype.to_owned(), "TCP, PCIE, RDMA, VFIOUSER");
+        let value = trtype.to_owned();
+        let expected = "TCP, PCIE, RDMA, VFIOUSER";
         return Err(AddressError::Value { key: "trtype", value, expected });
     }
     let traddr = unescape_all(traddr.ok_or_else(|| problem("traddr", "missing"))?)?;
@@ -323,7 +326,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn tcp(traddr: &str, trsvcid: u16, subnqn: &str, nsid: Option<u32>) -> Address {
-        let (traddr, subnqn) = (traddr.to_owned(), Nqn::new(subnqn).unwrap());
+        let traddr = traddr.to_owned();
+        let subnqn = Nqn::new(subnqn).unwrap();
         Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: nsid.map(Nsid) })
     }
 

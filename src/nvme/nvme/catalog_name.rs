@@ -81,9 +81,10 @@ impl CatalogPlace {
     pub fn from_text(text: &str) -> Result<CatalogPlace, AddressError> {
         let malformed = || AddressError::CatalogName(text.to_owned());
         let Some(rest) = text.strip_prefix(CATALOG_SCHEME) else {
-            return match text.contains('/') {
-                true => Ok(CatalogPlace::Folder(text.into())),
-                false => CatalogPlace::parse(text).ok_or_else(malformed)?,
+            return if text.contains('/') {
+                Ok(CatalogPlace::Folder(text.into()))
+            } else {
+                CatalogPlace::parse(text).ok_or_else(malformed)?
             };
         };
         CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest)).ok_or_else(malformed)?

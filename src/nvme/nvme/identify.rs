@@ -195,7 +195,8 @@ impl IdentifyController {
         if id.ioccsz.get() < 4 {
             return Err(IdentifyError::CapsuleLength(id.ioccsz.get()));
         }
-        let (sqes, cqes) = (id.sqes, id.cqes);
+        let sqes = id.sqes;
+        let cqes = id.cqes;
         if sqes & 0xF > 6 || sqes >> 4 < 6 || cqes & 0xF > 4 || cqes >> 4 < 4 {
             return Err(IdentifyError::EntryLength { sqes, cqes });
         }

@@ -209,7 +209,8 @@ impl Connection {
                     Pdu::CapsuleCmd(cmd) => self.take_command(&cmd, data_len)?,
                     Pdu::H2CData(data) => self.begin_data(&data).map(|()| None)?,
                     Pdu::TermReq(term) => {
-                        let (fes, fei) = (term.fes.get(), term.fei.get());
+                        let fes = term.fes.get();
+                        let fei = term.fei.get();
                         return Err(ProtocolError::Terminated { fes, fei });
                     }
                     Pdu::IcResp(_) | Pdu::CapsuleResp(_) | Pdu::C2HData(_) | Pdu::R2T(_) => {
@@ -488,7 +489,8 @@ impl Connection {
 
     /// An H2CData arrived: it must continue the data of a command with an R2T.
     fn begin_data(&mut self, data: &H2CData) -> Result<(), ProtocolError> {
-        let (ttag, cid) = (data.ttag.get(), data.cccid.get());
+        let ttag = data.ttag.get();
+        let cid = data.cccid.get();
         let slot = self.slots.get(usize::from(ttag));
         let slot = slot
             .filter(|slot| slot.state == State::FillingFromR2t)
@@ -497,7 +499,9 @@ impl Connection {
         if slot.sqe.cid.get() != cid {
             return Err(ProtocolError::UnknownCid { pdu_type, cid });
         }
-        let (datao, datal, len) = (data.datao.get(), data.datal.get(), slot.buf.len() as u32);
+        let datao = data.datao.get();
+        let datal = data.datal.get();
+        let len = slot.buf.len() as u32;
         if datao != slot.filled {
             return Err(ProtocolError::OutOfOrder {
                 pdu_type,
@@ -536,7 +540,9 @@ impl Connection {
         if (slot.filled as usize) < slot.buf.len() {
             return None;
         }
-        let (id, sqe, buf) = (CommandId(filling), slot.sqe, std::mem::take(&mut slot.buf));
+        let id = CommandId(filling);
+        let sqe = slot.sqe;
+        let buf = std::mem::take(&mut slot.buf);
         if slot.state == State::FillingFromR2t {
             self.num_awaited -= 1;
         }
@@ -596,7 +602,8 @@ impl CidSet {
     /// Marks `cid` as used; returns whether it was free.
     fn insert(&mut self, cid: u16) -> bool {
         let words = self.0.get_or_insert_with(|| Box::new([0; 1024]));
-        let (word, bit) = (&mut words[usize::from(cid / 64)], 1 << (cid % 64));
+        let word = &mut words[usize::from(cid / 64)];
+        let bit = 1 << (cid % 64);
         let is_new = *word & bit == 0;
         *word |= bit;
         is_new

@@ -416,10 +416,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
 
     fn handle_c2h_data(&mut self, data: &C2HData, data_len: u32) -> Result<(), ProtocolError> {
         const PDU: PduType = PduType::C2HData;
-        let (cid, datao) = (data.cccid.get(), data.datao.get());
+        let cid = data.cccid.get();
+        let datao = data.datao.get();
         let slot = self.find(PDU, cid)?;
         let command = self.slots.get(slot);
-        let (expected, len) = (command.at, command.len);
+        let expected = command.at;
+        let len = command.len;
         let last = data.ch.flags & FLAG_LAST_PDU != 0;
         let success = data.ch.flags & FLAG_SUCCESS != 0;
         let end = u64::from(datao) + u64::from(data_len);
@@ -454,18 +456,22 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     fn end_data(&mut self, digest_ok: bool) -> Result<(), ProtocolError> {
         let Receiving { slot, success } = self.receiving.take().expect("data follow a C2HData");
         self.slots.get_mut(slot).digest_failed |= !digest_ok;
-        match success {
-            true => self.complete(slot, Cqe::new(self.slots.cid(slot), Status::SUCCESS)),
-            false => Ok(()),
+        if success {
+            self.complete(slot, Cqe::new(self.slots.cid(slot), Status::SUCCESS))
+        } else {
+            Ok(())
         }
     }
 
     fn handle_r2t(&mut self, r2t: &R2T) -> Result<(), ProtocolError> {
         const PDU: PduType = PduType::R2T;
-        let (cid, r2to, r2tl) = (r2t.cccid.get(), r2t.r2to.get(), r2t.r2tl.get());
+        let cid = r2t.cccid.get();
+        let r2to = r2t.r2to.get();
+        let r2tl = r2t.r2tl.get();
         let slot = self.find(PDU, cid)?;
         let command = self.slots.get(slot);
-        let (expected, len) = (command.at, command.len);
+        let expected = command.at;
+        let len = command.len;
         let end = u64::from(r2to) + u64::from(r2tl);
         if command.transfer != Transfer::Out || command.in_capsule {
             return Err(ProtocolError::UnknownCid { pdu_type: PDU, cid });
@@ -524,7 +530,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     /// The controller has completed the command.
     fn complete(&mut self, slot: usize, cqe: Cqe) -> Result<(), ProtocolError> {
         let command = self.slots.get_mut(slot);
-        let (expected, found) = (command.len, command.at);
+        let expected = command.len;
+        let found = command.at;
         // In-capsule data are complete, or the capsule would have been refused.
         let is_whole = found == expected || command.in_capsule || command.may_be_short;
         let is_short = cqe.status().is_success() && !is_whole;
@@ -540,9 +547,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             let event = self.slots.remove(slot);
             self.events.push_back(event);
         }
-        match is_short {
-            true => Err(ProtocolError::ShortTransfer { cid: cqe.cid.get(), expected, found }),
-            false => Ok(()),
+        if is_short {
+            Err(ProtocolError::ShortTransfer { cid: cqe.cid.get(), expected, found })
+        } else {
+            Ok(())
         }
     }
 }

@@ -83,12 +83,10 @@ struct Class {
 
 impl Class {
     fn new(order: &Chunked, shard: &Shard) -> Class {
-        let (rank, world_size) = (u64::from(shard.rank), u64::from(shard.world_size.max(1)));
+        let rank = u64::from(shard.rank);
+        let world_size = u64::from(shard.world_size.max(1));
         let num_lanes = u64::from(order.num_lanes());
-        let classes = match order.has_equal_lanes() {
-            true => gcd(world_size, num_lanes),
-            false => 1,
-        };
+        let classes = if order.has_equal_lanes() { gcd(world_size, num_lanes) } else { 1 };
         // Batches begin a multiple of the world size, and so of the classes, after what is consumed.
         let first_lane = (shard.consumed % classes + rank % classes) % classes;
         Class {
@@ -113,7 +111,8 @@ impl Class {
         let Some(nth) = nth.checked_sub(owned) else {
             return if rank <= nth % self.ranks { 0 } else { len };
         };
-        let (len, ranks) = (u128::from(len), u128::from(self.ranks));
+        let len = u128::from(len);
+        let ranks = u128::from(self.ranks);
         let start = (u128::from(rank) * u128::from(shared) * len).div_ceil(ranks);
         start.saturating_sub(u128::from(nth) * len).min(len) as u64
     }
@@ -147,7 +146,8 @@ impl Aligner {
         out: &mut Vec<Pick>,
     ) {
         let GlobalBatch { first, count } = batch;
-        let (rank, world_size) = (u64::from(shard.rank), u64::from(shard.world_size.max(1)));
+        let rank = u64::from(shard.rank);
+        let world_size = u64::from(shard.world_size.max(1));
         let real = count.min(len.saturating_sub(first));
         let class = Class::new(order, shard);
         self.own.clear();
@@ -179,7 +179,8 @@ impl Aligner {
             let lanes = (class.first_lane..num_lanes).step_by(class.classes as usize);
             let before = |position: u64, lane| position.saturating_sub(lane).div_ceil(num_lanes);
             self.lanes.extend(lanes.map(|lane| {
-                let (start, end) = (before(positions.start, lane), before(positions.end, lane));
+                let start = before(positions.start, lane);
+                let end = before(positions.end, lane);
                 LaneRange { lane: lane as u32, start, end }
             }));
             return;

@@ -167,7 +167,9 @@ impl Chunked {
         for (lane, &(skip, limit)) in dealt.lanes.iter().zip(&dealt.bounds) {
             lanes.push(groups.len() as u32);
             skips.push(skip);
-            let (mut samples, mut room, mut skip) = (0, 0, skip);
+            let mut samples = 0;
+            let mut room = 0;
+            let mut skip = skip;
             for &chunk in lane {
                 let span = population.span_of_chunk(chunk).max(1);
                 if room < span {
@@ -206,9 +208,10 @@ impl Chunked {
         let first = self.groups[cursor.group as usize] as usize;
         let end = self.groups[cursor.group as usize + 1] as usize;
         let at = first + self.ends[first..end].partition_point(|&end| end <= shuffled);
-        match at == first {
-            true => (at, (shuffled - cursor.start) as u32 + cursor.skip),
-            false => (at, (shuffled - self.ends[at - 1]) as u32),
+        if at == first {
+            (at, (shuffled - cursor.start) as u32 + cursor.skip)
+        } else {
+            (at, (shuffled - self.ends[at - 1]) as u32)
         }
     }
 
@@ -281,9 +284,10 @@ impl Chunked {
 
     /// The position of the sample `index` of `lane`.
     pub(super) fn position(&self, lane: u32, index: u64) -> u64 {
-        match self.has_equal_lanes {
-            true => index * u64::from(self.num_lanes()) + u64::from(lane),
-            false => self.interleave.position(lane, index),
+        if self.has_equal_lanes {
+            index * u64::from(self.num_lanes()) + u64::from(lane)
+        } else {
+            self.interleave.position(lane, index)
         }
     }
 
@@ -304,7 +308,8 @@ impl Chunked {
 
     /// The group that holds sample `index` of `lane`.
     pub(super) fn group_of(&self, lane: u32, index: u64) -> u32 {
-        let (first, end) = (self.lanes[lane as usize], self.lanes[lane as usize + 1]);
+        let first = self.lanes[lane as usize];
+        let end = self.lanes[lane as usize + 1];
         let groups = &self.groups[first as usize + 1..=end as usize];
         first + groups.partition_point(|&at| self.ends[at as usize - 1] <= index) as u32
     }
@@ -344,10 +349,12 @@ impl Dealt {
 
     /// Concatenates the shuffled chunks, and divides them where a lane has its share of the samples.
     fn deal_equally(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
-        let (each, extra) =
-            (population.num_live() / u64::from(lanes), population.num_live() % u64::from(lanes));
+        let each = population.num_live() / u64::from(lanes);
+        let extra = population.num_live() % u64::from(lanes);
         let mut chunks = shuffled_chunks(population, key);
-        let (mut chunk, mut live, mut taken) = (0, 0, 0);
+        let mut chunk = 0;
+        let mut live = 0;
+        let mut taken = 0;
         for (lane, own) in (0..).zip(&mut self.lanes) {
             let share = each + u64::from(lane < extra);
             // If the border falls between two chunks, the next lane skips nothing.

@@ -53,7 +53,8 @@ impl Interleave {
             phase = &self.phases[self.current];
         }
         let offset = position - phase.first_position;
-        let (round, turn) = (offset / phase.num_active, offset % phase.num_active);
+        let round = offset / phase.num_active;
+        let turn = offset % phase.num_active;
         (self.active[turn as usize], phase.first_round + round)
     }
 
@@ -78,7 +79,8 @@ impl Interleave {
 /// One phase for each distinct length above zero; a single empty phase if all lanes are empty.
 fn phases(sorted: &[u64], phases: &mut Vec<Phase>) {
     phases.clear();
-    let (mut first_position, mut first_round) = (0, 0);
+    let mut first_position = 0;
+    let mut first_round = 0;
     for (gone, &length) in sorted.iter().enumerate() {
         if length > first_round {
             let num_active = (sorted.len() - gone) as u64;

@@ -168,7 +168,8 @@ impl EpochOrder {
     ) -> Result<EpochOrder, OrderError> {
         spec.check()?;
         spec.check_epoch(epoch)?;
-        let (weighed, samples) = (weights.num_samples(), population.num_live());
+        let weighed = weights.num_samples();
+        let samples = population.num_live();
         if spec.kind != weights.kind() || weighed != samples {
             return Err(OrderError::OtherWeights { weighed, samples });
         }
@@ -327,7 +328,8 @@ impl EpochOrder {
         (batch, batch_size): (GlobalBatch, u64),
         out: &mut Vec<SampleId>,
     ) {
-        let (locality, size) = (Arc::clone(by_node.locality()), (self.len, batch_size));
+        let locality = Arc::clone(by_node.locality());
+        let size = (self.len, batch_size);
         let own = by_node.share(shard, batch, size, |position| {
             self.chunk_at(population, position).and_then(|chunk| locality.holder(chunk))
         });
@@ -348,7 +350,8 @@ impl EpochOrder {
         (batch, batch_size): (GlobalBatch, u64),
         out: &mut Vec<Pick>,
     ) {
-        let (locality, len) = (Arc::clone(by_node.locality()), self.len);
+        let locality = Arc::clone(by_node.locality());
+        let len = self.len;
         let chunked = self.chunked_mut();
         let own = by_node.share(shard, batch, (len, batch_size), |position| {
             locality.holder(chunked.pick(position).chunk)

@@ -99,7 +99,8 @@ impl Partial {
 
     /// The chunk of the sample at `position`, and its index there.
     pub(super) fn locate(&mut self, position: u64) -> (u32, u32) {
-        let (rank, index) = (position % self.world_size, position / self.world_size);
+        let rank = position % self.world_size;
+        let index = position / self.world_size;
         let entries = match self.reading {
             Some((last, entries)) if last == rank => entries,
             _ => self.reading.insert((rank, self.entries_of(rank))).1,
@@ -115,8 +116,8 @@ impl Partial {
     }
 
     fn share_start(&self, rank: u64) -> u64 {
-        let (each, extra) =
-            (self.slots.len() / self.world_size, self.slots.len() % self.world_size);
+        let each = self.slots.len() / self.world_size;
+        let extra = self.slots.len() % self.world_size;
         rank * each + rank.min(extra)
     }
 }

@@ -39,7 +39,8 @@ impl EpochOrder {
         }
         if sharding == Sharding::Aligned {
             let shard = Shard::new(0, world_size, super::Tail::Keep).ok()?;
-            let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
+            let mut aligner = Aligner::default();
+            let mut picks = Vec::new();
             let batch = shard.global_batch(len, 0, batch_size);
             aligner.share(chunked, |_, _| 1, &shard, batch, len, &mut picks);
             let counted = aligner.counted();

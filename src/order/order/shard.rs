@@ -81,7 +81,8 @@ impl Shard {
 
     /// The positions of the rank in an epoch of `len`, in ascending order.
     pub fn positions(&self, len: u64) -> Positions {
-        let (rank, world_size) = (u64::from(self.rank), u64::from(self.world_size.max(1)));
+        let rank = u64::from(self.rank);
+        let world_size = u64::from(self.world_size.max(1));
         let rest = len.saturating_sub(self.consumed);
         let count = match self.tail {
             Tail::Keep => rest.saturating_sub(rank).div_ceil(world_size),

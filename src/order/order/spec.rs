@@ -123,9 +123,10 @@ impl OrderSpec {
             OrderKind::Partial { .. } => MAX_PARTIAL_EPOCHS,
             _ => MAX_EPOCHS,
         };
-        match epoch.0 < limit {
-            true => Ok(()),
-            false => Err(OrderError::Epoch { epoch: epoch.0, last: limit - 1 }),
+        if epoch.0 < limit {
+            Ok(())
+        } else {
+            Err(OrderError::Epoch { epoch: epoch.0, last: limit - 1 })
         }
     }
 }

@@ -369,14 +369,15 @@ mod shared {
 }
 
 fn of_another_generation(state: Generation, open: Generation) -> String {
-    match state > open {
-        true => format!(
+    if state > open {
+        format!(
             "the state is of generation {state}, the image opened at generation {open}: its newest \
              superblock may be damaged"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "the state counts samples of generation {state}, and the image is at generation {open}"
-        ),
+        )
     }
 }
 

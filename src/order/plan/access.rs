@@ -81,7 +81,9 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
             order.check_epoch(Epoch(last))?;
         }
         Shard::new(0, world_size, tail)?;
-        let (consumed, shares, batch_size) = (0, Shares::Strided, 1);
+        let consumed = 0;
+        let shares = Shares::Strided;
+        let batch_size = 1;
         Ok(TrainingRun {
             population,
             order,
@@ -128,7 +130,8 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
 
     fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId])) {
         let mut ids = Vec::with_capacity(PIECE as usize);
-        let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
+        let mut aligner = Aligner::default();
+        let mut picks = Vec::new();
         let mut by_node = match &self.shares {
             Shares::Local(locality) => Some(ByNode::new(Arc::clone(locality))),
             Shares::Strided | Shares::Aligned => None,
@@ -138,7 +141,8 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
                 .expect("the specification was checked when the run was made");
             let consumed = if epoch == self.epochs.start { self.consumed } else { 0 };
             let shard = Shard { rank, world_size: self.world_size, consumed, tail: self.tail };
-            let (mut positions, mut taken) = (shard.positions(order.len()), 0);
+            let mut positions = shard.positions(order.len());
+            let mut taken = 0;
             while positions.remaining() > 0 {
                 ids.clear();
                 if let Shares::Strided = self.shares {
@@ -272,7 +276,8 @@ pub(super) mod tests {
             let order = OrderSpec { kind, seed: 3 };
             let run = TrainingRun::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
             let run = run.shared(Sharding::Local, Some(&locality), 200);
-            let (mut all, mut at_home) = (Vec::new(), 0);
+            let mut all = Vec::new();
+            let mut at_home = 0;
             for rank in 0..3 {
                 let read = string(&run, rank);
                 at_home += read.iter().filter(|&&id| id / 64 % 3 == u64::from(rank)).count();

@@ -190,8 +190,10 @@ fn negative_log2(word: u64) -> u64 {
     let whole = u64::from(63 - word.leading_zeros());
     // The leading one shifted out: f as a fraction of 2^64.
     let fraction = (word << word.leading_zeros()) << 1;
-    let (index, below) = ((fraction >> 53) as usize, fraction >> 21 & 0xffff_ffff);
-    let (low, high) = (LOG2[index], LOG2[index + 1]);
+    let index = (fraction >> 53) as usize;
+    let below = fraction >> 21 & 0xffff_ffff;
+    let low = LOG2[index];
+    let high = LOG2[index + 1];
     let log2 = low + (((high - low) * below) >> 32);
     (64 << FRACTION_BITS) - (whole << FRACTION_BITS) - log2
 }
@@ -336,7 +338,8 @@ mod tests {
                 ("joins", of(&with(nodes + 1)), nodes + 1),
                 ("leaves", of(&with(nodes - 1)), nodes),
             ] {
-                let (moved, least) = (moved(&before, &after), 1. / n as f64);
+                let moved = moved(&before, &after);
+                let least = 1. / n as f64;
                 println!(
                     "{nodes} nodes with room for {percent} %, one {what}: {moved:.3} of the chunks move, {:.2} \
                      times the least",

@@ -119,9 +119,10 @@ impl From<PlanError> for Error {
 
 /// Checks a block length.
 pub(super) fn check_block_len(len_bytes: u32) -> Result<(), PlanError> {
-    match (512..=4096).contains(&len_bytes) && len_bytes.is_power_of_two() {
-        true => Ok(()),
-        false => Err(PlanError::BlockLen { len_bytes }),
+    if (512..=4096).contains(&len_bytes) && len_bytes.is_power_of_two() {
+        Ok(())
+    } else {
+        Err(PlanError::BlockLen { len_bytes })
     }
 }
 

@@ -70,7 +70,8 @@ mod tests {
     /// exactly that often, too; its example and its text count those read more often. Costs
     /// `epochs` steps. `ranks` and the denominator are not 0.
     fn expected_readers_above(samples: u64, epochs: u32, ranks: u32, excess: Ratio) -> f64 {
-        let (n, d) = (u64::from(ranks), u64::from(excess.denominator));
+        let n = u64::from(ranks);
+        let d = u64::from(excess.denominator);
         let limit = u128::from(d + u64::from(excess.numerator)) * u128::from(epochs);
         let least = (limit / u128::from(n * d)) as u64 + 1;
         if ranks == 1 {

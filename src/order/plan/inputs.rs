@@ -101,9 +101,10 @@ impl RankInputs {
     /// They would be longer.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PlanError> {
         let bytes = serde_json::to_vec(self).expect("numbers always become JSON");
-        match bytes.len() <= MAX_RANK_INPUT_BYTES {
-            true => Ok(bytes),
-            false => Err(PlanError::InputsTooLong { len_bytes: bytes.len() }),
+        if bytes.len() <= MAX_RANK_INPUT_BYTES {
+            Ok(bytes)
+        } else {
+            Err(PlanError::InputsTooLong { len_bytes: bytes.len() })
         }
     }
 

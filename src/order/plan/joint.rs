@@ -87,8 +87,9 @@ fn check_same(
         return Err(PlanError::OtherImage { planned: image, open });
     }
     let open = directory.generation();
-    match generation == open {
-        true => Ok(()),
-        false => Err(PlanError::OtherGeneration { planned: generation, open }),
+    if generation == open {
+        Ok(())
+    } else {
+        Err(PlanError::OtherGeneration { planned: generation, open })
     }
 }

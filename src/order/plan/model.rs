@@ -82,14 +82,16 @@ impl Curve {
             return Err(PlanError::EmptyTable { what: what() });
         }
         for pair in self.points.windows(2) {
-            let (previous, next) = (pair[0].0, pair[1].0);
+            let previous = pair[0].0;
+            let next = pair[1].0;
             if previous >= next {
                 return Err(PlanError::UnsortedTable { what: what(), previous, next });
             }
         }
-        match self.points.iter().any(|&(_, rate)| rate.0 == 0) {
-            true => Err(PlanError::ZeroRate { what: what() }),
-            false => Ok(()),
+        if self.points.iter().any(|&(_, rate)| rate.0 == 0) {
+            Err(PlanError::ZeroRate { what: what() })
+        } else {
+            Ok(())
         }
     }
 
@@ -104,7 +106,8 @@ impl Curve {
             return rate_to;
         }
         let (from, rate_from) = self.points[above - 1];
-        let (step, width) = (i128::from(count - from), i128::from(to - from));
+        let step = i128::from(count - from);
+        let width = i128::from(to - from);
         let rise = i128::from(rate_to.0) - i128::from(rate_from.0);
         let rate = i128::from(rate_from.0) + (rise * step).div_euclid(width);
         Rate(u64::try_from(rate).expect("between two rates"))
@@ -241,9 +244,10 @@ fn check_stage(stage: &Stage, what: &str) -> Result<(), PlanError> {
     stage.read.check(what)?;
     stage.write.check(what)?;
     // A rate below one byte per second and thread would round to 0 per thread.
-    match stage.read_of_thread().0 == 0 || stage.write_of_thread().0 == 0 {
-        true => Err(PlanError::ZeroRate { what: what.to_owned() }),
-        false => Ok(()),
+    if stage.read_of_thread().0 == 0 || stage.write_of_thread().0 == 0 {
+        Err(PlanError::ZeroRate { what: what.to_owned() })
+    } else {
+        Ok(())
     }
 }
 

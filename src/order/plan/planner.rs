@@ -60,7 +60,8 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(PlanError::Ranks { ranks });
         }
-        let (frequencies, seen) = (Frequencies::new(lengths), BitSet::new(lengths.num_samples()));
+        let frequencies = Frequencies::new(lengths);
+        let seen = BitSet::new(lengths.num_samples());
         Ok(Planner { accesses, lengths, block_len_bytes, frequencies, seen })
     }
 
@@ -207,7 +208,8 @@ impl BitSet {
 
     /// Sets bit `index`; returns whether it was clear.
     fn insert(&mut self, index: u64) -> bool {
-        let (word, bit) = (&mut self.0[(index / 64) as usize], 1 << (index % 64));
+        let word = &mut self.0[(index / 64) as usize];
+        let bit = 1 << (index % 64);
         let is_new = *word & bit == 0;
         *word |= bit;
         is_new
@@ -242,7 +244,8 @@ mod tests {
         samples.sort_by_key(|copy| (std::cmp::Reverse(copy.frequency), copy.first_access));
         let blocks =
             |copy: &PlannedCopy| u64::from(lengths[copy.sample.0 as usize].div_ceil(512).max(1));
-        let (mut tier, mut used) = (0, 0);
+        let mut tier = 0;
+        let mut used = 0;
         samples.retain_mut(|copy| {
             while tier < tiers.len() && used + blocks(copy) > tiers[tier].num_blocks {
                 (tier, used) = (tier + 1, 0);
@@ -290,7 +293,8 @@ mod tests {
 
     #[test]
     fn a_tier_smaller_than_one_sample_stays_empty_and_the_next_is_filled() {
-        let (population, lengths) = (Samples(10), [1_024; 10]);
+        let population = Samples(10);
+        let lengths = [1_024; 10];
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         let mut copies = Vec::new();
@@ -304,7 +308,8 @@ mod tests {
 
     #[test]
     fn a_rank_without_tiers_plans_nothing() {
-        let (population, lengths) = (Samples(10), [1; 10]);
+        let population = Samples(10);
+        let lengths = [1; 10];
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 4096).unwrap();
         planner.plan(0, &[], &mut |copy| panic!("{copy:?}")).unwrap();
@@ -312,7 +317,8 @@ mod tests {
 
     #[test]
     fn tiers_and_blocks_that_an_address_cannot_name_are_refused() {
-        let (population, lengths) = (Samples(10), [1; 10]);
+        let population = Samples(10);
+        let lengths = [1; 10];
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         for len_bytes in [0, 256, 1_000, 8_192] {
             let error = Planner::new(&run, &lengths[..], len_bytes).unwrap_err();

@@ -298,7 +298,8 @@ fn encode(location: CopyLocation) -> u64 {
 }
 
 fn decode(word: u64) -> Option<CopyLocation> {
-    let (tier, first) = ((word >> 2) as u8 & 63, (word >> 8) as u8 & 63);
+    let tier = (word >> 2) as u8 & 63;
+    let first = (word >> 8) as u8 & 63;
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
@@ -353,7 +354,8 @@ mod tests {
 
     #[test]
     fn copies_of_an_earlier_run_are_under_way_until_they_are_checked_and_keep_their_place() {
-        let (table, pages) = (CopyTable::new(2), PageSet(0b110));
+        let table = CopyTable::new(2);
+        let pages = PageSet(0b110);
         let location = CopyLocation { tier: 3, first: 1, page: 70 };
         assert!(table.place(1, location));
         table.begin_check(1, pages);

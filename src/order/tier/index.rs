@@ -217,7 +217,8 @@ impl Index {
         let raw = RawEntry::read_from_bytes(&self.bytes[at..at + ENTRY_BYTES]).ok()?;
         let place = raw.place.get();
         let page = (place & !(u64::MAX << FIRST_SHIFT)).checked_sub(1)?;
-        let (first, pages) = ((place >> FIRST_SHIFT) as u8, PageSet(raw.pages.get()));
+        let first = (place >> FIRST_SHIFT) as u8;
+        let pages = PageSet(raw.pages.get());
         let is_intact = raw.own.get() == self.own_crc(&raw, unit);
         is_intact.then_some(Kept { unit, first, page, pages, sum: raw.sum.get() })
     }
@@ -286,7 +287,8 @@ fn header(uuid: Uuid, generation: Generation, units: &Units) -> [u8; HEADER_BYTE
 
 /// Offset of a unit's entry.
 fn offset_of(unit: u32) -> usize {
-    let (page, entry) = (u64::from(unit) / ENTRIES_OF_PAGE, u64::from(unit) % ENTRIES_OF_PAGE);
+    let page = u64::from(unit) / ENTRIES_OF_PAGE;
+    let entry = u64::from(unit) % ENTRIES_OF_PAGE;
     HEADER_BYTES + (page * PAGE_BYTES) as usize + entry as usize * ENTRY_BYTES
 }
 
@@ -323,7 +325,9 @@ mod tests {
 
     #[test]
     fn index_entries_read_back_and_damaged_ones_do_not() {
-        let (uuid, generation, units) = (Uuid([7; 16]), Generation(3), units());
+        let uuid = Uuid([7; 16]);
+        let generation = Generation(3);
+        let units = units();
         let mut index = Index::new(uuid, generation, &units);
         let border = Kept { unit: 299, first: 1, page: 0, pages: PageSet(0b10), sum: u32::MAX };
         assert_eq!(index.set(0, Some(kept(0, 4))), 4096);
@@ -352,7 +356,9 @@ mod tests {
 
     #[test]
     fn an_index_of_something_else_is_not_used() {
-        let (uuid, generation, units) = (Uuid([7; 16]), Generation(3), units());
+        let uuid = Uuid([7; 16]);
+        let generation = Generation(3);
+        let units = units();
         let bytes = Index::new(uuid, generation, &units).bytes().to_vec();
         let parse = |bytes: &[u8], uuid, generation, units: &Units| {
             Index::parse(bytes, uuid, generation, units).err()
@@ -383,7 +389,9 @@ mod tests {
 
     #[test]
     fn the_quota_changes_without_the_copies() {
-        let (uuid, generation, units) = (Uuid([7; 16]), Generation(3), units());
+        let uuid = Uuid([7; 16]);
+        let generation = Generation(3);
+        let units = units();
         let mut index = Index::new(uuid, generation, &units);
         index.set(0, Some(kept(0, 4)));
         assert_eq!(Index::quota_of(index.bytes()), None, "it was never set");

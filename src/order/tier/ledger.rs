@@ -108,7 +108,9 @@ impl Ledger {
     pub fn new(policy: Policy, stop: Stop, quotas: &[u64]) -> Ledger {
         let tier = |&quota| {
             let space = PageAllocator::new(quota);
-            let (is_off, is_used, has_own_files) = (false, true, false);
+            let is_off = false;
+            let is_used = true;
+            let has_own_files = false;
             Tier { quota, reserved: 0, is_off, is_used, has_own_files, space }
         };
         let tiers = quotas.iter().map(tier).collect();
@@ -265,10 +267,8 @@ impl Ledger {
         if !room.fits(&want) {
             return None;
         }
-        let page = match room.is_own_file(&want) {
-            true => OWN_FILES_PAGE,
-            false => room.space.take(want.space)?,
-        };
+        let page =
+            if room.is_own_file(&want) { OWN_FILES_PAGE } else { room.space.take(want.space)? };
         room.reserved += want.pages;
         Some((tier, page))
     }

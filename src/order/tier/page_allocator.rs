@@ -108,7 +108,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_page_is_allocated_twice(steps in prop::collection::vec((1_u64..9, any::<bool>()), 0..80)) {
-            let (mut room, mut taken) = (PageAllocator::new(40), Vec::<Range<u64>>::new());
+            let mut room = PageAllocator::new(40);
+            let mut taken = Vec::<Range<u64>>::new();
             for (pages, gives_back) in steps {
                 if gives_back && !taken.is_empty() {
                     room.give_back(taken.swap_remove(pages as usize % taken.len()));

@@ -27,7 +27,8 @@ impl Portions {
         samples: impl Iterator<Item = (u32, PageSet, bool)>,
     ) -> Option<Portions> {
         let mut starts = vec![PageSet::NONE; len as usize];
-        let (mut continued, mut all) = (starts.clone(), starts.clone());
+        let mut continued = starts.clone();
+        let mut all = starts.clone();
         for (unit, pages, is_short) in samples {
             all[unit as usize] = all[unit as usize].with(pages);
             let starts = &mut starts[unit as usize];

@@ -167,10 +167,12 @@ impl Units {
     /// Notes which samples are long. Those that share a page with another sample are not.
     fn with_long(mut self, extents: &[Extent]) -> Units {
         let of = |extent: &Extent| {
-            let (start, len_bytes) = (extent.offset_bytes, u64::from(extent.len_bytes));
+            let start = extent.offset_bytes;
+            let len_bytes = u64::from(extent.len_bytes);
             let within = self.within(extent.namespace, &(start..start + len_bytes));
             let together = self.together_with(within.start);
-            let (first, last) = (self.get(within.start), self.get(within.end - 1));
+            let first = self.get(within.start);
+            let last = self.get(within.end - 1);
             let is_alone = start == first.start_bytes()
                 && within == together
                 && last.end_bytes() - start == len_bytes.next_multiple_of(PAGE_BYTES);
@@ -205,11 +207,13 @@ impl Units {
 
     /// As [`Units::from_pages`], for long samples of a plain folder with these first pages and lengths in bytes.
     pub fn of_long_samples(samples: impl IntoIterator<Item = (u64, u64)>) -> Units {
-        let (mut runs, mut extents) = (Vec::new(), Vec::new());
+        let mut runs = Vec::new();
+        let mut extents = Vec::new();
         for (page, len_bytes) in samples {
             let pages = page..page + len_bytes.div_ceil(PAGE_BYTES);
             runs.push(Run { pages, is_one_sample: true });
-            let (offset_bytes, len_bytes) = (page * PAGE_BYTES, len_bytes as u32);
+            let offset_bytes = page * PAGE_BYTES;
+            let len_bytes = len_bytes as u32;
             extents.push(Extent { offset_bytes, len_bytes, ..Extent::default() });
         }
         Units::from_runs(vec![runs]).with_long(&extents)

@@ -25,7 +25,8 @@ mod tests {
 
     #[test]
     fn the_delay_of_a_store_decides_within_the_window() {
-        let (range, window) = (8 << 20, 256 << 20);
+        let range = 8 << 20;
+        let window = 256 << 20;
         let of = |ms| ahead(Some(Duration::from_millis(ms)), range, window);
         assert_eq!((of(0), of(1), of(4), of(50)), (32 << 20, 32 << 20, 100_000_000, window));
         assert_eq!(ahead(Some(Duration::MAX), range, window), window);

@@ -108,7 +108,8 @@ impl HostConnection {
         let queue = self.queue.as_ref().expect("only a connected queue authenticates");
         let keys = subsystem.keys_of(&queue.controller.hostnqn);
         let terms = keys.map(|keys| {
-            let (host, concatenation) = (&queue.controller.hostnqn, queue.concatenation);
+            let host = &queue.controller.hostnqn;
+            let concatenation = queue.concatenation;
             subsystem.authentication_terms(host, &keys, concatenation)
         });
         let terms = terms.ok_or(Status::INVALID_OPCODE.do_not_retry())?;
@@ -156,13 +157,16 @@ impl HostConnection {
         let controller = &queue.controller;
         let generated = authentication.as_ref().and_then(|a| a.controller.generated_psk());
         let psk = generated.and_then(|(psk, hash)| {
-            let (hostnqn, subnqn) = (&controller.hostnqn, &subsystem.options.nqn);
+            let hostnqn = &controller.hostnqn;
+            let subnqn = &subsystem.options.nqn;
             TlsPsk::generated(psk, hash, IdentityVersion::V1, hostnqn, subnqn)
         });
         if let Some(psk) = psk {
             subsystem.generated.add(psk, now);
         }
-        let (host, cntlid, qid) = (controller.hostnqn.as_str(), controller.cntlid, queue.qid);
+        let host = controller.hostnqn.as_str();
+        let cntlid = controller.cntlid;
+        let qid = queue.qid;
         tracing::debug!(peer = %self.peer, host, cntlid, qid, "authenticated");
         if qid == 0 {
             subsystem.access.tell(self.who(), Some(cntlid), AccessKind::Authenticated);

@@ -199,7 +199,8 @@ impl HostConnection {
         plain: &mut [u8],
         now: Instant,
     ) -> Result<(), Closed> {
-        let (before, mut opened) = (self.arrived(), 0);
+        let before = self.arrived();
+        let mut opened = 0;
         let mut result = Ok(());
         while result.is_ok() && self.terminated.is_none() {
             let Carriage::Tls(secured) = &mut self.carriage else { break };

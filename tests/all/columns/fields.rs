@@ -124,10 +124,8 @@ fn check(disks: &Disks, samples: &BTreeMap<String, Fields>) {
                 let opened = dataset.open_file(id, Some(number), &mut ()).unwrap();
                 let mut bytes = vec![0; opened.len_bytes() as usize + 1];
                 let (front, rest) = bytes.split_at_mut(expected.len().min(3));
-                let (a, b) = (
-                    opened.read_at(0, front, &mut ()),
-                    opened.read_at(front.len() as u64, rest, &mut ()),
-                );
+                let a = opened.read_at(0, front, &mut ());
+                let b = opened.read_at(front.len() as u64, rest, &mut ());
                 assert_eq!((a.unwrap(), b.unwrap()), (front.len(), expected.len() - front.len()));
                 assert_eq!(bytes[..expected.len()], expected[..], "{path}");
             }
@@ -195,7 +193,8 @@ fn a_stream_and_a_resumed_import_have_the_elements_that_another_import_has() {
     assert_eq!(shown(&disks), SHOWN);
     check(&disks, &all);
 
-    let (whole, parts) = (Disks::new(1, 8 << 20), Disks::new(1, 8 << 20));
+    let whole = Disks::new(1, 8 << 20);
+    let parts = Disks::new(1, 8 << 20);
     imported(&source, &whole, &typed(Onto::Empty, &SPECS)).unwrap();
     let options = typed(Onto::Empty, &SPECS);
     let stopped = import_onto(
@@ -427,7 +426,8 @@ fn earlier_releases_may_read_an_image_with_types_and_not_write_to_it() {
         imported(&source, &disks, &typed(Onto::Empty, specs)).unwrap();
         disks.contents().remove(0)
     };
-    let (plain, with) = (import(&[]), import(&["emb:f32[4]"]));
+    let plain = import(&[]);
+    let with = import(&["emb:f32[4]"]);
     let copy_b = 32 << 10;
     let number = |image: &[u8], at: usize| {
         u64::from_le_bytes(image[copy_b + at..copy_b + at + 8].try_into().unwrap())
@@ -522,8 +522,9 @@ fn columns_have_the_values_of_fields_also_beside_a_table_in_streams_and_after_ap
             Some(import::ColumnsFrom { path: table.clone(), key: None, only: Vec::new() });
         ImportOptions { columns, ..columned(onto, &["cls:i64"], &COLUMNS) }
     };
-    let (whole, parts, stream) =
-        (Disks::new(1, 8 << 20), Disks::new(1, 8 << 20), Disks::new(1, 8 << 20));
+    let whole = Disks::new(1, 8 << 20);
+    let parts = Disks::new(1, 8 << 20);
+    let stream = Disks::new(1, 8 << 20);
     let report = imported(&source, &whole, &both(Onto::Empty)).unwrap();
     assert_eq!(report.columns.unwrap().samples, 80);
     check_columns(&whole, &all, Some(7));

@@ -201,7 +201,9 @@ fn fields_columns_and_classes_are_those_of_the_plan_in_all_parts() {
         let mut out = begin(&plan, key).unwrap();
         let class = Label::Class(if key == 1 { b"dog" } else { b"cat" });
         for nth in 0..100_u8 {
-            let (x, emb, width) = ([nth; 3], [nth; 8], [("width", Value::Int(nth.into()))]);
+            let x = [nth; 3];
+            let emb = [nth; 8];
+            let width = [("width", Value::Int(nth.into()))];
             let fields = [Some(&x[..]), Some(&emb[..])];
             let new = NewSample { name: None, label: class, fields: &fields, values: &width };
             assert_eq!(out.write(&new).unwrap(), u64::from(nth));
@@ -209,7 +211,8 @@ fn fields_columns_and_classes_are_those_of_the_plan_in_all_parts() {
         let fields = [None, Some(&[0; 7][..])];
         let error = out.write(&NewSample { fields: &fields, ..Default::default() }).unwrap_err();
         assert!(error.to_string().contains("field emb is f32[2]"), "{error}");
-        let (label, fields) = (Label::Class(b"cow"), [Some(&b"x"[..]), None]);
+        let label = Label::Class(b"cow");
+        let fields = [Some(&b"x"[..]), None];
         let new = NewSample { label, fields: &fields, ..Default::default() };
         let error = out.write(&new).unwrap_err();
         assert!(error.to_string().contains("the plan has no class \"cow\""), "{error}");
@@ -288,7 +291,8 @@ fn a_second_attempt_is_busy_or_goes_elsewhere_and_the_parts_that_are_named_count
     assert_eq!(error.kind(), ErrorKind::Busy, "both namespaces are taken");
     fill(&mut first, 0).unwrap();
     fill(&mut second, 1).unwrap();
-    let (first, second) = (first.finish().unwrap(), second.finish().unwrap());
+    let first = first.finish().unwrap();
+    let second = second.finish().unwrap();
     assert_eq!((first.namespace(), second.namespace()), (0, 1));
     scene.plan.commit(&[second], &connect(), &mut ()).unwrap();
     assert_eq!(contents(&scene.opened()).unwrap(), samples([1]));
@@ -308,7 +312,8 @@ fn a_part_on_a_full_disk_fails_and_is_written_again_when_there_is_room() {
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error:?}");
     let error = commit(&plan, 3).unwrap_err();
     assert!(error.to_string().contains("the parts 0, 2 are not complete"), "{error}");
-    let (mut out, content) = (begin(&plan, 0).unwrap(), vec![1; 100_000]);
+    let mut out = begin(&plan, 0).unwrap();
+    let content = vec![1; 100_000];
     let fields = [Some(&content[..])];
     let new = NewSample { fields: &fields, ..Default::default() };
     assert!((0..100).any(|_| out.write(&new).is_err()), "the disk is full");
@@ -332,12 +337,14 @@ pub(super) fn child(words: &[&str]) {
         "peak" => {
             let began = Instant::now();
             let report = commit(&plan, number).unwrap();
-            let (took, bytes) = (began.elapsed().as_secs_f64(), peak_bytes());
+            let took = began.elapsed().as_secs_f64();
+            let bytes = peak_bytes();
             let text = format!("{} {took:.1} {bytes}", report.samples);
             fs::write(Path::new(words[1]).with_extension("peak"), text).unwrap();
         }
         _ => {
-            let (mut out, content) = (begin(&plan, number).unwrap(), vec![0xaa; 30_000]);
+            let mut out = begin(&plan, number).unwrap();
+            let content = vec![0xaa; 30_000];
             let fields = [Some(&content[..])];
             let new = NewSample { fields: &fields, ..Default::default() };
             let error = loop {
@@ -365,7 +372,8 @@ fn the_commit_of_many_small_samples_takes_little_memory_for_each() {
     let count: u64 = std::env::var("DLFS_WRITTEN_SAMPLES")
         .map_or(200_000, |count| count.parse().expect("a number"));
     let dir = tempfile::tempdir().unwrap();
-    let (pack, chunk_size_bytes) = (Pack::Tight, 64 << 10);
+    let pack = Pack::Tight;
+    let chunk_size_bytes = 64 << 10;
     let image = ImportOptions { pack, chunk_size_bytes, ..ImportOptions::default() };
     let options = WriterOptions { image, ..WriterOptions::default() };
     let plan = plan_at(&paths(dir.path()), options, &[]).unwrap();
@@ -450,7 +458,8 @@ fn an_attempt_that_was_stopped_until_another_took_its_place_writes_nothing_when_
     let dir = tempfile::tempdir().unwrap();
     let image = [target.address(Nsid(1)), target.address(Nsid(2))];
     let plan = WritePlan::create(&image, &of(short_leased(Onto::Empty)), Vec::new(), &connect());
-    let (plan, file) = (plan.unwrap(), dir.path().join("write.plan"));
+    let plan = plan.unwrap();
+    let file = dir.path().join("write.plan");
     plan.save(&file).unwrap();
     let mut late = spawn(&format!("late|{}|0", file.display()));
     let lane = || {

@@ -96,13 +96,13 @@ impl Host {
     /// Takes a command; [`Host::send`] sends it.
     pub(crate) fn submit(&mut self, job: Job, is_write: bool) {
         let num_blocks = (job.data.len() / BLOCK_LEN) as u32;
-        let (len, slba) = (job.data.len() as u32, Lba(job.slba * u64::from(num_blocks)));
-        let (sqe, transfer) = match is_write {
-            true => {
-                let sgl = Sgl::transport(len); // the connection decides how they are transferred
-                (Sqe::write(0, Nsid(1), slba, num_blocks, sgl), Transfer::Out)
-            }
-            false => (Sqe::read(0, Nsid(1), slba, num_blocks, len), Transfer::In),
+        let len = job.data.len() as u32;
+        let slba = Lba(job.slba * u64::from(num_blocks));
+        let (sqe, transfer) = if is_write {
+            let sgl = Sgl::transport(len); // the connection decides how they are transferred
+            (Sqe::write(0, Nsid(1), slba, num_blocks, sgl), Transfer::Out)
+        } else {
+            (Sqe::read(0, Nsid(1), slba, num_blocks, len), Transfer::In)
         };
         let now = self.clock.instant();
         let taken = self.connection.submit(now, sqe, transfer, false, job);

@@ -112,9 +112,10 @@ impl Pipe {
                 }
             }
         }
-        match bytes.is_empty() {
-            true => self.spare.push(bytes),
-            false => self.launch(now, bytes),
+        if bytes.is_empty() {
+            self.spare.push(bytes)
+        } else {
+            self.launch(now, bytes)
         }
         self.held += sent;
         sent

@@ -133,7 +133,8 @@ impl Oracle {
             (Kind::Read | Kind::Probe, true) => self.check_read(tag, buf, target),
             (Kind::Write, true) => {
                 self.done.push(tag);
-                let (namespace, session) = (asked.namespace, self.last_session);
+                let namespace = asked.namespace;
+                let session = self.last_session;
                 self.unsettled.push(Unsettled { tag, namespace, session });
             }
             (Kind::Flush, true) => self.check_flush(tag, target),
@@ -150,7 +151,8 @@ impl Oracle {
     fn check_read(&mut self, tag: u64, buf: &[u8], target: &Subsystem) {
         let asked = &self.asked[tag as usize - 1];
         for (lba, block) in asked.blocks.clone().zip(buf.chunks_exact(BLOCK_LEN)) {
-            let (value, place) = (number_at(block, 0), number_at(block, 8));
+            let value = number_at(block, 0);
+            let place = number_at(block, 8);
             let is_of = |write: &&Asked| write.kind == Kind::Write && write.blocks.contains(&lba);
             let write = (1..).zip(&self.asked).find(|(_, asked)| is_of(asked));
             let expected = write.map_or(0, |(number, _)| number);

@@ -137,7 +137,8 @@ impl Schedule {
         }
         asks.sort_by_key(|(at, _)| *at);
         assert!((next_write + 2) * WRITE_BLOCKS < NUM_BLOCKS as u64, "within the namespace");
-        let (has_cache, mdts) = (!random.once_in(5), 1 + random.below(2) as u8);
+        let has_cache = !random.once_in(5);
+        let mdts = 1 + random.below(2) as u8;
         let are_named = random.once_in(2);
         Schedule { seed, paths, pairs, namespaces, are_named, has_cache, mdts, faults, asks }
     }

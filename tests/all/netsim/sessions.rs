@@ -51,13 +51,14 @@ fn the_rules_of_sessions_hold_whatever_goes_wrong() {
             }
         }
     };
-    let (half, end) = (first + seeds / 2, first + seeds);
+    let half = first + seeds / 2;
+    let end = first + seeds;
     std::thread::scope(|scope| {
         scope.spawn(|| explore(first..half));
         explore(half..end);
     });
-    let (total, given_up) =
-        (total.into_inner().expect("nobody has panicked"), given_up.into_inner());
+    let total = total.into_inner().expect("nobody has panicked");
+    let given_up = given_up.into_inner();
     println!(
         "{seeds} seeds: {} sessions replaced, {given_up} hosts gave up, {} I/Os failed, {} of them flushes",
         total.num_sessions, total.num_failed, total.num_failed_flushes

@@ -271,7 +271,8 @@ impl Subsystem {
         let Some(of) = queue.of else {
             return self.broken_rules.push("a command before Connect".to_owned());
         };
-        let (at, path) = (now + takes, wires[&wire].portal);
+        let at = now + takes;
+        let path = wires[&wire].portal;
         self.work.push(Work { at, wire, of, path, id, sqe, data, room });
     }
 
@@ -314,7 +315,8 @@ impl Subsystem {
     }
 
     fn connect(&mut self, now: Instant, wire: u64, sqe: &Sqe, data: &[u8], wires: &Wires) -> Cqe {
-        let (qid, path) = (sqe.connect_qid(), &self.paths[wires[&wire].portal]);
+        let qid = sqe.connect_qid();
+        let path = &self.paths[wires[&wire].portal];
         if qid == 0 {
             let cntlid = self.next_cntlid;
             self.next_cntlid += 1;
@@ -394,7 +396,8 @@ impl Subsystem {
         let mut data = None;
         match work.sqe.opcode {
             nvm::FLUSH => {
-                let (nsid, namespaces) = (work.sqe.nsid.get() as usize, self.num_namespaces());
+                let nsid = work.sqe.nsid.get() as usize;
+                let namespaces = self.num_namespaces();
                 let is_of = |lba: u64| namespace_of(lba, namespaces) + 1 == nsid;
                 let blocks = (0..).zip(&mut self.blocks).filter(|(lba, _)| is_of(*lba));
                 for (_, block) in blocks {
@@ -405,9 +408,10 @@ impl Subsystem {
                 let chunks = work.data.chunks_exact(BLOCK_LEN);
                 for (block, bytes) in self.blocks[range].iter_mut().zip(chunks) {
                     let written = number_at(bytes, 0);
-                    match self.has_cache {
-                        true => block.cached = Some(written),
-                        false => block.durable = written,
+                    if self.has_cache {
+                        block.cached = Some(written)
+                    } else {
+                        block.durable = written
                     }
                 }
             }

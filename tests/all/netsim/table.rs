@@ -121,6 +121,7 @@ fn stall_name(stall: Stall) -> &'static str {
 }
 
 fn speed_cell(outcome: &Outcome) -> String {
-    let (speed, bound) = (outcome.mb_per_s(), outcome.bound_mb_per_s());
+    let speed = outcome.mb_per_s();
+    let bound = outcome.bound_mb_per_s();
     format!("{speed:>9.1} {bound:>9.1} {:>5.1}", outcome.share() * 100.0)
 }

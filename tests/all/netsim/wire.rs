@@ -71,8 +71,11 @@ impl Wire {
         answer: Option<(Instant, Result<(), Failure>)>,
         random: Random,
     ) -> Wire {
-        let (up, down) = (Direction::default(), Direction::default());
-        let (held_until, broken_at, closed_at) = (now, None, None);
+        let up = Direction::default();
+        let down = Direction::default();
+        let held_until = now;
+        let broken_at = None;
+        let closed_at = None;
         Wire { portal, answer, up, down, held_until, broken_at, closed_at, random }
     }
 

@@ -114,7 +114,8 @@ impl World {
         let mut random = Random::new(schedule.seed);
         let nqn = |name: &str| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).expect("a name");
         let portal = |number: usize| {
-            let (traddr, trsvcid) = (format!("10.0.0.{}", number + 1), 4420);
+            let traddr = format!("10.0.0.{}", number + 1);
+            let trsvcid = 4420;
             let address = TcpAddress { traddr, trsvcid, subnqn: nqn("train"), nsid: None };
             let socket = SocketAddr::from(([10, 0, 0, number as u8 + 1], 4420));
             Portal { address, socket, psk: None }
@@ -125,9 +126,10 @@ impl World {
         WOKEN.set(false);
         let terms = Terms {
             subnqn: nqn("train"),
-            goal: match schedule.are_named {
-                true => Goal::Namespaces((1..=schedule.namespaces as u32).map(Nsid).collect()),
-                false => Goal::AllNamespaces,
+            goal: if schedule.are_named {
+                Goal::Namespaces((1..=schedule.namespaces as u32).map(Nsid).collect())
+            } else {
+                Goal::AllNamespaces
             },
             host: HostIdentity { nqn: nqn("host"), id: [3; 16], credentials: None },
             digests: Digests::default(),
@@ -217,15 +219,16 @@ impl World {
         if self.target.num_flushes > self.oracle.num_flushes {
             broken.push("a flush was sent again".to_owned());
         }
-        match broken.is_empty() {
-            true => Ok(Report {
+        if broken.is_empty() {
+            Ok(Report {
                 trace: self.trace.unwrap_or_default(),
                 num_sessions: self.num_sessions,
                 num_failed: self.oracle.num_failed,
                 num_failed_flushes: self.oracle.num_failed_flushes,
                 is_given_up: self.shared.with(|lifecycle| lifecycle.is_dead()),
-            }),
-            false => Err(format!("{}\n{}", broken.join("\n"), self.trace.unwrap_or_default())),
+            })
+        } else {
+            Err(format!("{}\n{}", broken.join("\n"), self.trace.unwrap_or_default()))
         }
     }
 
@@ -351,7 +354,9 @@ impl World {
 
     fn keeper_turn(&mut self) {
         WOKEN.set(false);
-        let (now, shared, mut admin) = (self.now, Arc::clone(&self.shared), self.admin.take());
+        let now = self.now;
+        let shared = Arc::clone(&self.shared);
+        let mut admin = self.admin.take();
         if !keeping::turn(now, &shared, &mut admin, self)
             && let Some(admin) = admin.take()
         {
@@ -404,7 +409,8 @@ impl World {
 
     /// The parts of the world on which a turn of a queue pair works.
     fn parts(&mut self, index: usize) -> (&mut IoQueue, &TcpShared, PairWire<'_>) {
-        let (now, network) = (self.now, &mut self.network);
+        let now = self.now;
+        let network = &mut self.network;
         let Pair { queue, wire, .. } = &mut self.pairs[index];
         (queue, &self.shared, PairWire { now, network, wire })
     }

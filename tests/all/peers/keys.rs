@@ -105,7 +105,8 @@ fn a_rank_with_another_key_is_named_by_all() {
     let joined: Vec<_> = thread::scope(|scope| {
         let joining: Vec<_> = (0..3)
             .map(|rank| {
-                let (origin, keys) = (&origin, keys[rank as usize].clone());
+                let origin = &origin;
+                let keys = keys[rank as usize].clone();
                 scope.spawn(move || {
                     let options = origin.peer_options(rank, 3);
                     let options = dlfs::peers::PeerOptions { keys, ..options };
@@ -141,7 +142,8 @@ fn hosts_that_come_before_the_target_knows_them_wait() {
 
 #[test]
 fn only_ranks_with_the_key_meet_at_rank_0() {
-    let (keys, others) = (given(), given());
+    let keys = given();
+    let others = given();
     let listen = SocketAddr::from(([127, 0, 0, 1], 0));
     let mut host = Blocks::host(listen, 2, Some(&keys)).unwrap();
     let place = host.describe();

@@ -5,7 +5,8 @@ use super::*;
 /// Starts three nodes, whose tiers keep what they have, and waits until each has all that it holds. Returns the time
 /// that takes and the bytes that the origin gives.
 fn fill(origin: &Origin, round: &str) -> (Duration, u64) {
-    let (before, began) = (origin.target.stats().read_bytes, Instant::now());
+    let before = origin.target.stats().read_bytes;
+    let began = Instant::now();
     let room_bytes = room_of_each(origin, 3, 1.3);
     let start = |rank: u32| {
         let options = PeerOptions { round: round.to_owned(), ..origin.peer_options(rank, 3) };

@@ -12,7 +12,8 @@ use crate::import_support::wire::{Pace, Wire};
 /// A process beside rank 0 that reaches rank 1 by the address of `wire` alone.
 pub(super) fn beside_rank_0(origin: &Origin, nodes: &[Node], wire: &Wire, tier: &str) -> Node {
     let pass = nodes[0].image.peers().unwrap().pass().to_json();
-    let (from, to) = (nodes[1].address().to_string(), wire.address().to_string());
+    let from = nodes[1].address().to_string();
+    let to = wire.address().to_string();
     assert!(pass.contains(&from));
     let pass = Pass::from_json(&pass.replace(&from, &to)).unwrap();
     let connect = ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() };
@@ -38,7 +39,8 @@ fn a_peer_that_trickles_is_given_up_and_asked_again_later() {
     assert!(from_peer() > 0 && reader.stats().rerouted_bytes == 0);
 
     wire.set_pace(Some(Pace { bytes: 1, every: Duration::from_millis(50) }));
-    let (before, began) = (from_peer(), Instant::now());
+    let before = from_peer();
+    let began = Instant::now();
     reader.read_ids(&origin, &first[4..]);
     println!("a trickling peer was given up after {:?}", began.elapsed());
     assert_eq!(from_peer(), before);
@@ -78,7 +80,8 @@ fn a_peer_whose_origin_is_slow_is_waited_for() {
     wire.set_pace(Some(Pace { bytes: 8 << 10, every: Duration::from_millis(20) }));
     let began = Instant::now();
     ids[..16].iter().for_each(|&id| nodes[0].read_ids(&origin, &[id]));
-    let (stats, took) = (nodes[0].stats(), began.elapsed());
+    let stats = nodes[0].stats();
+    let took = began.elapsed();
     wire.set_pace(None);
     let bytes: u64 = stats.nodes.iter().map(|node| node.bytes).sum();
     println!("{bytes} bytes from a peer with a slow origin in {took:?}");

@@ -34,7 +34,8 @@ fn what_a_node_has_kept_while_its_holder_was_away_is_not_read_from_it_again() {
 
     let origin_sent = || origin.target.stats().read_bytes;
     wait_until("the copier", || cache.is_settled());
-    let (before, sent_before) = (from_peer(), origin_sent());
+    let before = from_peer();
+    let sent_before = origin_sent();
     let hits = cache.stats().tiers[0].hit_bytes;
     reader.read_ids(&origin, kept);
     assert_eq!(from_peer(), before, "its own copies are nearer");
@@ -46,7 +47,8 @@ fn what_a_node_has_kept_while_its_holder_was_away_is_not_read_from_it_again() {
     let id = *long.next().unwrap();
     let damage = |rank, id: SampleId| {
         let path = fs::read_dir(origin.tier(rank)).unwrap().next().unwrap().unwrap().path();
-        let (bytes, sample) = (fs::read(&path).unwrap(), &origin.samples[id.0 as usize]);
+        let bytes = fs::read(&path).unwrap();
+        let sample = &origin.samples[id.0 as usize];
         let at = bytes.windows(64).position(|bytes| bytes == &sample[..64]).unwrap();
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(&[!bytes[at]], at as u64).unwrap();

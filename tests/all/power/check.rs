@@ -34,7 +34,9 @@ pub struct Checker<'a> {
 impl<'a> Checker<'a> {
     pub fn new(scene: &'a Scene, effort: Effort) -> Checker<'a> {
         let random = Random::new(effort.seed);
-        let (seen, counts, failures) = (HashSet::new(), BTreeMap::new(), Vec::new());
+        let seen = HashSet::new();
+        let counts = BTreeMap::new();
+        let failures = Vec::new();
         Checker { scene, effort, random, seen, counts, failures }
     }
 
@@ -65,7 +67,8 @@ impl<'a> Checker<'a> {
         }
         let number = self.seen.len();
         if let Err(why) = self.check(cut.acknowledged, &image, number as u64, true) {
-            let (name, event) = (self.scene.name, cut.event);
+            let name = self.scene.name;
+            let event = cut.event;
             let what = self.scene.steps.get(cut.acknowledged);
             self.failures.push(format!(
                 "{name}, image {number}, after event {event}, during {what:?}: {why}"
@@ -252,9 +255,10 @@ fn recover(scene: &Scene, step: &Step, is_done: bool, disks: &Disks) -> Result<(
                 Onto::Force => matches!(kind, ErrorKind::NotFound | ErrorKind::Refused),
                 _ => false,
             };
-            match not_begun {
-                true => scene.run(step, disks).or_else(|error| told("beginning again", error)),
-                false => told("resume", error),
+            if not_begun {
+                scene.run(step, disks).or_else(|error| told("beginning again", error))
+            } else {
+                told("resume", error)
             }
         }
     }

@@ -40,12 +40,14 @@ pub enum Thoroughness {
 /// The cuts of a history that began with `start`, in order.
 pub fn cuts(start: &[Content], events: &[Event]) -> Vec<Cut> {
     let mut cuts = Vec::new();
-    let (mut durable, mut acknowledged) = (start.to_vec(), 0);
+    let mut durable = start.to_vec();
+    let mut acknowledged = 0;
     let mut writes: Vec<Write> = Vec::new();
     let mut ended: HashMap<usize, usize> = HashMap::new();
     for (event, what) in events.iter().enumerate() {
         let cut = |durable: &[Content], writes: &[Write], acknowledged, thoroughness| {
-            let (durable, writes) = (durable.to_vec(), writes.to_vec());
+            let durable = durable.to_vec();
+            let writes = writes.to_vec();
             Cut { acknowledged, event, durable, writes, thoroughness }
         };
         match what {
@@ -121,7 +123,8 @@ impl Cut {
     /// An image that keeps each write, page or sector with the same probability.
     pub fn draw(&self, random: &mut Random) -> Vec<Content> {
         let sectors = self.sectors();
-        let (grain, luck) = (random.below(4), [10, 50, 90, 97][random.below(4) as usize]);
+        let grain = random.below(4);
+        let luck = [10, 50, 90, 97][random.below(4) as usize];
         let seed = random.next_u64();
         self.image(&sectors, |at| {
             let Atom { write, page, mask } = sectors[at];

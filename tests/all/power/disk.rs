@@ -90,7 +90,8 @@ impl Content {
     fn read(&self, offset: usize, into: &mut [u8]) {
         let mut done = 0;
         while done < into.len() {
-            let (page, start) = ((offset + done) / PAGE_BYTES, (offset + done) % PAGE_BYTES);
+            let page = (offset + done) / PAGE_BYTES;
+            let start = (offset + done) % PAGE_BYTES;
             let count = (PAGE_BYTES - start).min(into.len() - done);
             let bytes = &self.pages[page].bytes[start..start + count];
             into[done..done + count].copy_from_slice(bytes);
@@ -200,7 +201,8 @@ impl Device for Disk {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let (disk, disks) = (self.disk, self.disks.clone());
+        let disk = self.disk;
+        let disks = self.disks.clone();
         Ok(Box::new(Plain(Pair { disk, disks, submitted: VecDeque::new() })))
     }
 

@@ -111,7 +111,8 @@ fn parse(line: &str, folder: &Path) -> Option<Call> {
                 .split('|')
                 .all(|flag| ["FALLOC_FL_PUNCH_HOLE", "FALLOC_FL_KEEP_SIZE"].contains(&flag));
             assert!(frees, "fallocate with {}", arguments[1]);
-            let (offset, len) = (arguments[2].parse().unwrap(), arguments[3].parse().unwrap());
+            let offset = arguments[2].parse().unwrap();
+            let len = arguments[3].parse().unwrap();
             Some(Call::Write { name: file(0)?, offset: Some(offset), bytes: vec![0; len] })
         }
         "ftruncate" => Some(Call::Resize { name: file(0)?, len: arguments[1].parse().unwrap() }),

@@ -71,7 +71,8 @@ impl Long {
         let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
         for page in pages.clone().step_by(64) {
             let end = pages.end.min(page + 64);
-            let (from, to) = ((page * PAGE) as usize, (end * PAGE) as usize);
+            let from = (page * PAGE) as usize;
+            let to = (end * PAGE) as usize;
             let found = io.read(from as u64, to - from).unwrap();
             assert!(found[..] == self.origin.bytes[from..to], "pages {page}..{end}");
         }

@@ -45,7 +45,8 @@ impl Device for Plate {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let (plate, namespace) = (self.clone(), self.namespace());
+        let plate = self.clone();
+        let namespace = self.namespace();
         Ok(Box::new(Plain(Pair { plate, namespace, taken: VecDeque::new() })))
     }
 
@@ -97,7 +98,8 @@ impl PlainEngine for Pair {
         let mut bytes = self.plate.bytes();
         done.extend(self.taken.drain(..count).map(|mut io| {
             let result = self.namespace.check(&io).map(|()| {
-                let (at, len) = (io.slba.0 as usize * BLOCK_BYTES, io.buf.len());
+                let at = io.slba.0 as usize * BLOCK_BYTES;
+                let len = io.buf.len();
                 match io.op {
                     IoOp::Read => io.buf.copy_from_slice(&bytes[at..at + len]),
                     IoOp::Write => bytes[at..at + len].copy_from_slice(&io.buf),

@@ -155,7 +155,8 @@ fn refit(namespaces: &mut [Vec<u8>]) {
     for bytes in namespaces.iter_mut() {
         for copy in COPY_OFFSETS.map(|at| at as usize) {
             let Some(block) = bytes.get_mut(copy..copy + 4096) else { continue };
-            let (namespace, offset) = (number(block, 84, 2) as usize, number(block, 88, 8));
+            let namespace = number(block, 84, 2) as usize;
+            let offset = number(block, 88, 8);
             let head = heads.get(namespace).and_then(|bytes| {
                 let at = usize::try_from(offset).ok()?;
                 bytes.get(at..at.checked_add(4096)?)
@@ -300,7 +301,8 @@ fn resume_scripts() -> Vec<Vec<u8>> {
 
 fn resume(input: &[u8]) {
     let mut head = Script(input);
-    let (which, how) = (head.byte(), head.byte());
+    let which = head.byte();
+    let how = head.byte();
     for plates in damaged(unfinished(), which, head.0) {
         let namespaces: Namespaces = plates.iter().map(|plate| plate.bytes().clone()).collect();
         if let Some(Ok(journal)) = namespaces[0].get(JOURNAL_OFFSET as usize..).map(Journal::parse)

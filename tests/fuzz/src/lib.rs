@@ -100,7 +100,8 @@ impl Target {
     fn check_heap(&self, input: &[u8]) {
         let (grown, ()) = counting_alloc::peak_during(|| (self.run)(input));
         let limit = 64 * input.len() + self.heap_bytes;
-        let (name, len) = (self.name, input.len());
+        let name = self.name;
+        let len = input.len();
         assert!(grown <= limit, "{name}: {grown} bytes of heap for {len} of input");
     }
 }

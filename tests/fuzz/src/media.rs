@@ -129,7 +129,8 @@ pub fn refit_chunk(bytes: &mut [u8]) {
 /// Each section's CRC, then the head's.
 pub fn refit_snapshot(bytes: &mut [u8]) {
     for section in (0..64).map(|i| 128 + i * 32) {
-        let (start, len) = (number(bytes, section + 8, 8), number(bytes, section + 16, 8));
+        let start = number(bytes, section + 8, 8);
+        let len = number(bytes, section + 16, 8);
         if let Some(end) = start.checked_add(len).filter(|_| len > 0) {
             put_crc(bytes, start as usize..end as usize, section + 4);
         }

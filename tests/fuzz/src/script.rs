@@ -16,7 +16,8 @@ pub fn apply(script: &[u8], bytes: &mut Vec<u8>) {
     let mut script = Script(script);
     while !script.0.is_empty() && !bytes.is_empty() {
         let op = script.byte();
-        let (change, parameter) = (op & 7, usize::from(op >> 3));
+        let change = op & 7;
+        let parameter = usize::from(op >> 3);
         let at = script.next_u24() % bytes.len();
         match change {
             0 => {
@@ -26,7 +27,8 @@ pub fn apply(script: &[u8], bytes: &mut Vec<u8>) {
             }
             1 => {
                 let width = 1 << (parameter % 4);
-                let (kind, operand) = (script.byte(), script.byte());
+                let kind = script.byte();
+                let operand = script.byte();
                 let end = bytes.len().min(at + width);
                 change_number(&mut bytes[at..end], kind, operand);
             }

@@ -71,8 +71,8 @@ type Answers = (Vec<u8>, u32);
 impl Server {
     fn start(port: u16) -> Server {
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-        let (port, answer) =
-            (listener.local_addr().unwrap().port(), Arc::<Mutex<Answers>>::default());
+        let port = listener.local_addr().unwrap().port();
+        let answer = Arc::<Mutex<Answers>>::default();
         let given = Arc::clone(&answer);
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {

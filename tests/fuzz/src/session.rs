@@ -103,10 +103,14 @@ fn stream(host: &RawHost, script: &[u8]) -> Vec<u8> {
                 bytes.extend(host.capsule(&sqe, &vec![0xa5; len]));
             }
             2 => {
-                let (cid, ttag, last) = (script.byte(), script.byte(), script.byte());
-                let (offset, len) = (script.next_u24(), script.next_u24() % 8192);
+                let cid = script.byte();
+                let ttag = script.byte();
+                let last = script.byte();
+                let offset = script.next_u24();
+                let len = script.next_u24() % 8192;
                 let data = vec![0xa5; len];
-                let (cid, ttag) = (u16::from(cid), u16::from(ttag));
+                let cid = u16::from(cid);
+                let ttag = u16::from(ttag);
                 bytes.extend(host.h2c_data(cid, ttag, offset as u32, &data, last & 1 != 0));
             }
             _ => {

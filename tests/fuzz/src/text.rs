@@ -126,7 +126,8 @@ fn state(input: &[u8]) {
         let _ = state.check((image, view), Generation(1), &state.order, 1, len);
         let _ = state.at(Epoch(1), state.consumed, len);
     }
-    let (image, len) = (state.image.0, Few.num_live());
+    let image = state.image.0;
+    let len = Few.num_live();
     let checked = state.check((image, view), state.generation, &state.order, world_size, len);
     let goes_on = checked.is_ok();
     // A late epoch of a partial order is expensive, and is computed like an early one.
@@ -139,7 +140,8 @@ fn state(input: &[u8]) {
 fn go_on(state: &State, world_size: u32) {
     let mut order = EpochOrder::new(&state.order, state.epoch, &Few).unwrap();
     let len = order.len();
-    let (mut whole, mut rest) = (Vec::new(), Vec::new());
+    let mut whole = Vec::new();
+    let mut rest = Vec::new();
     order.ids(&Few, (0..len).into(), &mut whole);
     order.ids(&Few, (state.consumed..len).into(), &mut rest);
     assert_eq!(rest, whole[state.consumed as usize..]);

@@ -77,7 +77,8 @@ fn parse(bytes: &[u8]) {
     assert_eq!(index.bytes(), bytes);
     // As in the cache: copies outside the tier, or overlapping another one, are skipped.
     let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[CAPACITY_PAGES]);
-    let (copies, mut pages) = (CopyTable::new(NUM_UNITS), 0);
+    let copies = CopyTable::new(NUM_UNITS);
+    let mut pages = 0;
     for copy in kept {
         let end = copy.page.saturating_add(2 - u64::from(copy.first));
         let is_in_medium = copy.page < OWN_FILES_PAGE;

@@ -95,7 +95,8 @@ impl Course {
 
 /// A conversation between our own two sides, as received by one of them.
 fn conversation(digests: Digests, from_host: bool) -> Vec<u8> {
-    let (mut host, mut controller) = (new_host(digests), new_controller());
+    let mut host = new_host(digests);
+    let mut controller = new_controller();
     let mut recorded = vec![digests.to_bits() | 4, 7];
     for round in 0..6 {
         let requests = take_from_host(&mut host);
@@ -133,7 +134,9 @@ fn conversations(from_host: bool) -> Vec<Vec<u8>> {
 fn refit(input: &mut [u8]) {
     let mut at = 2;
     while let Some(pdu) = input.get_mut(at..).filter(|rest| rest.len() >= 8) {
-        let (flags, hlen, data_at) = (pdu[1], usize::from(pdu[2]), usize::from(pdu[3]));
+        let flags = pdu[1];
+        let hlen = usize::from(pdu[2]);
+        let data_at = usize::from(pdu[3]);
         let len = number(pdu, 4, 4) as usize;
         if flags & 1 != 0 {
             put_crc(pdu, 0..hlen, hlen);
@@ -172,7 +175,8 @@ fn host_outcome(mut course: Course, stream: &[u8]) -> (Vec<Ended>, Option<Protoc
     take_from_host(&mut host);
     while host.poll_event().is_some() {}
     submit_all(&mut host, course.writes);
-    let (submitted, mut ended) = (host.outstanding(), Vec::new());
+    let submitted = host.outstanding();
+    let mut ended = Vec::new();
     let result = feed_host(&mut host, head, &mut course, &mut ended);
     let failed = host.failed();
     assert_eq!(result.err(), failed, "the first error stays");
@@ -202,7 +206,8 @@ fn feed_host(
     }
     let mut scratch = vec![0; SCRATCH_LEN];
     while !stream.is_empty() {
-        let (mut received, mut len) = (&stream[..stream.len().min(course.cut())], 0);
+        let mut received = &stream[..stream.len().min(course.cut())];
+        let mut len = 0;
         {
             let mut slices: [IoSliceMut<'_>; 8] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
             let used = host.poll_receive(&mut scratch, &mut slices);
@@ -261,7 +266,8 @@ fn controller_outcome(mut course: Course, mut stream: &[u8]) -> Vec<u8> {
 
 /// An ICReq or ICResp.
 fn initialisation(digests: Digests, from_host: bool) -> Vec<u8> {
-    let (mut host, mut controller) = (new_host(digests), new_controller());
+    let mut host = new_host(digests);
+    let mut controller = new_controller();
     let request = take_from_host(&mut host);
     if from_host {
         return request;
@@ -295,7 +301,8 @@ fn new_controller() -> controller::Connection {
 
 /// Reads, a command without data, and perhaps a write in its capsule and one by R2T.
 fn submit_all(host: &mut Connection<Vec<u8>>, writes: bool) {
-    let (now, nsid) = (Instant::now(), Nsid(1));
+    let now = Instant::now();
+    let nsid = Nsid(1);
     let commands = [
         (Sqe::read(0, nsid, Lba(0), 1, 512), Transfer::In, 512),
         (Sqe::read(0, nsid, Lba(8), 2, 1024), Transfer::In, 1024),

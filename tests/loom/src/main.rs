@@ -85,7 +85,8 @@ fn a_mark_is_never_slept_over() {
     };
     let mut taken = 0;
     wake.take_marks(|_| taken += 1);
-    let (is_known, sleeps) = (taken == 1, wake.fall_asleep());
+    let is_known = taken == 1;
+    let sleeps = wake.fall_asleep();
     let rings = caller.join().unwrap();
     wake.take_marks(|_| taken += 1);
     assert_eq!(taken, 1);
@@ -97,7 +98,8 @@ fn a_mark_brings_what_came_before() {
     let mark = std::sync::Arc::new(Mark::new(1));
     let arrived = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
     let markers = [0, 1].map(|number| {
-        let (wake, mark) = (Arc::clone(&wake), std::sync::Arc::clone(&mark));
+        let wake = Arc::clone(&wake);
+        let mark = std::sync::Arc::clone(&mark);
         let arrived = Arc::clone(&arrived);
         thread::spawn(move || {
             arrived[number].store(1, Ordering::Relaxed);
@@ -105,7 +107,8 @@ fn a_mark_brings_what_came_before() {
         })
     });
     let look = || {
-        let (mut is_marked, mut seen) = (false, [0, 0]);
+        let mut is_marked = false;
+        let mut seen = [0, 0];
         wake.take_marks(|_| is_marked = true);
         if is_marked {
             seen = [0, 1].map(|number| arrived[number].load(Ordering::Relaxed));
@@ -121,9 +124,11 @@ fn a_mark_brings_what_came_before() {
 }
 
 fn a_copy_is_published_with_its_bytes() {
-    let (copies, bytes) = (Arc::new(CopyTable::new(1)), Arc::new(AtomicU64::new(0)));
+    let copies = Arc::new(CopyTable::new(1));
+    let bytes = Arc::new(AtomicU64::new(0));
     let copier = {
-        let (copies, bytes) = (Arc::clone(&copies), Arc::clone(&bytes));
+        let copies = Arc::clone(&copies);
+        let bytes = Arc::clone(&bytes);
         thread::spawn(move || {
             assert!(copies.place(0, CopyLocation { tier: 1, first: 0, page: 7 }));
             bytes.store(1, Ordering::Relaxed);
@@ -140,7 +145,8 @@ fn a_copy_is_published_with_its_bytes() {
 /// Two want a page: one of them reads it from the origin, and who does not finds it copied or under way. A
 /// claim that follows a look at `under_way` and `there` finds nothing that was published before.
 fn a_page_is_read_from_the_origin_once() {
-    let (copies, reads) = (Arc::new(CopyTable::new(1)), Arc::new(AtomicU64::new(0)));
+    let copies = Arc::new(CopyTable::new(1));
+    let reads = Arc::new(AtomicU64::new(0));
     let want = |copies: &CopyTable, reads: &AtomicU64| {
         if !copies.claim(0, PageSet(1)).is_empty() {
             // Two that read it at once, or one that does not see what the last one did, lose a count.
@@ -152,7 +158,8 @@ fn a_page_is_read_from_the_origin_once() {
         }
     };
     let other = {
-        let (copies, reads) = (Arc::clone(&copies), Arc::clone(&reads));
+        let copies = Arc::clone(&copies);
+        let reads = Arc::clone(&reads);
         thread::spawn(move || want(&copies, &reads))
     };
     want(&copies, &reads);
@@ -161,7 +168,8 @@ fn a_page_is_read_from_the_origin_once() {
 }
 
 fn slots_have_one_owner_at_a_time() {
-    let (slots, bytes) = (Arc::new(Slots::new(1)), Arc::new(AtomicU64::new(0)));
+    let slots = Arc::new(Slots::new(1));
+    let bytes = Arc::new(AtomicU64::new(0));
     let own = |slots: &Slots, bytes: &AtomicU64| {
         let Some(first) = slots.take(1) else { return 0 };
         // Two owners at once, or one that does not see what the previous one did, lose a count.
@@ -170,7 +178,8 @@ fn slots_have_one_owner_at_a_time() {
         1
     };
     let other = {
-        let (slots, bytes) = (Arc::clone(&slots), Arc::clone(&bytes));
+        let slots = Arc::clone(&slots);
+        let bytes = Arc::clone(&bytes);
         thread::spawn(move || own(&slots, &bytes))
     };
     let owned = own(&slots, &bytes) + other.join().unwrap();
@@ -179,7 +188,8 @@ fn slots_have_one_owner_at_a_time() {
 }
 
 fn a_run_is_taken_whole_or_not_at_all() {
-    let (slots, bytes) = (Arc::new(Slots::new(66)), Arc::new(AtomicU64::new(0)));
+    let slots = Arc::new(Slots::new(66));
+    let bytes = Arc::new(AtomicU64::new(0));
     // Both have slot 64: the run begins in the word before.
     let own = |slots: &Slots, bytes: &AtomicU64, first, count| {
         if !slots.take_at(first, count) {
@@ -190,7 +200,8 @@ fn a_run_is_taken_whole_or_not_at_all() {
         1
     };
     let other = {
-        let (slots, bytes) = (Arc::clone(&slots), Arc::clone(&bytes));
+        let slots = Arc::clone(&slots);
+        let bytes = Arc::clone(&bytes);
         thread::spawn(move || own(&slots, &bytes, 64, 1))
     };
     let owned = own(&slots, &bytes, 63, 2) + other.join().unwrap();
@@ -214,7 +225,8 @@ fn memory_is_freed_once_and_after_every_use() {
         u32::from(is_last)
     };
     let other = {
-        let (handles, bytes) = (Arc::clone(&handles), Arc::clone(&bytes));
+        let handles = Arc::clone(&handles);
+        let bytes = Arc::clone(&bytes);
         thread::spawn(move || use_and_drop(&handles, &bytes, 1))
     };
     let freed = use_and_drop(&handles, &bytes, 0) + other.join().unwrap();
@@ -222,9 +234,11 @@ fn memory_is_freed_once_and_after_every_use() {
 }
 
 fn an_only_handle_comes_after_the_others() {
-    let (handles, bytes) = (Arc::new(Handles::new(2)), Arc::new(AtomicU64::new(0)));
+    let handles = Arc::new(Handles::new(2));
+    let bytes = Arc::new(AtomicU64::new(0));
     let other = {
-        let (handles, bytes) = (Arc::clone(&handles), Arc::clone(&bytes));
+        let handles = Arc::clone(&handles);
+        let bytes = Arc::clone(&bytes);
         thread::spawn(move || {
             bytes.store(1, Ordering::Relaxed);
             assert!(!handles.remove(), "there is another");

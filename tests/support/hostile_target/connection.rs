@@ -405,7 +405,8 @@ impl Connection {
     }
 
     fn read(&mut self, sqe: &Sqe) -> Result<(), Over> {
-        let (start, end) = (sqe.slba().0, sqe.slba().0 + u64::from(sqe.num_blocks()));
+        let start = sqe.slba().0;
+        let end = sqe.slba().0 + u64::from(sqe.num_blocks());
         let is_bad = |misbehaviour: &Misbehaviour| match misbehaviour {
             Misbehaviour::BadBlocks(bad, _) => bad.start < end && start < bad.end,
             _ => false,

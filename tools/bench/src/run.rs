@@ -53,7 +53,8 @@ pub(crate) struct Finished {
 /// A sentence that names the job.
 pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
     let mut tasks = Vec::new();
-    let (mut group, mut stage) = (0, 0);
+    let mut group = 0;
+    let mut stage = 0;
     for (index, job) in request.jobs.iter().enumerate() {
         let wrong = |what: String| format!("{} ({}): {what}", job.name, job.origin);
         check(job, request).map_err(wrong)?;
@@ -63,13 +64,15 @@ pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
         if index > 0 && (job.stonewall || job.new_group) {
             group += 1;
         }
-        let (threads, most) = (tasks.len() as u64 + job.numjobs, request.run.max_jobs);
+        let threads = tasks.len() as u64 + job.numjobs;
+        let most = request.run.max_jobs;
         if threads > most {
             return Err(format!("{threads} threads are asked for, --max-jobs is {most}"));
         }
         let shared = Arc::new(job.clone());
         for number in 0..job.numjobs {
-            let (job, thread) = (Arc::clone(&shared), tasks.len() + 1);
+            let job = Arc::clone(&shared);
+            let thread = tasks.len() + 1;
             let task = Task { job, index, number, thread, group, stage };
             cpus_of(&task).map_err(wrong)?;
             tasks.push(task);
@@ -182,8 +185,12 @@ impl Manager {
         gate: &Arc<Barrier>,
         images: &mut HashMap<usize, Image>,
     ) -> Result<Work, String> {
-        let (job, shared, epoch) = (Arc::clone(&task.job), Arc::clone(shared), self.epoch);
-        let (number, gate, cpus) = (task.number, Arc::clone(gate), cpus_of(task)?);
+        let job = Arc::clone(&task.job);
+        let shared = Arc::clone(shared);
+        let epoch = self.epoch;
+        let number = task.number;
+        let gate = Arc::clone(gate);
+        let cpus = cpus_of(task)?;
         let seed = setup::seed_of(&job, task.index as u64, number);
         let delay = Duration::from_micros(job.startdelay_us);
         let begin = move |stop: &AtomicBool| {

@@ -17,7 +17,8 @@ impl Signals {
     /// # Errors
     /// Errors of the operating system when it refuses a handler.
     pub(crate) fn catch() -> Result<Signals, String> {
-        let (stop, interim) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let interim = Arc::new(AtomicBool::new(false));
         let register = || {
             for signal in [SIGINT, SIGTERM] {
                 // The order matters: at the first signal, the flag must still be unset.

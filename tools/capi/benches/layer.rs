@@ -56,7 +56,9 @@ fn main() {
             dataset.loader(options()).expect("a loader")
         });
         let c = OfC::open(&image, order);
-        let (mut of_rust, mut in_looked, mut of_c) = (Vec::new(), Vec::new(), Vec::new());
+        let mut of_rust = Vec::new();
+        let mut in_looked = Vec::new();
+        let mut of_c = Vec::new();
         for number in 0..batches + WARM {
             let times = (time_rust(&plain, false), time_rust(&looked, true), c.time());
             if number >= WARM {
@@ -65,12 +67,15 @@ fn main() {
                 of_c.push(times.2);
             }
         }
-        let (rust, looked, layer) = (show(&mut of_rust), show(&mut in_looked), show(&mut of_c));
+        let rust = show(&mut of_rust);
+        let looked = show(&mut in_looked);
+        let layer = show(&mut of_c);
         println!(
             "{name:8} loader {rust}   and each sample looked at {looked}   dlfs_bread {layer}"
         );
         let beyond = |of_rust: &[f64]| median(&of_c) - median(of_rust);
-        let (rust, looked) = (beyond(&of_rust), beyond(&in_looked));
+        let rust = beyond(&of_rust);
+        let looked = beyond(&in_looked);
         println!(
             "{name:8} the layer: {rust:.1} us a batch, {looked:.1} where Rust looks at each too"
         );
@@ -104,7 +109,8 @@ struct OfC {
 impl OfC {
     fn open(image: &Address, order: u32) -> OfC {
         let address = CString::new(image.to_string()).expect("no zero byte");
-        let (mut fs, mut seq) = (null_mut(), null_mut());
+        let mut fs = null_mut();
+        let mut seq = null_mut();
         // SAFETY: zero is the default of every field, as the header says.
         let mut options: SequenceOptions = unsafe { std::mem::zeroed() };
         options.size = size_of::<SequenceOptions>();
@@ -148,7 +154,8 @@ fn make_image(folder: &Path) -> Address {
     }
     let image = Address::from_path(folder.join("train.dlfs"));
     let options = ImportOptions { chunk_size_bytes: 1 << 20, ..ImportOptions::default() };
-    let (to, connect) = ([image.clone()], ConnectOptions::default());
+    let to = [image.clone()];
+    let connect = ConnectOptions::default();
     import(&[files], &to, &options, &connect, &mut ()).expect("imported");
     image
 }

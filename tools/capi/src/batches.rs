@@ -25,10 +25,8 @@ impl SequenceOptions {
         options: LoaderOptions,
         directory: Option<&Directory>,
     ) -> Result<LoaderOptions, Failure> {
-        let (is_balanced, is_once) = (
-            flag(self.balanced, "balanced")?,
-            flag(self.without_replacement, "without_replacement")?,
-        );
+        let is_balanced = flag(self.balanced, "balanced")?;
+        let is_once = flag(self.without_replacement, "without_replacement")?;
         if self.order != DLFS_ORDER_WEIGHTED {
             let has_weights = self.num_weights > 0 || !self.weights.is_null();
             for (what, is_given) in [
@@ -49,13 +47,15 @@ impl SequenceOptions {
         };
         // SAFETY: by this function's own contract.
         let (numbers, labels) = unsafe {
-            let labels = match self.weight_labels.is_null() {
-                true => None,
-                false => Some(array(self.weight_labels, self.num_weights, "weight_labels")?),
+            let labels = if self.weight_labels.is_null() {
+                None
+            } else {
+                Some(array(self.weight_labels, self.num_weights, "weight_labels")?)
             };
             (array(self.weights, self.num_weights, "weights")?, labels)
         };
-        let (len, is_given) = (directory.num_live(), !numbers.is_empty());
+        let len = directory.num_live();
+        let is_given = !numbers.is_empty();
         let draws = Draws {
             replacement: !is_once,
             epoch_size: (self.epoch_size != 0).then_some(self.epoch_size),

@@ -151,7 +151,8 @@ pub unsafe extern "C" fn dlfs_column_text(
         let texts = column.texts();
         let found = usize::try_from(number).ok().and_then(|number| texts.get(number));
         let found = found.ok_or_else(|| {
-            let (name, count) = (column.name(), texts.len());
+            let name = column.name();
+            let count = texts.len();
             let what = format!("column {name} has no text {number}: there are {count}");
             Failure::new(DLFS_E_NOT_FOUND, what)
         })?;

@@ -79,7 +79,8 @@ pub unsafe extern "C" fn dlfs_purge(
         // SAFETY: by the header `addresses` is NULL or ends with NUL, and `options` is NULL or a struct
         // of the size that it states; neither changes during the call.
         let mut image = unsafe { Image::new(addresses, options, accept_older_generation)? };
-        let (list, connect) = (&image.addresses, &image.connect);
+        let list = &image.addresses;
+        let connect = &image.connect;
         let report = import::purge(list, &image.options, connect, &mut Asking(&mut image.stop))?;
         cataloging::committed(list, report.generation, connect, "purge");
         // SAFETY: by the header `freed_bytes` is NULL or points to a number.

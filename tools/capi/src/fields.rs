@@ -105,7 +105,8 @@ impl FieldTable {
 
     fn split(&mut self, item: &mut Item, record: &[u8], body: *const u8) {
         let Division { each, chosen } = self.division;
-        let (from, table) = (self.fields.len(), self.division.table_len());
+        let from = self.fields.len();
+        let table = self.division.table_len();
         assert!(from + each <= self.fields.capacity(), "more than was made room for");
         if item.status == DLFS_OK {
             match split(record, each) {

@@ -43,7 +43,8 @@ pub unsafe extern "C" fn dlfs_open(
         // with NUL and does not change during the call.
         unsafe {
             put(file, std::ptr::null_mut(), "file")?;
-            let (mount, name) = (mount_of(fs)?, text(name, "name")?);
+            let mount = mount_of(fs)?;
+            let name = text(name, "name")?;
             let id = mount.dataset.lookup(name, &mut mount.stop.clone())?;
             put(file, open(mount, id)?, "file")?;
         }
@@ -84,7 +85,8 @@ pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, le
         loop {
             // SAFETY: by the header `buf` has `len` bytes.
             let got = unsafe { file.read_at(buf, len, position)? };
-            let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+            let set = Ordering::AcqRel;
+            let seen = Ordering::Acquire;
             let end = position + got.cast_unsigned();
             // Another thread may have taken these bytes meanwhile: then this one reads those behind.
             match file.position.compare_exchange(position, end, set, seen) {
@@ -158,7 +160,8 @@ impl File {
         let chosen = mount.division.chosen();
         let opened = mount.dataset.open_sample(self.id, chosen, &mut mount.stop.clone())?;
         let mine = Box::into_raw(Box::new(opened));
-        let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+        let set = Ordering::AcqRel;
+        let seen = Ordering::Acquire;
         if self.opened.compare_exchange(null_mut(), mine, set, seen).is_err() {
             // SAFETY: it was allocated above and nobody else has it; the other thread's is equal.
             drop(unsafe { Box::from_raw(mine) });
@@ -173,7 +176,8 @@ impl File {
 
     #[cfg(test)]
     pub(crate) fn of_nothing() -> File {
-        let (opened, position) = (AtomicPtr::new(null_mut()), AtomicU64::new(0));
+        let opened = AtomicPtr::new(null_mut());
+        let position = AtomicU64::new(0);
         File { mount: None, id: SampleId(0), opened, position }
     }
 }

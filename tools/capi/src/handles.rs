@@ -83,9 +83,10 @@ pub(crate) fn remove<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> 
 
 fn wrong<T: Kind>(handle: *const c_void) -> Failure {
     let name = T::NAME;
-    let text = match handle.is_null() {
-        true => format!("the handle of a {name} is NULL"),
-        false => format!("{handle:p} is not the handle of an open {name}; was it closed before?"),
+    let text = if handle.is_null() {
+        format!("the handle of a {name} is NULL")
+    } else {
+        format!("{handle:p} is not the handle of an open {name}; was it closed before?")
     };
     Failure::new(DLFS_E_HANDLE, text)
 }

@@ -41,7 +41,8 @@ pub unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
             unsafe { (*next).before = before };
             Some(next)
         };
-        let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+        let set = Ordering::AcqRel;
+        let seen = Ordering::Acquire;
         let _ = LISTENER.fetch_update(set, seen, link); // `link` never refuses
         Ok(DLFS_OK)
     })

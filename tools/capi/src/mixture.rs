@@ -52,7 +52,8 @@ unsafe impl Struct for MixtureOptions {
 
 impl Default for MixtureOptions {
     fn default() -> MixtureOptions {
-        let (batching, phases) = (std::ptr::null(), std::ptr::null());
+        let batching = std::ptr::null();
+        let phases = std::ptr::null();
         MixtureOptions { size: 0, epoch_size: 0, batching, phases, num_phases: 0 }
     }
 }
@@ -100,9 +101,10 @@ pub unsafe extern "C" fn dlfs_mixture_open(
                     return Err(Failure::invalid(text));
                 }
             }
-            let batching = match options.batching.is_null() {
-                true => Batching::Stratified,
-                false => parsed(options.batching, "batching")?,
+            let batching = if options.batching.is_null() {
+                Batching::Stratified
+            } else {
+                parsed(options.batching, "batching")?
             };
             let texts: &[*const c_char] = array(options.phases, options.num_phases, "phases")?;
             let phases = texts.iter().enumerate();
@@ -189,7 +191,8 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
                 )));
             }
             let loader = mixed.mixture.loader(options.options(None, None)?)?;
-            let (stop, division) = (options.stop(), mixed.division);
+            let stop = options.stop();
+            let division = mixed.division;
             let sequence = Sequence { loader, stop, division, restarts_shares: false };
             let handle = handles::insert(sequence)?;
             put(seq, handle.cast::<Seq>(), "seq")?;

@@ -111,7 +111,8 @@ pub unsafe extern "C" fn dlfs_mount(
             let options = given.options()?;
             let dataset = Dataset::open(&list, &options, &mut stop)?;
             let division = Division::of(dataset.fields(), optional_text(given.field))?;
-            let (connect, through_peers) = (options.open.connect, Mutex::default());
+            let connect = options.open.connect;
+            let through_peers = Mutex::default();
             let handle =
                 handles::insert(Mount { dataset, through_peers, connect, stop, division })?;
             put(fs, handle.cast::<Fs>(), "fs")?;

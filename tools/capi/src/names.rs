@@ -80,9 +80,10 @@ pub unsafe extern "C" fn dlfs_list(
             other => return Err(Failure::invalid(format!("recursive is {other}, not 0 or 1"))),
         };
         listed.map_err(dlfs::Error::from)?;
-        match stopped {
-            true => Err(Failure::new(DLFS_E_INTERRUPTED, "the listing was ended by its caller")),
-            false => Ok(DLFS_OK),
+        if stopped {
+            Err(Failure::new(DLFS_E_INTERRUPTED, "the listing was ended by its caller"))
+        } else {
+            Ok(DLFS_OK)
         }
     })
 }

@@ -297,8 +297,8 @@ impl Queue {
             free.push(Some(std::mem::replace(&mut memory, rest)));
         }
         let busy = (0..count).map(|_| (IoBuf::empty(), Lba(0))).collect();
-        let (pending, done) =
-            (VecDeque::with_capacity(count as usize), Vec::with_capacity(count as usize));
+        let pending = VecDeque::with_capacity(count as usize);
+        let done = Vec::with_capacity(count as usize);
         let work = Mutex::new(Work { group, free, busy, pending, done, _pool: pool });
         let work = Forked::new(work);
         let buffers = Buffers { start, count, len };
@@ -331,7 +331,8 @@ impl Work {
         };
         let index = io.buffer as usize;
         let Some(place) = self.free.get_mut(index) else {
-            let (index, count) = (io.buffer, queue.buffers.count);
+            let index = io.buffer;
+            let count = queue.buffers.count;
             return Err(Failure::invalid(format!("there is no buffer {index}, there are {count}")));
         };
         let block_len = u64::from(queue.namespace.block_len_bytes);

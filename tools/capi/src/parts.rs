@@ -126,7 +126,8 @@ pub unsafe extern "C" fn dlfs_import_part(
     guard(|| {
         // SAFETY: as dlfs_import_plan.
         unsafe {
-            let (plan, (connect, mut stop)) = (path(plan, "plan")?, reach(connection)?);
+            let plan = path(plan, "plan")?;
+            let (connect, mut stop) = reach(connection)?;
             let part = u16::try_from(part)
                 .map_err(|_| Failure::invalid(format!("an image has no part {part}")))?;
             let report = import_part(&plan, part, &connect, &mut Asking(&mut stop))?;
@@ -151,7 +152,8 @@ pub unsafe extern "C" fn dlfs_import_commit(
     guard(|| {
         // SAFETY: as dlfs_import_plan.
         unsafe {
-            let (plan, (connect, mut stop)) = (path(plan, "plan")?, reach(connection)?);
+            let plan = path(plan, "plan")?;
+            let (connect, mut stop) = reach(connection)?;
             let asking = &mut Asking(&mut stop);
             let (report, image) = match num_parts {
                 0 => commit_import(&plan, &connect, asking)?,
@@ -187,7 +189,8 @@ pub unsafe extern "C" fn dlfs_write_plan(
             let classes = array(classes, num_classes, "classes")?.iter();
             let classes = classes.map(|&class| Ok(text(class, "a class")?.to_vec()));
             let classes = classes.collect::<Result<Vec<_>, Failure>>()?;
-            let (plan, (connect, _)) = (path(plan, "plan")?, reach(connection)?);
+            let plan = path(plan, "plan")?;
+            let (connect, _) = reach(connection)?;
             WritePlan::create(&image(addresses)?, &options, classes, &connect)?.save(&plan)?;
         }
         Ok(DLFS_OK)
@@ -220,7 +223,8 @@ pub unsafe extern "C" fn dlfs_writer_open_part(
             let (connect, _) = reach(connection)?;
             let plan = WritePlan::load(&path(plan, "plan")?)?;
             let made = Out::Part(Box::new(PartWriter::begin(&plan, part, place, &connect)?));
-            let (image, onto) = (plan.image().to_vec(), Onto::Empty);
+            let image = plan.image().to_vec();
+            let onto = Onto::Empty;
             let writing = Writing { writer: Mutex::new(Some(made)), image, connect, onto };
             put(writer, handles::insert(writing)?.cast::<WriterHandle>(), "writer")?;
         }

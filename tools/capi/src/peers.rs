@@ -101,7 +101,8 @@ impl Mount {
         let options = unsafe { given.options(place, Some(&**self.dataset.directory()))? };
         let mut functions = Functions { given: *given, round: CString::default() };
         let object: &mut dyn Rendezvous = &mut functions;
-        let (how, stop) = ((&self.connect, Some(object)), &mut given.stop());
+        let how = (&self.connect, Some(object));
+        let stop = &mut given.stop();
         let dataset = self.dataset.with_store(stored, &options, meeting.as_ref(), how, stop)?;
         Ok((dataset, options))
     }
@@ -157,10 +158,8 @@ impl SequenceOptions {
         }
         // SAFETY: not NULL where it is read, and the strings end with NUL by this function's own contract.
         unsafe {
-            let means = match has_functions {
-                true => Means::Object,
-                false => Means::of(utf8(self.peers, "peers")?)?,
-            };
+            let means =
+                if has_functions { Means::Object } else { Means::of(utf8(self.peers, "peers")?)? };
             let mut join = JoinOptions::new(means);
             join.place = (self.world_size > 1).then_some((self.rank, self.world_size));
             if !self.round.is_null() {

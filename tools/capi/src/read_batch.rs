@@ -90,7 +90,8 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
         DLFS_ON_ERROR_SKIP | DLFS_ON_ERROR_KEEP => false,
         other => return Err(unknown("on_error", other)),
     };
-    let (mut given, mut names) = (Vec::new(), Vec::new());
+    let mut given = Vec::new();
+    let mut names = Vec::new();
     // SAFETY: `request` satisfies the header: `count` ids, or as many names that end with NUL,
     // which do not change during the call.
     unsafe {

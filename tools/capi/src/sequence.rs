@@ -45,10 +45,12 @@ impl Sequence {
 
 impl Sequence {
     fn resume(&self, state: State) -> Result<(), Failure> {
-        let (order, len) = (self.loader.options().order, self.loader.directory().num_live());
-        let state = match self.restarts_shares && state.order != order {
-            true => state.begun_anew(&order, len).map_err(dlfs::Error::from)?,
-            false => state,
+        let order = self.loader.options().order;
+        let len = self.loader.directory().num_live();
+        let state = if self.restarts_shares && state.order != order {
+            state.begun_anew(&order, len).map_err(dlfs::Error::from)?
+        } else {
+            state
         };
         Ok(self.loader.set_state(&state)?)
     }
@@ -91,7 +93,8 @@ pub unsafe extern "C" fn dlfs_sequence(
             let restarts_shares = options.restarts_shares()?;
             let (dataset, of_loader) = mount.for_sequence(&options)?;
             let loader = dataset.loader(of_loader)?;
-            let (stop, division) = (options.stop(), mount.division);
+            let stop = options.stop();
+            let division = mount.division;
             let handle = handles::insert(Sequence { loader, stop, division, restarts_shares })?;
             put(seq, handle.cast::<Seq>(), "seq")?;
         }

@@ -232,9 +232,12 @@ pub unsafe extern "C" fn dlfs_write(
         let written = unsafe {
             let sample = take(sample)?;
             let fields = array(sample.fields, sample.num_fields, "fields")?.iter();
-            let fields = fields.map(|field| match field.data.is_null() {
-                true => Ok(None),
-                false => array(field.data, field.len, "data").map(Some),
+            let fields = fields.map(|field| {
+                if field.data.is_null() {
+                    Ok(None)
+                } else {
+                    array(field.data, field.len, "data").map(Some)
+                }
             });
             let fields = fields.collect::<Result<Vec<Option<&[u8]>>, Failure>>()?;
             let values = array(sample.values, sample.num_values, "values")?.iter();
@@ -344,7 +347,8 @@ pub(crate) unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions
         1 => Pack::Tight,
         other => return Err(unknown("tight", other)),
     };
-    let (mut image, default) = (ImportOptions::default(), WriterOptions::default());
+    let mut image = ImportOptions::default();
+    let default = WriterOptions::default();
     (image.onto, image.seed, image.pack) = (onto, given.seed, pack);
     if given.chunk_size != 0 {
         image.chunk_size_bytes = given.chunk_size;
@@ -355,9 +359,8 @@ pub(crate) unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions
         let fields = fields.map(|&name| Ok(text(name, "a field")?.to_vec()));
         let num_types = if given.field_types.is_null() { 0 } else { given.num_fields };
         let types = array(given.field_types, num_types, "field_types")?.iter();
-        let types = types.map(|&kind| match kind.is_null() {
-            true => Ok(None),
-            false => type_of(utf8(kind, "a type")?).map(Some),
+        let types = types.map(|&kind| {
+            if kind.is_null() { Ok(None) } else { type_of(utf8(kind, "a type")?).map(Some) }
         });
         let columns = array(given.columns, given.num_columns, "columns")?.iter();
         let columns = columns.map(|&column| column_of(utf8(column, "a column")?));

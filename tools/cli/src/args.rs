@@ -212,9 +212,10 @@ impl ConnectionArgs {
         let tls_file = tls_key.filter(|given| !is_key_text(given) && *given != KEYRING);
         let mut options = ConnectOptions {
             concat: self.concat,
-            tls_derivation: match self.tls_compat {
-                true => Derivation::Compatible,
-                false => Derivation::Specification,
+            tls_derivation: if self.tls_compat {
+                Derivation::Compatible
+            } else {
+                Derivation::Specification
             },
             dhchap_secret: secret(&self.dhchap_secret)?,
             dhchap_ctrl_secret: secret(&self.dhchap_ctrl_secret)?,

@@ -110,7 +110,8 @@ impl<'a> Comparison<'a> {
         // Fills the page cache, and makes the memory of each way.
         let shortest_s = self.round(1)?.iter().fold(f64::MAX, |least, it| least.min(it.seconds));
         let epochs = (TURN_S / shortest_s).clamp(1.0, MAX_EPOCHS as f64) as u64;
-        let (mut rounds, mut longest) = (Vec::new(), Duration::ZERO);
+        let mut rounds = Vec::new();
+        let mut longest = Duration::ZERO;
         while rounds.len() < MAX_ROUNDS && (rounds.is_empty() || began.elapsed() + longest < LIMIT)
         {
             let round_began = Instant::now();

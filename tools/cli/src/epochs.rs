@@ -80,7 +80,8 @@ pub(crate) fn read_batches(
     mut each: impl FnMut(&mut RunStats, &Batch, &Loader) -> Result<bool, Failure>,
 ) -> Result<End, Failure> {
     let mut batch = Batch::new();
-    let (mut samples, mut bytes) = (0, 0);
+    let mut samples = 0;
+    let mut bytes = 0;
     loop {
         let asked = Instant::now();
         if !loader.next_into(&mut batch, &mut ())? {

@@ -50,7 +50,8 @@ mod tests {
     fn no_paragraph_behind_the_options_is_wrapped_twice() {
         let command = Cli::command();
         let mut commands: Vec<_> = command.get_subcommands().collect();
-        let (mut told, mut wide) = (0, Vec::new());
+        let mut told = 0;
+        let mut wide = Vec::new();
         while let Some(command) = commands.pop() {
             commands.extend(command.get_subcommands());
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();

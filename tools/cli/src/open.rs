@@ -44,7 +44,8 @@ impl ImageArgs {
         connection: &ConnectionArgs,
         tiers: TierOptions,
     ) -> Result<Image, Error> {
-        let (connect, snapshot) = (connection.options(false)?, self.snapshot.clone());
+        let connect = connection.options(false)?;
+        let snapshot = self.snapshot.clone();
         let view = self.view.as_deref().map(ViewSource::of_text);
         let options = OpenOptions { connect, snapshot, tiers, view, ..OpenOptions::default() };
         Image::open(&self.image.0, &options)

@@ -130,7 +130,8 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
 fn read_far_ahead(place: &Path) {
     let set = std::fs::metadata(place).and_then(|found| {
         let device = found.dev();
-        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let major = rustix::fs::major(device);
+        let minor = rustix::fs::minor(device);
         std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB)
     });
     let _ = set; // then it is as slow as without

@@ -82,7 +82,8 @@ mod tests {
         for (nth, piece) in bytes.chunks(2 << 20).enumerate() {
             file.write_all_at(piece, (nth as u64) << 21).unwrap();
         }
-        let (mut found, meta) = (Vec::new(), file.metadata().unwrap());
+        let mut found = Vec::new();
+        let meta = file.metadata().unwrap();
         file.read_to_end(&mut found).unwrap();
         assert!(found == bytes);
         let taken = meta.blocks() * 512;
@@ -112,7 +113,8 @@ mod tests {
             eprintln!("SKIPPED: no tmpfs of our own (it takes CAP_SYS_ADMIN), or no large pages");
             return;
         }
-        let (bytes, before) = (vec![7; 4 << 20], large_pages());
+        let bytes = vec![7; 4 << 20];
+        let before = large_pages();
         let file = memory.file(bytes.len() as u64).unwrap();
         file.write_all_at(&bytes, 0).unwrap();
         let asked = large_pages() - before;

@@ -79,7 +79,8 @@ impl Passthrough {
         most_reading: usize,
         opened: Arc<AtomicU64>,
     ) -> Passthrough {
-        let (memory, (state, num_reading, is_refused)) = (Memory::new(), Default::default());
+        let memory = Memory::new();
+        let (state, num_reading, is_refused) = Default::default();
         Passthrough {
             files,
             memory_bytes,

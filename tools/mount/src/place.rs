@@ -79,7 +79,8 @@ impl Place {
     /// Returns whether the mount lies at the path, even under another one.
     fn is_mounted(&self) -> bool {
         let (major, minor) = self.device;
-        let (device, path) = (format!("{major}:{minor}"), escaped(&self.path));
+        let device = format!("{major}:{minor}");
+        let path = escaped(&self.path);
         let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
         table.split(|&byte| byte == b'\n').any(|line| {
             let mut words = line.split(|&byte| byte == b' ').skip(2);
@@ -97,12 +98,11 @@ impl Place {
         let output = helper(|command| {
             command.args(["-u", "-z", "--"]).arg(&self.path).stderr(Stdio::piped()).output()
         })?;
-        match output.status.success() {
-            true => Ok(()),
-            false => {
-                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                Err(Error::new(ErrorKind::Refused, said).path(self.path.clone()))
-            }
+        if output.status.success() {
+            Ok(())
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(Error::new(ErrorKind::Refused, said).path(self.path.clone()))
         }
     }
 }
@@ -128,8 +128,10 @@ fn escaped(path: &Path) -> Vec<u8> {
 fn mount_directly(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let folder = File::open(path)?.metadata()?;
-    let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let (fd, mode) = (device.as_raw_fd(), folder.mode());
+    let user = rustix::process::getuid().as_raw();
+    let group = rustix::process::getgid().as_raw();
+    let fd = device.as_raw_fd();
+    let mode = folder.mode();
     let allow = if all { ",allow_other" } else { "" };
     let data = format!(
         "fd={fd},rootmode={mode:o},user_id={user},group_id={group},default_permissions{allow}\0"

@@ -196,7 +196,8 @@ impl Reads {
         let mut wanted: Vec<SampleId> = parts.iter().map(|part| part.file.id).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let (began, mut until) = (Instant::now(), Until::after(limit));
+        let began = Instant::now();
+        let mut until = Until::after(limit);
         let read = self.files.dataset().read(Query::Ids(&wanted), OnError::Blank, &mut until);
         let read = match read {
             Ok(read) => read,
@@ -223,9 +224,11 @@ impl Reads {
     /// Answers the parts of samples that are read in pieces, in ascending order, so that each file is read ahead;
     /// returns the others.
     fn answer_in_pieces(&self, parts: Vec<Part>) -> Vec<Part> {
-        let (mut others, mut pieces) = (Vec::with_capacity(parts.len()), Vec::new());
+        let mut others = Vec::with_capacity(parts.len());
+        let mut pieces = Vec::new();
         for part in parts {
-            let (began, mut until) = (Instant::now(), Until::after(self.limit(&part)));
+            let began = Instant::now();
+            let mut until = Until::after(self.limit(&part));
             match self.in_pieces(part.file, &mut until) {
                 Ok(None) => others.push(part),
                 Ok(Some(opened)) => pieces.push((part, opened)),
@@ -233,10 +236,12 @@ impl Reads {
             }
         }
         pieces.sort_by_key(|(part, _)| (part.file.id, part.file.field, part.offset));
-        let (mut buffer, mut pieces) = (Vec::new(), pieces.into_iter());
+        let mut buffer = Vec::new();
+        let mut pieces = pieces.into_iter();
         while let Some((part, opened)) = pieces.next() {
             buffer.resize(part.size as usize, 0);
-            let (began, mut until) = (Instant::now(), Until::after(self.limit(&part)));
+            let began = Instant::now();
+            let mut until = Until::after(self.limit(&part));
             match opened.read_at(part.offset, &mut buffer, &mut until) {
                 Ok(len) => {
                     self.counters.answered(len);

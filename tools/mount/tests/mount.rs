@@ -129,7 +129,8 @@ fn long_files_are_read_by_the_kernel_from_memory_while_there_is_room() {
     let open = |name: &str| fs::File::open(source.path("shown").join(name)).unwrap();
     let expected = |name: &str| fs::read(source.path("plain").join(name)).unwrap();
     let is_right = |file: &fs::File, name: &str| {
-        let (mut bytes, expected) = (vec![0; 1 << 20], expected(name));
+        let mut bytes = vec![0; 1 << 20];
+        let expected = expected(name);
         let mut at = 0;
         while at < expected.len() {
             let len = file.read_at(&mut bytes, at as u64).unwrap();
@@ -159,7 +160,8 @@ fn long_files_are_read_by_the_kernel_from_memory_while_there_is_room() {
     // Threads that open a file at once each get its bytes, whichever way they come.
     thread::scope(|scope| {
         for worker in 0..8 {
-            let (open, is_right) = (&open, &is_right);
+            let open = &open;
+            let is_right = &is_right;
             scope.spawn(move || {
                 for turn in 0..10 {
                     let name = ["a/large.bin", "a/larger.bin", "a/short"][(worker + turn) % 3];
@@ -177,7 +179,8 @@ fn long_files_are_read_by_the_kernel_from_memory_while_there_is_room() {
 
 /// Opens a file that the kernel reads by itself, if it does. It says only a little later that a file was closed.
 fn open_passed(mounted: &Mounted, path: &Path) -> fs::File {
-    let (before, until) = (mounted.passed_through(), Instant::now() + Duration::from_secs(60));
+    let before = mounted.passed_through();
+    let until = Instant::now() + Duration::from_secs(60);
     loop {
         let file = fs::File::open(path).unwrap();
         if mounted.passed_through() > before || !has_passthrough() {
@@ -204,7 +207,8 @@ fn a_file_that_a_tier_has_whole_is_read_by_the_kernel_from_the_tier() {
     let options = Options { open, ..Options::default() };
     let mounting = dlfs_mount::Options { passthrough_bytes: Some(0), ..Default::default() };
     let Some(mounted) = source.mounted_with(&plain, &options, &mounting) else { return };
-    let (shown, expected) = (source.path("shown/a/large.bin"), source.path("plain/a/large.bin"));
+    let shown = source.path("shown/a/large.bin");
+    let expected = source.path("plain/a/large.bin");
     let expected = fs::read(expected).unwrap();
     assert!(fs::read(&shown).unwrap() == expected);
     assert_eq!(mounted.passed_through(), 0, "the tier had nothing");
@@ -218,7 +222,8 @@ fn a_file_that_a_tier_has_whole_is_read_by_the_kernel_from_the_tier() {
         assert!(Instant::now() < until, "{} bytes are kept", kept());
         thread::sleep(Duration::from_millis(5));
     }
-    let (mut file, mut found) = (open_passed(&mounted, &shown), Vec::new());
+    let mut file = open_passed(&mounted, &shown);
+    let mut found = Vec::new();
     std::io::Read::read_to_end(&mut file, &mut found).unwrap();
     assert!(found == expected);
     drop(file);
@@ -239,7 +244,8 @@ fn a_file_of_a_plain_folder_without_tiers_is_read_by_the_kernel_from_the_folder(
     let own = Address::from_path(source.path("own"));
     let mounting = dlfs_mount::Options { passthrough_bytes: Some(0), ..Default::default() };
     let Some(mounted) = source.mounted_with(&own, &Options::default(), &mounting) else { return };
-    let (mut file, mut found) = (open_passed(&mounted, &source.path("shown/kept")), Vec::new());
+    let mut file = open_passed(&mounted, &source.path("shown/kept"));
+    let mut found = Vec::new();
     std::io::Read::read_to_end(&mut file, &mut found).unwrap();
     assert!(found == bytes);
     fs::write(source.path("other"), &bytes).unwrap();
@@ -312,7 +318,8 @@ fn attributes_beside_those_of_posix_say_what_the_directory_knows() {
     let file = fs::metadata(shown.join("a/one.bin")).unwrap();
     assert_eq!((file.len(), file.blocks(), file.nlink()), (5000, 10, 1));
     if rustix::process::geteuid().is_root() {
-        let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+        let major = rustix::fs::major(file.dev());
+        let minor = rustix::fs::minor(file.dev());
         let ahead = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
         assert_eq!(ahead.unwrap().trim(), "4096", "root reads further ahead than by default");
     }
@@ -337,7 +344,8 @@ fn files_that_are_read_along_an_order_were_read_ahead() {
     assert_eq!(counted(), Err(rustix::io::Errno::NODATA));
     let file = r#"{"order": {"kind": "global", "seed": 7}, "batch": 16, "window": 65536}"#;
     mounted.follow(&OrderFile::parse(file).unwrap()).unwrap();
-    let (mut ids, mut read) = (Vec::new(), 0);
+    let mut ids = Vec::new();
+    let mut read = 0;
     while sampler.next(&mut ids).unwrap().is_some() {
         for &id in &ids {
             let name = dataset.name(id, &mut ()).unwrap();
@@ -391,7 +399,9 @@ fn threads_that_read_at_once_get_their_own_bytes_and_unmounting_ends_them() {
         let reads = AtomicUsize::new(0);
         thread::scope(|scope| {
             for worker in 0..8 {
-                let (source, files, reads) = (&source, &files, &reads);
+                let source = &source;
+                let files = &files;
+                let reads = &reads;
                 scope.spawn(move || {
                     for (name, bytes) in files.iter().cycle().skip(worker * 37) {
                         // After the unmounting the folder is empty.
@@ -420,7 +430,8 @@ fn of_a_long_sample_only_the_pieces_that_are_asked_for_are_read() {
     drop(dataset);
     // One byte of the eleventh piece is damaged: whoever reads the whole sample fails.
     let image = fs::File::options().read(true).write(true).open(source.path("train.dlfs")).unwrap();
-    let (piece, mut byte) = (256 << 10, [0]);
+    let piece = 256 << 10;
+    let mut byte = [0];
     image.read_exact_at(&mut byte, at + 10 * piece + 77).unwrap();
     image.write_all_at(&[!byte[0]], at + 10 * piece + 77).unwrap();
     let Some(mounted) = source.mounted() else { return };
@@ -559,7 +570,8 @@ fn a_long_folder_is_listed_whole_whether_or_not_somebody_looks_at_its_files() {
         fs::write(path, [i as u8]).unwrap();
     }
     let image = Address::from_path(source.path("many.dlfs"));
-    let (from, to) = ([source.path("listed")], [image.clone()]);
+    let from = [source.path("listed")];
+    let to = [image.clone()];
     import(&from, &to, &ImportOptions::default(), &ConnectOptions::default(), &mut ()).unwrap();
     let names = |folder: &str, looks: bool| {
         let entries = fs::read_dir(source.path(folder).join("many")).unwrap();

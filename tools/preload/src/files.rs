@@ -249,7 +249,9 @@ pub(crate) fn name_of_descriptor(fd: c_int, name: &mut [u8]) -> Option<usize> {
 /// `/proc/self/fd/N`, with NUL behind it. Allocates nothing.
 pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
-    let (mut digits, mut rest, mut first) = ([0; 10], fd.unsigned_abs(), 10);
+    let mut digits = [0; 10];
+    let mut rest = fd.unsigned_abs();
+    let mut first = 10;
     while first == 10 || rest > 0 {
         first -= 1;
         digits[first] = b'0' + (rest % 10) as u8;
@@ -336,9 +338,10 @@ fn memory(name: &CStr, flags: c_int) -> Result<c_int, c_int> {
         // SAFETY: the name ends with NUL.
         called(unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) })
     };
-    let made = match NO_EXEC.load(Ordering::Relaxed) {
-        true => make(plain | libc::MFD_NOEXEC_SEAL),
-        false => make(plain),
+    let made = if NO_EXEC.load(Ordering::Relaxed) {
+        make(plain | libc::MFD_NOEXEC_SEAL)
+    } else {
+        make(plain)
     };
     let made = match made {
         // A kernel before 6.3 does not know the flag.

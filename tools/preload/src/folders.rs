@@ -44,7 +44,9 @@ impl OpenFolder {
         mount.counters.folders.fetch_add(1, Ordering::Relaxed);
         // SAFETY: all zeroes are a `dirent`.
         let current = unsafe { std::mem::zeroed() };
-        let (ready, next, position) = (Vec::new(), FIRST, FIRST);
+        let ready = Vec::new();
+        let next = FIRST;
+        let position = FIRST;
         let open =
             OpenFolder { magic: MAGIC, mount, opened, folder, fd, ready, next, position, current };
         Box::into_raw(Box::new(open)).cast()

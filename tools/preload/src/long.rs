@@ -99,7 +99,8 @@ impl Mount {
     }
 
     fn note(&'static self, fd: c_int, file: posix::File, stat: &libc::stat, bytes: Bytes) {
-        let (identity, stamp) = ((stat.st_dev, stat.st_ino), stamp_of(stat));
+        let identity = (stat.st_dev, stat.st_ino);
+        let stamp = stamp_of(stat);
         let position = Forked::empty();
         let long = Long { mount: self, file, identity, stamp, bytes, position };
         lock(table()).insert(fd, Arc::new(long));
@@ -272,7 +273,9 @@ impl Long {
         parts: &[libc::iovec],
         at: Option<i64>,
     ) -> Result<isize, c_int> {
-        let (began, first, count) = (Instant::now(), parts.as_ptr(), parts.len());
+        let began = Instant::now();
+        let first = parts.as_ptr();
+        let count = parts.len();
         // SAFETY: the caller's promise.
         let read = called(unsafe {
             match at {

@@ -88,8 +88,10 @@ pub(crate) fn flush() {
 
 impl Mount {
     pub(crate) fn new(setting: Setting) -> Mount {
-        let (opened, opening) = (AtomicPtr::new(null_mut()), Forked::empty());
-        let (in_use, counters) = (AtomicBool::new(false), Counters::default());
+        let opened = AtomicPtr::new(null_mut());
+        let opening = Forked::empty();
+        let in_use = AtomicBool::new(false);
+        let counters = Counters::default();
         Mount { setting, opened, in_use, opening, counters }
     }
 

@@ -108,9 +108,10 @@ pub(crate) fn called(result: c_long) -> Result<c_long, c_int> {
 
 /// A character, or what stands for one that a terminal obeys.
 fn shown(letter: char) -> impl Iterator<Item = char> {
-    let (plain, escaped) = match letter.is_control() {
-        true => (None, Some(letter.escape_debug())),
-        false => (Some(letter), None),
+    let (plain, escaped) = if letter.is_control() {
+        (None, Some(letter.escape_debug()))
+    } else {
+        (Some(letter), None)
     };
     plain.into_iter().chain(escaped.into_iter().flatten())
 }

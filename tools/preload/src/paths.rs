@@ -57,7 +57,8 @@ fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Ve
 fn odd(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>)> {
     // On the stack: the path may be nobody's.
     let mut plain = [0; MOST_BYTES + 1];
-    let (mut len, mut end) = (0, 0);
+    let mut len = 0;
+    let mut end = 0;
     for component in path.split(|byte| *byte == b'/') {
         end += component.len() + 1; // behind the component and its slash
         len = step(&mut plain, len, component);

@@ -45,12 +45,14 @@ fn lines(mount: &Mount) -> String {
     let counters = &mount.counters;
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let FileCounts { opens, reads, bytes } = counters.of_files();
-    let (stats, folders) = (load(&counters.stats), load(&counters.folders));
+    let stats = load(&counters.stats);
+    let folders = load(&counters.folders);
     let mut text = String::new();
     if opens + stats + folders == 0 {
         return text;
     }
-    let (process, prefix) = (std::process::id(), mount.prefix().escape_ascii());
+    let process = std::process::id();
+    let prefix = mount.prefix().escape_ascii();
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
@@ -71,7 +73,9 @@ fn lines(mount: &Mount) -> String {
     let tiers = dataset.and_then(|dataset| Some(dataset.image().tiers()?.stats().tiers));
     let places = dataset.and_then(|dataset| dataset.places());
     for (number, place) in places.into_iter().flat_map(|places| places.places).enumerate() {
-        let (name, reads, bytes) = (name_of(&place), place.reads, place.bytes);
+        let name = name_of(&place);
+        let reads = place.reads;
+        let bytes = place.bytes;
         // The tiers come first.
         let opens = tiers.as_ref().and_then(|tiers| tiers.get(number)).map(|tier| tier.opens);
         let opens = opens.map_or(String::new(), |opens| format!(", opens {opens}"));
@@ -83,9 +87,11 @@ fn lines(mount: &Mount) -> String {
     let opened = mount.if_opened();
     let folder = opened.and_then(|opened| opened.files.dataset().image().folder());
     if let Some((opened, folder)) = opened.zip(folder) {
-        let (FolderStats { opens, reads, bytes }, ours) =
-            (folder.stats(), opened.origin.of_files());
-        let (opens, reads, bytes) = (opens + ours.opens, reads + ours.reads, bytes + ours.bytes);
+        let FolderStats { opens, reads, bytes } = folder.stats();
+        let ours = opened.origin.of_files();
+        let opens = opens + ours.opens;
+        let reads = reads + ours.reads;
+        let bytes = bytes + ours.bytes;
         let _ = writeln!(
             text,
             "dlfs {process} {prefix}: at the origin: opens {opens}, reads {reads}, bytes {bytes}"

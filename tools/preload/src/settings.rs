@@ -95,7 +95,10 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
     // An address has its own escape for `%`.
     let addresses = Address::parse_list(&unescaped(parts.next().unwrap_or_default()));
     let addresses = addresses.map_err(|error| error.to_string())?;
-    let (mut tiers, mut copy_bytes, mut fuse, mut order) = (Vec::new(), COPY_BYTES, None, None);
+    let mut tiers = Vec::new();
+    let mut copy_bytes = COPY_BYTES;
+    let mut fuse = None;
+    let mut order = None;
     for option in parts {
         match option.split_once('=') {
             Some(("tier", tier)) => {

@@ -38,7 +38,8 @@ impl Source {
 
     /// The image below a folder that does not exist, and the plain folder below itself with a tier.
     fn mounts(&self) -> [(String, PathBuf); 2] {
-        let (image, plain) = (self.path("shown"), self.path("plain"));
+        let image = self.path("shown");
+        let plain = self.path("plain");
         [
             (format!("{}={}", image.display(), self.path("train.dlfs").display()), image),
             (format!("{0}={0};tier=ram:16M", plain.display()), plain),
@@ -165,11 +166,12 @@ fn a_program_with_more_rights_than_its_caller_has_no_setting() {
     if fs::metadata("/proc/self").unwrap().uid() != 0 {
         return eprintln!("SKIPPED: only root can make a set-uid program");
     }
-    let (source, name) = (Source::new(), format!("libdlfs_test_{}.so", std::process::id()));
+    let source = Source::new();
+    let name = format!("libdlfs_test_{}.so", std::process::id());
     let [(mounts, folder), _] = source.mounts();
     let system = Path::new("/usr/lib/x86_64-linux-gnu");
-    let (installed, program) =
-        (Installed(system.join(&name)), Installed(system.join(format!("{name}.cat"))));
+    let installed = Installed(system.join(&name));
+    let program = Installed(system.join(format!("{name}.cat")));
     let copies = fs::copy(library(), &installed.0).and_then(|_| fs::copy("/bin/cat", &program.0));
     if let Err(error) = copies {
         return eprintln!("SKIPPED: the library cannot be installed: {error}");
@@ -301,7 +303,8 @@ fn ids_of_epochs(source: &Source, epochs: u64) -> Vec<u64> {
     let dataset = Dataset::open(&[address], &Options::default(), &mut ()).unwrap();
     let order = OrderSpec { kind: OrderKind::Global, seed: 7 };
     let mut sampler = Sampler::new(&dataset, LoaderOptions::new(order, 16, epochs)).unwrap();
-    let (mut ids, mut all) = (Vec::new(), Vec::new());
+    let mut ids = Vec::new();
+    let mut all = Vec::new();
     while sampler.next(&mut ids).unwrap().is_some() {
         all.extend(ids.iter().map(|id| id.0));
     }
@@ -313,7 +316,8 @@ fn files_that_are_opened_along_an_order_were_read_ahead_and_all_others_can_be_re
     let source = Source::new();
     let [(mounts, folder), _] = source.mounts();
     let ids = ids_of_epochs(&source, 3);
-    let (order, report) = (source.path("order.json"), source.path("report"));
+    let order = source.path("order.json");
+    let report = source.path("report");
     fs::write(&order, r#"{"order": {"kind": "global", "seed": 7}, "batch": 16, "window": 65536}"#)
         .unwrap();
     let program = r#"
@@ -368,7 +372,8 @@ print("whole")
 fn an_order_that_is_wrong_or_not_followed_changes_nothing_but_is_said() {
     let source = Source::new();
     let [(mounts, folder), _] = source.mounts();
-    let (order, report) = (source.path("order.json"), source.path("report"));
+    let order = source.path("order.json");
+    let report = source.path("report");
     let read = |text: &str| {
         fs::write(&order, text).unwrap();
         let command = format!("for i in 1 2 3; do cat {}/a/b/*; done | md5sum", folder.display());
@@ -452,7 +457,8 @@ print("whole")
 #[test]
 fn a_long_sample_of_an_image_is_opened_where_fuse_shows_it_or_copied_up_to_a_cap() {
     let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
-    let (image, shown) = (source.path("train.dlfs"), source.path("shown"));
+    let image = source.path("train.dlfs");
+    let shown = source.path("shown");
     let expected = source.path("plain/a/large.bin");
     let program = r#"
 import os, sys
@@ -627,7 +633,9 @@ print("whole")
 #[test]
 fn a_program_that_ends_leaves_all_that_it_has_read_in_its_tier() {
     let source = Source { folder: PlainFolder::new(&[]) };
-    let (folder, report, kept) = (source.path("many"), source.path("report"), source.path("kept"));
+    let folder = source.path("many");
+    let report = source.path("report");
+    let kept = source.path("kept");
     fs::create_dir(&folder).unwrap();
     fs::create_dir(&kept).unwrap();
     for file in 0..24 {
@@ -648,7 +656,8 @@ fn a_program_that_ends_leaves_all_that_it_has_read_in_its_tier() {
 #[test]
 fn a_mapping_of_a_long_file_is_of_the_folders_own_and_its_tier_copies_it_behind() {
     let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
-    let (plain, kept) = (source.path("plain"), source.path("kept"));
+    let plain = source.path("plain");
+    let kept = source.path("kept");
     fs::create_dir(&kept).unwrap();
     let program = r#"
 import mmap, os, sys, time
@@ -678,7 +687,8 @@ sys.stdout.buffer.write(part[:] + whole[:])
 #[test]
 fn files_of_a_plain_folder_without_tiers_are_its_own_unless_they_were_changed() {
     let source = Source { folder: PlainFolder::new(&[]) };
-    let (folder, report) = (source.path("own"), source.path("report"));
+    let folder = source.path("own");
+    let report = source.path("report");
     fs::create_dir(&folder).unwrap();
     for (name, len) in [("short", 5000), ("long", (16 << 20) + 5), ("empty", 0)] {
         let bytes: Vec<u8> = (0..len).map(|i: usize| (i * 7 + i / 251) as u8).collect();
@@ -767,7 +777,8 @@ fn along_an_order_its_epochs_are_those_of_the_report() {
     let source = Source::new();
     let [(mounts, folder), _] = source.mounts();
     let ids = ids_of_epochs(&source, 3);
-    let (order, report) = (source.path("order.json"), source.path("report"));
+    let order = source.path("order.json");
+    let report = source.path("report");
     fs::write(&order, r#"{"order": {"kind": "global", "seed": 7}, "batch": 16, "window": 65536}"#)
         .unwrap();
     let program = r#"
@@ -800,7 +811,8 @@ fn pipelines_of_tensorflow_and_dali_read_what_they_read_of_a_plain_folder() {
     for what in &pipelines.installed {
         let expected = pipelines.run(Command::new(python()), "data", what);
         for source in ["data.dlfs", "data", "data;tier=ram:128M"] {
-            let (shown, source) = (pipelines.path("shown"), pipelines.path(source));
+            let shown = pipelines.path("shown");
+            let source = pipelines.path(source);
             let mounts = format!("{}={}", shown.display(), source.display());
             let mut command = Command::new(python());
             command.env("LD_PRELOAD", library()).env("DLFS_MOUNTS", &mounts);
@@ -815,7 +827,8 @@ fn record_files_in_pieces_over_a_tier_of_half_of_them_take_half_the_reads_and_fe
     const LEN: u64 = (16 << 20) + 1000;
     const PIECE: u64 = 256 << 10;
     let source = Source { folder: PlainFolder::new(&[]) };
-    let (folder, report) = (source.path("records"), source.path("report"));
+    let folder = source.path("records");
+    let report = source.path("report");
     fs::create_dir(&folder).unwrap();
     for file in 0..FILES {
         let mut bytes = vec![file as u8; LEN as usize];
@@ -852,12 +865,14 @@ for epoch in range(3):
     let output = command.env("DLFS_REPORT", &report).output().unwrap();
     assert_eq!(succeeded(output), succeeded(plain));
     let report = fs::read_to_string(&report).unwrap();
-    let (opens, reads) = (3 * FILES, 3 * FILES * LEN.div_ceil(PIECE));
+    let opens = 3 * FILES;
+    let reads = 3 * FILES * LEN.div_ceil(PIECE);
     let fewer = |name, before: u64| {
         let now = reported(&report, "at the origin", name);
         (1.0 - now as f64 / before as f64) * 100.0
     };
-    let (opens, reads) = (fewer("opens ", opens), fewer("reads ", reads));
+    let opens = fewer("opens ", opens);
+    let reads = fewer("reads ", reads);
     println!("{opens:.1} % fewer opens, {reads:.1} % fewer reads\n{report}");
     // Counts by Monarch: 36 and 52. A copy that ends late on a busy machine costs an open.
     assert!(opens >= 30.0 && reads >= 52.0, "{opens:.1} %, {reads:.1} %\n{report}");

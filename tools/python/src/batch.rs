@@ -65,9 +65,10 @@ impl Batch {
     /// # Errors
     /// Samples have several fields, and none was chosen: the batch is no buffer.
     fn check_buffers(&self, py: Python<'_>) -> PyResult<()> {
-        match self.held.fields().are_several() {
-            true => Err(raise_no_array(py, self.held.fields().unnamed().report())),
-            false => Ok(()),
+        if self.held.fields().are_several() {
+            Err(raise_no_array(py, self.held.fields().unnamed().report()))
+        } else {
+            Ok(())
         }
     }
 
@@ -238,7 +239,8 @@ impl Batch {
             return typed::stacked(py, &slf.get().held, field, kind);
         }
         let lens = slf.get().lens(py)?;
-        let (count, len) = (lens.len(), lens.first().copied().unwrap_or(0));
+        let count = lens.len();
+        let len = lens.first().copied().unwrap_or(0);
         if let Some(other) = lens.iter().find(|other| **other != len) {
             let text = format!(
                 "samples of {len} and of {other} bytes make no array: use data and offsets"
@@ -278,7 +280,8 @@ impl Batch {
     ///
     /// Raises NotFound if samples have no such field.
     fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-        let (py, field) = (field.py(), self.held.fields().numbered(field)?);
+        let py = field.py();
+        let field = self.held.fields().numbered(field)?;
         let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
         let found =
             (0..self.held.len()).map(|index| typed::shown(&self.held, &views, index, field));
@@ -317,9 +320,10 @@ impl Batch {
     /// The fields that have a type, of those that a sample maps: {name: dlfs.FieldType}.
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        match self.held.fields().are_several() {
-            true => typed::mapped_types(py, self.held.fields()),
-            false => Ok(PyDict::new(py)),
+        if self.held.fields().are_several() {
+            typed::mapped_types(py, self.held.fields())
+        } else {
+            Ok(PyDict::new(py))
         }
     }
 
@@ -333,10 +337,7 @@ impl Batch {
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let fields = self.held.fields();
-        match fields.are_several() {
-            true => mapped_names(py, fields),
-            false => Ok(PyTuple::empty(py)),
-        }
+        if fields.are_several() { mapped_names(py, fields) } else { Ok(PyTuple::empty(py)) }
     }
 
     /// The same samples, showing these fields only: with one name, that field is the sample, so that

@@ -62,7 +62,8 @@ impl Dataset {
     fn new(address: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Dataset> {
         let py = address.py();
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        let (parsed, options) = (addresses(address)?, open_options(&given)?);
+        let parsed = addresses(address)?;
+        let options = open_options(&given)?;
         if given.contains("shared_snapshot")? {
             given.del_item("shared_snapshot")?; // lasts only as long as the process that shares it
         }
@@ -70,8 +71,10 @@ impl Dataset {
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
         let all = Fields::new(dataset.fields(), dataset.field_types().clone());
         let fields = Arc::new(all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all));
-        let (dataset, address) = (RwLock::new(Some(dataset)), address.clone().unbind());
-        let (connect, joining) = (options.open.connect, Mutex::new(None));
+        let dataset = RwLock::new(Some(dataset));
+        let address = address.clone().unbind();
+        let connect = options.open.connect;
+        let joining = Mutex::new(None);
         Ok(Dataset { dataset, fields, address, options: given.unbind(), connect, joining })
     }
 
@@ -106,7 +109,8 @@ impl Dataset {
         if !name.is_instance_of::<PyString>() && !name.is_instance_of::<PyBytes>() {
             return Ok(false);
         }
-        let (dataset, name) = (self.dataset(py)?, names::to_bytes(name)?);
+        let dataset = self.dataset(py)?;
+        let name = names::to_bytes(name)?;
         match try_detached(py, |watch| dataset.lookup(&name, watch))? {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == dlfs::ErrorKind::NotFound => Ok(false),
@@ -210,7 +214,8 @@ impl Dataset {
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let dataset = self.dataset(py)?;
         let Some(labels) = dataset.labels() else { return Ok(None) };
-        let (len, dtype) = (labels.as_bytes().len(), format!("<i{}", labels.width_bytes()));
+        let len = labels.as_bytes().len();
+        let dtype = format!("<i{}", labels.width_bytes());
         let source = Source::Labels(Arc::clone(dataset.directory()));
         let memory = Bound::new(py, Memory::whole(source))?;
         numpy::view(memory.as_any(), len, &dtype).map(Some)
@@ -219,7 +224,8 @@ impl Dataset {
     /// The typed columns, in their order: {name: "int", "float", "f32", "bool" or "str"}.
     #[getter]
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (dataset, columns) = (self.dataset(py)?, PyDict::new(py));
+        let dataset = self.dataset(py)?;
+        let columns = PyDict::new(py);
         for column in dataset.directory().columns() {
             columns.set_item(column.name(), column.kind().name())?;
         }
@@ -237,7 +243,8 @@ impl Dataset {
         let directory = dataset.directory();
         let (at, column) = column_at(directory, name).map_err(|error| raise(py, &error))?;
         let letter = if column.kind().is_float() { 'f' } else { 'i' };
-        let (len, dtype) = (column.as_bytes().len(), format!("<{letter}{}", column.width_bytes()));
+        let len = column.as_bytes().len();
+        let dtype = format!("<{letter}{}", column.width_bytes());
         let memory = Bound::new(py, Memory::whole(Source::Column(Arc::clone(directory), at)))?;
         numpy::view(memory.as_any(), len, &dtype)
     }
@@ -254,8 +261,10 @@ impl Dataset {
 
     /// Values of the sample `id` in all typed columns, without I/O: {name: int, float, bool, str or None}.
     fn values<'py>(&self, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-        let (py, id) = (id.py(), SampleId(index::id(id)?));
-        let (dataset, values) = (self.dataset(py)?, PyDict::new(py));
+        let py = id.py();
+        let id = SampleId(index::id(id)?);
+        let dataset = self.dataset(py)?;
+        let values = PyDict::new(py);
         dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
         for column in dataset.directory().columns() {
             let name = column.name();
@@ -319,7 +328,8 @@ impl Dataset {
 
     /// Name of the sample `id`, as from os.fsdecode.
     fn name<'py>(&self, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let (py, id) = (id.py(), SampleId(index::id(id)?));
+        let py = id.py();
+        let id = SampleId(index::id(id)?);
         let dataset = self.dataset(py)?;
         let name = detached(py, |watch| dataset.name(id, watch))?;
         names::to_str(py, &name)
@@ -328,7 +338,8 @@ impl Dataset {
     /// Id of the sample called `name`. Raises NameNotFound, a KeyError.
     fn id_of(&self, name: &Bound<'_, PyAny>) -> PyResult<u64> {
         let py = name.py();
-        let (dataset, name) = (self.dataset(py)?, names::to_bytes(name)?);
+        let dataset = self.dataset(py)?;
+        let name = names::to_bytes(name)?;
         let found = try_detached(py, |watch| dataset.lookup(&name, watch))?;
         found.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
     }
@@ -338,7 +349,8 @@ impl Dataset {
     /// Raises Unsupported if not all of several fields were chosen: their length is unknown until
     /// they are read.
     fn length(&self, id: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let (py, id) = (id.py(), SampleId(index::id(id)?));
+        let py = id.py();
+        let id = SampleId(index::id(id)?);
         let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
         if self.fields.choice().is_some() && self.fields.names().len() > 1 {
             let text = "an image has the length of all fields of a sample together, not of each";
@@ -352,7 +364,8 @@ impl Dataset {
 
     /// Label of the sample `id`, without I/O; None if it has none.
     fn label(&self, id: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-        let (py, id) = (id.py(), SampleId(index::id(id)?));
+        let py = id.py();
+        let id = SampleId(index::id(id)?);
         let dataset = self.dataset(py)?;
         dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
         Ok(dataset.directory().label(id))
@@ -557,7 +570,8 @@ impl Dataset {
     /// pickled data set.
     fn _attach_to_peers(&self, py: Python<'_>, text: &str) -> PyResult<()> {
         let pass = Pass::from_json(text).map_err(|error| raise(py, &error))?;
-        let (dataset, connect) = (self.dataset(py)?, &self.connect);
+        let dataset = self.dataset(py)?;
+        let connect = &self.connect;
         let attached = detached(py, |_| dataset.attach_to_peers(pass, connect))?;
         self.replace(py, attached)
     }
@@ -605,7 +619,9 @@ impl Dataset {
 
     /// Distinguishes objects, too: fsspec caches file systems by the text of their arguments.
     fn __repr__(slf: &Bound<'_, Self>) -> String {
-        let (py, this, at) = (slf.py(), slf.get(), slf.as_ptr());
+        let py = slf.py();
+        let this = slf.get();
+        let at = slf.as_ptr();
         let address = this.address.bind(py).str().map_or_else(|_| "?".into(), |s| s.to_string());
         match this.dataset(py) {
             Ok(dataset) => format!("<dlfs.Dataset {address}: {} samples at {at:?}>", dataset.len()),
@@ -704,9 +720,10 @@ impl Dataset {
         let left = match (&dataset, &joined) {
             (Some(dataset), Some((join, meeting))) => {
                 let timeout = timeout.unwrap_or_else(|| join.timeout());
-                match timeout.is_zero() {
-                    true => Ok(()),
-                    false => join.leave(py, dataset, meeting, timeout, &self.connect),
+                if timeout.is_zero() {
+                    Ok(())
+                } else {
+                    join.leave(py, dataset, meeting, timeout, &self.connect)
                 }
             }
             _ => Ok(()),
@@ -755,7 +772,8 @@ impl Names {
 
     /// names[i]: a str; names[i:j]: a list of them.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let (py, len) = (index.py(), self.dataset.len());
+        let py = index.py();
+        let len = self.dataset.len();
         if let Ok(slice) = index.cast::<PySlice>() {
             let names = picked(slice, len)?.map(|at| self.at(py, at));
             return Ok(PyList::new(py, names.collect::<PyResult<Vec<_>>>()?)?.into_any());
@@ -795,10 +813,8 @@ impl Keys {
             return Err(PyTypeError::new_err(text));
         }
         // Arrays become lists of plain integers in one call.
-        let given = match given.hasattr("tolist")? {
-            true => given.call_method0("tolist")?,
-            false => given.clone(),
-        };
+        let given =
+            if given.hasattr("tolist")? { given.call_method0("tolist")? } else { given.clone() };
         // Only once: a generator yields its elements only once.
         let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
         let named = keys
@@ -817,7 +833,8 @@ fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'p
     let samples = (0..held.len()).map(|index| Ok(held.shown(index)?.unwrap_or_default()));
     let samples =
         samples.collect::<dlfs::Result<Vec<&[u8]>>>().map_err(|error| raise(py, &error))?;
-    let (need, out) = (samples.iter().map(|sample| sample.len()).sum::<usize>(), out.bytes(py));
+    let need = samples.iter().map(|sample| sample.len()).sum::<usize>();
+    let out = out.bytes(py);
     if out.len() < need {
         let text = format!("the batch has {need} bytes, out has {}", out.len());
         return Err(raise_invalid(py, text));

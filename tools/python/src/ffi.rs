@@ -78,7 +78,8 @@ impl Memory {
             .source
             .bytes(this.part.load(Ordering::Relaxed))
             .map_err(|error| raise(slf.py(), &error))?;
-        let (start, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as isize);
+        let start = bytes.as_ptr().cast_mut().cast();
+        let len = bytes.len() as isize;
         // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a
         // reference to `slf`, which owns the source, so the bytes outlive the view. A `Held` and a
         // `Directory` are behind an `Arc` and show their bytes only through `&`, so the bytes do

@@ -185,7 +185,8 @@ impl Fields {
     pub(crate) fn mapped_as(&self, py: Python<'_>, name: &[u8]) -> PyResult<usize> {
         let number = self.number_of(name).and_then(|number| match &self.shown {
             Shown::Several(numbers) if !numbers.contains(&number) => {
-                let (name, list) = (name.escape_ascii(), self.list(numbers));
+                let name = name.escape_ascii();
+                let list = self.list(numbers);
                 let text =
                     format!("the field {name} was not chosen: samples are shown with {list}");
                 Err(Error::new(ErrorKind::NotFound, text))
@@ -238,7 +239,8 @@ impl Fields {
 
     /// Why a sample of several fields is not a single buffer.
     pub(crate) fn unnamed(&self) -> Error {
-        let (name, list) = (self.names[self.mapped()[0]].escape_ascii(), self.list(&self.mapped()));
+        let name = self.names[self.mapped()[0]].escape_ascii();
+        let list = self.list(&self.mapped());
         let text = format!("samples have several fields, and none is named: they have {list}");
         Error::new(ErrorKind::InvalidArgument, text).hint(format!(
             "ds[0][\"{name}\"] or batch[\"{name}\"], or batch.select(\"{name}\") for arrays, or \
@@ -339,18 +341,21 @@ fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
 
 impl Held {
     pub(crate) fn read(batch: reader::Batch, fields: Arc<Fields>, absent: Absent) -> Held {
-        let (samples, absent) = (Arc::new(Samples::Read(batch)), Arc::new(absent));
+        let samples = Arc::new(Samples::Read(batch));
+        let absent = Arc::new(absent);
         Held { samples, fields, gathered: OnceLock::new(), absent }
     }
 
     pub(crate) fn copied(copied: Copied, fields: Fields, absent: Absent) -> Held {
-        let (samples, absent) = (Arc::new(Samples::Copied(copied)), Arc::new(absent));
+        let samples = Arc::new(Samples::Copied(copied));
+        let absent = Arc::new(absent);
         Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), absent }
     }
 
     /// The same samples, showing other fields.
     pub(crate) fn showing(&self, fields: Fields) -> Held {
-        let (samples, absent) = (Arc::clone(&self.samples), Arc::clone(&self.absent));
+        let samples = Arc::clone(&self.samples);
+        let absent = Arc::clone(&self.absent);
         Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), absent }
     }
 
@@ -469,9 +474,10 @@ impl Held {
                 (_, None) => None,
             };
             let id = batch.id(index).0;
-            match kind.is_float() {
-                true => column.and_then(|c| c.float(id)).unwrap_or(f64::NAN).to_bits() as i64,
-                false => column.and_then(|c| c.int(id)).unwrap_or(NO_LABEL),
+            if kind.is_float() {
+                column.and_then(|c| c.float(id)).unwrap_or(f64::NAN).to_bits() as i64
+            } else {
+                column.and_then(|c| c.int(id)).unwrap_or(NO_LABEL)
             }
         });
         Ok(Values { name: name.to_owned(), kind, raw: raw.collect() })

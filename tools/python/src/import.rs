@@ -113,10 +113,7 @@ impl How {
         Ok(ImportOptions {
             from: self.kind.parse().map_err(|error| raise(py, &error))?,
             onto,
-            placement: match self.shuffle {
-                true => PlacementOrder::Shuffled,
-                false => PlacementOrder::Source,
-            },
+            placement: if self.shuffle { PlacementOrder::Shuffled } else { PlacementOrder::Source },
             seed: self.seed,
             chunk_size_bytes: self.chunk_size,
             pack,

@@ -12,10 +12,8 @@ use crate::error::raise_index;
 /// # Errors
 /// `IndexOutOfRange`: there is none. `TypeError`: it is not an integer.
 pub(crate) fn position(given: &Bound<'_, PyAny>, len: u64, whole: &str) -> PyResult<u64> {
-    let number = integer(given)?.map(|number| match number < 0 {
-        true => number.saturating_add_unsigned(len),
-        false => number,
-    });
+    let number = integer(given)?
+        .map(|number| if number < 0 { number.saturating_add_unsigned(len) } else { number });
     let position = number.and_then(|number| u64::try_from(number).ok());
     let position = position.filter(|&position| position < len);
     position.ok_or_else(|| absent(given, &format!("the {whole} has {len}")))

@@ -75,7 +75,8 @@ struct Run {
 
 impl Run {
     fn new(loader: dataset::Loader, resumed: bool) -> Arc<Run> {
-        let (resumed, taken) = (AtomicBool::new(resumed), AtomicBool::new(false));
+        let resumed = AtomicBool::new(resumed);
+        let taken = AtomicBool::new(false);
         Arc::new(Run { loader, resumed, taken })
     }
 }
@@ -150,11 +151,13 @@ impl Loader {
         let py = slf.py();
         let run = slf.get().run_to_take().map_err(|error| raise(py, &error))?;
         let State { epoch, consumed, .. } = run.loader.state();
-        let begun = match consumed != 0 && !run.resumed.load(Ordering::Relaxed) {
-            true => detached(py, |_| run.loader.set_epoch(epoch.0)),
-            false => Ok(()),
+        let begun = if consumed != 0 && !run.resumed.load(Ordering::Relaxed) {
+            detached(py, |_| run.loader.set_epoch(epoch.0))
+        } else {
+            Ok(())
         };
-        let (turn, ended) = (parking_lot::Mutex::new(()), AtomicBool::new(false));
+        let turn = parking_lot::Mutex::new(());
+        let ended = AtomicBool::new(false);
         let iterator = Epoch { loader: slf.unbind(), run, epoch: epoch.0, turn, ended };
         begun.map(|()| iterator) // otherwise dropping the iterator returns the run
     }
@@ -175,7 +178,9 @@ impl Loader {
     /// Moves to the start of `epoch`; keeps what was read ahead if the run is there already. Right
     /// after load_state_dict, the epoch of the state resumes from the state.
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (py, epoch, run) = (epoch.py(), an_epoch(epoch)?, self.newest());
+        let py = epoch.py();
+        let epoch = an_epoch(epoch)?;
+        let run = self.newest();
         if run.resumed.load(Ordering::Relaxed) && epoch == run.loader.epoch() {
             return Ok(());
         }
@@ -214,7 +219,8 @@ impl Loader {
     /// Stale if samples were added or deleted since; the run is then unchanged.
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = state.py();
-        let (mut state, run) = (state_of_dict(state)?, self.newest());
+        let mut state = state_of_dict(state)?;
+        let run = self.newest();
         let order = run.loader.options().order;
         if self.restart_shares && state.order != order {
             let len = run.loader.directory().num_live();
@@ -243,7 +249,9 @@ impl Loader {
     /// run, exactly while its chunk is there. Always False of a mixture, and where batches are not made of whole
     /// chunks.
     fn is_resident(&self, id: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let (py, id, run) = (id.py(), SampleId(index::id(id)?), self.newest());
+        let py = id.py();
+        let id = SampleId(index::id(id)?);
+        let run = self.newest();
         Ok(py.detach(|| run.loader.is_resident(id)))
     }
 
@@ -334,7 +342,8 @@ impl Loader {
 
     /// Stores class, data set, options, position, and the object's other attributes.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let (py, this) = (slf.py(), slf.get());
+        let py = slf.py();
+        let this = slf.get();
         if this.stored.lock().unwrap_or_else(|held| held.into_inner()).is_some() {
             let text = "a loader with a store stays in its process and the children that are forked from it: \
                         start workers by fork";
@@ -706,7 +715,8 @@ fn open_store(
     options: &Bound<'_, PyDict>,
 ) -> PyResult<Option<dataset::Dataset>> {
     let Some(stored) = store::options(options)? else { return Ok(None) };
-    let (py, join) = (dataset.py(), Join::of(options)?);
+    let py = dataset.py();
+    let join = Join::of(options)?;
     if let Some(join) = &join
         && given_or(options, "world_size", 1_u32)? <= 1
     {
@@ -714,7 +724,8 @@ fn open_store(
         options.set_item("rank", meeting.rank)?;
         options.set_item("world_size", meeting.world_size)?;
     }
-    let (opened, connect) = (dataset.get().dataset(py)?, dataset.get().connect());
+    let opened = dataset.get().dataset(py)?;
+    let connect = dataset.get().connect();
     let run = loader_options(options, Some(opened.directory()))?;
     store::open(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
 }
@@ -725,9 +736,10 @@ fn open_store(
 /// `InvalidArgument`: there is no such epoch. `TypeError`: it is not an integer.
 fn an_epoch(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract().map_err(|error: PyErr| {
-        match error.is_instance_of::<PyOverflowError>(given.py()) {
-            true => raise_invalid(given.py(), format!("there is no epoch {given}")),
-            false => error,
+        if error.is_instance_of::<PyOverflowError>(given.py()) {
+            raise_invalid(given.py(), format!("there is no epoch {given}"))
+        } else {
+            error
         }
     })
 }

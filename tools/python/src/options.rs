@@ -47,7 +47,8 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
 /// Sets one option; `false` if there is no such option.
 fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = value.py();
-    let (connect, read) = (&mut options.open.connect, &mut options.read);
+    let connect = &mut options.open.connect;
+    let read = &mut options.read;
     match key {
         "window_bytes" => read.window_bytes = value.extract()?,
         "queue_pairs" => read.queue_pairs = queue_pairs(key, value)?,
@@ -74,10 +75,8 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         "tls_key" => secret(key, value, |text| set_tls_key(connect, text))?,
         "tls_compat" => {
             let is_compatible: bool = value.extract()?;
-            connect.tls_derivation = match is_compatible {
-                true => Derivation::Compatible,
-                false => Derivation::Specification,
-            };
+            connect.tls_derivation =
+                if is_compatible { Derivation::Compatible } else { Derivation::Specification };
         }
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
@@ -158,7 +157,8 @@ pub(crate) fn loader_options(
             return Err(PyTypeError::new_err(format!("a loader has no option '{key}'")));
         }
     }
-    let (drop_last, pad) = (given_or(given, "drop_last", false)?, given_or(given, "pad", false)?);
+    let drop_last = given_or(given, "drop_last", false)?;
+    let pad = given_or(given, "pad", false)?;
     options.drop_short = drop_last;
     options.tail = match (drop_last, pad) {
         (true, true) => {

@@ -49,7 +49,8 @@ impl WritePlan {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let py = address.py();
         let options = how.extract::<How>()?.options(py)?;
-        let (image, connect) = (addresses(address)?, writable(connection)?);
+        let image = addresses(address)?;
+        let connect = writable(connection)?;
         let classes = classes.into_iter().map(String::into_bytes).collect();
         let plan = detached(py, |_| Plan::create(&image, &options, classes, &connect))?;
         Ok(PyBytes::new(py, &plan.to_bytes()))
@@ -95,7 +96,8 @@ impl WritePlan {
         let catalog = catalog.map(|name| catalog_name(py, name)).transpose()?;
         let parts = parts.iter().map(|bytes| WrittenPart::from_bytes(bytes));
         let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|error| raise(py, &error))?;
-        let (plan, connect) = (&self.plan, &self.connect);
+        let plan = &self.plan;
+        let connect = &self.connect;
         let report = detached(py, |watch| {
             let mut asking = Asking(watch);
             let report = match count {

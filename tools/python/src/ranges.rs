@@ -91,9 +91,12 @@ pub(crate) fn open_sample(
         Ok(id) => id,
         Err(error) => return Err(raise_lookup(py, &error)),
     };
-    let file = detached(py, |watch| match as_file {
-        true => dataset.open_file(id, field, watch),
-        false => dataset.open_sample(id, field, watch),
+    let file = detached(py, |watch| {
+        if as_file {
+            dataset.open_file(id, field, watch)
+        } else {
+            dataset.open_sample(id, field, watch)
+        }
     })?;
     Ok(SampleFile { file })
 }
@@ -115,7 +118,8 @@ pub(crate) fn read_ranges<'py>(
         }
     };
     let field = one_field(py, fields)?;
-    let (mut wanted, mut failures) = (Vec::new(), Vec::new());
+    let mut wanted = Vec::new();
+    let mut failures = Vec::new();
     for (at, range) in ranges.try_iter()?.enumerate() {
         let (key, start, end): (Bound<'py, PyAny>, u64, Option<u64>) = range?.extract()?;
         let id = match id_of(py, dataset, &key)? {
@@ -154,10 +158,7 @@ pub(crate) fn read_ranges<'py>(
 
 /// The field that a range is a part of; an error if samples are mappings of several.
 fn one_field(py: Python<'_>, fields: &Fields) -> PyResult<Option<usize>> {
-    match fields.are_several() {
-        true => Err(raise(py, &fields.unnamed())),
-        false => Ok(fields.one()),
-    }
+    if fields.are_several() { Err(raise(py, &fields.unnamed())) } else { Ok(fields.one()) }
 }
 
 /// The id of `key`, an id or a name.

@@ -104,9 +104,10 @@ impl Sample {
         name: &Bound<'py, PyAny>,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        match self.__contains__(name)? {
-            true => self.__getitem__(name),
-            false => Ok(default.unwrap_or_else(|| name.py().None().into_bound(name.py()))),
+        if self.__contains__(name)? {
+            self.__getitem__(name)
+        } else {
+            Ok(default.unwrap_or_else(|| name.py().None().into_bound(name.py())))
         }
     }
 

@@ -25,7 +25,8 @@ pub(crate) fn weights(
     given: &Bound<'_, PyDict>,
     directory: Option<&Directory>,
 ) -> PyResult<Option<Arc<Weights>>> {
-    let (py, order) = (given.py(), given_or(given, "order", String::new())?);
+    let py = given.py();
+    let order = given_or(given, "order", String::new())?;
     if order != "weighted" {
         return Ok(None);
     }
@@ -83,9 +84,10 @@ fn by_label(weights: &Bound<'_, PyAny>, directory: &Directory) -> PyResult<Optio
         };
     }
     let Ok(by_label) = weights.cast::<PyDict>() else {
-        return match weights.is_instance_of::<PyBytes>() {
-            true => Ok(None),
-            false => Err(PyTypeError::new_err("weights: not an array, a dict or a str")),
+        return if weights.is_instance_of::<PyBytes>() {
+            Ok(None)
+        } else {
+            Err(PyTypeError::new_err("weights: not an array, a dict or a str"))
         };
     };
     let mut each = BTreeMap::new();

@@ -85,7 +85,8 @@ impl Writer {
         let py = address.py();
         if let Ok(plan) = address.cast::<WritePlan>() {
             let plan = plan.get();
-            let (held, image) = (Held::Part(plan.begin(how)?), plan.plan.image().to_vec());
+            let held = Held::Part(plan.begin(how)?);
+            let image = plan.plan.image().to_vec();
             return Writer::of(py, held, image, plan.connect.clone(), Onto::Empty, None);
         }
         let how: How = how.extract()?;
@@ -403,9 +404,10 @@ impl How {
 
 impl<'py> Labelled<'py> {
     fn of(given: &Bound<'py, PyAny>) -> PyResult<Labelled<'py>> {
-        match given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
-            true => Ok(Labelled::Class(bytes_of(given)?)),
-            false => Ok(Labelled::Number(given.extract()?)),
+        if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+            Ok(Labelled::Class(bytes_of(given)?))
+        } else {
+            Ok(Labelled::Number(given.extract()?))
         }
     }
 
@@ -501,9 +503,10 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
     if !kind.fits(&shape) {
         return Err(PyValueError::new_err(format!("the type is {kind}, and the shape {shape:?}")));
     }
-    let array = match dtype.getattr("isnative")?.is_truthy()? {
-        true => array,
-        false => array.call_method1("astype", (dtype.call_method1("newbyteorder", ("=",))?,))?,
+    let array = if dtype.getattr("isnative")?.is_truthy()? {
+        array
+    } else {
+        array.call_method1("astype", (dtype.call_method1("newbyteorder", ("=",))?,))?
     };
     Ok(array.call_method0("tobytes")?.cast_into::<PyBytes>()?)
 }
@@ -544,9 +547,10 @@ fn about<T>(key: &Py<PyString>, result: PyResult<T>) -> PyResult<T> {
 fn behind(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
     let text = format!("{what}: {}", error.value(py));
     // Those of texts are not made of a text alone.
-    match error.is_instance_of::<PyUnicodeError>(py) {
-        true => PyValueError::new_err(text),
-        false => PyErr::from_type(error.get_type(py), text),
+    if error.is_instance_of::<PyUnicodeError>(py) {
+        PyValueError::new_err(text)
+    } else {
+        PyErr::from_type(error.get_type(py), text)
     }
 }
 

@@ -130,7 +130,8 @@ fn train(
     let options = LoaderOptions { window_bytes: WINDOW_BYTES, ..LoaderOptions::new(order, 16, 5) };
     let mut loader = image.prefetcher(options)?;
     let began = Instant::now();
-    let (mut batch, mut busy_until) = (Batch::new(), began);
+    let mut batch = Batch::new();
+    let mut busy_until = began;
     while loader.next_into(&mut batch)? {
         let time = Duration::from_secs_f64(batch.len_bytes() as f64 / (compute_mb_s * 1e6));
         busy_until = busy_until.max(Instant::now()) + time;
@@ -145,7 +146,8 @@ fn read(place: &Path) -> Result<(), Failure> {
         println!("SKIPPED: no command dlfs; build it with cargo build --release -p dlfs-cli");
         return Ok(());
     };
-    let (folder, image) = (place.join("many"), place.join("many.dlfs"));
+    let folder = place.join("many");
+    let image = place.join("many.dlfs");
     make_files(&folder, FILES, FILE_BYTES)?;
     command.run(&["import", "--quiet", text(&folder), text(&image)])?;
     let file: Arc<dyn Device> = Arc::new(FileNamespace::open(&image, FileOptions::default())?);
@@ -215,11 +217,10 @@ fn command() -> Option<Dlfs> {
 impl Dlfs {
     fn run(&self, arguments: &[&str]) -> Result<String, Failure> {
         let output = Command::new(&self.0).args(arguments).output()?;
-        match output.status.success() {
-            true => Ok(String::from_utf8(output.stdout)?),
-            false => {
-                Err(format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)).into())
-            }
+        if output.status.success() {
+            Ok(String::from_utf8(output.stdout)?)
+        } else {
+            Err(format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)).into())
         }
     }
 
@@ -232,8 +233,11 @@ impl Dlfs {
     ) -> Result<Reads, Failure> {
         // Grouped order holds 8 lanes of 4 chunks of 4 MiB.
         let window = if order == "grouped" { 160 << 20 } else { WINDOW_BYTES };
-        let (address, window) = (text_of(target), window.to_string());
-        let (seed, epochs, batch) = (SEED.to_string(), EPOCHS.to_string(), BATCH.to_string());
+        let address = text_of(target);
+        let window = window.to_string();
+        let seed = SEED.to_string();
+        let epochs = EPOCHS.to_string();
+        let batch = BATCH.to_string();
         let mut arguments = vec!["read", &address, "--quiet", "--json", "--order", order];
         arguments.extend(["--seed", &seed, "--epochs", &epochs, "--batch", &batch]);
         arguments.extend(["--window", &window]);

@@ -60,7 +60,8 @@ pub fn holders(job: &Job, keep_shares: bool) -> Result<ChunkHolders, PlanError> 
     let chunk_bytes: Vec<u64> = (0..job.schedule.num_chunks())
         .map(|chunk| job.sizes[range(job, chunk)].iter().map(|&size| u64::from(size)).sum())
         .collect();
-    let (room_bytes, nodes) = (job.tier_bytes.iter().sum(), job.schedule.nodes());
+    let room_bytes = job.tier_bytes.iter().sum();
+    let nodes = job.schedule.nodes();
     let share = chunk_bytes.iter().sum::<u64>() / u64::from(nodes);
     let share_bytes = if keep_shares { share.saturating_mul(102) / 100 } else { u64::MAX };
     let id = |node: u32| Key::derive(u64::from_be_bytes(*b"sim node"), &[node.into()]).word();
@@ -78,7 +79,8 @@ impl ByHash {
         for chunk in 0..holders.num_chunks() {
             let Some(node) = holders.holder(chunk) else { continue };
             for sample in range(job, chunk) {
-                let (room, len) = (&mut room[usize::from(node)], u64::from(job.sizes[sample]));
+                let room = &mut room[usize::from(node)];
+                let len = u64::from(job.sizes[sample]);
                 if let Some(tier) = room.iter().position(|&room| len <= room) {
                     room[tier] -= len;
                     places[sample] = Some(Place { node, tier: tier as u8 });

@@ -71,9 +71,11 @@ fn draw_panel(
     let mesh = &mut chart.configure_mesh();
     mesh.disable_y_mesh().disable_y_axis().y_labels(0).x_labels(6);
     mesh.x_desc(format!("time of the run, {unit}")).draw()?;
-    let (area, text) = (chart.plotting_area(), ("sans-serif", 14).into_font().color(&BLACK));
+    let area = chart.plotting_area();
+    let text = ("sans-serif", 14).into_font().color(&BLACK);
     for (row, (name, seconds, printed)) in panel.bars.iter().enumerate() {
-        let (top, value) = (row as f64, seconds / divisor);
+        let top = row as f64;
+        let value = seconds / divisor;
         area.draw(&Rectangle::new([(0.0, top + 0.15), (value, top + 0.85)], color(name).filled()))?;
         let printed = printed.map(|printed| printed / divisor);
         if let Some(printed) = printed {
@@ -110,7 +112,8 @@ fn draw_legend(
         (has(is_bound), "bound of all", RED.stroke_width(1)),
         (has_printed, "printed in the thesis", BLACK.stroke_width(2)),
     ];
-    let (mut left, top) = (10, panel_area.dim_in_pixel().1 as i32 - 22);
+    let mut left = 10;
+    let top = panel_area.dim_in_pixel().1 as i32 - 22;
     let font = ("sans-serif", 12).into_font().color(&BLACK);
     for (_, name, style) in entries.into_iter().filter(|(is_there, ..)| *is_there) {
         // Lines are as wide as in the panel; patches are wide enough to show their colour.

@@ -190,7 +190,8 @@ impl Shared {
     /// Each node holds its slice of the samples, as far as it fits the tiers in the order `tiers`.
     /// Also returns the bytes in each tier of each node.
     pub fn slices(job: &Job, tiers: &[usize]) -> (Shared, Vec<Vec<u64>>) {
-        let (nodes, samples) = (job.schedule.nodes(), job.sizes.len());
+        let nodes = job.schedule.nodes();
+        let samples = job.sizes.len();
         let mut places = vec![NOBODY; samples];
         let mut used = vec![vec![0; job.tier_bytes.len()]; nodes as usize];
         for (node, used) in (0..).zip(&mut used) {
@@ -230,7 +231,8 @@ impl FirstTouch {
     }
 
     fn touch(&mut self, node: u32, sample: u32, len_bytes: u32) {
-        let (copies, room) = (&mut self.nodes[node as usize], &mut self.room[node as usize]);
+        let copies = &mut self.nodes[node as usize];
+        let room = &mut self.room[node as usize];
         if copies.contains_key(&sample) {
             return;
         }
@@ -267,7 +269,8 @@ impl Planned {
             let mut plan = NodePlan { claimed: 0, by_id: Vec::new(), tiers: tiers_of_node };
             planner.plan(node, &tiers, &mut |copy| {
                 holders.iter_mut().for_each(|holders| holders.add(node, &copy));
-                let (sample, lba) = (copy.sample.0 as u32, copy.lba.0);
+                let sample = copy.sample.0 as u32;
+                let lba = copy.lba.0;
                 plan.by_id.push((sample, u64::from(copy.tier) << TIER_SHIFT | lba));
                 let first_access = copy.first_access.min(u64::from(u32::MAX)) as u32;
                 let fill = Fill { sample, first_access, lba, is_done: false };
@@ -284,7 +287,8 @@ impl Planned {
         let own = &self.nodes[node as usize];
         let local = own.by_id.binary_search_by_key(&sample, |entry| entry.0).ok();
         let local = local.and_then(|index| {
-            let (tier, lba) = (own.by_id[index].1 >> TIER_SHIFT, own.by_id[index].1 & LBA_MASK);
+            let tier = own.by_id[index].1 >> TIER_SHIFT;
+            let lba = own.by_id[index].1 & LBA_MASK;
             self.has(own, tier as usize, lba).then_some(tier as u8)
         });
         let holders = self.holders.as_ref();
@@ -314,7 +318,8 @@ fn block_len_bytes(job: &Job) -> u32 {
 
 /// The samples of `node`'s slice.
 pub fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<usize> {
-    let (node, nodes) = (node as usize, nodes as usize);
+    let node = node as usize;
+    let nodes = nodes as usize;
     samples * node / nodes..samples * (node + 1) / nodes
 }
 

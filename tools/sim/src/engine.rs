@@ -178,7 +178,8 @@ impl<'a> Engine<'a> {
     ) -> Engine<'a> {
         let staging = job.model.staging.threads as usize;
         let fills: usize = job.model.tiers.iter().map(|tier| tier.threads as usize).sum();
-        let (num_nodes, workers_of_node) = (job.schedule.nodes(), staging + fills + 1);
+        let num_nodes = job.schedule.nodes();
+        let workers_of_node = staging + fills + 1;
         let nodes = (0..num_nodes).map(|node| {
             let of_epoch = job.schedule.of_node(node);
             let total = of_epoch * u64::from(job.schedule.epochs());
@@ -217,7 +218,8 @@ impl<'a> Engine<'a> {
         self.begin_step();
         while self.steps_done < self.all_steps() {
             let event = self.next_event().expect("a node that lacks a sample waits for a transfer");
-            let (node, worker) = (event / self.workers_of_node, event % self.workers_of_node);
+            let node = event / self.workers_of_node;
+            let worker = event % self.workers_of_node;
             if worker + 1 == self.workers_of_node {
                 self.computed(node);
             } else if self.fill_workers().contains(&worker) {
@@ -226,7 +228,8 @@ impl<'a> Engine<'a> {
                 self.staged(node, worker);
             }
         }
-        let (load_seconds, seconds) = (load_ns as f64 * 1e-9, self.now as f64 * 1e-9);
+        let load_seconds = load_ns as f64 * 1e-9;
+        let seconds = self.now as f64 * 1e-9;
         Outcome { load_seconds, seconds, ..self.outcome }
     }
 
@@ -239,9 +242,10 @@ impl<'a> Engine<'a> {
         let time = if is_transfer { transfer } else { other }?;
         self.transfers.had += u128::from(self.transfers.rate) * u128::from(time - self.now);
         self.now = time;
-        let event = match is_transfer {
-            true => self.transfers.ends.pop().map(|Reverse((_, event))| event),
-            false => self.events.pop().map(|Reverse((_, event))| event),
+        let event = if is_transfer {
+            self.transfers.ends.pop().map(|Reverse((_, event))| event)
+        } else {
+            self.events.pop().map(|Reverse((_, event))| event)
         };
         event.map(|event| event as usize)
     }
@@ -273,9 +277,10 @@ impl<'a> Engine<'a> {
             Readers::Now => self.reading_nodes.max(1),
         };
         let model = &self.job.model;
-        match self.copies.reads_chunks() {
-            true => model.origin_link.min(self.job.origin_chunks.at(readers).shared_by(readers)),
-            false => model.origin_rate(readers),
+        if self.copies.reads_chunks() {
+            model.origin_link.min(self.job.origin_chunks.at(readers).shared_by(readers))
+        } else {
+            model.origin_rate(readers)
         }
     }
 
@@ -306,7 +311,8 @@ impl<'a> Engine<'a> {
             if state.claimed == state.total {
                 return;
             }
-            let (index, sample) = (state.claimed, self.sample(node, state.claimed));
+            let index = state.claimed;
+            let sample = self.sample(node, state.claimed);
             let len_bytes = self.job.sizes[sample as usize];
             let state = &self.nodes[node];
             let room = self.job.staging_bytes.saturating_sub(state.staged_bytes);
@@ -356,9 +362,10 @@ impl<'a> Engine<'a> {
             Source::Origin => {
                 self.outcome.origin_bytes += len;
                 let write_ns = self.job.model.write_ns(len);
-                let (hidden_ns, then_ns) = match self.rules.hides_writes >= Hides::Staging {
-                    true => (write_ns, 0),
-                    false => (0, write_ns),
+                let (hidden_ns, then_ns) = if self.rules.hides_writes >= Hides::Staging {
+                    (write_ns, 0)
+                } else {
+                    (0, write_ns)
                 };
                 let network_ns = if elsewhere { self.job.model.network.time_ns(len) } else { 0 };
                 let times = (hidden_ns, then_ns.saturating_add(network_ns));
@@ -514,7 +521,8 @@ impl<'a> Engine<'a> {
     /// The sample at `index` of the string of `node`.
     fn sample(&mut self, node: usize, index: u64) -> u32 {
         let of_epoch = self.nodes[node].of_epoch;
-        let (epoch, nth) = ((index / of_epoch) as u32, index % of_epoch);
+        let epoch = (index / of_epoch) as u32;
+        let nth = index % of_epoch;
         while self.first_in_window + self.window.len() as u32 <= epoch {
             let next = self.first_in_window + self.window.len() as u32;
             self.window.push_back((self.sequence)(next));

@@ -258,9 +258,10 @@ impl Dataset {
         let scale = if total > 0.0 { mean * self.samples as f64 / total } else { 1.0 };
         let sizes = (0..self.samples).map(|index| {
             let size = draw(index) * scale;
-            match size < f64::from(u32::MAX) {
-                true => Ok(size.round() as u32),
-                false => Err(out_of("dataset.mean_mb", self.mean_mb, "below 4 GiB for a sample")),
+            if size < f64::from(u32::MAX) {
+                Ok(size.round() as u32)
+            } else {
+                Err(out_of("dataset.mean_mb", self.mean_mb, "below 4 GiB for a sample"))
             }
         });
         sizes.collect()
@@ -289,9 +290,10 @@ fn rate(what: &str, mb_s: f64) -> Result<Rate, ConfigError> {
 }
 
 fn bytes(what: &str, mb: f64) -> Result<u64, ConfigError> {
-    match (0.0..MAX_MB).contains(&mb) {
-        true => Ok((mb * 1e6).round() as u64),
-        false => Err(out_of(what, mb, "from 0 to 10^9 MB")),
+    if (0.0..MAX_MB).contains(&mb) {
+        Ok((mb * 1e6).round() as u64)
+    } else {
+        Err(out_of(what, mb, "from 0 to 10^9 MB"))
     }
 }
 

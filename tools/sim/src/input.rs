@@ -53,10 +53,7 @@ impl InputArgs {
             (_, Some(dataset)) => (sizes_of_image(dataset)?, dataset.clone()),
             (None, None) => return Ok(config.dataset.sizes(config.training.seed)?),
         };
-        match sizes.is_empty() {
-            true => Err(format!("{place} has no sample").into()),
-            false => Ok(sizes),
-        }
+        if sizes.is_empty() { Err(format!("{place} has no sample").into()) } else { Ok(sizes) }
     }
 }
 
@@ -82,7 +79,8 @@ fn sizes_of_image(addresses: &str) -> Result<Vec<u32>, Failure> {
 
 /// Sizes of all files below `folder`, in the order of their paths.
 fn sizes_below(folder: &Path) -> Result<Vec<u32>, Failure> {
-    let (mut sizes, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    let mut sizes = Vec::new();
+    let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
         for entry in std::fs::read_dir(&folder).map_err(fail)? {

@@ -203,8 +203,10 @@ fn advise(arguments: &AdviseArgs, json: bool) -> Result<(), Failure> {
     for (tier, price) in config.environment.tiers.iter_mut().zip(prices) {
         tier.cost_per_gb = price.or(tier.cost_per_gb);
     }
-    let (prices, sizes) = (Prices::of(&config)?, input.sizes(&config)?);
-    let (memory, disk) = (in_mb(memory_gb), in_mb(disk_gb));
+    let prices = Prices::of(&config)?;
+    let sizes = input.sizes(&config)?;
+    let memory = in_mb(memory_gb);
+    let disk = in_mb(disk_gb);
     let advice = search::advise(&config, &sizes, *policy, &memory, &disk, prices, *fraction)?;
     print_advice(&advice, json)
 }
@@ -218,9 +220,10 @@ fn sweep(
 ) -> Result<(), Failure> {
     let is_bare = memory_gb.is_empty() && disk_gb.is_empty();
     let Some(config) = config else {
-        return match is_bare && !input.is_given() {
-            true => print_sweep_of_thesis(policy.unwrap_or(Policy::Hdmlp), json),
-            false => Err("the thesis's sweep has its own machines and sizes: name a file".into()),
+        return if is_bare && !input.is_given() {
+            print_sweep_of_thesis(policy.unwrap_or(Policy::Hdmlp), json)
+        } else {
+            Err("the thesis's sweep has its own machines and sizes: name a file".into())
         };
     };
     if memory_gb.is_empty() || disk_gb.is_empty() {
@@ -338,7 +341,8 @@ fn print_advice(advice: &search::Advice, json: bool) -> Result<(), Failure> {
         advice.bound_seconds, advice.simulated
     );
     let describe = |point: &search::Point| {
-        let (memory, disk) = (point.memory_mb / 1e3, point.disk_mb / 1e3);
+        let memory = point.memory_mb / 1e3;
+        let disk = point.disk_mb / 1e3;
         let reached = advice.bound_seconds / point.seconds * 100.0;
         format!(
             "{memory} GB of memory, {disk} GB of disk: {:.2} s, {reached:.1} % of the bound's speed",
@@ -375,7 +379,8 @@ fn print_results(name: &str, bound: f64, results: &Results, json: bool) -> Resul
     }
     println!("{name}; with tiers of this size nothing takes less than {bound:.2} s");
     let header = ["policy", "seconds", "load", "local MB", "remote MB", "origin MB", "filled MB"];
-    let (mut text, mut notes) = (text_table(&header), Vec::new());
+    let mut text = text_table(&header);
+    let mut notes = Vec::new();
     for (policy, result) in results {
         match result {
             Ok(outcome) => {

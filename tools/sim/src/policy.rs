@@ -162,7 +162,8 @@ impl Simulation {
     /// The lower bound of all policies with tiers of this size, in seconds: in each epoch the nodes
     /// compute, and samples that fit in no tier come from the origin; in the first epoch, all do.
     pub fn cache_bound(&self) -> f64 {
-        let (job, nodes) = (&self.job, u64::from(self.job.schedule.nodes()));
+        let job = &self.job;
+        let nodes = u64::from(self.job.schedule.nodes());
         let held = job.tier_bytes.iter().sum::<u64>().saturating_mul(nodes);
         let read =
             self.total_bytes as f64 * job.schedule.positions() as f64 / job.sizes.len() as f64;
@@ -206,7 +207,8 @@ impl Simulation {
 
     /// In each batch, the node with the most bytes to compute determines the time.
     fn lower_bound(&self) -> Outcome {
-        let (job, schedule) = (&self.job, &self.job.schedule);
+        let job = &self.job;
+        let schedule = &self.job.schedule;
         let mut total_ns = 0_u64;
         for epoch in 0..schedule.epochs() {
             let sequence = schedule.sequence(epoch);
@@ -377,19 +379,20 @@ impl Simulation {
     }
 
     fn memory(&self) -> Result<&'static [usize], PolicyError> {
-        match self.job.tier_bytes.is_empty() {
-            true => Err(PolicyError::NotApplicable("the nodes have no memory tier")),
-            false => Ok(&[0]),
+        if self.job.tier_bytes.is_empty() {
+            Err(PolicyError::NotApplicable("the nodes have no memory tier"))
+        } else {
+            Ok(&[0])
         }
     }
 
     fn fits_memories(&self) -> Result<(), PolicyError> {
         let memory = self.job.tier_bytes.first().copied().unwrap_or(0);
-        match u128::from(memory) * u128::from(self.job.schedule.nodes())
-            < u128::from(self.total_bytes)
+        if u128::from(memory) * u128::from(self.job.schedule.nodes()) < u128::from(self.total_bytes)
         {
-            true => Err(PolicyError::NotApplicable("the data set is larger than all memories")),
-            false => Ok(()),
+            Err(PolicyError::NotApplicable("the data set is larger than all memories"))
+        } else {
+            Ok(())
         }
     }
 }

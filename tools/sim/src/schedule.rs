@@ -91,10 +91,14 @@ impl Schedule {
     pub fn part(&self, step: u64, node: u32) -> (u64, u64) {
         let first = step * self.step_len();
         let rest = self.positions - first;
-        let (node, nodes) = (u64::from(node), u64::from(self.nodes()));
-        let start = |node: u64| match self.is_rest_shared && rest < self.step_len() {
-            true => node * (rest / nodes) + node.min(rest % nodes),
-            false => self.starts[node as usize].min(rest),
+        let node = u64::from(node);
+        let nodes = u64::from(self.nodes());
+        let start = |node: u64| {
+            if self.is_rest_shared && rest < self.step_len() {
+                node * (rest / nodes) + node.min(rest % nodes)
+            } else {
+                self.starts[node as usize].min(rest)
+            }
         };
         (first + start(node), start(node + 1) - start(node))
     }
@@ -124,7 +128,8 @@ impl Schedule {
     pub fn sequence(&self, epoch: u32) -> Vec<u32> {
         let mut order = self.epoch_order(epoch);
         let mut sequence = Vec::with_capacity(self.positions as usize);
-        let (mut positions, mut ids) = (Positions::from(0..self.positions), Vec::new());
+        let mut positions = Positions::from(0..self.positions);
+        let mut ids = Vec::new();
         while positions.remaining() > 0 {
             ids.clear();
             order.ids(&self.samples, positions.split_front(4_096), &mut ids);

@@ -76,7 +76,8 @@ pub(super) fn parse<'a>(
 ) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    let (kind, unit) = (word(0), word(4));
+    let kind = word(0);
+    let unit = word(4);
     let pages = PageSet(u64::from(word(12)) << 32 | u64::from(word(8)));
     if kind == PLAN {
         return parse_plan(unit, pages.0, rest, units);
@@ -122,7 +123,8 @@ fn parse_plan<'a>(
     if u64::from(num_copies) > num_portions || num_portions > units.num_pages() {
         return Err(Malformed);
     }
-    let (copies_len, reads_len) = (num_copies as usize * 4, num_portions as usize * 2);
+    let copies_len = num_copies as usize * 4;
+    let reads_len = num_portions as usize * 2;
     let Some(bytes) = rest.get(..copies_len + reads_len) else { return Ok(None) };
     let (copies, reads) = bytes.split_at(copies_len);
     let (copies, _) = copies.as_chunks::<4>();
@@ -155,7 +157,8 @@ fn parse_hold<'a>(
         return Err(Malformed);
     }
     let Some(bytes) = rest.get(..num_chunks as usize * CHUNK_BYTES) else { return Ok(None) };
-    let (mut chunks, mut end) = (Vec::with_capacity(num_chunks as usize), 0);
+    let mut chunks = Vec::with_capacity(num_chunks as usize);
+    let mut end = 0;
     for chunk in bytes.as_chunks::<CHUNK_BYTES>().0 {
         let [start, behind, is_held] = [0, 4, 8]
             .map(|at| u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]]));

@@ -347,7 +347,8 @@ impl Listener {
         }
         bound?;
         rustix::net::listen(&socket, MAX_ATTACHED as i32)?;
-        let (file, own) = (file_at(&path), NotInherited::close(socket.as_fd()));
+        let file = file_at(&path);
+        let own = NotInherited::close(socket.as_fd());
         Ok(Listener { path, file, _own: own, socket: socket.into() })
     }
 }

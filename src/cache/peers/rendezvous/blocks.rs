@@ -99,7 +99,8 @@ impl Blocks {
 
     /// Reads the blocks of all ranks, after this rank's own is there.
     fn read(&mut self, rank: u32) -> Result<Vec<Option<Vec<u8>>>> {
-        let (world_size, own) = (self.world_size, &*self.own);
+        let world_size = self.world_size;
+        let own = &*self.own;
         let io = match &mut self.side {
             Side::Host { memory, .. } => memory,
             Side::Guest { connection: Some(connection), .. } => connection,

@@ -82,7 +82,8 @@ impl ColumnFile {
             let other = image.column(&own.name).map(|column| column.kind());
             let other = other.filter(|other| *other != own.kind);
             if let Some(other) = other.filter(|_| *is_typed) {
-                let (name, kind) = (&own.name, own.kind);
+                let name = &own.name;
+                let kind = own.kind;
                 return Err(bad(format!(
                     "column `{name}` is {kind}, and in the image it is {other}"
                 )));
@@ -90,16 +91,15 @@ impl ColumnFile {
             differs |= other.is_some();
             from.only.push((own.name.clone(), Some(other.unwrap_or(own.kind))));
         }
-        let file = match differs {
-            false => self,
-            true => {
-                let bytes = std::fs::read(&from.path)
-                    .map_err(|error| Error::from(error).path(&from.path))?;
-                if xxh3_64(&bytes) != self.content {
-                    return Err(bad("changed while it was imported".to_owned()));
-                }
-                ColumnFile::parse(&from, &bytes)?
+        let file = if differs {
+            let bytes =
+                std::fs::read(&from.path).map_err(|error| Error::from(error).path(&from.path))?;
+            if xxh3_64(&bytes) != self.content {
+                return Err(bad("changed while it was imported".to_owned()));
             }
+            ColumnFile::parse(&from, &bytes)?
+        } else {
+            self
         };
         check_room(file.join(Some(image)).iter().map(|column| &column.name)).map_err(bad)?;
         Ok(file)
@@ -196,7 +196,8 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     let records = Records::new(&from.path, bytes)?;
     let names = names_of(&records)?;
     let key = key_of(from, &names, records.is_json())?;
-    let (mut columns, mut is_typed) = (Vec::new(), Vec::new());
+    let mut columns = Vec::new();
+    let mut is_typed = Vec::new();
     let chosen = chosen(from, &names, key)?;
     check_room(chosen.iter().map(|(_, name, _)| name))?; // before each row is compared with all columns
     let found = types_of(&records, &chosen)?;
@@ -213,7 +214,8 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     if columns.is_empty() {
         return Err("there is no column beside that of names".to_owned());
     }
-    let (mut table, mut row_of) = (ColumnTable::new(&columns), HashMap::new());
+    let mut table = ColumnTable::new(&columns);
+    let mut row_of = HashMap::new();
     records.each(&mut |record: &Record<'_>| {
         let name = record.key(key, &names)?;
         let row = u32::try_from(table.len()).ok().filter(|row| *row != NO_ROW);
@@ -225,7 +227,9 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
         let mut values = Vec::with_capacity(columns.len());
         for ((at, ..), column) in chosen.iter().zip(&columns) {
             values.push(record.cell(*at, &names).to_value(column.kind).ok_or_else(|| {
-                let (line, name, kind) = (record.line, &column.name, column.kind);
+                let line = record.line;
+                let name = &column.name;
+                let kind = column.kind;
                 let cell = record.cell(*at, &names);
                 format!("line {line}: column `{name}` is {kind}, and this is {cell}")
             })?);
@@ -348,12 +352,13 @@ fn wider(a: Option<ColumnType>, b: Option<ColumnType>) -> Option<ColumnType> {
 /// An error if these are more columns than an image has room for.
 fn check_room<'n>(names: impl Iterator<Item = &'n String>) -> Result<(), String> {
     let (count, bytes) = names.fold((0, 0), |(count, bytes), name| (count + 1, bytes + name.len()));
-    match count <= MAX_COLUMNS && bytes <= MAX_NAMES_BYTES {
-        true => Ok(()),
-        false => Err(format!(
+    if count <= MAX_COLUMNS && bytes <= MAX_NAMES_BYTES {
+        Ok(())
+    } else {
+        Err(format!(
             "an image has at most {MAX_COLUMNS} columns and {MAX_NAMES_BYTES} bytes of their names, \
              and these are {count} and {bytes}: choose some with --column"
-        )),
+        ))
     }
 }
 

@@ -166,7 +166,8 @@ impl FieldColumns {
         file: Option<&ColumnFile>,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<(u64, BadEntry)>> {
-        let (mut table, mut bad) = (self.table(), Vec::new());
+        let mut table = self.table();
+        let mut bad = Vec::new();
         let index: &Index = source.index();
         let mut reader = source.reader();
         for row in 0..index.len() {
@@ -178,12 +179,11 @@ impl FieldColumns {
             for payload in index.payloads(row) {
                 let column = self.columns.iter().find(|column| column.field == payload.field);
                 let Some(column) = column else { continue };
-                let bytes = match u64::from(payload.len_bytes) <= MAX_TEXTS_BYTES as u64 {
-                    true => {
-                        let mut bytes = vec![0; payload.len_bytes as usize];
-                        reader.read(row, &payload, &mut bytes).map(|()| bytes)
-                    }
-                    false => Err(column.too_long(payload.len_bytes.into())),
+                let bytes = if u64::from(payload.len_bytes) <= MAX_TEXTS_BYTES as u64 {
+                    let mut bytes = vec![0; payload.len_bytes as usize];
+                    reader.read(row, &payload, &mut bytes).map(|()| bytes)
+                } else {
+                    Err(column.too_long(payload.len_bytes.into()))
                 };
                 match bytes {
                     Ok(bytes) => read.push((payload.field, bytes)),
@@ -226,7 +226,8 @@ impl FieldColumns {
 impl OfField {
     /// The value that the bytes of the field give.
     fn value(&self, bytes: &[u8]) -> std::result::Result<OwnedValue, String> {
-        let (column, kind) = (&self.spec.name, self.spec.kind);
+        let column = &self.spec.name;
+        let kind = self.spec.kind;
         let Some(from) = &self.from else {
             let text = std::str::from_utf8(bytes)
                 .map_err(|_| format!("is no text, which column `{column}` takes"))?
@@ -262,7 +263,8 @@ fn kind_of(
     own: Option<ColumnType>,
     from: Option<&FieldType>,
 ) -> std::result::Result<ColumnType, String> {
-    let (name, field) = (&column.column, column.field.escape_ascii());
+    let name = &column.column;
+    let field = column.field.escape_ascii();
     if let (Some(given), Some(own)) = (column.kind, own)
         && given != own
     {
@@ -286,9 +288,10 @@ fn kind_of(
         _ => &[ColumnType::Int, ColumnType::Float, ColumnType::Float32],
     };
     let kind = given.unwrap_or(fits[0]);
-    match fits.contains(&kind) {
-        true => Ok(kind),
-        false => Err(format!("column `{name}` is {kind}, and field {field} is {from}")),
+    if fits.contains(&kind) {
+        Ok(kind)
+    } else {
+        Err(format!("column `{name}` is {kind}, and field {field} is {from}"))
     }
 }
 
@@ -373,7 +376,8 @@ pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut
 /// The number that an IEEE 754 number of 16 bits is.
 fn of_half(bits: u16) -> f64 {
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
-    let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
+    let exponent = i32::from(bits >> 10 & 0x1f);
+    let fraction = f64::from(bits & 0x3ff);
     sign * match exponent {
         0 => fraction * 2f64.powi(-24),
         31 if fraction == 0.0 => f64::INFINITY,

@@ -90,7 +90,8 @@ impl<'a> Records<'a> {
 
     /// The keys of all objects, in the order in which they appear.
     fn keys(&self) -> Result<Vec<String>, String> {
-        let (mut keys, mut known) = (Vec::new(), HashSet::new());
+        let mut keys = Vec::new();
+        let mut known = HashSet::new();
         self.each(&mut |record| {
             if let Values::Object(object) = &record.values {
                 for key in object.keys() {
@@ -120,11 +121,13 @@ impl<'a> Records<'a> {
             }
             return Ok(());
         }
-        let (mut at, mut line) = (0, 1);
+        let mut at = 0;
+        let mut line = 1;
         self.next(&mut at, &mut line)?; // the names
         while let Some((line, cells)) = self.next(&mut at, &mut line)? {
             if cells.len() != self.header.len() {
-                let (found, expected) = (cells.len(), self.header.len());
+                let found = cells.len();
+                let expected = self.header.len();
                 let values = if found == 1 { "value" } else { "values" };
                 return Err(format!("line {line}: {found} {values} in place of {expected}"));
             }
@@ -147,19 +150,17 @@ impl<'a> Records<'a> {
         if *at >= text.len() {
             return Ok(None);
         }
-        let (first, separator) = (*line, if self.syntax == Syntax::Tab { '\t' } else { ',' });
+        let first = *line;
+        let separator = if self.syntax == Syntax::Tab { '\t' } else { ',' };
         let mut cells = Vec::new();
         loop {
             let rest = &text[*at..];
             let is_quoted = self.syntax == Syntax::Comma && rest.starts_with('"');
-            let (cell, len) = match is_quoted {
-                true => {
-                    quoted(rest).ok_or_else(|| format!("line {first}: a quote is not closed"))?
-                }
-                false => {
-                    let len = rest.find([separator, '\n']).unwrap_or(rest.len());
-                    (Cow::Borrowed(&rest[..len]), len)
-                }
+            let (cell, len) = if is_quoted {
+                quoted(rest).ok_or_else(|| format!("line {first}: a quote is not closed"))?
+            } else {
+                let len = rest.find([separator, '\n']).unwrap_or(rest.len());
+                (Cow::Borrowed(&rest[..len]), len)
             };
             *line += rest[..len].matches('\n').count();
             *at += len;
@@ -195,9 +196,10 @@ fn quoted(rest: &str) -> Option<(Cow<'_, str>, usize)> {
         at += rest[at..].find('"')?;
         if !rest[at + 1..].starts_with('"') {
             let inner = &rest[1..at];
-            let inner = match inner.contains('"') {
-                true => Cow::Owned(inner.replace("\"\"", "\"")),
-                false => Cow::Borrowed(inner),
+            let inner = if inner.contains('"') {
+                Cow::Owned(inner.replace("\"\"", "\""))
+            } else {
+                Cow::Borrowed(inner)
             };
             return Some((inner, at + 1));
         }

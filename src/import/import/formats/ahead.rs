@@ -79,7 +79,8 @@ impl AheadRows {
         columns: Vec<Column>,
         decode: impl FnOnce(Entry) -> Result<Batches> + 'static,
     ) -> AheadRows {
-        let (next, decode) = (Entry::default(), Some(Box::new(decode) as Decode));
+        let next = Entry::default();
+        let decode = Some(Box::new(decode) as Decode);
         AheadRows { columns, read: None, decode, batches: None, batch: None, next, unwanted: 0 }
     }
 

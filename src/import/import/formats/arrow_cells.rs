@@ -77,7 +77,9 @@ fn is_file(fields: &[Arc<Field>]) -> bool {
 
 /// The type of a field with numbers, or lists of them.
 fn elements_of(data: &DataType, shape: Option<Vec<u32>>) -> Option<FieldType> {
-    let (mut inner, mut dims, mut frees) = (data, Vec::new(), 0);
+    let mut inner = data;
+    let mut dims = Vec::new();
+    let mut frees = 0;
     loop {
         inner = match inner {
             DataType::FixedSizeList(of, len) => {
@@ -130,7 +132,8 @@ struct Tensor {
 
 /// The shape of each tensor in a column of them; none where its dimensions do not lie in their order.
 fn tensor_shape(field: &Field) -> Option<Vec<u32>> {
-    let (metadata, is_tensor) = (field.metadata(), |name: &&String| *name == TENSOR);
+    let metadata = field.metadata();
+    let is_tensor = |name: &&String| *name == TENSOR;
     metadata.get("ARROW:extension:name").filter(is_tensor)?;
     let text = metadata.get("ARROW:extension:metadata")?;
     let Tensor { shape, permutation } = serde_json::from_str(text).ok()?;
@@ -346,7 +349,8 @@ fn viewed(held: &[Arc<Held>], view: u128) -> FieldBytes {
     if len <= INLINE_BYTES {
         return view.to_le_bytes()[4..4 + len].to_vec().into();
     }
-    let (buffer, at) = (part(64), part(96));
+    let buffer = part(64);
+    let at = part(96);
     FieldBytes::Shared(held[buffer].clone(), at..at + len)
 }
 
@@ -455,7 +459,8 @@ mod tests {
         let keys = arrow_array::Int8Array::new_null(2);
         let column: ArrayRef = Arc::new(arrow_array::DictionaryArray::new(keys, values));
         let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
-        let (mut rows, mut cells) = (BatchCells::new(&batch, None), Cells::new());
+        let mut rows = BatchCells::new(&batch, None);
+        let mut cells = Cells::new();
         for _ in 0..2 {
             rows.next_row(&mut cells).unwrap().unwrap();
             assert!(cells[0].is_none());

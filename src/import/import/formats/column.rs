@@ -153,9 +153,10 @@ impl Chosen {
             Some(label) => Some(find(label)?),
             None => only_class_label(columns, options),
         };
-        let mut fields: Vec<usize> = match options.fields.is_empty() {
-            true => (0..columns.len()).filter(|at| ![name, label].contains(&Some(*at))).collect(),
-            false => options.fields.iter().map(find).collect::<Result<_>>()?,
+        let mut fields: Vec<usize> = if options.fields.is_empty() {
+            (0..columns.len()).filter(|at| ![name, label].contains(&Some(*at))).collect()
+        } else {
+            options.fields.iter().map(find).collect::<Result<_>>()?
         };
         if fields.is_empty() {
             return Err(invalid("no column is left to be a field".to_owned()));
@@ -171,7 +172,8 @@ impl Chosen {
     }
 
     fn check(&self, columns: &[Column]) -> Result<()> {
-        let (mut all, mut fields) = (HashSet::new(), HashSet::new());
+        let mut all = HashSet::new();
+        let mut fields = HashSet::new();
         let twice = columns.iter().map(|column| &column.name).filter(|name| !all.insert(*name));
         let twice: HashSet<&String> = twice.collect();
         for at in self.fields.iter().chain(&self.name).chain(&self.label) {

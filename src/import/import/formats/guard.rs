@@ -31,10 +31,9 @@ fn set_hook_once() {
     static SET: Once = Once::new();
     SET.call_once(|| {
         let others = take_hook();
-        set_hook(Box::new(move |panic| match DECODES.get() {
-            true => PANIC.set(described(panic)),
-            false => others(panic),
-        }));
+        set_hook(Box::new(
+            move |panic| if DECODES.get() { PANIC.set(described(panic)) } else { others(panic) },
+        ));
     });
 }
 

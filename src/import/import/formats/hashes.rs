@@ -58,7 +58,8 @@ impl Stated {
         if sums.is_empty() {
             return Ok(());
         }
-        let (mut from, mut len) = (input.read()?, 0);
+        let mut from = input.read()?;
+        let mut len = 0;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             let read = from.read(&mut buffer);

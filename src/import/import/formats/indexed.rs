@@ -78,7 +78,9 @@ impl Input {
         let Some(key) = row_indexes::beside(Path::new(&object.key), name) else { return Ok(None) };
         let object = client.head(&key.to_string_lossy())?;
         let path = client.place().with_key(&*object.key).to_string().into();
-        let (client, failure, origins) = (client.clone(), failure.clone(), origins.clone());
+        let client = client.clone();
+        let failure = failure.clone();
+        let origins = origins.clone();
         let object = InStore { client, object, failure, origins };
         Ok(Some(Input { path, object: Some(object), ..self.clone() }))
     }

@@ -49,12 +49,11 @@ fn file_or_stream(
 ) -> Result<AheadRows> {
     let mut head = [0; MAGIC.len()];
     read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
-    match head == *MAGIC {
-        true => file(from, input, begin),
-        false => {
-            from.rewind().map_err(|error| input.named(error))?;
-            stream(from, input, true)
-        }
+    if head == *MAGIC {
+        file(from, input, begin)
+    } else {
+        from.rewind().map_err(|error| input.named(error))?;
+        stream(from, input, true)
     }
 }
 
@@ -67,7 +66,8 @@ fn file(
     opened(|| Ok(check_footer(&mut from)?), input)?;
     let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
-    let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
+    let columns = arrow_cells::columns(&reader.schema());
+    let input = input.clone();
     let decode = move |from: Entry| {
         begin();
         if from.at > 0 {
@@ -99,7 +99,8 @@ pub(super) fn stream(
     if !has_our_byte_order(&head) {
         return Err(other_byte_order(input));
     }
-    let (schema, input) = (reader.schema(), input.clone());
+    let schema = reader.schema();
+    let input = input.clone();
     let decode = move |from: Entry| {
         if is_file {
             // The stream that the schema was read from does not ask far ahead.
@@ -140,9 +141,10 @@ fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
         let sum = |sum: u64, part: i64| sum.checked_add(u64::try_from(part).ok()?);
         parts.into_iter().try_fold(0, sum).is_some_and(|end| end <= begin)
     };
-    match blocks.all(is_within) {
-        true => Ok(()),
-        false => Err(bad("its footer lists a block that ends behind it")),
+    if blocks.all(is_within) {
+        Ok(())
+    } else {
+        Err(bad("its footer lists a block that ends behind it"))
     }
 }
 

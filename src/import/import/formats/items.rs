@@ -142,7 +142,8 @@ impl ItemFormat {
     /// Returns the ranges of the columns in an item.
     fn ranges(&self, item: &[u8]) -> std::result::Result<Vec<Range<usize>>, BadReason> {
         let stated = self.leaves.iter().filter(|leaf| leaf.len == LeafLen::Stated).count();
-        let (mut lens, mut at) = (item.chunks_exact(4).take(stated), 4 * stated);
+        let mut lens = item.chunks_exact(4).take(stated);
+        let mut at = 4 * stated;
         let mut ranges = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             let len = match leaf.len {
@@ -155,9 +156,10 @@ impl ItemFormat {
             ranges.push(at..end);
             at = end;
         }
-        match at == item.len() {
-            true => Ok(ranges),
-            false => Err(BadReason::Syntax("the item has more bytes than its columns")),
+        if at == item.len() {
+            Ok(ranges)
+        } else {
+            Err(BadReason::Syntax("the item has more bytes than its columns"))
         }
     }
 
@@ -227,7 +229,8 @@ fn check(
         CellKind::Elements(kind)
             if header.element != kind.element() || !kind.fits(&header.shape) =>
         {
-            let (shape, element) = (&header.shape, header.element.name());
+            let shape = &header.shape;
+            let element = header.element.name();
             format!(
                 "is {kind} at the beginning of the first shard, and {element}{shape:?} here: import a local copy of \
                  the shards, all of which are looked at, or take other columns with --fields"
@@ -262,13 +265,12 @@ impl ItemRows {
         stated: Stated,
         ahead_bytes: Option<u64>,
     ) -> Result<Box<dyn RowReader>> {
-        match format.is_arrow {
-            true => {
-                let shard = Shard::open(input, ahead_bytes)?;
-                stated.check_items(shard.items(), input)?;
-                shard.into_arrow(input)
-            }
-            false => Ok(Box::new(ItemRows { format, input: input.clone(), stated, shard: None })),
+        if format.is_arrow {
+            let shard = Shard::open(input, ahead_bytes)?;
+            stated.check_items(shard.items(), input)?;
+            shard.into_arrow(input)
+        } else {
+            Ok(Box::new(ItemRows { format, input: input.clone(), stated, shard: None }))
         }
     }
 }

@@ -203,7 +203,8 @@ impl JsonLines {
         let Line { object, file, end } = line?;
         self.next = end;
         let Some(asked) = file else { return Ok(Some((object, None))) };
-        let (named, key) = (with(self.named, &asked.object), asked.object.key.clone());
+        let named = with(self.named, &asked.object);
+        let key = asked.object.key.clone();
         let file = ahead.read(asked)?;
         self.count_file(&key, &file);
         self.named = named;
@@ -237,7 +238,8 @@ impl JsonLines {
         files: &Files,
         to: u64,
     ) -> (Vec<Named>, Option<std::result::Result<(), RowError>>) {
-        let (mut lines, mut end) = (Vec::new(), None);
+        let mut lines = Vec::new();
+        let mut end = None;
         while lines.len() < LINES_AHEAD / 2 && self.at < to && end.is_none() {
             match self.next_object() {
                 Ok(Some(object)) => {
@@ -287,17 +289,19 @@ impl JsonLines {
         if value.is_null() {
             return Ok(None);
         }
-        let (mut bytes, dims) = (Vec::new(), kind.dims().collect::<Vec<_>>());
-        match put_values(kind.element(), &dims, value, &mut bytes) {
-            true => Ok(Some(bytes.into())),
-            false => Err(BadReason::Field {
+        let mut bytes = Vec::new();
+        let dims = kind.dims().collect::<Vec<_>>();
+        if put_values(kind.element(), &dims, value, &mut bytes) {
+            Ok(Some(bytes.into()))
+        } else {
+            Err(BadReason::Field {
                 field: column.name.clone(),
                 what: format!(
                     "is {kind}, which does not hold {}; --field-type {}:TYPE gives it another type",
                     shown(value),
                     column.name
                 ),
-            }),
+            })
         }
     }
 }

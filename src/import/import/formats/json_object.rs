@@ -98,7 +98,8 @@ fn has_long_integer(line: &[u8]) -> bool {
 
 /// `line` with [`MARK`] before what [`parse`] marks.
 fn marked(line: &[u8]) -> Vec<u8> {
-    let (mut out, mut rest) = (Vec::with_capacity(line.len() + 64), line);
+    let mut out = Vec::with_capacity(line.len() + 64);
+    let mut rest = line;
     while let [byte, behind @ ..] = rest {
         let len = match byte {
             b'"' => string_len(rest),

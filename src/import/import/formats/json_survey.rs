@@ -61,7 +61,9 @@ impl Survey {
     }
 
     fn read(&mut self, mut from: Lines, input: &Input, is_whole: bool) -> Result<()> {
-        let (mut line, mut bytes, mut count) = (Vec::new(), 0, 0);
+        let mut line = Vec::new();
+        let mut bytes = 0;
+        let mut count = 0;
         loop {
             let read = read_line(&mut from, &mut line);
             input.check()?;

@@ -16,10 +16,8 @@ pub(super) fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, 
     let read = read_some(&mut from, &mut head);
     input.check()?;
     let head = &head[..read.map_err(|error| input.named(error))?];
-    let (head, at) = match head == BYTE_ORDER_MARK {
-        true => (Vec::new(), head.len() as u64),
-        false => (head.to_vec(), 0),
-    };
+    let (head, at) =
+        if head == BYTE_ORDER_MARK { (Vec::new(), head.len() as u64) } else { (head.to_vec(), 0) };
     let from: Box<dyn Read + Send> = Box::new(Cursor::new(head).chain(from));
     Ok((BufReader::with_capacity(BUFFER_BYTES, from), at))
 }

@@ -91,7 +91,8 @@ fn leaves(config: &Config) -> std::result::Result<Vec<Leaf>, String> {
         None => (0..config.data_format.len()).map(|at| at.to_string()).collect(),
     };
     if names.len() != config.data_format.len() || names.is_empty() {
-        let (names, formats) = (names.len(), config.data_format.len());
+        let names = names.len();
+        let formats = config.data_format.len();
         return Err(format!("its items have {names} leaves and {formats} formats"));
     }
     let len = if tokens { LeafLen::Item } else { LeafLen::Stated };

@@ -69,7 +69,8 @@ fn batches<F: ChunkReader + 'static>(
 ) -> std::result::Result<Batches, String> {
     let mut decoder = decoder;
     if rows > 0 {
-        let (mut before, mut first) = (rows, 0);
+        let mut before = rows;
+        let mut first = 0;
         for group in decoder.metadata().row_groups() {
             let Some(left) = before.checked_sub(group.num_rows().max(0) as u64) else { break };
             (before, first) = (left, first + 1);
@@ -123,10 +124,12 @@ fn decoder<F: ChunkReader + 'static>(
 /// The decoder reads no more rows than the footer states.
 fn check_rows(metadata: &ParquetMetaData) -> std::result::Result<(), String> {
     let groups = metadata.row_groups().iter().map(|group| i128::from(group.num_rows()));
-    let (stated, groups) = (metadata.file_metadata().num_rows(), groups.sum::<i128>());
-    match i128::from(stated) == groups {
-        true => Ok(()),
-        false => Err(format!("it states {stated} rows, and its row groups {groups}")),
+    let stated = metadata.file_metadata().num_rows();
+    let groups = groups.sum::<i128>();
+    if i128::from(stated) == groups {
+        Ok(())
+    } else {
+        Err(format!("it states {stated} rows, and its row groups {groups}"))
     }
 }
 

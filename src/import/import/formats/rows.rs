@@ -184,7 +184,8 @@ impl<'a> RowSource<'a> {
         image: Option<&'a Directory>,
         given: &'a ImportOptions,
     ) -> Result<RowSource<'a>> {
-        let (options, types) = (&given.rows, &given.field_types);
+        let options = &given.rows;
+        let types = &given.field_types;
         let in_store = |file: &RowFile| {
             let object = file.input.object.as_ref().filter(|_| indexes > 0)?;
             Some((object.client.clone(), object.object.clone()))
@@ -294,7 +295,8 @@ impl<'a> RowSource<'a> {
 
     /// Goes to `place`, and notes again which objects rows before it have named.
     fn go_to(&mut self, place: &StreamPlace) -> Result<()> {
-        let (names_objects, mut named) = (place.named > 0, 0);
+        let names_objects = place.named > 0;
+        let mut named = 0;
         while place.input >= self.begun {
             if let Some(mut open) = self.open.take()
                 && names_objects
@@ -549,8 +551,11 @@ fn unified(
             let is_given = types.of(&known.name, &known.kind).is_some()
                 && types.of(&known.name, &column.kind).is_some();
             known.kind = both.or(is_given.then(|| known.kind.clone())).ok_or_else(|| {
-                let (name, one, other) = (&known.name, known.shown(), column.shown());
-                let (first, file) = (shown(&files[*first]), shown(&files[file]));
+                let name = &known.name;
+                let one = known.shown();
+                let other = column.shown();
+                let first = shown(&files[*first]);
+                let file = shown(&files[file]);
                 let text = format!("column {name} holds {one} in {first}, and {other} in {file}");
                 Error::new(ErrorKind::BadSource, text).hint(match (&known.kind, &column.kind) {
                     (CellKind::Elements(_), CellKind::Elements(_)) => format!(
@@ -565,7 +570,8 @@ fn unified(
     for (column, first) in &mut all {
         let is_without = |own: &HashMap<String, usize>| !own.contains_key(&column.name);
         if let Some(without) = places.iter().position(is_without).filter(|_| !options.union) {
-            let (with, without) = (shown(&files[*first]), shown(&files[without]));
+            let with = shown(&files[*first]);
+            let without = shown(&files[without]);
             let text = format!("column {} is in {with}, and not in {without}", column.name);
             return Err(Error::new(ErrorKind::BadSource, text).hint(HOW_TO_UNITE));
         }

@@ -119,9 +119,10 @@ impl Body {
             end = *begin;
             is_before
         };
-        match begins.iter().all(fits) {
-            false => Err(BadReason::Decoder("the buffers of a message overlap".to_owned())),
-            true => Ok(Some(Body { at: 0, len, begins, stated: Vec::new() })),
+        if begins.iter().all(fits) {
+            Ok(Some(Body { at: 0, len, begins, stated: Vec::new() }))
+        } else {
+            Err(BadReason::Decoder("the buffers of a message overlap".to_owned()))
         }
     }
 

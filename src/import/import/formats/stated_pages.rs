@@ -25,7 +25,8 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
     type T = Chain<Cursor<Vec<u8>>, F::T>;
 
     fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
-        let (mut from, mut head) = (self.0.get_read(start)?, Vec::new());
+        let mut from = self.0.get_read(start)?;
+        let mut head = Vec::new();
         from.by_ref().take(HEAD_BYTES).read_to_end(&mut head)?;
         self.check(lens(&head))?;
         Ok(Cursor::new(head).chain(from))
@@ -57,7 +58,8 @@ fn lens(head: &[u8]) -> Option<(u64, u64)> {
         if *head.next()? != INTEGER_IN_NEXT_FIELD {
             return None;
         }
-        let (mut number, mut shift) = (0, 0);
+        let mut number = 0;
+        let mut shift = 0;
         loop {
             let byte = *head.next()?;
             number |= u64::from(byte & 0x7f).wrapping_shl(shift);

@@ -94,7 +94,8 @@ pub(super) fn committed_directory(
 
 /// Refuses to commit unless all parts are complete.
 fn check_parts(file: &PlanFile, media: &Media) -> Result<()> {
-    let (mut channel, mut missing) = (media.channel(), Vec::new());
+    let mut channel = media.channel();
+    let mut missing = Vec::new();
     for namespace in 0..media.len() {
         let mark = check_prepared(file, namespace, &mut channel)?;
         if mark.is_none_or(|mark| mark.state != State::Complete) {
@@ -118,7 +119,8 @@ fn commit_parts(
     lease: &Lease,
     progress: &mut dyn Progress,
 ) -> Result<WriteReport> {
-    let (journal, spec) = (&file.journal, file.spec());
+    let journal = &file.journal;
+    let spec = file.spec();
     let base = match journal.generation {
         Generation(1) => None,
         _ => Some(prepare::open_base(media, journal)?.1),
@@ -154,7 +156,8 @@ fn commit_parts(
         let kept: Vec<CellRange> = builder.cell_ranges().collect();
         builder.set_freed(freed_by_next(directory, &superblocks[0], kept));
     }
-    let (mut names, mut failed) = (PlannedNames::new(file), None);
+    let mut names = PlannedNames::new(file);
+    let mut failed = None;
     let finished =
         builder.finish_named_by(journal.generation, journal.time_ns, &mut |id: SampleId, out| {
             let name = names.name(id.0 - journal.part.first).map_err(|error| {
@@ -182,7 +185,8 @@ fn header_of(
     time_ns: u64,
     chunk: &ChunkLayout,
 ) -> Result<ChunkHeader> {
-    let (namespace, offset) = (chunk.cells.namespace, spec.layout.offset_of(chunk.cells.cell)?);
+    let namespace = chunk.cells.namespace;
+    let offset = spec.layout.offset_of(chunk.cells.cell)?;
     let wrong = |what: String| {
         let text = format!("chunk {} of part {namespace} {what}", chunk.sequence);
         Error::new(ErrorKind::Corrupt, text)

@@ -141,12 +141,13 @@ pub(super) fn check_prepared(
             found == planned
         });
     let is_foreign = mark.is_some_and(|mark| (mark.plan, mark.namespace) != (file.id, namespace));
-    match is_planned && !is_foreign {
-        true => Ok(mark),
-        false => refused(
+    if is_planned && !is_foreign {
+        Ok(mark)
+    } else {
+        refused(
             "this namespace is not prepared for this plan",
             "use the plan that was made last for it, or plan again with --force",
-        ),
+        )
     }
 }
 
@@ -165,8 +166,11 @@ fn write_chunks(
     media.grow(part, layout.offset_of(last.cells.cell + last.cells.cells)?)?;
     let samples = chunks.iter().map(|chunk| u64::from(chunk.num_slots)).sum();
     progress.stage(Stage::Writing, samples, 0);
-    let (spec, placement) = (file.spec(), file.placement());
-    let (mut rest, mut found, mut bad) = (chunks, 0, Vec::new());
+    let spec = file.spec();
+    let placement = file.placement();
+    let mut rest = chunks;
+    let mut found = 0;
+    let mut bad = Vec::new();
     for piece in &file.rows[usize::from(part)] {
         let (own, after) = rest.split_at(piece.count as usize);
         rest = after;

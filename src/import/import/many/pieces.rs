@@ -87,7 +87,9 @@ pub(super) fn write_names(
     at: &mut u64,
     index: &Index,
 ) -> std::io::Result<Vec<Piece>> {
-    let (mut pieces, mut bytes, mut first) = (Vec::new(), Vec::new(), 0);
+    let mut pieces = Vec::new();
+    let mut bytes = Vec::new();
+    let mut first = 0;
     for row in 0..index.len() {
         let name = index.name(row);
         let shared = if row == first { 0 } else { common(index.name(row - 1), name) };
@@ -104,7 +106,8 @@ pub(super) fn write_names(
 
 fn write_piece(file: &mut File, at: &mut u64, bytes: &[u8], count: u64) -> std::io::Result<Piece> {
     file.write_all(bytes)?;
-    let (offset, len) = (*at, bytes.len() as u64);
+    let offset = *at;
+    let len = bytes.len() as u64;
     *at += len;
     Ok(Piece { offset, len, hash: xxh3_64(bytes), count })
 }
@@ -127,7 +130,8 @@ pub(super) fn take_pieces(
     for _ in 0..from.count(10)? {
         let len = from.number()?;
         let hash = from.bytes(8)?.try_into().expect("8 bytes");
-        let (hash, count) = (u64::from_le_bytes(hash), from.number()?);
+        let hash = u64::from_le_bytes(hash);
+        let count = from.number()?;
         pieces.push(Piece { offset: *at, len, hash, count });
         *at = at.saturating_add(len);
     }

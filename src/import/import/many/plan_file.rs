@@ -74,7 +74,8 @@ impl PlanFile {
         replace_file_with(path, NewMode::Private, |file| {
             let mut at = (MAGIC.len() + 1) as u64;
             file.write_all(&[&MAGIC[..], &[VERSION]].concat())?;
-            let (spec, placement) = (self.spec(), self.placement());
+            let spec = self.spec();
+            let placement = self.placement();
             for part in 0..self.journal.layout.num_namespaces {
                 let chunks = self.chunks_of(part);
                 self.rows.push(write_rows(file, &mut at, rows, &chunks, &spec, &placement)?);
@@ -104,9 +105,10 @@ impl PlanFile {
         if !is_long_enough || front[..MAGIC.len()] != MAGIC {
             let text = "this is not the plan of an import";
             let error = Error::new(ErrorKind::InvalidArgument, text).path(path);
-            return Err(match front.starts_with(&WRITTEN_MAGIC) {
-                true => error.hint("programs write its parts: commit them with --parts K"),
-                false => error,
+            return Err(if front.starts_with(&WRITTEN_MAGIC) {
+                error.hint("programs write its parts: commit them with --parts K")
+            } else {
+                error
             });
         }
         if front[MAGIC.len()] != VERSION {
@@ -141,10 +143,7 @@ impl PlanFile {
         let file = file.ok_or_else(|| Error::new(ErrorKind::Internal, "the plan is not open"))?;
         let mut bytes = zeroed_vec(piece.len)?;
         file.read_exact_at(&mut bytes, piece.offset).map_err(Error::from)?;
-        match xxh3_64(&bytes) == piece.hash {
-            true => Ok(bytes),
-            false => Err(damaged(Path::new(""))),
-        }
+        if xxh3_64(&bytes) == piece.hash { Ok(bytes) } else { Err(damaged(Path::new(""))) }
     }
 
     /// Encodes the part of the file that follows the pieces.
@@ -224,7 +223,8 @@ impl PlanFile {
         let planned_cells = planned_cells.collect::<std::result::Result<_, _>>()?;
         let shared = Index::load_shared(&mut from)?;
         let mut chunks = take_chunks(&mut from, &journal)?;
-        let (mut at, mut rows) = ((MAGIC.len() + 1) as u64, Vec::new());
+        let mut at = (MAGIC.len() + 1) as u64;
+        let mut rows = Vec::new();
         for namespace in 0..journal.layout.num_namespaces {
             let own = chunks.iter().filter(|chunk| chunk.cells.namespace == namespace).count();
             let pieces = take_pieces(&mut from, &mut at)?;
@@ -264,7 +264,8 @@ impl PlanFile {
 
     /// The properties that all its chunks share.
     pub(super) fn spec(&self) -> ChunkSpec {
-        let (journal, part) = (&self.journal, self.journal.part);
+        let journal = &self.journal;
+        let part = self.journal.part;
         ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
@@ -297,8 +298,8 @@ impl PlanFile {
 
     /// The rows of `chunks`, which `index` has.
     pub(super) fn rows<'a>(&self, index: &'a Index, chunks: &[ChunkLayout]) -> Rows<'a> {
-        let (source_fields, class_numbers) =
-            (self.source_fields.clone(), self.class_numbers.clone());
+        let source_fields = self.source_fields.clone();
+        let class_numbers = self.class_numbers.clone();
         let order = RowOrder::of_chunks(chunks);
         Rows { index, source_fields, class_numbers, values: None, order }
     }
@@ -315,12 +316,14 @@ fn take_chunks(
     journal: &Journal,
 ) -> std::result::Result<Vec<ChunkLayout>, FormatError> {
     let Part { first, count, .. } = journal.part;
-    let (mut slot, mut chunks) = (first, Vec::new());
+    let mut slot = first;
+    let mut chunks = Vec::new();
     for sequence in 0..from.count(5)? as u64 {
         let num_slots = at_most("samples of a chunk", from.number()?, count)? as u32;
         let last = u64::from(journal.layout.num_namespaces) - 1;
         let namespace = at_most("namespace of a chunk", from.number()?, last)? as u16;
-        let (cell, cells) = (from.number()?, from.number()?);
+        let cell = from.number()?;
+        let cells = from.number()?;
         journal.layout.offset_of(cell.saturating_add(cells))?;
         let oversize = from.number()? == 1;
         let cells = CellRange { namespace, cell, cells };
@@ -377,7 +380,8 @@ pub(super) fn take_columns(
 ) -> std::result::Result<Vec<(String, Option<ColumnType>)>, FormatError> {
     let mut columns = Vec::new();
     for _ in 0..from.count(2)? {
-        let (name, kind) = (text(from)?, text(from)?);
+        let name = text(from)?;
+        let kind = text(from)?;
         let kind = match &*kind {
             "" => None,
             kind => Some(kind.parse().map_err(|_| wrong("type of a column"))?),

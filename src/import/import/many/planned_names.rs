@@ -23,7 +23,8 @@ pub(super) struct PlannedNames<'a> {
 
 impl<'a> PlannedNames<'a> {
     pub(super) fn new(plan: &'a PlanFile) -> PlannedNames<'a> {
-        let (bytes, name) = (Vec::new(), Vec::new());
+        let bytes = Vec::new();
+        let name = Vec::new();
         PlannedNames { plan, next_piece: 0, bytes, at: 0, left: 0, num_read: 0, name }
     }
 

@@ -120,7 +120,8 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
 /// Gives each namespace its journal. What a plan appends to is an image that others may change, and its mark says
 /// whether they have.
 fn prepare_namespaces(state: &ImportState, file: &PlanFile) -> Result<()> {
-    let (mut channel, layout) = (state.media.channel(), &state.journal.layout);
+    let mut channel = state.media.channel();
+    let layout = &state.journal.layout;
     for namespace in 0..state.media.len() {
         state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
         Mark::remove(&mut channel, namespace)?;
@@ -138,7 +139,8 @@ fn prepare_namespaces(state: &ImportState, file: &PlanFile) -> Result<()> {
 
 /// The plan but for its rows, and the rows.
 fn lay_out<'i>(import: &'i Import<'_>) -> Result<(PlanFile, Rows<'i>)> {
-    let (state, index) = (&import.state, import.source.index());
+    let state = &import.state;
+    let index = import.source.index();
     let journal = &state.journal;
     let (rows, spec, classes) = import.shape()?;
     let free = prepare::free_space(&state.media, &journal.layout, state.current.as_ref());

@@ -158,7 +158,8 @@ impl Root {
             Errno::LOOP => BadReason::Cyclic,
             errno => unreadable(errno),
         };
-        let (mut left, mut held) = (relative, None::<OwnedFd>);
+        let mut left = relative;
+        let mut held = None::<OwnedFd>;
         loop {
             let at = held.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
             if left.len() <= MAX_KERNEL_PATH_BYTES {

@@ -4,7 +4,9 @@
 pub(super) fn braces(name: &[u8]) -> Option<Vec<Vec<u8>>> {
     let open = name.iter().position(|&byte| byte == b'{')?;
     let close = open + name[open..].iter().position(|&byte| byte == b'}')?;
-    let (head, inside, tail) = (&name[..open], &name[open + 1..close], &name[close + 1..]);
+    let head = &name[..open];
+    let inside = &name[open + 1..close];
+    let tail = &name[close + 1..];
     let middles = match range(inside) {
         Some(numbers) => numbers,
         None => inside.split(|&byte| byte == b',').map(<[u8]>::to_vec).collect(),

@@ -206,7 +206,9 @@ mod tests {
     fn compressions_are_known_by_their_first_bytes() {
         assert_eq!(Compression::of(b"\x1f\x8b\x08"), Some(Compression::Gzip));
         assert_eq!(Compression::of(b"\x28\xb5\x2f"), None);
-        let (xz, bzip2, zstd) = (&b"\xfd7zXZ\0"[..], &b"BZh9"[..], b"\x28\xb5\x2f\xfd");
+        let xz = &b"\xfd7zXZ\0"[..];
+        let bzip2 = &b"BZh9"[..];
+        let zstd = b"\x28\xb5\x2f\xfd";
         let name = |head| Compression::of(head).map(Compression::name).or(foreign(head));
         assert_eq!((name(xz), name(bzip2)), (Some("xz"), Some("bzip2")));
         assert_eq!(name(zstd), Some("zstd"));

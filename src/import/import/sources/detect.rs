@@ -164,9 +164,10 @@ impl Judgement {
             self.file(FoundFile { path, name }, len_bytes, content);
         }
         for bad in bad {
-            match is_side_file(&bad.name) {
-                true => self.file_counts.add("side file", Role::SetAside, 0, &bad.name),
-                false => self.bad.push(bad),
+            if is_side_file(&bad.name) {
+                self.file_counts.add("side file", Role::SetAside, 0, &bad.name)
+            } else {
+                self.bad.push(bad)
             }
         }
     }

@@ -44,7 +44,8 @@ impl Default for Expansion {
 impl Expansion {
     /// Allows `most` bytes for each one that is read, and 256 MiB in any case.
     pub fn new(most: u64) -> Expansion {
-        let (read, made) = (AtomicU64::new(0), Default::default());
+        let read = AtomicU64::new(0);
+        let made = Default::default();
         Expansion(Arc::new(ExpansionCounts { most, read, made }))
     }
 

@@ -86,13 +86,15 @@ pub struct FileCounts(Vec<FileCount>);
 impl FileCounts {
     /// Counts a file.
     pub fn add(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
-        let (what, example) = (what.to_owned(), name.to_vec());
+        let what = what.to_owned();
+        let example = name.to_vec();
         self.append([FileCount { what, role, files: 1, bytes, example }]);
     }
 
     /// Counts archives that follow the first one of the file `name`.
     pub(crate) fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
-        let (what, example) = ("archive behind another".to_owned(), name.to_vec());
+        let what = "archive behind another".to_owned();
+        let example = name.to_vec();
         self.append([FileCount { what, role: Role::Appended, files: archives, bytes, example }]);
     }
 

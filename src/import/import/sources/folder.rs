@@ -40,12 +40,15 @@ pub fn index(
         .collect::<Result<Vec<_>>>()?;
     let mut index = Index::default();
     index.only_field();
-    let (mut tops, mut linked) = (Vec::new(), HashSet::new());
+    let mut tops = Vec::new();
+    let mut linked = HashSet::new();
     for (container, root) in roots.iter().enumerate() {
         let path = root.path().to_path_buf();
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
         let before = index.bad.len();
-        let (container, index, linked) = (container as u32, &mut index, &mut linked);
+        let container = container as u32;
+        let index = &mut index;
+        let linked = &mut linked;
         let mut walk = Walk { root, linked, container, options, index, indexing };
         tops.push(walk.list(&Folder::top(root)));
         name_the_root(root, roots.len(), &mut index.bad[before..]);
@@ -53,7 +56,9 @@ pub fn index(
     index.classes = class_names(&tops);
     for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
         let before = index.bad.len();
-        let (container, index, linked) = (container as u32, &mut index, &mut linked);
+        let container = container as u32;
+        let index = &mut index;
+        let linked = &mut linked;
         let mut walk = Walk { root, linked, container, options, index, indexing };
         walk.classes(top);
         name_the_root(root, roots.len(), &mut index.bad[before..]);
@@ -107,7 +112,8 @@ struct Around {
 impl Around {
     /// The folder `stat` in this one, behind a link or not; `None`: it is around itself.
     fn enter(self: &Rc<Around>, stat: &Stat, is_link: bool) -> Option<Rc<Around>> {
-        let (inner, links) = ((stat.st_dev, stat.st_ino), self.links + usize::from(is_link));
+        let inner = (stat.st_dev, stat.st_ino);
+        let links = self.links + usize::from(is_link);
         let mut all = std::iter::successors(Some(&**self), |around| around.outer.as_deref());
         // Without a link on the way, no folder comes again.
         let is_around = links > 0 && all.any(|around| around.device_and_inode == inner);
@@ -201,7 +207,8 @@ impl Walk<'_, '_> {
                 continue;
             };
             self.index.push(&name, label);
-            let (offset_or_stamp, container) = (file.stamp, self.container);
+            let offset_or_stamp = file.stamp;
+            let container = self.container;
             self.index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp, container });
         }
     }
@@ -284,7 +291,8 @@ impl Walk<'_, '_> {
 
     /// Counts a file as read, or, if it was found already, as made.
     fn count(&mut self, folder: &Folder, stat: &Stat, is_link: bool) -> Result<(), BadReason> {
-        let (expansion, len) = (&self.options.expansion, stat.st_size as u64);
+        let expansion = &self.options.expansion;
+        let len = stat.st_size as u64;
         let has_names = is_link || stat.st_nlink > 1 || folder.around.links > 0;
         if has_names && !self.linked.insert((stat.st_dev, stat.st_ino)) {
             return expansion.make(Expands::Links, len);
@@ -314,7 +322,8 @@ impl Walk<'_, '_> {
                 if let Err(reason) = self.root.open_file(&path) {
                     return self.bad(path, reason);
                 }
-                let (len_bytes, stamp) = (stat.st_size as u64, stamp(&stat));
+                let len_bytes = stat.st_size as u64;
+                let stamp = stamp(&stat);
                 if !self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
                     if let Err(reason) = self.count(folder, &stat, true) {
                         return self.bad(path, reason);
@@ -355,7 +364,8 @@ type Names = (Vec<u8>, Vec<(u64, Name)>);
 fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
     let mut buffer = Vec::with_capacity(LIST_BUFFER_BYTES);
     let mut entries = RawDir::new(fd, buffer.spare_capacity_mut());
-    let (mut text, mut names) = (Vec::new(), Vec::new());
+    let mut text = Vec::new();
+    let mut names = Vec::new();
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(unreadable)?;
         let name = entry.file_name().to_bytes();

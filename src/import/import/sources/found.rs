@@ -78,9 +78,12 @@ pub(super) fn tell_apart(files: &mut [FoundFile]) {
 
 /// The ends of paths, all as long as it takes to tell each from the others; whole paths where nothing does.
 pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
-    let absolute = |path: &Path| match Place::is_place(path) {
-        true => path.to_path_buf(),
-        false => std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()),
+    let absolute = |path: &Path| {
+        if Place::is_place(path) {
+            path.to_path_buf()
+        } else {
+            std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+        }
     };
     let parts = |path: &&Path| {
         let path = absolute(path);

@@ -352,7 +352,8 @@ impl Index {
 
     /// Puts `bytes`, equally many for each row, in the stead of the payload at a place.
     pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
-        let (field, width) = (self.payload_at(place).field, bytes.len());
+        let field = self.payload_at(place).field;
+        let width = bytes.len();
         self.payload_lens[place] = width as u32;
         let at = self.values.iter().position(|values| values.field == field);
         let at = at.unwrap_or_else(|| {
@@ -419,7 +420,8 @@ impl Index {
     /// Gives row `to` the payload of row `from`, in a source with one payload per row.
     pub(crate) fn copy_plain_payload(&mut self, from: u64, to: u64) {
         assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
-        let (from, to) = (from as usize, to as usize);
+        let from = from as usize;
+        let to = to as usize;
         self.payload_lens[to] = self.payload_lens[from];
         self.payload_offsets[to] = self.payload_offsets[from];
         if !self.payload_containers.is_empty() {
@@ -468,7 +470,8 @@ impl Index {
                 for payload in self.payloads(row) {
                     kept.push_payload(payload);
                     if let Some(value) = self.value(row, payload.field) {
-                        let (row, place) = (kept.len() - 1, kept.payload_lens.len() - 1);
+                        let row = kept.len() - 1;
+                        let place = kept.payload_lens.len() - 1;
                         kept.replace(row, place, value);
                     }
                 }
@@ -500,7 +503,8 @@ impl Index {
                 };
                 selected.push_payload(Payload { offset_or_stamp, ..payload });
                 if let Some(value) = self.value(row, payload.field) {
-                    let (row, place) = (selected.len() - 1, selected.payload_lens.len() - 1);
+                    let row = selected.len() - 1;
+                    let place = selected.payload_lens.len() - 1;
                     selected.replace(row, place, value);
                 }
             }
@@ -544,7 +548,8 @@ impl Index {
         &mut self,
         front: impl Fn(u64, u32) -> Option<&'f [u8]>,
     ) -> Vec<u64> {
-        let (mut names, mut too_long) = (Names::default(), Vec::new());
+        let mut names = Names::default();
+        let mut too_long = Vec::new();
         for row in 0..self.len() {
             let front = self.container_of(row).and_then(|container| front(row, container));
             let name = self.name(row);
@@ -606,7 +611,8 @@ impl Index {
         let mut places = self.payload_range(row);
         let place = places.find(|&place| self.payload_at(place).field == payload.field);
         let place = place.expect("the row has the field");
-        let (replaced, name) = (self.payload_lens[place].into(), self.name(row).to_vec());
+        let replaced = self.payload_lens[place].into();
+        let name = self.name(row).to_vec();
         self.count(REPLACED, Role::SetAside, replaced, &name);
         self.payload_lens[place] = payload.len_bytes;
         self.payload_offsets[place] = payload.offset_or_stamp;

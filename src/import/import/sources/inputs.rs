@@ -67,7 +67,8 @@ impl Inputs {
         expansion: Expansion,
     ) -> Result<Inputs> {
         expansion.read(offset); // before the import was interrupted
-        let (mut left, mut rest) = (usize::try_from(number).unwrap_or(usize::MAX), Vec::new());
+        let mut left = usize::try_from(number).unwrap_or(usize::MAX);
+        let mut rest = Vec::new();
         for (client, objects) in objects {
             let skipped = left.min(objects.len());
             left -= skipped;

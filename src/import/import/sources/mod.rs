@@ -196,7 +196,8 @@ impl Source {
         }
         let shards = Shards { files: &found.files, prefix: options.prefix };
         drop_impossible_rows(&mut index, kind, &shards);
-        let (decided, origins) = (found.decided, OriginsBuilder::default());
+        let decided = found.decided;
+        let origins = OriginsBuilder::default();
         Source { kind, decided, index, store, origins }.unless_empty()
     }
 
@@ -326,7 +327,9 @@ impl Source {
         take: &mut dyn FnMut(u16, &mut Front<'_>) -> std::result::Result<Elements, BadReason>,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Option<Vec<(u64, BadEntry)>> {
-        let (mut open, mut bad, mut buffer) = (self.open_shards(), Vec::new(), Vec::new());
+        let mut open = self.open_shards();
+        let mut bad = Vec::new();
+        let mut buffer = Vec::new();
         for row in 0..self.index.len() {
             if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
                 return None;
@@ -453,7 +456,8 @@ impl SourceReader<'_> {
         }
         let mut stored = [0; tfrecord::CRC_BYTES];
         let container = &self.source.index.containers[payload.container as usize];
-        let (number, offset) = (payload.container, payload.offset_or_stamp);
+        let number = payload.container;
+        let offset = payload.offset_or_stamp;
         self.open.read_two(number, container, offset, into, &mut stored)?;
         tfrecord::check_crc(crc32c(into), stored)
     }
@@ -473,7 +477,8 @@ impl SourceReader<'_> {
         sink: &mut dyn PieceSink,
     ) -> Result<(), PieceError> {
         let is_checked = self.source.kind == SourceKind::TfRecord;
-        let (mut at, mut crc) = (0, 0);
+        let mut at = 0;
+        let mut crc = 0;
         let len = u64::from(payload.len_bytes);
         loop {
             let space = sink.space().map_err(PieceError::Sink)?;
@@ -590,15 +595,13 @@ fn read_member(
     at: u64,
     into: &mut [u8],
 ) -> Result<(), BadReason> {
-    let (number, container) = (payload.container, &index.containers[payload.container as usize]);
+    let number = payload.container;
+    let container = &index.containers[payload.container as usize];
     match index.sparse(payload) {
         None => open.read(number, container, payload.offset_or_stamp + at, into),
         Some((map, start)) => {
             let stored = |offset: u64, into: &mut [u8]| open.read(number, container, offset, into);
-            match map.read(start + at, into, stored)? {
-                true => Ok(()),
-                false => Err(BadReason::Changed),
-            }
+            if map.read(start + at, into, stored)? { Ok(()) } else { Err(BadReason::Changed) }
         }
     }
 }

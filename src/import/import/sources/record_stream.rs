@@ -41,7 +41,8 @@ struct Unread {
 impl RecordStream {
     /// The records of `inputs`.
     pub(in crate::import) fn new(inputs: Inputs) -> RecordStream {
-        let (begin_at, bad) = ((0, 0), Vec::new());
+        let begin_at = (0, 0);
+        let bad = Vec::new();
         let most_at_once = u64::MAX;
         RecordStream {
             inputs,
@@ -103,7 +104,8 @@ impl SampleStream for RecordStream {
             };
             let mut name = open.file.name.clone();
             name.extend_from_slice(format!("/{}", open.number).as_bytes());
-            let (start, next) = (open.offset, open.next(&mut self.spare, self.most_at_once));
+            let start = open.offset;
+            let next = open.next(&mut self.spare, self.most_at_once);
             self.inputs.check()?;
             match next {
                 Ok(Some(record)) => {
@@ -194,10 +196,11 @@ impl Open {
             self.unread = Some(Unread { left: len, crc: 0 });
             return Ok(Some(Record::Unread(len)));
         }
-        let record = match is_too_large {
-            true => io::copy(&mut (&mut self.stream).take(len), &mut io::sink())
-                .map(|passed| (passed, FieldBytes::from(Vec::new()))),
-            false => self.payload(len, spare).map(|payload| (payload.len() as u64, payload)),
+        let record = if is_too_large {
+            io::copy(&mut (&mut self.stream).take(len), &mut io::sink())
+                .map(|passed| (passed, FieldBytes::from(Vec::new())))
+        } else {
+            self.payload(len, spare).map(|payload| (payload.len() as u64, payload))
         };
         let (read, payload) = record.map_err(|error| BadReason::from(&error))?;
         let mut crc = [0; tfrecord::CRC_BYTES];
@@ -223,7 +226,8 @@ impl Open {
         if read < most {
             return Err(ENDS_INSIDE);
         }
-        let (left, crc) = (left - read as u64, crc32c_append(crc, &into[..read]));
+        let left = left - read as u64;
+        let crc = crc32c_append(crc, &into[..read]);
         if left > 0 {
             self.unread = Some(Unread { left, crc });
             return Ok(read);
@@ -240,9 +244,10 @@ impl Open {
         let Some(Unread { left, .. }) = self.unread.take() else { return Ok(()) };
         let rest = left + tfrecord::CRC_BYTES as u64;
         let passed = io::copy(&mut (&mut self.stream).take(rest), &mut io::sink());
-        match passed.map_err(|error| BadReason::from(&error))? == rest {
-            true => Ok(()),
-            false => Err(ENDS_INSIDE),
+        if passed.map_err(|error| BadReason::from(&error))? == rest {
+            Ok(())
+        } else {
+            Err(ENDS_INSIDE)
         }
     }
 

@@ -79,7 +79,8 @@ pub fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
     let depth = |path: &Path| path.components().count();
     let mut by_depth: Vec<_> = indexes.iter().collect();
     by_depth.sort_by_key(|(_, path)| depth(path));
-    let (mut above, mut merged) = (HashSet::new(), HashSet::new());
+    let mut above = HashSet::new();
+    let mut merged = HashSet::new();
     for level in by_depth.chunk_by(|a, b| depth(&a.1) == depth(&b.1)) {
         let is_merged =
             |parts: &[PathBuf]| !parts.is_empty() && parts.iter().all(|part| above.contains(part));

@@ -133,7 +133,8 @@ impl OpenShards {
             Err(error) => return Err(BadReason::Unreadable(error.raw_os_error())),
         };
         // Linux reads at most 2 GiB at once, and a signal may end a read early.
-        let (of_into, of_behind) = (read.min(into.len()), read.saturating_sub(into.len()));
+        let of_into = read.min(into.len());
+        let of_behind = read.saturating_sub(into.len());
         let end = offset + into.len() as u64;
         file.read_exact_at(&mut into[of_into..], offset + of_into as u64).map_err(reason)?;
         file.read_exact_at(&mut behind[of_behind..], end + of_behind as u64).map_err(reason)

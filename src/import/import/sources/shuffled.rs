@@ -50,7 +50,8 @@ impl<'a> Shuffled<'a> {
 
     fn fill(&mut self) -> Result<()> {
         self.window.clear();
-        let (mut bytes, mut samples) = (0, 0);
+        let mut bytes = 0;
+        let mut samples = 0;
         while bytes < self.window_bytes && samples < MAX_SAMPLES {
             let Some(sample) = self.from.next_sample()? else { break };
             if sample.unread > 0 {

@@ -121,9 +121,10 @@ pub enum Mapped {
 impl MapBuilder {
     /// Adds a piece.
     pub(crate) fn push(&mut self, at: u64, len: u64) {
-        match self.pieces.len() < MAX_PIECES {
-            true => self.pieces.push((at, len)),
-            false => self.refuse(ENDLESS),
+        if self.pieces.len() < MAX_PIECES {
+            self.pieces.push((at, len))
+        } else {
+            self.refuse(ENDLESS)
         }
     }
 
@@ -160,7 +161,8 @@ impl MapBuilder {
         if let Some(why) = self.refused {
             return Err(why);
         }
-        let (mut end, mut held) = (0_u64, 0_u64);
+        let mut end = 0_u64;
+        let mut held = 0_u64;
         for &(at, len) in &self.pieces {
             if at < end {
                 return Err("has a sparse map whose pieces overlap or do not ascend");

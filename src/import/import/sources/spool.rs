@@ -85,16 +85,13 @@ pub(crate) fn open_or_spool(
 /// It does not open.
 pub(crate) fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn Read + Send>> {
     let name = |error: io::Error| Error::from(error).path(path);
-    let raw: Box<dyn Read + Send> = match path == Path::new("-") {
-        true => {
-            widen(&io::stdin());
-            Box::new(io::stdin())
-        }
-        false => {
-            let file = File::open(path).map_err(name)?;
-            widen(&file);
-            Box::new(file)
-        }
+    let raw: Box<dyn Read + Send> = if path == Path::new("-") {
+        widen(&io::stdin());
+        Box::new(io::stdin())
+    } else {
+        let file = File::open(path).map_err(name)?;
+        widen(&file);
+        Box::new(file)
     };
     decompressed(raw, path, expansion)
 }

@@ -226,10 +226,8 @@ impl Rows {
             else {
                 return above;
             };
-            let next = match above.is_empty() {
-                true => only.to_vec(),
-                false => [&above[..], b"/", only].concat(),
-            };
+            let next =
+                if above.is_empty() { only.to_vec() } else { [&above[..], b"/", only].concat() };
             if holds_files(&next) || below(&next).is_empty() {
                 return above;
             }
@@ -484,7 +482,8 @@ pub(super) fn undecided(shard: &Path, pair: &Pair) -> Error {
 
 /// Two adjacent files with one key and two fields at the beginning of an archive: that of a WebDataset shard.
 pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
-    let (mut members, mut pairs) = (Members::new(archive), Pairs::default());
+    let mut members = Members::new(archive);
+    let mut pairs = Pairs::default();
     let mut files = 0;
     while files < MEMBERS_LOOKED_AT && pairs.found.is_none() {
         let Ok(Some(member)) = members.next_member() else { break };

@@ -338,7 +338,8 @@ impl<I: Input> Members<I> {
         if matches!(old_map, Some(Err(sparse::ENDS))) {
             // The member is named; that the archive ends here is told by what follows.
             self.enter(0)?;
-            let (kind, len_bytes) = (refused(sparse::ENDS), 0);
+            let kind = refused(sparse::ENDS);
+            let len_bytes = 0;
             return Ok(Member { name, kind, len_bytes, offset, sparse: None });
         }
         self.enter(len_bytes)?;
@@ -424,7 +425,8 @@ impl<I: Input> Members<I> {
     fn read_text_map(&mut self) -> Result<MapBuilder, TarError> {
         let mut map = TextMap::default();
         loop {
-            let (mut block, mut filled) = ([0; BLOCK_BYTES], 0);
+            let mut block = [0; BLOCK_BYTES];
+            let mut filled = 0;
             while filled < BLOCK_BYTES && self.payload_left > 0 {
                 filled += self.read_stored(&mut block[filled..])?;
             }
@@ -567,7 +569,8 @@ impl Header {
     fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Header, TarError> {
         check_sum(block)?;
         let mut name = until_nul(&block[..100]).to_vec();
-        let (magic, prefix) = (&block[257..263], until_nul(&block[345..500]));
+        let magic = &block[257..263];
+        let prefix = until_nul(&block[345..500]);
         let kind = block[156];
         // In GNU's old sparse format the map lies where others have the prefix.
         let has_prefix = !prefix.is_empty() && kind != b'S';
@@ -622,9 +625,10 @@ fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarError> {
     // Old writers sum signed characters.
     let signed: i64 = (0..BLOCK_BYTES).map(|at| i64::from(counted(at) as i8)).sum();
     let stored = number(&block[148..156]).ok_or_else(|| syntax("no header where one should be"))?;
-    match stored == unsigned || i64::try_from(stored) == Ok(signed) {
-        true => Ok(()),
-        false => Err(syntax("a header's checksum differs")),
+    if stored == unsigned || i64::try_from(stored) == Ok(signed) {
+        Ok(())
+    } else {
+        Err(syntax("a header's checksum differs"))
     }
 }
 

@@ -128,10 +128,7 @@ pub(super) fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
 fn check(what: &'static str, crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
     let found = u32::from_le_bytes(stored);
     let expected = masked(crc);
-    match expected == found {
-        true => Ok(()),
-        false => Err(BadReason::BadCrc { what, expected, found }),
-    }
+    if expected == found { Ok(()) } else { Err(BadReason::BadCrc { what, expected, found }) }
 }
 
 /// TensorFlow masks stored checksums, since the CRC of data that contains its own CRC is weak.

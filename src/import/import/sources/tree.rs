@@ -58,9 +58,12 @@ impl Tree {
     pub(crate) fn survey(&self, looks: bool) -> Survey {
         let mut counts: HashMap<Sort, Count> = HashMap::new();
         let mut survey = Survey::default();
-        let (mut named, mut looked_at, mut unread) = (0, 0, 0);
+        let mut named = 0;
+        let mut looked_at = 0;
+        let mut unread = 0;
         for row in 0..self.index.len() {
-            let (name, len_bytes) = (self.index.name(row), self.index.payload_bytes(row));
+            let name = self.index.name(row);
+            let len_bytes = self.index.payload_bytes(row);
             let sort = Sort::of(name);
             let is_known = counts.len() < MAX_SORTS || counts.contains_key(&sort);
             let sort = if is_known { sort } else { Sort::Another };
@@ -108,14 +111,16 @@ impl Tree {
             .chain(self.elsewhere())
             .collect();
         names.sort_unstable();
-        let (mut shards, mut others) = (0_u64, 0_u64);
+        let mut shards = 0_u64;
+        let mut others = 0_u64;
         let mut detected = Vec::new();
         for (name, len_bytes) in names {
             let known = may_give_up && shards > 0 && others > 0 && shards + others > MOST_OPENED;
             let content = if known { NOT_OPENED } else { self.content(name) };
-            match content.is_shard() {
-                true => shards += 1,
-                false => others += u64::from(!is_side_file(name)),
+            if content.is_shard() {
+                shards += 1
+            } else {
+                others += u64::from(!is_side_file(name))
             }
             detected.push(DetectedFile { name: name.to_vec(), len_bytes, content });
         }
@@ -181,7 +186,8 @@ struct Count {
 
 impl Count {
     fn new(sort: Sort, name: &[u8]) -> Count {
-        let (role, example) = (Role::Sample, name.to_vec());
+        let role = Role::Sample;
+        let example = name.to_vec();
         let total = FileCount { what: sort.label(), role, files: 0, bytes: 0, example };
         Count { total, full: 0, named_as_shards: is_shard_name(name) }
     }

@@ -101,7 +101,8 @@ impl Writer {
         options: WriterOptions,
         connect: &ConnectOptions,
     ) -> Result<Writer> {
-        let (image, connect) = (image.to_vec(), connect.clone());
+        let image = image.to_vec();
+        let connect = connect.clone();
         Writer::start_image(options, move |onto, created| {
             crate::import::device::open_for_import(&image, onto, &connect, created)
         })
@@ -137,7 +138,8 @@ impl Writer {
         options: &WriterOptions,
         place: impl FnOnce(Thread) -> Result<Written> + Send + 'static,
     ) -> Result<Writer> {
-        let (window_bytes, order) = (options.window_bytes.max(1), options.order);
+        let window_bytes = options.window_bytes.max(1);
+        let order = options.order;
         let given_fields = options.fields.clone();
         let (tell, told) = bounded(1);
         let (work, to_do) = bounded(0);
@@ -303,7 +305,8 @@ impl Writer {
     /// Lengths of the fields, in the image's order.
     fn lens(&self, sample: &NewSample<'_>) -> Result<Vec<Option<u64>>> {
         if sample.fields.len() != self.field_order.len() {
-            let (found, expected) = (sample.fields.len(), self.field_order.len());
+            let found = sample.fields.len();
+            let expected = self.field_order.len();
             let text = format!("it has {found} fields, and this image's samples have {expected}");
             return Err(invalid(sample, text));
         }
@@ -352,10 +355,7 @@ impl Writer {
                 Some(image) => image.lookup(&name)?.is_some(),
                 None => false,
             };
-        match is_taken {
-            true => Err(invalid(sample, "another sample has its name".into())),
-            false => Ok(name),
-        }
+        if is_taken { Err(invalid(sample, "another sample has its name".into())) } else { Ok(name) }
     }
 
     /// Its label, as a number. A class that is new gets the next one, once the sample is taken.

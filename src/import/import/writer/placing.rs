@@ -142,8 +142,10 @@ fn write_leased(
     }
     let state = prepare_image(options, media)?;
     let start = start_of(options, &state)?;
-    let (first, columns) = (start.first_id, start.columns.clone());
-    let (fields, types) = (start.fields.clone(), start.field_types.clone());
+    let first = start.first_id;
+    let columns = start.columns.clone();
+    let fields = start.fields.clone();
+    let types = start.field_types.clone();
     thread.start(start)?;
     // Nothing is written before the first window is full: a writer that ends before has changed nothing.
     let next = thread.next()?;

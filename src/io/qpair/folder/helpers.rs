@@ -69,11 +69,14 @@ impl Helpers {
             num_busy: 0,
             is_closed: false,
         };
-        let (work, ended) = (Condvar::new(), Condvar::new());
-        let (queue, done) = (Mutex::new(queue), Mutex::default());
+        let work = Condvar::new();
+        let ended = Condvar::new();
+        let queue = Mutex::new(queue);
+        let done = Mutex::default();
         let shared = Arc::new(Shared { call, queue, work, ended, done, event });
         let watched = Watched::new(Arc::clone(&shared));
-        let (num_threads, home) = (0, Forked::new(()));
+        let num_threads = 0;
+        let home = Forked::new(());
         let mut helpers = Helpers { shared, watched, num_threads, most_threads, home };
         helpers.spawn()?;
         Ok(helpers)
@@ -237,7 +240,8 @@ mod tests {
         let mut pending: VecDeque<Io> =
             (0..20).map(|tag| read(places[tag as usize % 2], tag)).collect();
         assert_eq!(pair.submit(&mut pending), 20);
-        let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        let mut done = Vec::new();
+        let until = Instant::now() + Duration::from_secs(60);
         while done.len() < 20 && Instant::now() < until {
             pair.poll(Instant::now(), usize::MAX, &mut done);
         }

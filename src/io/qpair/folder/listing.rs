@@ -111,7 +111,8 @@ impl Listing {
     /// # Errors
     /// Those of the store. `NotFound`: there is none. `Unsupported`: an object of 4 GiB or more.
     pub(super) fn of_objects(client: &Client, prefix: &str, hidden: bool) -> Result<Listing> {
-        let (mut found, mut told) = (Found::default(), Told::default());
+        let mut found = Found::default();
+        let mut told = Told::default();
         let left_out = client.list(prefix, &mut |object| {
             let beneath = object.key.strip_prefix(prefix).unwrap_or_default();
             if !hidden && is_dropping(beneath.as_bytes()) {
@@ -259,7 +260,8 @@ impl Walk<'_> {
         let failed = |error: std::io::Error| Error::from(error).path(path);
         for entry in std::fs::read_dir(path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let (name, at) = (entry.file_name().as_bytes().to_vec(), entry.path());
+            let name = entry.file_name().as_bytes().to_vec();
+            let at = entry.path();
             if !self.options.hidden && is_dropping(&name) {
                 self.told.add(HIDDEN, &at);
                 continue;
@@ -289,7 +291,8 @@ impl Walk<'_> {
         is_link: bool,
         way: &mut Way,
     ) -> Result<()> {
-        let (identity, links) = ((found.dev(), found.ino()), way.links + usize::from(is_link));
+        let identity = (found.dev(), found.ino());
+        let links = way.links + usize::from(is_link);
         if way.around.contains(&identity) || links > MAX_LINKED_FOLDERS {
             self.told.add(LOOP, path);
             return Ok(());

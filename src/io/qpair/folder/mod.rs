@@ -134,7 +134,8 @@ impl FolderNamespace {
             read_only: true,
             engine: format!("objects ({})", place.scheme().name()),
         };
-        let (root, store) = (place.to_string().into(), Some(Store::new(client, prefix, options)));
+        let root = place.to_string().into();
+        let store = Some(Store::new(client, prefix, options));
         Ok(FolderNamespace::of(root, store, listing, namespace))
     }
 

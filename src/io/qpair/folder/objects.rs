@@ -22,7 +22,8 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(client: Client, prefix: String, options: &PlaceOptions) -> Store {
-        let (place, options) = (client.place().clone(), options.clone());
+        let place = client.place().clone();
+        let options = options.clone();
         Store { place, options, prefix, client: Forked::new(client) }
     }
 

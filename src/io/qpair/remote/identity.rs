@@ -97,7 +97,8 @@ mod tests {
             hostnqn: Some(Nqn::new(nqn).unwrap()),
             ..ConnectOptions::default()
         };
-        let (a, b) = (options("nqn.2026-11.io.example:a"), options("nqn.2026-11.io.example:b"));
+        let a = options("nqn.2026-11.io.example:a");
+        let b = options("nqn.2026-11.io.example:b");
         assert_eq!(HostIdentity::new(&a).id, HostIdentity::new(&a).id);
         assert_ne!(HostIdentity::new(&a).id, HostIdentity::new(&b).id);
         let given = ConnectOptions { hostid: Some([7; 16]), ..a };
@@ -106,7 +107,8 @@ mod tests {
 
     #[test]
     fn without_options_the_host_has_the_same_name_each_time() {
-        let (a, b) = (ConnectOptions::default(), ConnectOptions::default());
+        let a = ConnectOptions::default();
+        let b = ConnectOptions::default();
         assert_eq!(HostIdentity::new(&a).nqn, HostIdentity::new(&b).nqn);
         assert_ne!(HostIdentity::new(&a).id, [0; 16]);
     }

@@ -158,7 +158,8 @@ impl<T: Transport> Remote<T> {
     fn new_successor(&self) -> Result<Arc<Remote<T>>> {
         let keeper = T::keepers().of_this_process()?;
         let seen = self.identity().cloned();
-        let (options, selection) = (self.options.clone(), self.selection.clone());
+        let options = self.options.clone();
+        let selection = self.selection.clone();
         let next = Remote::new(options, self.portals.to_vec(), selection, seen);
         // The keeper drops it again if another thread has created the one that is used.
         keeper.keep(&next);

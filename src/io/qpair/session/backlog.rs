@@ -131,7 +131,9 @@ impl Backlog {
             match namespace.check(&io) {
                 Ok(()) => {
                     let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
-                    let (tries, covers, of) = (0, 0, None);
+                    let tries = 0;
+                    let covers = 0;
+                    let of = None;
                     let forces_unit_access = is_corrupt(&io, namespace, corrupt);
                     let attempt = Attempt {
                         io,
@@ -193,7 +195,9 @@ impl Backlog {
 
     /// Splits an I/O; its pieces wait in its place.
     fn cut(&mut self, mut attempt: Attempt, namespace: &Namespace) {
-        let (op, tries, block_len) = (attempt.io.op, attempt.tries, namespace.block_len_bytes);
+        let op = attempt.io.op;
+        let tries = attempt.tries;
+        let block_len = namespace.block_len_bytes;
         let most = namespace.max_transfer_bytes.max(block_len) as usize;
         let mut rest = std::mem::take(&mut attempt.io.buf);
         let mut slba = attempt.io.slba;
@@ -228,7 +232,8 @@ impl Backlog {
         let Some((key, number)) = of else {
             return Some(Answer { member, completion: Completion { tag, buf, result } });
         };
-        let (key, number) = (key as usize, number as usize);
+        let key = key as usize;
+        let number = number as usize;
         let cut = &mut self.cuts[key];
         cut.pieces[number] = buf;
         cut.missing -= 1;

@@ -266,7 +266,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         if connection.failed().is_some() {
             return Ok(()); // transferring its bytes reports the failure
         }
-        let (granted, required) = (connection.digests(), terms.required);
+        let granted = connection.digests();
+        let required = terms.required;
         if required.header && !granted.header || required.data && !granted.data {
             return Err(Failure::from(ProtocolError::DigestDeclined).into());
         }

@@ -278,7 +278,8 @@ impl Controller {
                 Event::Concatenated { psk } => self.generated = Some(psk),
                 Event::Failed { failure, .. } => return Err(failure),
                 Event::Done { payload, result } => {
-                    let (step, nsid) = (payload.step, payload.about.map(|of| of.identified.nsid));
+                    let step = payload.step;
+                    let nsid = payload.about.map(|of| of.identified.nsid);
                     let explain = |failure: Failure| {
                         let failure = failure.at(step.name());
                         Failure { nsid: failure.nsid.or(nsid), ..failure }
@@ -477,7 +478,8 @@ impl Controller {
                 self.take_controller(&bytes)?
             }
             Step::SetNumQueues => {
-                let (nsqr, ncqr) = (cqe.dw0.get() & 0xFFFF, cqe.dw0.get() >> 16);
+                let nsqr = cqe.dw0.get() & 0xFFFF;
+                let ncqr = cqe.dw0.get() >> 16;
                 let granted = nsqr.min(ncqr).saturating_add(1).min(u32::from(u16::MAX)) as u16;
                 self.identified.num_io_queues = granted.min(self.terms.nr_io_queues.max(1));
                 if self.properties.oaes & EVENTS_WANTED == 0 {
@@ -495,9 +497,10 @@ impl Controller {
             Step::ListNamespaces => {
                 let end = self.identification.take_page(&bytes, status)?;
                 let wants_all = matches!(self.terms.goal, Goal::AllNamespaces | Goal::Pages);
-                match end == Page::MayContinue && wants_all {
-                    true => Step::ListNamespaces,
-                    false => self.begin_identification(),
+                if end == Page::MayContinue && wants_all {
+                    Step::ListNamespaces
+                } else {
+                    self.begin_identification()
                 }
             }
             Step::IdentifyNamespace => {
@@ -539,9 +542,10 @@ impl Controller {
                 let records = bytes.chunks_exact(size_of::<DiscoveryRecord>());
                 let records = records.map(|r| DiscoveryRecord::read_from_bytes(r).expect("1024"));
                 self.records.extend(records);
-                match self.log.num_records > self.records.len() as u64 {
-                    true => Step::ReadLogRecords,
-                    false => Step::CheckLogHeader,
+                if self.log.num_records > self.records.len() as u64 {
+                    Step::ReadLogRecords
+                } else {
+                    Step::CheckLogHeader
                 }
             }
             Step::KeepAlive => return Ok(AdminEvent::Nothing),
@@ -633,7 +637,8 @@ impl Controller {
             return Ok(AdminEvent::Nothing);
         }
         let dw0 = cqe.dw0.get();
-        let (kind, info) = (dw0 & 7, dw0 >> 8 & 0xFF);
+        let kind = dw0 & 7;
+        let info = dw0 >> 8 & 0xFF;
         match (kind, info) {
             (EVENT_NOTICE, NOTICE_NAMESPACE) => self.begin(now, Step::ReadChangedNamespaces)?,
             (EVENT_NOTICE, NOTICE_ANA) => self.begin(now, Step::ReadAna)?,
@@ -648,7 +653,8 @@ impl Controller {
         step: Step,
         header: &DiscoveryLogHeader,
     ) -> Result<Option<Step>, Failure> {
-        let (genctr, num_records) = (header.genctr.get(), header.numrec.get());
+        let genctr = header.genctr.get();
+        let num_records = header.numrec.get();
         if step == Step::CheckLogHeader && genctr == self.log.genctr {
             return Ok(None);
         }

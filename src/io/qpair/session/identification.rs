@@ -264,7 +264,9 @@ mod tests {
 
     #[test]
     fn a_namespace_is_identified_by_nguid_else_uuid_else_eui64() {
-        let (nguid, uuid, eui64) = (Some([1; 16]), Some([2; 16]), Some([3; 8]));
+        let nguid = Some([1; 16]);
+        let uuid = Some([2; 16]);
+        let eui64 = Some([3; 8]);
         let id = |nguid, uuid, eui64| {
             best_identifier(&NamespaceDescriptors { nguid, uuid, eui64, csi: None }.encode())
         };

@@ -85,7 +85,8 @@ fn poll<K: Keeping>(
     match keeping.poll(now, admin) {
         Ok(AdminEvent::Nothing) => {}
         Ok(AdminEvent::Ready) => {
-            let (join_info, identified) = (keeping.join_info(admin), keeping.identified(admin));
+            let join_info = keeping.join_info(admin);
+            let identified = keeping.identified(admin);
             let namespaces = keeping.describe(identified);
             shared.with(|lifecycle| {
                 lifecycle.handle_ready(now, join_info, identified, namespaces);

@@ -140,7 +140,10 @@ impl IoQueue {
     /// Adds a member that submits I/Os for the namespace at index `ns_index`, whose properties are `namespace`;
     /// returns its number.
     pub fn add_member(&mut self, ns_index: usize, namespace: Namespace) -> usize {
-        let (fence, corrupt, owed, is_removed) = (None, Vec::new(), 0, false);
+        let fence = None;
+        let corrupt = Vec::new();
+        let owed = 0;
+        let is_removed = false;
         self.members.insert(Member { ns_index, namespace, fence, corrupt, owed, is_removed })
     }
 
@@ -456,7 +459,8 @@ impl IoQueue {
             Some(Event::Ready { .. }) => self.become_joined(),
             // The target may not have noticed yet that the previous connection of this queue is closed.
             Some(Event::Failed { failure, refused: true }) if *attempt < MAX_JOIN_ATTEMPTS => {
-                let (retry_at, attempt) = (self.now + JOIN_INTERVAL, *attempt + 1);
+                let retry_at = self.now + JOIN_INTERVAL;
+                let attempt = *attempt + 1;
                 self.close(Why::Refused { failure, retry_at, attempt });
             }
             Some(Event::Failed { failure, .. }) => self.fail(failure),
@@ -532,7 +536,8 @@ impl IoQueue {
 
 /// The command of an I/O, which was checked before.
 fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
-    let (io, to) = (&attempt.io, &session.namespaces[attempt.ns_index]);
+    let io = &attempt.io;
+    let to = &session.namespaces[attempt.ns_index];
     let len = io.buf.len() as u32;
     let num_blocks = len / to.namespace.block_len_bytes;
     match io.op {

@@ -185,7 +185,8 @@ impl Admin {
 
     /// Takes the controller from the list, or starts to connect to it.
     fn claim(&mut self) -> Result<(), Failure> {
-        let (key, terms) = (self.key(), format!("{:?}", self.options));
+        let key = self.key();
+        let terms = format!("{:?}", self.options);
         let mut registry = registry();
         match registry.entries.iter().find(|entry| entry.key == key) {
             Some(Entry { shared: Some(shared), terms: theirs, .. }) if *theirs == terms => {

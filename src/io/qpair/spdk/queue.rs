@@ -202,7 +202,8 @@ impl SpdkQueuePair {
             return self.fail_session(Failure::new(ErrorKind::Disconnected, message));
         }
         if is_connected {
-            let (queue, session) = (Arc::clone(queue), Arc::clone(session));
+            let queue = Arc::clone(queue);
+            let session = Arc::clone(session);
             self.namespace = self.namespace.in_session(&session.namespaces[PLACE].namespace);
             self.progress = self.now;
             self.backlog.set_up();
@@ -216,8 +217,10 @@ impl SpdkQueuePair {
     /// Polls the queue. Successful reads go straight to the caller, other answers are examined.
     fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let State::Joined { queue, session } = &self.state else { return 0 };
-        let (before, proven) = (done.len(), session.proven.load(Ordering::Relaxed));
-        let (backlog, answers) = (&mut self.backlog, &mut self.answers);
+        let before = done.len();
+        let proven = session.proven.load(Ordering::Relaxed);
+        let backlog = &mut self.backlog;
+        let answers = &mut self.answers;
         let mut core = queue.lock();
         let polled = core.poll(max, |job, status| {
             let is_read = job.attempt.io.op == IoOp::Read;
@@ -265,7 +268,8 @@ impl SpdkQueuePair {
             {
                 job.attempt.io.buf.copy_from_slice(&bounce);
             }
-            let (now, remote) = (self.now, &self.remote);
+            let now = self.now;
+            let remote = &self.remote;
             if let Some(answer) =
                 self.backlog.complete_or_retry(now, remote, &session, job.attempt, Ok(status))
             {
@@ -343,7 +347,8 @@ impl SpdkQueuePair {
             return;
         }
         let State::Joined { queue, session } = &self.state else { return };
-        let (queue, session) = (Arc::clone(queue), Arc::clone(session));
+        let queue = Arc::clone(queue);
+        let session = Arc::clone(session);
         let block_len = session.namespaces[PLACE].namespace.block_len_bytes;
         let needs_dma = !self.is_tcp();
         let mut core = queue.lock();

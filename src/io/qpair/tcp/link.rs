@@ -125,7 +125,8 @@ impl Link {
             return result.and_then(|()| channel.handle_timeout(now));
         }
         let Some(connection) = channel.connection() else { return Ok(()) };
-        let (socket, receives) = (&self.socket, &mut self.receives);
+        let socket = &self.socket;
+        let receives = &mut self.receives;
         let result = match (&mut self.secured, is_ready) {
             (_, false) => Ok(()),
             (None, true) => receive(socket, connection, now, scratch, receives),

@@ -125,11 +125,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let pieces = std::mem::take(&mut self.plan.pieces);
         let result = self.take_pieces(now, scratch, len, &pieces);
         let planned: usize = pieces.iter().map(|piece| piece.len()).sum();
-        self.plan.max_payloads = match len == planned {
-            true => (self.plan.max_payloads * 2).min(PAYLOADS_MAX),
-            false => {
-                (filled_payloads(&pieces, len) + PAYLOADS_MIN).max(self.plan.max_payloads * 7 / 8)
-            }
+        self.plan.max_payloads = if len == planned {
+            (self.plan.max_payloads * 2).min(PAYLOADS_MAX)
+        } else {
+            (filled_payloads(&pieces, len) + PAYLOADS_MIN).max(self.plan.max_payloads * 7 / 8)
         };
         self.plan.pieces = pieces;
         result
@@ -180,7 +179,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let receiving = self.receiving.map(|receiving| receiving.slot);
         let max_pieces = max_pieces.min(2 * self.plan.max_payloads + 1);
         let mut guesses = Guesses::None;
-        let (mut total, mut next) = (0, 0);
+        let mut total = 0;
+        let mut next = 0;
         while let Some(slot) = self.slots.next_read(&mut next) {
             let command = self.slots.get(slot);
             let len = command.len as usize;

@@ -52,7 +52,8 @@ impl Transmit {
 
     /// Queues part of the payload in `slot`.
     pub(super) fn payload(&mut self, slot: usize, start: u32, len: u32) {
-        let (start, len) = (start as usize, len as usize);
+        let start = start as usize;
+        let len = len as usize;
         self.segments.push_back(Segment::Payload { slot, start, len });
     }
 
@@ -81,7 +82,8 @@ impl Transmit {
         let mut used = 0;
         let mut skip = self.front_sent;
         // Range of headers that are collected, but not in a slice yet.
-        let (mut from, mut to) = (self.headers_sent, self.headers_sent);
+        let mut from = self.headers_sent;
+        let mut to = self.headers_sent;
         for segment in &self.segments {
             if used == slices.len() {
                 break;

@@ -100,11 +100,13 @@ impl<T: Copy> Deal<T> {
         if !self.has(self.round) {
             return Ok(None);
         }
-        let (first, end) = (self.round * ranks, (self.round + 1) * ranks);
+        let first = self.round * ranks;
+        let end = (self.round + 1) * ranks;
         let number = first + u64::from(self.shard.rank);
-        match number < self.known {
-            true => self.take(number, out),
-            false => self.repeat(number - self.known, draw, out)?,
+        if number < self.known {
+            self.take(number, out)
+        } else {
+            self.repeat(number - self.known, draw, out)?
         }
         let consumed = self.end_of(end.min(self.known) - 1);
         self.round += 1;
@@ -129,7 +131,8 @@ impl<T: Copy> Deal<T> {
         &mut self,
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (samples, cut) = (Vec::new(), Cut::default());
+        let samples = Vec::new();
+        let cut = Cut::default();
         let empty = || Window { first: 0, samples, cut, skipped: 0 };
         let mut window = self.free.pop().unwrap_or_else(empty);
         let size = u64::from(self.budget.window.max(1));
@@ -186,7 +189,8 @@ impl<T: Copy> Deal<T> {
     ) -> Result<(), E> {
         let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep };
         let begin = || Deal::new(&self.budget, self.seed, self.epoch, self.len, all);
-        let (mut deal, start) = (begin(), out.len());
+        let mut deal = begin();
+        let start = out.len();
         for _ in 0..=nth {
             out.truncate(start);
             if deal.next(draw, out)?.is_none() {
@@ -220,7 +224,8 @@ pub fn count_batches<E>(
     len: u64,
     mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<(), E>,
 ) -> Result<Vec<u32>, E> {
-    let (mut cutter, mut tokens) = (Cutter::default(), Vec::new());
+    let mut cutter = Cutter::default();
+    let mut tokens = Vec::new();
     let size = u64::from(budget.window.max(1));
     let count = |window: u64| {
         tokens.clear();

@@ -90,7 +90,8 @@ pub enum TooLong {
 impl Budget {
     /// Batches of at most `tokens` tokens, each a byte, padded, of [`DEFAULT_WINDOW`] positions at a time.
     pub fn new(tokens: u64) -> Budget {
-        let (window, lengths) = (DEFAULT_WINDOW, LengthsOf::Bytes(1));
+        let window = DEFAULT_WINDOW;
+        let lengths = LengthsOf::Bytes(1);
         Budget { tokens, window, max_samples: None, cost: Cost::Padded, lengths }
     }
 
@@ -116,21 +117,26 @@ impl Budget {
 
     /// The first number in which this budget, that of a state, differs from the one `asked` for.
     pub fn difference(&self, asked: &Budget) -> Option<BudgetDifference> {
-        let (state, asked_for) = (self, asked);
+        let state = self;
+        let asked_for = asked;
         if state.tokens != asked_for.tokens {
-            let (state, asked) = (state.tokens, asked_for.tokens);
+            let state = state.tokens;
+            let asked = asked_for.tokens;
             return Some(BudgetDifference::Tokens { state, asked });
         }
         if state.window != asked_for.window {
-            let (state, asked) = (state.window, asked_for.window);
+            let state = state.window;
+            let asked = asked_for.window;
             return Some(BudgetDifference::Window { state, asked });
         }
         if state.max_samples != asked_for.max_samples {
-            let (state, asked) = (state.max_samples, asked_for.max_samples);
+            let state = state.max_samples;
+            let asked = asked_for.max_samples;
             return Some(BudgetDifference::MaxSamples { state, asked });
         }
         if state.cost != asked_for.cost {
-            let (state, asked) = (state.cost, asked_for.cost);
+            let state = state.cost;
+            let asked = asked_for.cost;
             return Some(BudgetDifference::Cost { state, asked });
         }
         (state.lengths != asked_for.lengths).then_some(BudgetDifference::Lengths)

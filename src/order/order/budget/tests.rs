@@ -94,7 +94,8 @@ fn ranks_have_the_batches_of_the_model_and_go_on_between_any_two_with_other_rank
     let mut random = Random(Key::new(seed), 0);
     for number in 0..3000 {
         let (budget, seed, epoch, tokens) = case(&mut random);
-        let (model, len) = (model(&budget, seed, epoch, &tokens), tokens.len() as u64);
+        let model = model(&budget, seed, epoch, &tokens);
+        let len = tokens.len() as u64;
         let ends: Vec<u64> = std::iter::once(0)
             .chain(model.iter().scan(0, |end, batch| {
                 *end += batch.len() as u64;
@@ -113,7 +114,8 @@ fn ranks_have_the_batches_of_the_model_and_go_on_between_any_two_with_other_rank
                 let mut deal = Deal::new(&budget, seed, Epoch(epoch), len, shard);
                 for round in 0..rounds {
                     let first = (round * ranks) as usize;
-                    let (nth, whole) = (first + rank as usize, first + ranks as usize);
+                    let nth = first + rank as usize;
+                    let whole = first + ranks as usize;
                     let expected = match tail {
                         Tail::Keep => left.get(nth),
                         Tail::DropLast => left.get(nth).filter(|_| whole <= left.len()),
@@ -161,7 +163,8 @@ fn each_sample_comes_once_and_no_batch_passes_the_budget() {
         let len = tokens.len() as u64;
         let mut deal = Deal::new(&budget, seed, Epoch(epoch), len, shard(0, 1, 0, Tail::Keep));
         let mut seen = vec![false; tokens.len()];
-        let (mut batches, mut batch) = (0, Vec::new());
+        let mut batches = 0;
+        let mut batch = Vec::new();
         while deal.next(&mut draw(&tokens), &mut batch).unwrap().is_some() {
             for &at in &batch {
                 assert!(!std::mem::replace(&mut seen[at as usize], true), "case {number}");
@@ -201,7 +204,8 @@ fn a_place_within_a_batch_is_refused() {
 #[test]
 fn equal_lengths_are_shuffled_and_lengths_do_not_come_sorted() {
     let budget = Budget { window: 1000, ..Budget::new(400) };
-    let (mut cutter, mut cut) = (Cutter::default(), Cut::default());
+    let mut cutter = Cutter::default();
+    let mut cut = Cut::default();
     cutter.cut(&budget, (3, 0, 0), &[4; 1000], &mut cut);
     assert_eq!(cut.ends, (1..=10).map(|nth| nth * 100).collect::<Vec<u32>>());
     let neighbours = cut.order.windows(2).filter(|two| two[1] == two[0] + 1).count();

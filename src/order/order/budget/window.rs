@@ -77,7 +77,8 @@ impl Cutter {
         }));
         keyed.sort_unstable();
         let most = budget.max_samples.map_or(u64::MAX, u64::from);
-        let (mut samples, mut sum) = (0, 0);
+        let mut samples = 0;
+        let mut sum = 0;
         for (at, (key, _)) in keyed.iter().enumerate() {
             let tokens = key >> 32;
             let cost = match budget.cost {

@@ -144,7 +144,8 @@ impl Mixture {
     /// spread evenly over it.
     pub fn shares(&self, position: u64, len: u64) -> Vec<f64> {
         let mut shares = vec![0.0; self.num_sources()];
-        let (mut at, end) = (position, position.saturating_add(len));
+        let mut at = position;
+        let end = position.saturating_add(len);
         while at < end {
             let segment = self.segments.at(at);
             let part = (end - at).min(segment.first.saturating_add(segment.len) - at);
@@ -238,7 +239,8 @@ impl Dealt {
 
     /// Adds to `counts` what each source has of the first `len` positions of the segment.
     fn count_before(&self, len: u64, counts: &mut [u64]) {
-        let (whole, rest) = (len / self.unit, len % self.unit);
+        let whole = len / self.unit;
+        let rest = len % self.unit;
         let mut units = vec![0; counts.len()];
         self.word.count_before(whole, &mut units);
         counts.iter_mut().zip(units).for_each(|(count, units)| *count += units * self.unit);

@@ -136,7 +136,8 @@ fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>), MixtureError> {
     let weighs = spec.sources.iter().find(|source| weighed(&source.part));
     let counted = spec.sources.iter().find(|source| !weighed(&source.part));
     if let (Some(first), Some(second)) = (weighs, counted) {
-        let (first, second) = (first.name.clone(), second.name.clone());
+        let first = first.name.clone();
+        let second = second.name.clone();
         return Err(MixtureError::MixedParts { first, second });
     }
     let too_long = MixtureError::EpochLength { size: u64::MAX };
@@ -162,16 +163,18 @@ fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>), MixtureError> {
 /// `weights` of `phase` as integers in the same proportions.
 fn integers(weights: &[Weight], phase: usize) -> Result<Vec<u64>, MixtureError> {
     let integers = as_integers(weights).ok_or(MixtureError::WeightsApart { phase })?;
-    match integers.iter().any(|&weight| weight > 0) {
-        true => Ok(integers),
-        false => Err(MixtureError::NoWeight { phase }),
+    if integers.iter().any(|&weight| weight > 0) {
+        Ok(integers)
+    } else {
+        Err(MixtureError::NoWeight { phase })
     }
 }
 
 fn check_units(what: &'static str, len: u64, batch: u64) -> Result<(), MixtureError> {
-    match len.is_multiple_of(batch) {
-        true => Ok(()),
-        false => Err(MixtureError::NoWholeBatches { what, len, batch }),
+    if len.is_multiple_of(batch) {
+        Ok(())
+    } else {
+        Err(MixtureError::NoWholeBatches { what, len, batch })
     }
 }
 

@@ -177,7 +177,8 @@ impl MixtureState {
         if self.version != VERSION {
             return refuse(format!("its record has version {}, not {VERSION}", self.version));
         }
-        let (old, new) = (&self.mixture, mixture);
+        let old = &self.mixture;
+        let new = mixture;
         if old.sources.len() != new.sources.len() {
             return refuse(format!(
                 "it has {} sources, not {}",
@@ -201,13 +202,15 @@ impl MixtureState {
         }
         let past =
             |spec: &MixtureSpec| spec.phases.partition_point(|phase| phase.from < self.consumed);
-        let (begun, given) = (&old.phases[..past(old)], &new.phases[..past(new)]);
-        match begun == given {
-            true => Ok(()),
-            false => refuse(format!(
+        let begun = &old.phases[..past(old)];
+        let given = &new.phases[..past(new)];
+        if begun == given {
+            Ok(())
+        } else {
+            refuse(format!(
                 "a phase before sample {} of the run differs; only later ones may change",
                 self.consumed
-            )),
+            ))
         }
     }
 }

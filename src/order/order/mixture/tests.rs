@@ -154,7 +154,8 @@ fn random_positions_in_sequence_are_those_drawn_singly() {
         phases: vec![Phase { from: 50_000, weights: vec![weight("1"), weight("4"), weight("0")] }],
         ..weighted(&["5", "2", "3"], 40_000)
     };
-    let (mut sequence, singly) = (Mixture::new(&spec).unwrap(), Mixture::new(&spec).unwrap());
+    let mut sequence = Mixture::new(&spec).unwrap();
+    let singly = Mixture::new(&spec).unwrap();
     for position in (0..90_000).chain(39_000..41_000) {
         // Jumps end what is in sequence, also within a window.
         let at = if position % 20_011 == 0 { position / 2 } else { position };

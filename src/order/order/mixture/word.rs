@@ -77,7 +77,8 @@ impl Word {
     #[inline]
     pub(super) fn locate(&self, position: u64) -> (u32, u64) {
         debug_assert!(position < self.len);
-        let (mut side, mut rank) = (self.root, position);
+        let mut side = self.root;
+        let mut rank = position;
         loop {
             match side {
                 Side::Source(source) => return (source, rank),
@@ -178,7 +179,8 @@ impl Node {
             let scaled = position * left + phase;
             return (scaled / len, scaled % len);
         }
-        let (len, left) = (u128::from(len), u128::from(left));
+        let len = u128::from(len);
+        let left = u128::from(left);
         let scaled = u128::from(position) * left + u128::from(phase);
         ((scaled / len) as u64, (scaled % len) as u64)
     }

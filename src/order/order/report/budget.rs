@@ -42,7 +42,12 @@ pub struct BudgetObserver {
 impl BudgetObserver {
     /// An observer of batches of at most `budget` tokens; `is_padded`: as padded tensors.
     pub fn new(budget: u64, is_padded: bool) -> BudgetObserver {
-        let (batches, samples, tokens, padded, cost, too_long) = (0, 0, 0, 0, 0, 0);
+        let batches = 0;
+        let samples = 0;
+        let tokens = 0;
+        let padded = 0;
+        let cost = 0;
+        let too_long = 0;
         BudgetObserver { budget, is_padded, batches, samples, tokens, padded, cost, too_long }
     }
 

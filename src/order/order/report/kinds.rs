@@ -67,7 +67,9 @@ impl Kinds {
             return None;
         }
         let total = self.samples();
-        let (mut mean, mut variance, mut moved) = (0.0, 0.0, 0.0);
+        let mut mean = 0.0;
+        let mut variance = 0.0;
+        let mut moved = 0.0;
         let mut sizes = BTreeMap::<u64, f64>::new();
         self.counts.iter().filter(|&&n| n > 0).for_each(|&n| *sizes.entry(n).or_default() += 1.0);
         for (&size, &kinds) in &sizes {
@@ -84,12 +86,14 @@ impl Kinds {
     /// Chi-square of a batch's kinds, the mean over batches: (k - 1)(N - b) / (N - 1) for batches drawn
     /// without replacement.
     pub(super) fn chi_square(&self, batch: u64, batches: u64) -> Option<Compared> {
-        let (total, size) = (self.samples() as f64, batch as f64);
+        let total = self.samples() as f64;
+        let size = batch as f64;
         let kinds = self.counts.iter().filter(|&&n| n > 0).count() as f64;
         if batches == 0 || kinds < 2.0 || total <= size {
             return None;
         }
-        let (mut found, mut inverse_shares) = (-(batches as f64) * size, 0.0);
+        let mut found = -(batches as f64) * size;
+        let mut inverse_shares = 0.0;
         for (&n, &squares) in self.counts.iter().zip(&self.squares).filter(|&(&n, _)| n > 0) {
             found += squares as f64 * total / (size * n as f64);
             inverse_shares += total / n as f64;
@@ -107,7 +111,8 @@ impl Kinds {
             return compare(self.num_runs as f64, n, 0.0);
         }
         let power = |p| self.counts.iter().map(|&count| (count as f64).powi(p)).sum::<f64>();
-        let (squares, cubes) = (power(2), power(3));
+        let squares = power(2);
+        let cubes = power(3);
         let mean = 1.0 + (n * n - squares) / n;
         let variance = (squares * (squares + n * (n + 1.0)) - 2.0 * n * cubes - n * n * n)
             / (n * n * (n - 1.0));
@@ -118,7 +123,8 @@ impl Kinds {
 /// Probability that none of `size` samples is among `batch` drawn from `total` without replacement.
 fn absent(total: u64, size: u64, batch: u64) -> f64 {
     // Exchanging the two gives the same probability; the smaller one has fewer factors.
-    let (few, many) = (size.min(batch), size.max(batch));
+    let few = size.min(batch);
+    let many = size.max(batch);
     let factors = (0..few).map(|i| (total - many).saturating_sub(i) as f64 / (total - i) as f64);
     factors.product()
 }

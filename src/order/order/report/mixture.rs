@@ -112,7 +112,8 @@ impl MixtureObserver {
         let seen = &mut self.sources[source as usize];
         seen.drawn += 1;
         seen.in_batch += 1;
-        let (word, bit) = ((id / 64) as usize, 1 << (id % 64));
+        let word = (id / 64) as usize;
+        let bit = 1 << (id % 64);
         if seen.ids.len() <= word {
             seen.ids.resize(word + 1, 0);
         }
@@ -142,7 +143,8 @@ impl MixtureObserver {
 
     /// The report on what it has seen.
     pub fn finish(self) -> MixtureReport {
-        let (samples, batch) = (self.samples, self.batch);
+        let samples = self.samples;
+        let batch = self.batch;
         let batches = self.batches.max(1) as f64;
         let source = |seen: Seen| SourceReport {
             name: seen.name,
@@ -170,7 +172,8 @@ fn chance(samples: u64, batch: u64, drawn: u64) -> f64 {
     if samples < 2 || batch > samples {
         return 0.0;
     }
-    let (samples, batch) = (samples as f64, batch as f64);
+    let samples = samples as f64;
+    let batch = batch as f64;
     let part = drawn as f64 / samples;
     (batch * part * (1.0 - part) * (samples - batch) / (samples - 1.0)).sqrt()
 }
@@ -215,7 +218,8 @@ impl fmt::Display for MixtureReport {
             )?;
         }
         if self.batches_with_repeats > 0 {
-            let (repeats, batches) = (self.batches_with_repeats, self.batches);
+            let repeats = self.batches_with_repeats;
+            let batches = self.batches;
             writeln!(f, "{repeats} of {batches} batches have a sample more than once")?;
         }
         writeln!(f, "verdict: {}", self.verdict())

@@ -197,7 +197,8 @@ impl Observer {
         let square_sum = n * (n * n - 1.0) / 12.0;
         // Sum of (x - mean)(y - mean) over neighbours = products - mean * (sums without one end each) + ...
         let all = n * mean;
-        let (first, last) = (self.ranks.first as f64, self.ranks.last as f64);
+        let first = self.ranks.first as f64;
+        let last = self.ranks.last as f64;
         let covariance = self.neighbour_products as f64 - mean * ((all - last) + (all - first))
             + (n - 1.0) * mean * mean;
         compare(covariance / square_sum, -1.0 / n, 1.0 / n.sqrt())
@@ -223,7 +224,8 @@ mod tests {
     fn report(batch: u64, sequence: impl Iterator<Item = u64>) -> ShuffleReport {
         let mut observer = Observer::new(batch);
         for rank in sequence {
-            let (chunk, label) = ((rank / 100) as u32, Some((rank * 20 / N) as i64));
+            let chunk = (rank / 100) as u32;
+            let label = Some((rank * 20 / N) as i64);
             observer.see(Observed { rank, chunk, label });
         }
         observer.finish()

@@ -124,7 +124,8 @@ mod tests {
 
     #[test]
     fn ranks_of_a_fair_shuffle_are_as_random_as_chance() {
-        let (seeds, mut squares) = (100, 0.0);
+        let seeds = 100;
+        let mut squares = 0.0;
         for seed in 0..seeds {
             let permutation = Permutation::new(N, Key::new(seed));
             let fair = report(|rank, n| permutation.forward(n * 4 + rank) % 4);

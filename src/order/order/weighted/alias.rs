@@ -22,7 +22,8 @@ impl Alias {
         let heaviest = weights.iter().position(|weight| *weight == 1.0).unwrap_or(0) as u32;
         let mut slots: Vec<Slot> =
             (0..weights.len() as u32).map(|index| Slot { own: 0, other: index }).collect();
-        let (mut small, mut large) = (Vec::new(), Vec::new());
+        let mut small = Vec::new();
+        let mut large = Vec::new();
         for (&weight, index) in left.iter().zip(0_u32..) {
             if weight < 1.0 { small.push(index) } else { large.push(index) }
         }
@@ -50,7 +51,8 @@ impl Alias {
     #[inline]
     pub(super) fn draw(&self, word: u64) -> u64 {
         let product = u128::from(word) * self.slots.len() as u128;
-        let (index, within) = ((product >> 64) as u64, (product as u64) >> 32);
+        let index = (product >> 64) as u64;
+        let within = (product as u64) >> 32;
         let Slot { own, other } = self.slots[index as usize];
         // Without a branch: which one is drawn cannot be predicted.
         let is_other = u64::from(within >= u64::from(own));

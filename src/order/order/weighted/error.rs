@@ -91,8 +91,9 @@ impl From<WeightsError> for Error {
 }
 
 fn of_epochs(most: u64, replacement: bool) -> String {
-    match replacement {
-        true => format!("it has from 1 to {most}"),
-        false => format!("without replacement it has from 1 to {most}, those of a weight above 0"),
+    if replacement {
+        format!("it has from 1 to {most}")
+    } else {
+        format!("without replacement it has from 1 to {most}, those of a weight above 0")
     }
 }

@@ -103,9 +103,10 @@ impl Weights {
         weights.iter().for_each(|weight| hasher.update(&weight.to_bits().to_le_bytes()));
         let weights = relative(weights.to_vec()).ok_or(WeightsError::Zero)?;
         let num_drawn = weights.iter().filter(|weight| **weight > 0.0).count() as u64;
-        let drawn = match draws.replacement {
-            true => Drawn::Samples(Alias::new(&weights)),
-            false => Drawn::Once(weights),
+        let drawn = if draws.replacement {
+            Drawn::Samples(Alias::new(&weights))
+        } else {
+            Drawn::Once(weights)
         };
         Weights::new((len, num_drawn), drawn, draws, &hasher)
     }
@@ -154,14 +155,14 @@ impl Weights {
             members.iter().for_each(|member| hasher.update(&member.to_le_bytes()));
         }
         let shares = relative(shares).ok_or(WeightsError::Zero)?;
-        let drawn_of = |(members, share): (&Vec<u32>, &f64)| match *share > 0.0 {
-            true => members.len() as u64,
-            false => 0,
+        let drawn_of = |(members, share): (&Vec<u32>, &f64)| {
+            if *share > 0.0 { members.len() as u64 } else { 0 }
         };
         let num_drawn = members.values().zip(&shares).map(drawn_of).sum();
-        let drawn = match draws.replacement {
-            true => Drawn::Classes(Classes::new(members, &shares)),
-            false => Drawn::Once(of_members(len, &members, &shares)),
+        let drawn = if draws.replacement {
+            Drawn::Classes(Classes::new(members, &shares))
+        } else {
+            Drawn::Once(of_members(len, &members, &shares))
         };
         Weights::new((len, num_drawn), drawn, draws, &hasher)
     }
@@ -224,7 +225,8 @@ impl Classes {
     #[inline]
     fn draw(&self, word: u64, second: Key) -> u64 {
         let class = self.alias.draw(word) as usize;
-        let (first, end) = (self.starts[class], self.starts[class + 1]);
+        let first = self.starts[class];
+        let end = self.starts[class + 1];
         let nth = (u128::from(second.word()) * u128::from(end - first)) >> 64;
         self.members[first as usize + nth as usize].into()
     }

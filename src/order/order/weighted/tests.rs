@@ -40,7 +40,8 @@ fn order(weights: &Arc<Weights>, seed: u64, epoch: u64) -> EpochOrder {
 
 /// The ranks of an epoch.
 fn drawn(weights: &Arc<Weights>, seed: u64, epoch: u64) -> Vec<usize> {
-    let (mut order, mut ids) = (order(weights, seed, epoch), Vec::new());
+    let mut order = order(weights, seed, epoch);
+    let mut ids = Vec::new();
     let positions = Positions::from(0..order.len());
     order.ids(&Samples(weights.num_samples()), positions, &mut ids);
     ids.into_iter().map(|id| (id.0 / 2) as usize).collect()
@@ -93,7 +94,8 @@ fn samples_are_drawn_in_proportion_to_their_weights() {
     ] {
         let drawn = drawn(&of_samples(&weights, with(200_000)), seed, 0);
         // The largest of 1,000 deviates by 4.5 once in 150; the seeds are fixed.
-        let (deviation, first) = (deviation(&drawn, &shares(&weights)), weights[0]);
+        let deviation = deviation(&drawn, &shares(&weights));
+        let first = weights[0];
         assert!(deviation < 5.0, "seed {seed}: {deviation} of weights from {first}");
     }
 }
@@ -148,7 +150,8 @@ fn without_replacement_the_next_sample_is_drawn_by_the_weights_of_those_left() {
     let mut probabilities = vec![0.0; 25];
     for first in 0..5 {
         for second in (0..5).filter(|&second| second != first) {
-            let (sum, left) = (10.0, 10.0 - weights[first]);
+            let sum = 10.0;
+            let left = 10.0 - weights[first];
             probabilities[first * 5 + second] = weights[first] / sum * weights[second] / left;
         }
     }
@@ -173,7 +176,8 @@ fn any_position_is_computed_directly_and_epochs_and_seeds_differ() {
     for draws in [with(1000), once(None)] {
         let weights = of_samples(&weights, draws);
         let whole = drawn(&weights, 5, 0);
-        let (mut order, samples) = (order(&weights, 5, 1), Samples(200));
+        let mut order = order(&weights, 5, 1);
+        let samples = Samples(200);
         order.begin_epoch(&weights.order(5), Epoch(0), &samples).unwrap();
         for at in [0, 159, 7, 80, 81, 3] {
             let mut ids = Vec::new();
@@ -287,7 +291,8 @@ fn a_state_holds_the_hash_of_the_weights_and_refuses_others() {
 
 #[test]
 fn an_order_takes_its_own_weights_only() {
-    let (weights, other) = (of_samples(&[1.0, 2.0], with(9)), of_samples(&[2.0, 1.0], with(9)));
+    let weights = of_samples(&[1.0, 2.0], with(9));
+    let other = of_samples(&[2.0, 1.0], with(9));
     let order = |samples, spec| EpochOrder::weighted(&spec, Epoch(0), &Samples(samples), &weights);
     assert!(order(2, weights.order(1)).is_ok());
     let refused = |weighed, samples| OrderError::OtherWeights { weighed, samples };
@@ -312,9 +317,11 @@ fn time_of_a_position() {
     ] {
         let begin = std::time::Instant::now();
         let weights = make();
-        let (made, begin) = (begin.elapsed(), std::time::Instant::now());
+        let made = begin.elapsed();
+        let begin = std::time::Instant::now();
         let mut order = order(&weights, 1, 0);
-        let (begun, begin) = (begin.elapsed(), std::time::Instant::now());
+        let begun = begin.elapsed();
+        let begin = std::time::Instant::now();
         let mut ids = Vec::with_capacity(n as usize);
         order.ids(&Samples(n), Positions::from(0..n), &mut ids);
         let position = begin.elapsed().as_nanos() as f64 / n as f64;

@@ -198,13 +198,10 @@ fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
 /// Parses an address in dlfs's form or in that of SPDK's fio plug-in: `trtype=TCP traddr=... ns=1`.
 /// With `ioengine=spdk`, an NVMe/TCP address goes through SPDK.
 pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
-    let text = match name.trim_start().starts_with("trtype=") {
-        true => name
-            .split_whitespace()
-            .map(|word| word.replacen('=', ":", 1))
-            .collect::<Vec<_>>()
-            .join(" "),
-        false => name.to_owned(),
+    let text = if name.trim_start().starts_with("trtype=") {
+        name.split_whitespace().map(|word| word.replacen('=', ":", 1)).collect::<Vec<_>>().join(" ")
+    } else {
+        name.to_owned()
     };
     let address = text.parse().map_err(|error| format!("{name}: {error}"))?;
     Ok(match (job.engine, address) {
@@ -362,9 +359,10 @@ pub(super) fn removes(job: &Job, path: &Path) -> bool {
 /// Refuses other kinds of files before they are opened: opening a pipe would block until it has a writer.
 fn check_kind(name: &str, path: &Path) -> Result<(), String> {
     let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // opening it says what is wrong
-    match metadata.is_file() || metadata.file_type().is_block_device() {
-        true => Ok(()),
-        false => Err(format!("{name} is neither a regular file nor a block device")),
+    if metadata.is_file() || metadata.file_type().is_block_device() {
+        Ok(())
+    } else {
+        Err(format!("{name} is neither a regular file nor a block device"))
     }
 }
 

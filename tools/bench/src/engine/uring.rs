@@ -99,7 +99,8 @@ impl QueuePair for UringPair {
         while let Some(&slot) = self.free.last() {
             let Some(mut io) = pending.pop_front() else { break };
             let fd = types::Fd(self.file.as_raw_fd());
-            let (start, len) = (io.buf.as_mut_ptr(), io.buf.len() as u32);
+            let start = io.buf.as_mut_ptr();
+            let len = io.buf.len() as u32;
             let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);
             let entry = match io.op {
                 IoOp::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
@@ -171,7 +172,8 @@ impl QueuePair for UringPair {
 
 impl Drop for UringPair {
     fn drop(&mut self) {
-        let (until, mut done) = (Instant::now() + LAST_IOS, Vec::new());
+        let until = Instant::now() + LAST_IOS;
+        let mut done = Vec::new();
         while self.outstanding() > 0 && Instant::now() < until {
             self.wait();
             self.take(usize::MAX, &mut done);

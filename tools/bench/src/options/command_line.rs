@@ -155,7 +155,8 @@ pub(crate) fn request_of_text(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Request, String> {
-    let (run, sections) = (RunOptions::default(), file::sections_of(text, env)?);
+    let run = RunOptions::default();
+    let sections = file::sections_of(text, env)?;
     let (jobs, global) = jobs_of(sections, &run)?;
     Ok(Request { run, jobs, global })
 }

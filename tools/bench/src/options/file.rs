@@ -81,7 +81,8 @@ fn parse(
             if name.is_empty() {
                 return Err(format!("{origin}: a section needs a name"));
             }
-            let (name, entries) = (name.to_owned(), Vec::new());
+            let name = name.to_owned();
+            let entries = Vec::new();
             sections.push(Section { name, entries, origin, begins_file: false });
             continue;
         }

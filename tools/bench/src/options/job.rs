@@ -223,7 +223,8 @@ impl Job {
     /// The smallest and the largest block in bytes, over the directions that the job uses.
     pub(crate) fn block_range(&self) -> (u64, u64) {
         let used = [self.pattern.reads, self.pattern.writes];
-        let (mut min, mut max) = (u64::MAX, 0);
+        let mut min = u64::MAX;
+        let mut max = 0;
         for direction in (0..2).filter(|&d| used[d]) {
             let (low, high) = self.block_range_of(direction);
             (min, max) = (min.min(low), max.max(high));

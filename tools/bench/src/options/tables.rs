@@ -139,7 +139,8 @@ const TARGET: &[Opt] = table! {
         |j, v| set(&mut j.direct, boolean(v).map(|buffered| Some(!buffered)));
     "sync" "none|0|sync|1|dsync" "Open plain files with O_SYNC or O_DSYNC."
         |j, v| {
-            let (sync, dsync) = (libc::O_SYNC, libc::O_DSYNC);
+            let sync = libc::O_SYNC;
+            let dsync = libc::O_DSYNC;
             let kinds = [("none", 0), ("0", 0), ("sync", sync), ("1", sync), ("dsync", dsync)];
             set(&mut j.sync_flags, choice(v, &kinds))
         };
@@ -262,7 +263,8 @@ const VERIFY: &[Opt] = table! {
     "continue_on_error" "none|read|write|io|verify|all" "Errors to count instead of ending the job."
         |j, v| {
             let on = |read, write, verify| ContinueOn { read, write, verify };
-            let (all, none) = (on(true, true, true), on(false, false, false));
+            let all = on(true, true, true);
+            let none = on(false, false, false);
             let kinds = [
                 ("none", none), ("0", none), ("read", on(true, false, false)),
                 ("write", on(false, true, false)), ("io", on(true, true, false)),
@@ -402,7 +404,9 @@ fn nothing(_: &mut RunOptions, _: &str) -> Result<(), String> {
 }
 
 fn format(name: &str) -> Result<Format, String> {
-    let (normal, json, plus) = (Format::Normal, Format::Json, Format::JsonPlus);
+    let normal = Format::Normal;
+    let json = Format::Json;
+    let plus = Format::JsonPlus;
     choice(name, &[("normal", normal), ("json", json), ("json+", plus), ("terse", Format::Terse)])
 }
 
@@ -457,9 +461,10 @@ fn set_rw(job: &mut Job, text: &str) -> Result<(), String> {
 }
 
 fn check_block(size: u64) -> Result<(), String> {
-    match (1..=MAX_BLOCK_BYTES).contains(&size) {
-        true => Ok(()),
-        false => Err(format!("a block has 1 to {MAX_BLOCK_BYTES} bytes")),
+    if (1..=MAX_BLOCK_BYTES).contains(&size) {
+        Ok(())
+    } else {
+        Err(format!("a block has 1 to {MAX_BLOCK_BYTES} bytes"))
     }
 }
 

@@ -34,10 +34,7 @@ impl Budget {
         let flags = libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = file.map_err(|error| error.to_string())?;
-        match kind.is_fifo() {
-            true => self.text(Pipe(file)),
-            false => self.text(file),
-        }
+        if kind.is_fifo() { self.text(Pipe(file)) } else { self.text(file) }
     }
 
     fn text(&mut self, from: impl Read) -> Result<String, String> {

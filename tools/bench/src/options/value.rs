@@ -110,7 +110,8 @@ pub(crate) fn ms(text: &str, min: u64) -> Result<u64, String> {
 /// `1k-4k`, or one size for both limits.
 pub(crate) fn range(text: &str) -> Result<(u64, u64), String> {
     let (low, high) = text.split_once(['-', ':']).unwrap_or((text, text));
-    let (low, high) = (bytes(low)?, bytes(high)?);
+    let low = bytes(low)?;
+    let high = bytes(high)?;
     if low > high {
         return Err(format!("'{text}' ends before it begins"));
     }

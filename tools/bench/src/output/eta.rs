@@ -66,9 +66,10 @@ impl EtaLine {
         let mut out = std::io::stderr().lock();
         let newline =
             !self.newline_every.is_zero() && self.last_newline.elapsed() >= self.newline_every;
-        let (end, width) = match newline || !out.is_terminal() {
-            true => ("\n", line.len()),
-            false => ("\r", line.len().max(self.width)),
+        let (end, width) = if newline || !out.is_terminal() {
+            ("\n", line.len())
+        } else {
+            ("\r", line.len().max(self.width))
         };
         if newline {
             self.last_newline = Instant::now();
@@ -97,7 +98,8 @@ fn progress(running: &[Running], epoch: Instant) -> String {
 
 /// The completed part of one job: by its time or its bytes, whichever ends it first.
 fn part_done(running: &Running, epoch: Instant) -> Option<f64> {
-    let (shared, job) = (&running.shared, &running.task.job);
+    let shared = &running.shared;
+    let job = &running.task.job;
     let began_ns = shared.began_ns.load(Ordering::Relaxed).checked_sub(1)?;
     let passed_us = (epoch.elapsed().as_nanos() as u64).saturating_sub(began_ns) / 1000;
     let by_time = job.runtime_us.map(|us| passed_us as f64 / us as f64);

@@ -83,7 +83,8 @@ fn job(entry: &Entry, head: &Head<'_>, plus: bool) -> Json {
 
 fn direction(job: &Job, d: &Direction, plus: bool) -> Json {
     let kib = |bytes: f64| Json::Whole((bytes / 1024.0) as i128);
-    let (bandwidth, iops) = (d.bandwidth.summary(), d.iops.summary());
+    let bandwidth = d.bandwidth.summary();
+    let iops = d.iops.summary();
     let whole_rate = d.bytes_per_s();
     let list = |wanted: bool| wanted.then_some(&job.percentile_list);
     Json::object()
@@ -178,18 +179,23 @@ pub(crate) fn calendar(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let days = seconds / 86_400;
+    let rest = seconds % 86_400;
     // Days of eras of 400 years that begin on the first of March (Howard Hinnant's algorithm).
     let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let era = shifted / 146_097;
+    let of_era = shifted % 146_097;
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month = (5 * of_year + 2) / 153;
     let day = of_year - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 2 } else { month - 10 };
     let year = year_of_era + era * 400 + u64::from(month < 2);
-    let (weekday, name) = (DAYS[(days % 7) as usize], MONTHS[month as usize]);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    let weekday = DAYS[(days % 7) as usize];
+    let name = MONTHS[month as usize];
+    let hour = rest / 3600;
+    let minute = rest / 60 % 60;
+    let second = rest % 60;
     format!("{weekday} {name} {day:2} {hour:02}:{minute:02}:{second:02} {year}")
 }
 

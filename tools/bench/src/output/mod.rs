@@ -49,9 +49,10 @@ pub(crate) fn command_lines(jobs: &[Job]) -> String {
     for job in jobs {
         text.push_str(&format!("dlfs-bench --name='{}'", job.name));
         for (key, value) in job.given.iter().filter(|(key, _)| key != "name") {
-            match value.is_empty() {
-                true => text.push_str(&format!(" --{key}")),
-                false => text.push_str(&format!(" --{key}='{value}'")),
+            if value.is_empty() {
+                text.push_str(&format!(" --{key}"))
+            } else {
+                text.push_str(&format!(" --{key}='{value}'"))
             }
         }
         text.push('\n');
@@ -218,9 +219,10 @@ fn log_path(job: &Job, kind: Kind, thread: usize) -> Option<PathBuf> {
     }?;
     let prefix = if prefix.is_empty() { &job.name } else { prefix };
     let suffix = kind.suffix();
-    Some(PathBuf::from(match job.per_job_logs {
-        true => format!("{prefix}_{suffix}.{thread}.log"),
-        false => format!("{prefix}_{suffix}.log"),
+    Some(PathBuf::from(if job.per_job_logs {
+        format!("{prefix}_{suffix}.{thread}.log")
+    } else {
+        format!("{prefix}_{suffix}.log")
     }))
 }
 

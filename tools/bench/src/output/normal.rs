@@ -70,7 +70,10 @@ pub(crate) fn result(entries: &[Entry]) -> String {
 
 fn one(entry: &Entry, text: &mut String) {
     let Entry { job, stats, .. } = entry;
-    let (name, group, jobs, error) = (&job.name, entry.group, entry.jobs, entry.error);
+    let name = &job.name;
+    let group = entry.group;
+    let jobs = entry.jobs;
+    let error = entry.error;
     let why = match error {
         0 => String::new(),
         errno => format!(" ({})", std::io::Error::from_raw_os_error(errno)),
@@ -109,7 +112,8 @@ fn one(entry: &Entry, text: &mut String) {
 }
 
 fn direction_lines(job: &Job, label: &str, direction: &Direction, text: &mut String) {
-    let (bytes, ms) = (direction.bytes as f64, direction.runtime_ms);
+    let bytes = direction.bytes as f64;
+    let ms = direction.runtime_ms;
     let _ = writeln!(
         text,
         "  {label}: IOPS={}, BW={}({}/{ms}msec)",

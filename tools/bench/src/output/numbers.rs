@@ -2,7 +2,8 @@
 
 /// `value` with four digits: `1607k`, `12.3G`.
 pub(crate) fn short(value: f64, base: f64, units: &[&str]) -> String {
-    let (mut value, mut unit) = (value.max(0.0), 0);
+    let mut value = value.max(0.0);
+    let mut unit = 0;
     while value >= 9999.5 && unit + 1 < units.len() {
         value /= base;
         unit += 1;

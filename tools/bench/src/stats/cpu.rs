@@ -64,9 +64,10 @@ impl CpuClock {
     }
 
     fn read(whole_process: bool) -> CpuClock {
-        let (clock, folder) = match whole_process {
-            true => (ClockId::ProcessCPUTime, "/proc/self"),
-            false => (ClockId::ThreadCPUTime, "/proc/thread-self"),
+        let (clock, folder) = if whole_process {
+            (ClockId::ProcessCPUTime, "/proc/self")
+        } else {
+            (ClockId::ThreadCPUTime, "/proc/thread-self")
         };
         let total = clock_gettime(clock);
         let text = |name| std::fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();

@@ -71,7 +71,8 @@ impl Latency {
         if self.count < 2 {
             return 0.0;
         }
-        let (count, mean) = (self.count as f64, self.mean());
+        let count = self.count as f64;
+        let mean = self.mean();
         ((self.sum_of_squares - count * mean * mean).max(0.0) / (count - 1.0)).sqrt()
     }
 

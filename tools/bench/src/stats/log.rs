@@ -56,7 +56,8 @@ struct Interval {
 
 impl Log {
     pub(crate) fn new(kind: Kind, interval_ms: u64, with_offset: bool) -> Log {
-        let (lines, interval) = (Vec::new(), [Interval::default(); 2]);
+        let lines = Vec::new();
+        let interval = [Interval::default(); 2];
         Log { kind, interval_ms, with_offset, lines, interval, interval_start_ms: 0 }
     }
 

@@ -70,7 +70,8 @@ impl Worker {
         if let Err(error) = completion.result {
             return self.failed(number, &error);
         }
-        let (lat, clat) = (self.now - slot.began, self.now - slot.issued);
+        let lat = self.now - slot.began;
+        let clat = self.now - slot.issued;
         if slot.direction == FLUSH {
             return self.stats.sync.record(lat);
         }
@@ -111,7 +112,9 @@ impl Worker {
 
     fn check(&mut self, number: usize) {
         let slot = &mut self.slots[number];
-        let (lane, offset, len) = (slot.lane as usize, slot.offset, slot.len as usize);
+        let lane = slot.lane as usize;
+        let offset = slot.offset;
+        let len = slot.len as usize;
         let content = &self.lanes[lane].content;
         if !content.verifies() {
             return;
@@ -133,7 +136,9 @@ impl Worker {
 
     fn failed(&mut self, number: usize, error: &IoError) {
         let slot = &self.slots[number];
-        let (direction, lane, offset) = (slot.direction, slot.lane as usize, slot.offset);
+        let direction = slot.direction;
+        let lane = slot.lane as usize;
+        let offset = slot.offset;
         let errno = errno_of(error);
         let what = usize::from(direction.min(1));
         if matches!(error, IoError::Short { .. }) {

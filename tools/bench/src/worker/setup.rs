@@ -35,7 +35,8 @@ pub(crate) fn region(
     target: &Target,
     targets: u64,
 ) -> Result<(u64, u64), String> {
-    let (name, has) = (&target.name, target.namespace.len_bytes());
+    let name = &target.name;
+    let has = target.namespace.len_bytes();
     let align = u64::from(target.namespace.block_len_bytes);
     let increment = job.offset_increment.of(has);
     let begin = (number.checked_mul(increment))
@@ -67,7 +68,8 @@ pub(crate) fn region(
 pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
     let (_, max) = job.block_range();
     let Target { name, namespace, .. } = target;
-    let (block, most) = (u64::from(namespace.block_len_bytes), namespace.max_transfer_bytes);
+    let block = u64::from(namespace.block_len_bytes);
+    let most = namespace.max_transfer_bytes;
     for size in job.block_sizes() {
         if !size.is_multiple_of(block) {
             return Err(format!(
@@ -78,11 +80,13 @@ pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
     if max > most.into() {
         return Err(format!("{name} takes {most} bytes at a time, bs is {max}"));
     }
-    let (depth, most) = (job.depth(), namespace.queue_depth);
+    let depth = job.depth();
+    let most = namespace.queue_depth;
     if depth > most.into() {
-        let longer = match namespace.engine.starts_with("tcp") {
-            true => "; queue_size= asks for a longer queue",
-            false => "",
+        let longer = if namespace.engine.starts_with("tcp") {
+            "; queue_size= asks for a longer queue"
+        } else {
+            ""
         };
         return Err(format!("{name} takes {most} I/Os at a time, iodepth is {depth}{longer}"));
     }
@@ -140,9 +144,10 @@ pub(crate) fn slots(job: &Job) -> Result<Vec<Slot>, String> {
         .map_err(|error| format!("no memory for iodepth times bs: {}", error.report()))?;
     let slot = |_| Slot { buf: pool.take(max as usize).unwrap_or_default(), ..Slot::default() };
     let slots: Vec<Slot> = (0..depth).map(slot).collect();
-    match slots.iter().all(|slot| slot.buf.len() as u64 == max) {
-        true => Ok(slots),
-        false => Err("no memory for iodepth times bs".to_owned()),
+    if slots.iter().all(|slot| slot.buf.len() as u64 == max) {
+        Ok(slots)
+    } else {
+        Err("no memory for iodepth times bs".to_owned())
     }
 }
 

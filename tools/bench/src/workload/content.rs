@@ -199,7 +199,8 @@ mod tests {
     use super::*;
 
     fn content(verify: Verify, bs: u64) -> Content {
-        let (bs, verify_pattern) = ([bs; 2], vec![1, 2, 3]);
+        let bs = [bs; 2];
+        let verify_pattern = vec![1, 2, 3];
         Content::new(&Job { verify, bs, verify_pattern, ..Job::default() }, 9)
     }
 

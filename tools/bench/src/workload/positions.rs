@@ -136,7 +136,8 @@ impl Walk {
         }
         let (min, max) = job.block_range();
         if min == max && !job.norandommap {
-            let (block, pass) = (min, 0);
+            let block = min;
+            let pass = 0;
             let permutation = permutation(len / block, seed, pass);
             return Walk::Covering { permutation, block, at: 0, pass, seed };
         }
@@ -187,7 +188,9 @@ mod tests {
     fn job(options: &[(&str, &str)]) -> Job {
         let mut job = Job::default();
         for (key, value) in options {
-            let (key, value, origin) = ((*key).into(), Some((*value).into()), String::new());
+            let key = (*key).into();
+            let value = Some((*value).into());
+            let origin = String::new();
             apply(&mut job, &Entry { key, value, origin }).unwrap();
         }
         job
@@ -221,7 +224,8 @@ mod tests {
             offsets.dedup();
             (offsets.len(), order)
         };
-        let (first, second) = (pass(0..100), pass(100..200));
+        let first = pass(0..100);
+        let second = pass(100..200);
         assert_eq!((first.0, second.0), (100, 100));
         assert_ne!(first.1, second.1);
     }

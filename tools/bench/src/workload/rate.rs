@@ -27,7 +27,8 @@ impl Rates {
     #[inline]
     pub(crate) fn choose(&self, drawn: usize, now_ns: u64) -> (usize, u64) {
         let due_ns = |direction: usize| self.paces[direction].as_ref().map_or(0, Pace::due_ns);
-        let (mine, others) = (due_ns(drawn), due_ns(1 - drawn));
+        let mine = due_ns(drawn);
+        let others = due_ns(1 - drawn);
         if mine > now_ns && self.is_mixed && others < mine {
             (1 - drawn, others)
         } else {
@@ -58,7 +59,8 @@ impl Pace {
     /// The limit of `direction`, if it has one.
     fn new(job: &Job, direction: usize) -> Option<Pace> {
         let per = |limit: Option<u64>| limit.filter(|&l| l > 0).map_or(0.0, |l| 1e9 / l as f64);
-        let (ns_per_io, ns_per_byte) = (per(job.rate_iops[direction]), per(job.rate[direction]));
+        let ns_per_io = per(job.rate_iops[direction]);
+        let ns_per_byte = per(job.rate[direction]);
         (ns_per_io + ns_per_byte > 0.0).then_some(Pace { ns_per_io, ns_per_byte, due_ns: 0.0 })
     }
 
@@ -124,7 +126,8 @@ mod tests {
         assert_eq!(rates.choose(0, 0), (0, 0), "nothing is held back at the begin");
         let mut rates = Rates::new(&job([Some(1000), Some(100)], 50));
         rates.start(0);
-        let (mut now, mut counts) = (0, [0_u64; 2]);
+        let mut now = 0;
+        let mut counts = [0_u64; 2];
         for number in 0.. {
             let (direction, due) = rates.choose(number % 2, now);
             now = now.max(due);

@@ -206,7 +206,8 @@ fn a_target_that_has_no_blocks_is_refused_before_it_is_opened() {
     let names = [path.to_str().unwrap(), "/dev/zero", dir.folder().to_str().unwrap()];
     for name in names {
         for engine in ["psync", "io_uring", "file"] {
-            let (file, engine) = (format!("--filename={name}"), format!("--ioengine={engine}"));
+            let file = format!("--filename={name}");
+            let engine = format!("--ioengine={engine}");
             let out = run(&["--name=a", &file, &engine, "--size=8k", "--rw=write"]);
             out.code(1).complains_of(&[name, "neither"]);
         }

@@ -105,7 +105,8 @@ impl Built {
 
 /// 8 MiB that may be written, as a file and served from another.
 fn namespaces(dir: &TestDir) -> (PathBuf, Target, String) {
-    let (file, served) = (dir.path("file"), dir.path("served"));
+    let file = dir.path("file");
+    let served = dir.path("served");
     for path in [&file, &served] {
         std::fs::write(path, vec![0; 8 << 20]).unwrap();
     }

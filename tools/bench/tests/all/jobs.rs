@@ -155,7 +155,8 @@ fn each_side_of_a_mixed_job_keeps_its_own_rate_and_what_was_written_is_verified(
     .quiet();
     let job = &out.json()["jobs"][0];
     let of = |count: &serde_json::Value| count.as_u64().unwrap();
-    let (verified, writes) = (of(&job["dlfs"]["verified"]), of(&job["write"]["total_ios"]));
+    let verified = of(&job["dlfs"]["verified"]);
+    let writes = of(&job["write"]["total_ios"]);
     let reads = of(&job["read"]["total_ios"]);
     assert!(reads > 4 * writes, "{reads} reads, {writes} writes");
     assert!(verified >= writes.min(1) && verified <= writes, "{verified} of {writes} verified");
@@ -243,7 +244,8 @@ fn one_log_for_all_clones_has_the_lines_of_each() {
 #[test]
 fn unlink_removes_files_and_no_node_of_a_block_device() {
     let dir = TestDir::new();
-    let (file, node) = (dir.path("disk"), dir.path("node"));
+    let file = dir.path("disk");
+    let node = dir.path("node");
     fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
     let read = |path: &std::path::Path, engine: &str| {
         let name = format!("--filename={}", path.display());

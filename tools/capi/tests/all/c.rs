@@ -30,8 +30,10 @@ fn every_function_works_when_used_right_and_fails_when_used_wrong() {
     fs::write(source.path("other/one"), "1").unwrap();
     source.import("other", "other.dlfs");
     let target = source.serve();
-    let (other, folder) = (source.path("other.dlfs"), source.temp.path());
-    let (other, folder) = (other.to_str().unwrap(), folder.to_str().unwrap());
+    let other = source.path("other.dlfs");
+    let folder = source.temp.path();
+    let other = other.to_str().unwrap();
+    let folder = folder.to_str().unwrap();
     for how in How::all() {
         let program = Program::build(prefix, &here().join("tests/c/api.c"), how);
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
@@ -45,7 +47,8 @@ fn every_function_works_when_used_right_and_fails_when_used_wrong() {
 fn blocks_of_a_namespace_are_written_and_read_without_a_data_set() {
     let Some(prefix) = prefix() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (file, served) = (folder.path().join("blocks"), folder.path().join("served"));
+    let file = folder.path().join("blocks");
+    let served = folder.path().join("served");
     for path in [&file, &served] {
         fs::write(path, vec![0; 1 << 20]).unwrap();
     }
@@ -332,8 +335,10 @@ fn several_data_sets_are_read_as_one_sequence() {
     }
     let source = Source::new();
     source.import("files", "other.dlfs");
-    let (other, fields) = (source.path("other.dlfs"), import_fields(&source));
-    let (other, fields) = (other.to_str().unwrap(), fields.to_str().unwrap());
+    let other = source.path("other.dlfs");
+    let fields = import_fields(&source);
+    let other = other.to_str().unwrap();
+    let fields = fields.to_str().unwrap();
     let target = source.serve();
     for how in How::all() {
         let program = Program::build(prefix, &here().join("tests/c/mixture.c"), how);
@@ -398,8 +403,11 @@ fn typed_columns_are_read_from_memory() {
     // The first 90 samples have values: see `c/column.c`.
     let mut table = "file,n,x,lang,good\n".to_owned();
     for id in 0..90 {
-        let (class, n, x) = (id / 60, id * 3 - 100, f64::from(id) / 4.0);
-        let (lang, good) = (["de", "en"][id as usize % 2], id % 2 == 0);
+        let class = id / 60;
+        let n = id * 3 - 100;
+        let x = f64::from(id) / 4.0;
+        let lang = ["de", "en"][id as usize % 2];
+        let good = id % 2 == 0;
         table += &format!("class{class}/{:04},{n},{x:?},{lang},{good}\n", id % 60);
     }
     let path = source.path("table.csv");
@@ -507,13 +515,15 @@ fn a_c_program_reads_what_rust_reads_also_stopped_and_gone_on_by_two_ranks() {
     let mut wanted = Vec::new();
     while let Some(batch) = loader.next(&mut ()).unwrap() {
         for sample in batch.iter() {
-            let (label, len) = (sample.label.unwrap(), sample.bytes.len());
+            let label = sample.label.unwrap();
+            let len = sample.bytes.len();
             let sum = sample.bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
             wanted.push(format!("{} {} {label} {len} {sum}", batch.epoch().0, sample.id.0));
         }
     }
     assert_eq!(wanted.len(), 360);
-    let (address, state) = (address.to_string(), source.path("same.json"));
+    let address = address.to_string();
+    let state = source.path("same.json");
     let program = Program::build(prefix, &here().join("tests/c/same.c"), How::Plain);
     let read = |most: &str, rank: &str, world: &str| {
         let out = program.run(&[&address, state.to_str().unwrap(), most, rank, world]);

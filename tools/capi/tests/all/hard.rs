@@ -82,7 +82,10 @@ fn no_epoch_ends_as_if_it_were_complete_when_an_engine_breaks() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let program = Program::build(prefix, &here().join("tests/c/ends.c"), How::Plain);
-    let (internal, io, timed_out, interrupted) = ("-17", "-13", "-6", "-12");
+    let internal = "-17";
+    let io = "-13";
+    let timed_out = "-6";
+    let interrupted = "-12";
     let panicked = |thread| format!("{thread} panicked: an engine that was told to panic");
     for (how, engine, code, text) in [
         ("mount", "panics:0:dlfs-open", internal, panicked("the thread dlfs-open")),

@@ -125,16 +125,19 @@ fn describe(pid: u32) -> String {
 fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), Failure> {
     let mut out = Out::new();
     let directory = image.directory();
-    let (uuid, generation) = (directory.uuid().to_string(), directory.generation().0);
+    let uuid = directory.uuid().to_string();
+    let generation = directory.generation().0;
     let name = args.image.image.to_string();
     if args.json {
-        let (pid, tiers) = (std::process::id(), &*stats.tiers);
+        let pid = std::process::id();
+        let tiers = &*stats.tiers;
         out.json(&Owning { pid, image: &name, uuid, generation, tiers })?;
         return out.flush();
     }
     out.line(format!("caching {} (generation {generation})", out.bold(&name)))?;
     for tier in &stats.tiers {
-        let (used, capacity) = (text::bytes(tier.used_bytes), text::bytes(tier.capacity_bytes));
+        let used = text::bytes(tier.used_bytes);
+        let capacity = text::bytes(tier.capacity_bytes);
         out.line(format!("  tier       {}: {used} of {capacity} used", tier.name))?;
     }
     out.line(out.dim("  Ctrl-C ends it"))?;

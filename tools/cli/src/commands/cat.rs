@@ -77,10 +77,12 @@ fn write_ranges(
     field: Option<usize>,
     range: Range<u64>,
 ) -> Result<Outcome, Failure> {
-    let (mut out, mut bytes) = (Out::new(), vec![0; AT_ONCE]);
+    let mut out = Out::new();
+    let mut bytes = vec![0; AT_ONCE];
     for &id in ids {
         let file = dataset.open_file(id, field, &mut ())?;
-        let (mut at, end) = (range.start, range.end.min(file.len_bytes()));
+        let mut at = range.start;
+        let end = range.end.min(file.len_bytes());
         while at < end {
             let len = (end - at).min(AT_ONCE as u64) as usize;
             let got = file.read_at(at, &mut bytes[..len], &mut ())?;

@@ -214,9 +214,12 @@ fn show(name: &DatasetName, json: bool) -> Result<Outcome, Failure> {
 }
 
 fn show_record(out: &mut Out, record: &Record) -> Result<(), Failure> {
-    let mut line = |label: &str, value: String| match value.is_empty() {
-        true => Ok(()),
-        false => out.line(format!("  {label:<10} {}", text::safe_name(value.as_bytes()))),
+    let mut line = |label: &str, value: String| {
+        if value.is_empty() {
+            Ok(())
+        } else {
+            out.line(format!("  {label:<10} {}", text::safe_name(value.as_bytes())))
+        }
     };
     for site in &record.sites {
         line("image", site.clone())?;

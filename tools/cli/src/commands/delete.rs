@@ -57,9 +57,10 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     let options = EditOptions { accept_older_generation: args.accept_older_generation };
     let connect = args.connection.options(true)?;
     let image = &args.image.0;
-    let report = match args.ids {
-        true => dlfs::import::delete_ids(image, &ids(&names)?, &options, &connect)?,
-        false => dlfs::import::delete(image, &names, &options, &connect)?,
+    let report = if args.ids {
+        dlfs::import::delete_ids(image, &ids(&names)?, &options, &connect)?
+    } else {
+        dlfs::import::delete(image, &names, &options, &connect)?
     };
     cataloging::committed(image, report.generation, &connect, "delete");
     let mut out = Out::new();
@@ -80,9 +81,10 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
 
 fn read(from: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    let read = match from == Path::new("-") {
-        true => io::stdin().lock().read_to_end(&mut bytes),
-        false => File::open(from).and_then(|mut file| file.read_to_end(&mut bytes)),
+    let read = if from == Path::new("-") {
+        io::stdin().lock().read_to_end(&mut bytes)
+    } else {
+        File::open(from).and_then(|mut file| file.read_to_end(&mut bytes))
     };
     read.map_err(|error| about_file("cannot read the names in", from, error))?;
     Ok(bytes)

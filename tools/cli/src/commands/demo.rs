@@ -183,7 +183,8 @@ impl Demo<'_> {
     /// The source files, in memory if they fit, so that comparing does not slow the epochs down.
     fn load_source<'i>(&self, folder: &Path, image: &'i Image) -> Result<Source<'i>, Failure> {
         let mut meter = Meter::new("loading", image.directory().num_samples(), self.quiet);
-        let (mut samples, mut bytes) = (0, 0);
+        let mut samples = 0;
+        let mut bytes = 0;
         let source = Source::open(folder, image.directory(), COMPARE_IN_MEMORY_BYTES, |len| {
             samples += 1;
             bytes += len;
@@ -218,7 +219,8 @@ impl Demo<'_> {
         let num_samples = image.directory().num_samples();
         let options = self.loader_options(number)?;
         let mut meter = Meter::new(label, number * num_samples, self.quiet);
-        let (mut epochs, mut commands_before) = (Vec::new(), 0);
+        let mut epochs = Vec::new();
+        let mut commands_before = 0;
         let mut seen = vec![false; num_samples as usize];
         let mut stats = RunStats::start();
         let dataset = Dataset::from_image(image.clone(), ReaderOptions::default());
@@ -252,7 +254,8 @@ impl Demo<'_> {
         source: &Source<'_>,
     ) -> Result<Compared, Failure> {
         let in_place = Image::open(&[Address::from_path(path)], &OpenOptions::default())?;
-        let (images, options) = ([in_place, served.clone()], self.loader_options(1)?);
+        let images = [in_place, served.clone()];
+        let options = self.loader_options(1)?;
         let comparison = Comparison::new(source, path, images, options, self.stop.clone())?;
         // A generated data set may not be on the disk yet, so a cold read cannot be measured.
         comparison.run(self.args.folder.is_some())
@@ -395,7 +398,8 @@ impl Show {
             let times = figures.samples_per_s / files.samples_per_s;
             self.out.bold(&format!("{times:.1} times the files"))
         };
-        let (image, nvme_tcp) = (times(image), times(nvme_tcp));
+        let image = times(image);
+        let nvme_tcp = times(nvme_tcp);
         self.line("files", "one thread opens, reads and closes each file")?;
         self.line("image", &format!("a loader reads the image in place: {image}"))?;
         let both = "loader and target through a loopback socket";

@@ -62,12 +62,14 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
 /// The texts come from the target, so they are escaped before they reach a terminal.
 fn describe(record: &DiscoveryRecord, asked: &str) -> JsonRecord {
     let subnqn = record.subnqn().ok();
-    let (traddr, trsvcid) = (record.traddr(), record.port());
+    let traddr = record.traddr();
+    let trsvcid = record.port();
     let address = match (&subnqn, traddr, trsvcid) {
         (Some(subnqn), Some(traddr), Some(trsvcid))
             if record.subtype == DiscoveryRecord::SUBTYPE_NVM =>
         {
-            let (traddr, subnqn) = (on_link(traddr, asked), subnqn.clone());
+            let traddr = on_link(traddr, asked);
+            let subnqn = subnqn.clone();
             Some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }).to_string())
         }
         _ => None,

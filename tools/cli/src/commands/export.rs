@@ -104,7 +104,9 @@ fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
 
 /// Fills `batches` with the next ones, up to the limits; returns how many samples they hold.
 fn read_some(loader: &mut Prefetcher, batches: &mut Vec<Batch>) -> Result<usize, Failure> {
-    let (mut samples, mut bytes, mut filled) = (0, 0, 0);
+    let mut samples = 0;
+    let mut bytes = 0;
+    let mut filled = 0;
     while samples < MOST_SAMPLES && bytes < MOST_BYTES {
         if filled == batches.len() {
             batches.push(Batch::new());
@@ -266,7 +268,8 @@ impl Export<'_> {
     }
 
     fn refuse(&mut self, name: &[u8], reason: String) {
-        let (raw, (name, name_hex)) = (name.to_vec(), json_name(name));
+        let raw = name.to_vec();
+        let (name, name_hex) = json_name(name);
         self.done.refused.push(Refused { raw, name, name_hex, reason });
     }
 }

@@ -112,7 +112,8 @@ fn page(pages: &[(Nsid, Vec<u8>)], nsid: Nsid) -> Result<Vec<u8>, Error> {
 }
 
 pub(crate) fn list_subsys(args: &ListSubsysArgs) -> Result<Outcome, Failure> {
-    let (address, options) = (args.common.tcp()?, args.common.options()?);
+    let address = args.common.tcp()?;
+    let options = args.common.options()?;
     // It must be there and let this host in; otherwise there is nothing to list.
     identify(address, &options)?;
     let paths = paths(address, &options);

@@ -582,7 +582,8 @@ fn print_report(
 
 /// Prints what part of the media is not samples, and whether the packing was worth it.
 fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
-    let (media, pack) = (&report.media, report.pack);
+    let media = &report.media;
+    let pack = report.pack;
     let overhead = media.overhead_bytes(pack);
     let written = media.sample_bytes + overhead;
     if written == 0 {

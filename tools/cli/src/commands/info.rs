@@ -13,7 +13,8 @@ use crate::out::Out;
 /// The text of `--version` after the name: version, commit and date, and SPDK's version if it is
 /// built in.
 pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let (commit, date) = (dlfs::COMMIT, dlfs::COMMIT_DATE);
+    let commit = dlfs::COMMIT;
+    let date = dlfs::COMMIT_DATE;
     #[cfg(feature = "spdk")]
     let spdk = format!(", SPDK {}", dlfs::spdk::version());
     #[cfg(not(feature = "spdk"))]

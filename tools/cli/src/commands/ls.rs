@@ -107,14 +107,16 @@ pub(super) fn json_values(
 impl Listing<'_> {
     /// Prints a sample's line; `false` when the reader has gone.
     fn sample(&mut self, id: SampleId, name: &[u8]) -> bool {
-        let (bytes, label) = (self.directory.len_bytes(id), self.directory.label(id));
+        let bytes = self.directory.len_bytes(id);
+        let label = self.directory.label(id);
         let result = if self.args.json {
             self.json(name, "sample", Some(id.0), bytes, label)
         } else if self.args.null {
             self.null(name, b"")
         } else if self.args.long {
             let label = label.map_or_else(|| "-".to_owned(), |label| label.to_string());
-            let (bytes, name) = (bytes.unwrap_or(0), safe_name(name));
+            let bytes = bytes.unwrap_or(0);
+            let name = safe_name(name);
             self.out.line(format!("{id:>10} {bytes:>12} {label:>6}  {name}"))
         } else {
             self.out.line(safe_name(name))

@@ -211,7 +211,8 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     // A completed run has nothing left to read, but a new one must have something.
     if total == 0 && options.resume.is_none() {
         check_some(dataset.directory())?;
-        let (rank, world_size) = (options.rank, options.world_size);
+        let rank = options.rank;
+        let world_size = options.world_size;
         let text = format!("rank {rank} of {world_size} has no sample to read in any epoch");
         return Err(Failure::Usage(format!(
             "{text}: --drop-last leaves them out, or ranks are too many"
@@ -456,9 +457,12 @@ fn print_report(
     let peers = image.peers().filter(|_| store.is_none()).map(Peers::stats);
     let mut out = Out::new();
     if args.run.json {
-        let (commands, read_bytes) = (stats.read.commands, stats.read.bytes);
-        let (resident, pages) = (stats.resident, stats.pages);
-        let (engine, places) = (&*engine, image.places());
+        let commands = stats.read.commands;
+        let read_bytes = stats.read.bytes;
+        let resident = stats.resident;
+        let pages = stats.pages;
+        let engine = &*engine;
+        let places = image.places();
         let report = JsonReport {
             report,
             stalls_s: stats.stalls,
@@ -526,7 +530,9 @@ fn stall_line(stalls: &Stalls) -> Option<String> {
 
 /// Says what was verified. A folder stores no checksums: the first read of a sample only learns its checksum.
 fn verified(read: &WhatWasRead<'_>) -> String {
-    let (mut is_learned, mut learned, mut later) = (false, 0, 0);
+    let mut is_learned = false;
+    let mut learned = 0;
+    let mut later = 0;
     for (image, Source { samples, .. }) in read.images().zip(read.sources.all()) {
         let first = image.directory().learned().map(|learned| learned.count().min(*samples));
         is_learned |= first.is_some();

@@ -74,7 +74,8 @@ fn add_pieces(
     let PiecesReport { uuid, generation, added, had, no_room, damaged } = report;
     let mut out = Out::new();
     if args.json {
-        let (uuid, generation) = (uuid.to_string(), generation.0);
+        let uuid = uuid.to_string();
+        let generation = generation.0;
         out.json(&JsonPieces { uuid, generation, added, had, no_room, damaged })?;
     } else {
         let samples = out.bold(&text::counted(added, "sample"));

@@ -110,9 +110,12 @@ pub(crate) fn run(args: SelectArgs) -> Result<Outcome, Failure> {
         None => vec![NamedView { name: args.name.clone(), made, view: selected.as_view()? }],
         Some(split) => {
             let parts = selected.split(split, &mut ())?.into_iter();
-            let with_filter = |part: NamedView| match made.is_empty() {
-                true => part,
-                false => NamedView { made: format!("{made}; {}", part.made), ..part },
+            let with_filter = |part: NamedView| {
+                if made.is_empty() {
+                    part
+                } else {
+                    NamedView { made: format!("{made}; {}", part.made), ..part }
+                }
             };
             parts.map(with_filter).collect()
         }
@@ -160,7 +163,8 @@ impl Report {
         } else {
             let all = text::counted(self.samples, "sample");
             for view in &self.views {
-                let (samples, name) = (text::count(view.samples), out.bold(&view.name));
+                let samples = text::count(view.samples);
+                let name = out.bold(&view.name);
                 out.line(format!("{name}: {samples} of {all}, view {}", view.hash))?;
             }
             match &args.out {
@@ -175,14 +179,16 @@ impl Report {
 /// The ids in a file.
 fn listed(from: &Path) -> Result<Vec<SampleId>, Failure> {
     let mut text = String::new();
-    let read = match from == Path::new("-") {
-        true => io::stdin().lock().read_to_string(&mut text),
-        false => File::open(from).and_then(|mut file| file.read_to_string(&mut text)),
+    let read = if from == Path::new("-") {
+        io::stdin().lock().read_to_string(&mut text)
+    } else {
+        File::open(from).and_then(|mut file| file.read_to_string(&mut text))
     };
     read.map_err(|error| about_file("cannot read the ids in", from, error))?;
     let id = |(at, line): (usize, &str)| {
         let wrong = || {
-            let (line, from) = (text::safe_name(line.as_bytes()), from.display());
+            let line = text::safe_name(line.as_bytes());
+            let from = from.display();
             Failure::Usage(format!("{from}, line {}: {line:?} is not an id", at + 1))
         };
         line.trim().parse().map(SampleId).map_err(|_| wrong())

@@ -179,7 +179,8 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
         running::open(&namespace, &ConnectOptions::default())?;
     }
     let mut out = Out::new();
-    let (subsystems, namespaces) = (config.subsystems.len(), namespaces().count());
+    let subsystems = config.subsystems.len();
+    let namespaces = namespaces().count();
     out.line(format!(
         "{}: valid; subsystems {subsystems}, namespaces {namespaces}",
         path.display()
@@ -216,7 +217,8 @@ fn announce_configured(json: bool, running: &Running, out: &mut Out) -> Result<(
             served.iter().map(|served| served.device.namespace().len_bytes()).collect();
         let address = &Address::list_to_string(&addresses);
         let writable = served.iter().any(|served| !served.read_only);
-        let (nqn, listen) = (nqn.as_str(), running.listen[0]);
+        let nqn = nqn.as_str();
+        let listen = running.listen[0];
         return out.json(&Listening { address, listen, nqn, namespaces, writable });
     }
     let listen = running.listen.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
@@ -326,9 +328,10 @@ fn announce(
         if args.writable { "writable" } else { "read-only" },
     ))?;
     // One address means all namespaces behind it; a program reads all of them with --json.
-    let address = match addresses.len() > MOST_SHOWN {
-        true => Address::list_to_string(&self::addresses(reach, nqn, 1)),
-        false => address,
+    let address = if addresses.len() > MOST_SHOWN {
+        Address::list_to_string(&self::addresses(reach, nqn, 1))
+    } else {
+        address
     };
     out.line(format!("  address    {}", out.bold(&address)))?;
     out.line(format!("  dlfs       dlfs read {}", shell_word(&address)))?;
@@ -351,7 +354,8 @@ fn addresses(reach: SocketAddr, nqn: &Nqn, namespaces: usize) -> Vec<Address> {
 }
 
 fn address(reach: SocketAddr, nqn: &Nqn, nsid: Option<Nsid>) -> Address {
-    let (traddr, trsvcid) = (TcpAddress::traddr_of(reach), reach.port());
+    let traddr = TcpAddress::traddr_of(reach);
+    let trsvcid = reach.port();
     Address::Tcp(TcpAddress { traddr, trsvcid, subnqn: nqn.clone(), nsid })
 }
 

@@ -135,7 +135,8 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         ids.clear();
         order.ids(&**directory, positions.split_front(STEP), &mut ids);
         for &id in &ids {
-            let (rank, label) = (directory.rank_of(id), directory.label(id));
+            let rank = directory.rank_of(id);
+            let label = directory.label(id);
             let chunk = directory.chunk_of(id).expect("an order gives only ids of its directory");
             observer.see(Observed { rank, chunk, label });
         }
@@ -178,9 +179,8 @@ fn report_mixture(
     options.epochs = args.epoch..args.epoch.saturating_add(1);
     let sequence = mixture::Mixture::new(&mixture.spec(&options)).map_err(dlfs::Error::from)?;
     let counts = sequence.counts(Epoch(args.epoch));
-    let names = args.mix.images(&args.image.image).map(|image| match args.json {
-        true => image.to_string(),
-        false => text::safe_text(&image.in_short()).to_string(),
+    let names = args.mix.images(&args.image.image).map(|image| {
+        if args.json { image.to_string() } else { text::safe_text(&image.in_short()).to_string() }
     });
     let samples = mixture.datasets().iter().map(Dataset::len);
     let sources = names.zip(samples).zip(counts);
@@ -199,7 +199,9 @@ fn report_mixture(
     let report = observer.finish();
     let mut out = Out::new();
     if args.json {
-        let (order, epoch, verdict) = (spec, args.epoch, report.verdict());
+        let order = spec;
+        let epoch = args.epoch;
+        let verdict = report.verdict();
         out.json(&JsonMixture { order, epoch, verdict, report: &report })?;
     } else {
         out.text(&report.to_string())?;
@@ -218,8 +220,8 @@ fn report_budget(
     let mut plain = LoaderOptions::new(*spec, 1, 1);
     plain.epochs = args.epoch..args.epoch.saturating_add(1);
     let options = args.budget.apply(plain.clone());
-    let (budget, too_long) =
-        (options.budget.clone().expect("the caller saw one"), options.too_long);
+    let budget = options.budget.clone().expect("the caller saw one");
+    let too_long = options.too_long;
     let batches = start(options)?; // it names the source of an error
     let lengths = datasets.iter().map(|dataset| {
         TokenLengths::new(dataset.directory(), &budget, too_long).map_err(dlfs::Error::from)
@@ -233,7 +235,8 @@ fn report_budget(
     let report = observer.finish(in_sequence);
     let mut out = Out::new();
     if args.json {
-        let (order, epoch) = (spec, args.epoch);
+        let order = spec;
+        let epoch = args.epoch;
         out.json(&JsonBudget { order, epoch, report: &report })?;
     } else {
         budget_lines(&report).into_iter().try_for_each(|line| out.line(line))?;
@@ -269,7 +272,8 @@ fn each_batch(
     lengths: &[TokenLengths],
     mut visit: impl FnMut(&[u32]),
 ) -> dlfs::Result<()> {
-    let (mut samples, mut tokens) = (Vec::new(), Vec::new());
+    let mut samples = Vec::new();
+    let mut tokens = Vec::new();
     while batches.next(&mut samples)? {
         tokens.clear();
         for &(source, id) in &samples {
@@ -315,13 +319,16 @@ fn ranks(
         return Ok(None);
     }
     let mut observer = RankObserver::new(args.world_size, args.batch);
-    let (mut ids, mut picks, mut aligner) = (Vec::new(), Vec::new(), Aligner::default());
+    let mut ids = Vec::new();
+    let mut picks = Vec::new();
+    let mut aligner = Aligner::default();
     // A rank's share of a global batch.
     let is_aligned = args.shard == ShardArg::Aligned;
     let step = if is_aligned { a_rank } else { STEP };
     for rank in 0..args.world_size {
         let shard = Shard::new(rank, args.world_size, Tail::Keep)?;
-        let (mut positions, mut taken) = (shard.positions(order.len()), 0);
+        let mut positions = shard.positions(order.len());
+        let mut taken = 0;
         while positions.remaining() > 0 {
             ids.clear();
             let strided = positions.split_front(step);

@@ -64,7 +64,8 @@ pub(crate) fn run(args: StatArgs) -> Result<Outcome, Failure> {
 
 fn list_origins(args: &StatArgs) -> Result<Outcome, Failure> {
     let image = args.image.open(&args.connection)?;
-    let (mut out, mut written) = (Out::new(), Ok(()));
+    let mut out = Out::new();
+    let mut written = Ok(());
     image.origins(&mut |origin| {
         let Origin { generation, address, len_bytes, etag } = origin;
         let facts = OriginFacts { generation: generation.0, bytes: len_bytes, etag, address };
@@ -263,9 +264,10 @@ impl ImageFacts {
     fn print(&self, out: &mut Out) -> Result<(), Failure> {
         out.line(format!("image        {}, generation {}", self.uuid, self.generation))?;
         for copy in &self.bad_superblock_copies {
-            let lost = match copy.may_be_newer {
-                true => format!("; generation {} may be lost with it", self.generation + 1),
-                false => String::new(),
+            let lost = if copy.may_be_newer {
+                format!("; generation {} may be lost with it", self.generation + 1)
+            } else {
+                String::new()
             };
             let CopyFacts { namespace, offset_bytes, what, .. } = copy;
             let place = format!("copy at byte {offset_bytes} of namespace {namespace}");
@@ -301,7 +303,8 @@ impl ImageFacts {
             (true, 0) => "a label each".to_owned(),
             (true, 1) => format!("1 of {} samples has no label", text::count(self.samples)),
             (true, some) => {
-                let (some, all) = (text::count(some), text::count(self.samples));
+                let some = text::count(some);
+                let all = text::count(self.samples);
                 format!("{some} of {all} samples have no label")
             }
         };
@@ -319,7 +322,8 @@ impl ImageFacts {
             ))?;
         }
         if let Some(learned) = self.checksums_learned {
-            let (learned, samples) = (text::count(learned), text::count(self.samples));
+            let learned = text::count(learned);
+            let samples = text::count(self.samples);
             out.line(format!(
                 "checksums    {learned} of {samples} known: a folder's are learned at first read"
             ))?;

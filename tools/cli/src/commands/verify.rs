@@ -34,7 +34,8 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
     let chunks = u64::from(image.directory().num_chunks());
     let mut meter = Meter::new("verifying", chunks, quiet).counting("chunk");
     let began = Instant::now();
-    let (mut done, mut bytes) = (0, 0);
+    let mut done = 0;
+    let mut bytes = 0;
     let report = image.verify(&VerifyOptions::default(), &mut |len| {
         done += 1;
         bytes += len;

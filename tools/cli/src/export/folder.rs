@@ -432,7 +432,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    let (folder, aside) = (root.join("swap"), root.join("aside"));
+                    let folder = root.join("swap");
+                    let aside = root.join("aside");
                     // Each of these fails whenever the sink is in the same folder: that is the
                     // race.
                     let _ = std::fs::rename(&folder, &aside);

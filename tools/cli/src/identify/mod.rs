@@ -26,12 +26,14 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     let mut object = fields::object(fields::NAMESPACE, page);
     // NLBAF is 0-based; FLBAS says which of the formats is in use.
     let in_use = usize::from(page[26] & 0xF | (page[26] & 0x60) >> 1);
-    let (with_attributes, all) =
-        (usize::from(page[25]), usize::from(page[25]) + usize::from(page[82]));
+    let with_attributes = usize::from(page[25]);
+    let all = usize::from(page[25]) + usize::from(page[82]);
     let formats = page[128..384].chunks_exact(4).take(all + 1);
     let mut list = Vec::new();
     for (number, format) in formats.enumerate() {
-        let (ms, ds, rp) = (u16::from_le_bytes([format[0], format[1]]), format[2], format[3] & 3);
+        let ms = u16::from_le_bytes([format[0], format[1]]);
+        let ds = format[2];
+        let rp = format[3] & 3;
         let mark = if number == in_use { "(in use)" } else { "" };
         let rp = if rp == 0 { "0".to_owned() } else { format!("{rp:#x}") }; // as C's %#x
         lines.push(format!("lbaf {number:2} : ms:{ms:<3} lbads:{ds:<2} rp:{rp} {mark}"));

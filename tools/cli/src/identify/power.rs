@@ -24,9 +24,10 @@ pub(super) fn lines(number: usize, state: &[u8]) -> Vec<String> {
         watts(u16_at(state, 0), 100, 2)
     };
     let non = if state[3] & NOPS != 0 { "non-" } else { "" };
-    let (enlat, exlat) = (u32_at(state, 4), u32_at(state, 8));
-    let (idle, active) =
-        (scaled(u16_at(state, 16), state[18] >> 6), scaled(u16_at(state, 20), state[22] >> 6));
+    let enlat = u32_at(state, 4);
+    let exlat = u32_at(state, 8);
+    let idle = scaled(u16_at(state, 16), state[18] >> 6);
+    let active = scaled(u16_at(state, 20), state[22] >> 6);
     let workload = match state[22] & 7 {
         0 => "-",
         1 => "1MiB 32 RW, 30s idle",

@@ -198,7 +198,10 @@ pub(crate) enum More<'a> {
 
 impl<'a> Line<'a> {
     fn new(event: &'a str, more: More<'a>) -> Line<'a> {
-        let (subsystem, host, peer, cntlid) = (None, None, None, None);
+        let subsystem = None;
+        let host = None;
+        let peer = None;
+        let cntlid = None;
         Line { time: log::now(), event, subsystem, host, peer, cntlid, more }
     }
 
@@ -229,10 +232,7 @@ impl Output {
 
     /// Writes a line with its end. If only a part of it can be written, the next line begins on one of its own.
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        let whole = match self.is_torn {
-            true => [b"\n", line].concat(),
-            false => line.to_vec(),
-        };
+        let whole = if self.is_torn { [b"\n", line].concat() } else { line.to_vec() };
         let mut rest = &whole[..];
         while !rest.is_empty() {
             match self.to.write(rest) {

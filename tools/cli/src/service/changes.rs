@@ -88,7 +88,8 @@ impl Changes {
     /// # Errors
     /// The operating system has no descriptor left.
     pub(crate) fn new(service: Service, source: Source, manager: Manager) -> Result<Changes> {
-        let (openings, wanted) = (Openings::new()?, Askers::default());
+        let openings = Openings::new()?;
+        let wanted = Askers::default();
         Ok(Changes { service, source, manager, openings, wanted, ends: None })
     }
 
@@ -201,7 +202,8 @@ impl Changes {
         self.manager.reloading();
         match new {
             Ok(Some(new)) => {
-                let (wanted, opened) = (Vec::new(), Vec::new());
+                let wanted = Vec::new();
+                let opened = Vec::new();
                 self.go_on(Reload { askers, new, wanted, opened }, answers);
             }
             Err(error) => self.end(askers, &End::NothingChanged(error), answers),

@@ -143,7 +143,8 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
     let access_log = file.access_log.map(|text| Place::parse(&text, reader.folder));
     let mut config = ServiceConfig { access_log, ..ServiceConfig::default() };
     for subsystem in file.subsystem {
-        let (at, listen_at) = (subsystem.nqn.span().start, subsystem.listen.span().start);
+        let at = subsystem.nqn.span().start;
+        let listen_at = subsystem.listen.span().start;
         let subsystem = reader.subsystem(subsystem)?;
         for other in &config.subsystems {
             if other.nqn == subsystem.nqn {

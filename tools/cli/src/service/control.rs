@@ -177,7 +177,9 @@ impl Drop for Control {
 
 impl Client {
     fn new(stream: UnixStream) -> Client {
-        let (received, unsent, active) = (Vec::new(), Vec::new(), Instant::now());
+        let received = Vec::new();
+        let unsent = Vec::new();
+        let active = Instant::now();
         Client { stream, received, unsent, waits: None, ends: false, active }
     }
 
@@ -302,7 +304,8 @@ impl Answer {
         match result {
             Ok(result) => Answer { id, result: Some(result), error: None },
             Err(error) => {
-                let (kind, message) = (format!("{:?}", error.kind()), error.report());
+                let kind = format!("{:?}", error.kind());
+                let message = error.report();
                 Answer { id, result: None, error: Some(Refused { kind, message }) }
             }
         }

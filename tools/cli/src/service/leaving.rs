@@ -63,7 +63,8 @@ impl Leaving {
                 "subsystem {nqn}: {late} controllers were not gone after {limit} s and are cut off"
             ));
         }
-        let (last_note, again) = (running.last_note(), running.last_note());
+        let last_note = running.last_note();
+        let again = running.last_note();
         let end = move || {
             running.end();
             last_note();

@@ -255,12 +255,11 @@ impl Service {
     }
 
     fn no_subsystem(&self, nqn: &Nqn) -> Error {
-        match self.is_leaving(nqn) {
-            true => {
-                let message = format!("draining {nqn}: the configuration file has it no more");
-                Error::new(ErrorKind::Busy, message)
-            }
-            false => Error::new(ErrorKind::NotFound, format!("there is no subsystem {nqn}")),
+        if self.is_leaving(nqn) {
+            let message = format!("draining {nqn}: the configuration file has it no more");
+            Error::new(ErrorKind::Busy, message)
+        } else {
+            Error::new(ErrorKind::NotFound, format!("there is no subsystem {nqn}"))
         }
     }
 }

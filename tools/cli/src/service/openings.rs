@@ -73,7 +73,9 @@ impl<P> Openings<P> {
             let message = format!("{MAX_THREADS} threads open namespaces already");
             return Err(Error::new(ErrorKind::Busy, message));
         }
-        let (done, waker, counted) = (self.done.clone(), self.waker.clone(), self.threads.clone());
+        let done = self.done.clone();
+        let waker = self.waker.clone();
+        let counted = self.threads.clone();
         thread::Builder::new().name("dlfs-serve-open".to_owned()).spawn(move || {
             let _counted = counted;
             // Nobody may want the result any more.

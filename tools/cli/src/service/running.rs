@@ -53,10 +53,12 @@ impl Service {
         place: Option<&Place>,
     ) -> Result<Service> {
         let access = place.map(AccessLog::open).transpose()?;
-        let (subsystems, leaving) = (Vec::new(), Vec::new());
+        let subsystems = Vec::new();
+        let leaving = Vec::new();
         let service =
             Service { subsystems, leaving, connect, inherited, access, is_draining: false };
-        let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
+        let version = env!("CARGO_PKG_VERSION");
+        let pid = std::process::id();
         service.note("started", More::Started { version, pid });
         Ok(service)
     }
@@ -288,7 +290,8 @@ impl Running {
 
     /// Returns a closure that writes the last line about the subsystem to the access log.
     pub(super) fn last_note(&self) -> impl FnOnce() + Send + 'static {
-        let (nqn, access) = (self.config.nqn.clone(), self.access.clone());
+        let nqn = self.config.nqn.clone();
+        let access = self.access.clone();
         move || {
             access.iter().for_each(|access| {
                 access.note("subsystem-removed", Some(&nqn), More::Nothing {});

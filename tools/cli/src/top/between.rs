@@ -138,7 +138,8 @@ fn quantile(buckets: &[(f64, f64)], q: f64) -> Option<Quantile> {
         return None;
     }
     let rank = q * total;
-    let (mut lower, mut below) = (0.0, 0.0);
+    let mut lower = 0.0;
+    let mut below = 0.0;
     for &(limit, count) in buckets {
         if count >= rank && count > below {
             if limit.is_infinite() {
@@ -188,8 +189,8 @@ mod tests {
         }
         let gauges = page(&["dlfs_a_total 10", "dlfs_b_total 3", "dlfs_c 1"]);
         assert!(!is_restarted(&gauges, &before));
-        let (more, less) =
-            (page(&["dlfs_s_seconds_total 0.3"]), page(&["dlfs_s_seconds_total 0.299999"]));
+        let more = page(&["dlfs_s_seconds_total 0.3"]);
+        let less = page(&["dlfs_s_seconds_total 0.299999"]);
         assert!(!is_restarted(&more, &less), "rounding is no restart");
         let between = Between::new(&more, &less, 1.0);
         assert_eq!(between.growth("dlfs_s_seconds_total", &[]), Some(0.0));
@@ -235,7 +236,8 @@ mod tests {
             &["dlfs_h_seconds_bucket{le=\"+Inf\"} -3"],
             &["dlfs_h_seconds_bucket{le=\"-Inf\"} 3"],
         ] {
-            let (before, after) = (Page::default(), page(lines));
+            let before = Page::default();
+            let after = page(lines);
             for q in [0.0, 0.5, 0.99, 1.0] {
                 let _ = Between::new(&before, &after, 1.0).quantile("dlfs_h_seconds", |_| true, q);
             }

@@ -14,7 +14,8 @@ use super::waits::Wait;
 /// Draws all of it. `has_colour`: else only bold, dim and reversed text.
 pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colour: bool) {
     let area = frame.area();
-    let (width, height) = (usize::from(area.width), usize::from(area.height));
+    let width = usize::from(area.width);
+    let height = usize::from(area.height);
     let paint = Paint { has_colour };
     let mut lines = vec![heading(report, view, width), sections(view, width)];
     // On a low screen what is watched is worth more than the frame around it.
@@ -438,7 +439,8 @@ mod tests {
 
     #[test]
     fn every_section_and_the_help_fit_screens_of_any_size() {
-        let (many, none) = (report(60), Report::default());
+        let many = report(60);
+        let none = Report::default();
         for report in [&many, &none] {
             for width in [0, 1, 2, 5, 10, 21, 40, 80, 120, 300] {
                 for height in [0, 1, 2, 3, 4, 5, 6, 10, 24, 100] {

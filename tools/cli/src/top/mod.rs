@@ -44,9 +44,10 @@ pub(crate) fn once(
 ) -> Result<Outcome, Failure> {
     let report = measure(addresses, interval)?;
     let mut out = Out::new();
-    match json {
-        true => out.json(&report)?,
-        false => tables::as_text(&report).into_iter().try_for_each(|line| out.line(line))?,
+    if json {
+        out.json(&report)?
+    } else {
+        tables::as_text(&report).into_iter().try_for_each(|line| out.line(line))?
     }
     out.flush()?;
     let answered = report.addresses.iter().all(|row| row.error.is_none());

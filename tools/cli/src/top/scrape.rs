@@ -50,7 +50,8 @@ impl Scraper {
         let pace = Arc::new(Pace { interval: Mutex::new(interval), changed: Condvar::new() });
         let (sender, answers) = channel();
         for (index, address) in addresses.into_iter().enumerate() {
-            let (sender, pace) = (sender.clone(), Arc::clone(&pace));
+            let sender = sender.clone();
+            let pace = Arc::clone(&pace);
             thread::Builder::new()
                 .name("dlfs-top".to_owned())
                 .spawn(move || ask_again_and_again(index, &address, &sender, &pace))?;

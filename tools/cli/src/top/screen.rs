@@ -155,7 +155,9 @@ mod tests {
         command.args(["--exact", &test, "--nocapture"]).env(PANIC, "1");
         let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         drop((command, side));
-        let (mut main, mut text, mut bytes) = (File::from(main), Vec::new(), [0; 4096]);
+        let mut main = File::from(main);
+        let mut text = Vec::new();
+        let mut bytes = [0; 4096];
         // The read fails with EIO once no process has the other end open.
         while let Ok(len @ 1..) = main.read(&mut bytes) {
             text.extend_from_slice(&bytes[..len]);
@@ -163,7 +165,8 @@ mod tests {
         assert!(!child.wait().unwrap().success());
         let text = String::from_utf8_lossy(&text);
         let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what:?}: {text}"));
-        let (entered, left) = (place("\x1b[?1049h"), place("\x1b[?1049l"));
+        let entered = place("\x1b[?1049h");
+        let left = place("\x1b[?1049l");
         assert!(entered < left && left < place("in the middle"), "{text}");
         assert_eq!(tcgetattr(&main).unwrap().local_modes, before, "raw mode is over");
     }

@@ -131,9 +131,10 @@ fn loader(row: &LoaderRow) -> Row {
 fn tier(row: &TierRow) -> Row {
     let used = row.held_bytes.zip(row.capacity_bytes).filter(|(_, capacity)| *capacity > 0.0);
     let used = used.map(|(held, capacity)| held / capacity);
-    let state = match row.is_off {
-        true => Cell { text: "off".into(), key: Key::Text("off".into()), look: Look::Bad },
-        false => Cell::word("-").if_so(true, Look::Dim),
+    let state = if row.is_off {
+        Cell { text: "off".into(), key: Key::Text("off".into()), look: Look::Bad }
+    } else {
+        Cell::word("-").if_so(true, Look::Dim)
     };
     cells(vec![
         Cell::name(&row.tier),

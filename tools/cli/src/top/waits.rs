@@ -103,7 +103,8 @@ fn trouble(report: &Report) -> Vec<String> {
             format!("{name} was connected again {} in the last interval.", times(count, "time"))
         });
         tell(row.failed_paths, &|count| {
-            let (paths, have) = (times(count, "path"), if count == 1.0 { "has" } else { "have" });
+            let paths = times(count, "path");
+            let have = if count == 1.0 { "has" } else { "have" };
             format!("{paths} of {name} to a target {have} failed.")
         });
         tell(row.digest_errors, &|count| {
@@ -210,11 +211,13 @@ fn its_target(loader: &LoaderRow, report: &Report) -> Option<String> {
     let (row, half, most) =
         measured(report.subsystems.iter().filter(is_ours)).into_iter().next()?;
     let name = target_name(report, &row.address, &row.subsystem);
-    let rest = match loader.latency_p99_seconds.is_some_and(|read| is_much_more(read, most)) {
-        true => ": the rest passes in the network or in the job",
-        false => "",
+    let rest = if loader.latency_p99_seconds.is_some_and(|read| is_much_more(read, most)) {
+        ": the rest passes in the network or in the job"
+    } else {
+        ""
     };
-    let (half, most) = (figures::quantile(half), figures::quantile(most));
+    let half = figures::quantile(half);
+    let most = figures::quantile(most);
     Some(format!("Its {name} answers in {half} at p50 and {most} at p99{rest}."))
 }
 
@@ -257,7 +260,8 @@ fn slow_peer(loader: &LoaderRow, report: &Report) -> Option<String> {
     known.sort_by(|a, b| b.1.total_cmp(&a.1));
     let [(slowest, mean), (_, next), ..] = known[..] else { return None };
     (mean >= 2.0 * next).then(|| {
-        let (mean, next) = (figures::seconds(mean), figures::seconds(next));
+        let mean = figures::seconds(mean);
+        let next = figures::seconds(next);
         format!(
             "Node {} is its slowest: {mean} a read on average, others {next} or less.",
             slowest.node
@@ -270,7 +274,8 @@ fn targets(report: &Report) -> impl Iterator<Item = String> {
     let measured = measured(report.subsystems.iter());
     let slowest = measured.first().map(|&(row, half, most)| {
         let name = target_name(report, &row.address, &row.subsystem);
-        let (half, most) = (figures::quantile(half), figures::quantile(most));
+        let half = figures::quantile(half);
+        let most = figures::quantile(most);
         match measured.len() {
             1 => format!("{name} answers in {half} at p50 and {most} at p99."),
             count => {
@@ -304,9 +309,10 @@ fn between(slowest: Quantile, report: &Report) -> Option<String> {
 
 fn nothing(report: &Report) -> Option<String> {
     let measured = report.addresses.iter().any(|row| row.commands_per_second.is_some());
-    Some(match measured {
-        true => "Nobody waits, as far as these metrics say.".to_owned(),
-        false => "Rates need two answers of an address.".to_owned(),
+    Some(if measured {
+        "Nobody waits, as far as these metrics say.".to_owned()
+    } else {
+        "Rates need two answers of an address.".to_owned()
     })
 }
 

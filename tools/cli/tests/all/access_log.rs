@@ -149,7 +149,8 @@ fn wrong_keys_are_lines_and_no_line_holds_a_key() {
 #[test]
 fn a_log_that_was_moved_away_is_begun_anew_on_sighup_and_no_line_is_lost() {
     let dir = TestDir::with_image();
-    let (log, moved) = (dir.path("access.jsonl"), dir.path("access.jsonl.1"));
+    let log = dir.path("access.jsonl");
+    let moved = dir.path("access.jsonl.1");
     let options = ["--access-log", &dir.arg("access.jsonl")];
     let served = Served::start(&dir.arg("train.dlfs"), &options);
     run(&["ls", &served.address, "--hostnqn", GOOD]).code(0);
@@ -160,7 +161,8 @@ fn a_log_that_was_moved_away_is_begun_anew_on_sighup_and_no_line_is_lost() {
     run(&["ls", &served.address, "--hostnqn", BAD]).code(0);
     wait_for_event(&log, "disconnected", BAD);
     drop(served);
-    let (before, after) = (lines(&moved), lines(&log));
+    let before = lines(&moved);
+    let after = lines(&log);
     let of = |lines: &[Value], host: &str| lines.iter().filter(|line| line["host"] == host).count();
     assert_eq!((of(&before, GOOD), of(&before, BAD)), (2, 0));
     assert_eq!((of(&after, GOOD), of(&after, BAD)), (0, 2));
@@ -256,7 +258,8 @@ fn hundreds_of_hosts_that_come_and_go_at_once_are_a_line_each_with_right_counts(
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let dir = TestDir::with_image();
-    let (log, moved) = (dir.path("access.jsonl"), dir.path("access.jsonl.1"));
+    let log = dir.path("access.jsonl");
+    let moved = dir.path("access.jsonl.1");
     let control = dir.arg("control.sock");
     let options = ["--access-log", &dir.arg("access.jsonl"), "--control", &control];
     let served = Served::start(
@@ -270,7 +273,8 @@ fn hundreds_of_hosts_that_come_and_go_at_once_are_a_line_each_with_right_counts(
     let all_there = Barrier::new(THREADS + 1);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (address, all_there) = (&address, &all_there);
+            let address = &address;
+            let all_there = &all_there;
             scope.spawn(move || {
                 let mut hosts = Vec::new();
                 for host in (thread..HOSTS).step_by(THREADS) {
@@ -316,7 +320,8 @@ fn hundreds_of_hosts_that_come_and_go_at_once_are_a_line_each_with_right_counts(
         assert_eq!((&came["cntlid"], &came["peer"]), (&went["cntlid"], &went["peer"]));
         let count = |key: &str| went[key].as_u64().unwrap() as usize;
         assert_eq!(count("commands"), num_commands(host), "{went}");
-        let (sent, received) = (count("sent_bytes"), count("received_bytes"));
+        let sent = count("sent_bytes");
+        let received = count("received_bytes");
         assert!(sent > 4096 * num_commands(host) && received > 72 * num_commands(host), "{went}");
         assert!(sent < 4096 * num_commands(host) + (64 << 10), "with those of another: {went}");
         commands += count("commands");

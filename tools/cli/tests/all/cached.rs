@@ -141,7 +141,8 @@ fn cached_keeps_what_the_plans_of_jobs_name() {
 #[test]
 fn copies_in_a_file_survive_a_restart() {
     let dir = TestDir::with_image();
-    let (image, folder) = (dir.arg("train.dlfs"), dir.arg("cache"));
+    let image = dir.arg("train.dlfs");
+    let folder = dir.arg("cache");
     fs::create_dir(&folder).unwrap();
     let file = format!("file:{folder}:64M");
     let tiers = ["--tier", "ram:100K", "--tier", &file, "--stats", "1"];

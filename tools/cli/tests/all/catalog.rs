@@ -29,7 +29,8 @@ fn versions(dir: &TestDir, name: &str) -> Vec<Value> {
 #[test]
 fn a_data_set_is_imported_found_changed_and_served_by_its_name() {
     let dir = TestDir::with_source();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     let dlfs = |arguments: &[&str]| run_in(&dir, "cache", arguments);
     dlfs(&["import", &dir.arg("source"), &image, "--catalog", &train]).code(0);
     assert_eq!(dlfs(&["read", &train, "--json"]).code(0).json()["samples"], 300);
@@ -73,11 +74,13 @@ fn a_data_set_is_imported_found_changed_and_served_by_its_name() {
 #[test]
 fn an_alias_moves_only_from_where_it_is_expected_and_keeps_its_history() {
     let dir = TestDir::with_image();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     let dlfs = |arguments: &[&str]| run_in(&dir, "cache", arguments);
     dlfs(&["catalog", "add", &train, &image]).code(0);
     dlfs(&["delete", &train, "cat/010.bin"]).code(0);
-    let (first, second) = (format!("{train}@1"), format!("{train}@2"));
+    let first = format!("{train}@1");
+    let second = format!("{train}@2");
     dlfs(&["catalog", "tag", &first, "stable"]).code(0);
     dlfs(&["catalog", "tag", &second, "stable", "--new"]).code(1).complains_of(&["generation 1"]);
     dlfs(&["catalog", "tag", &second, "stable", "--from", "2"])
@@ -99,10 +102,12 @@ fn an_alias_moves_only_from_where_it_is_expected_and_keeps_its_history() {
 #[test]
 fn a_run_that_resumes_by_name_refuses_another_generation() {
     let dir = TestDir::with_image();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     let dlfs = |arguments: &[&str]| run_in(&dir, "cache", arguments);
     dlfs(&["catalog", "add", &train, &image, "--alias", "stable"]).code(0);
-    let (stable, state) = (format!("{train}@stable"), dir.arg("state.json"));
+    let stable = format!("{train}@stable");
+    let state = dir.arg("state.json");
     dlfs(&["read", &stable, "--state", &state, "--stop-after", "100", "--batch", "10"]).code(4);
     dlfs(&["delete", &train, "cat/010.bin"]).code(0);
     dlfs(&["catalog", "tag", &train, "stable"]).code(0);
@@ -114,7 +119,8 @@ fn a_run_that_resumes_by_name_refuses_another_generation() {
 #[test]
 fn a_catalogue_that_cannot_be_reached_is_replaced_by_what_was_known_last() {
     let dir = TestDir::with_image();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     run_in(&dir, "cache", &["catalog", "add", &train, &image]).code(0);
     run_in(&dir, "cache", &["read", &train]).code(0);
     fs::rename(dir.path("catalog"), dir.path("away")).unwrap();
@@ -129,7 +135,8 @@ fn a_catalogue_that_cannot_be_reached_is_replaced_by_what_was_known_last() {
 #[test]
 fn a_catalogue_that_is_damaged_is_not_replaced_by_what_was_known_last() {
     let dir = TestDir::with_image();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     run_in(&dir, "cache", &["catalog", "add", &train, &image]).code(0);
     run_in(&dir, "cache", &["read", &train]).code(0);
     let versions = dir.path("catalog/train/versions");
@@ -142,7 +149,8 @@ fn a_catalogue_that_is_damaged_is_not_replaced_by_what_was_known_last() {
 #[test]
 fn what_a_record_says_is_printed_on_its_own_line() {
     let dir = TestDir::with_image();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     run_in(&dir, "cache", &["catalog", "add", &train, &image, "--label", "by=me"]).code(0);
     let show = ["catalog", "show", &train];
     let lines = run_in(&dir, "cache", &show).code(0).text().lines().count();
@@ -163,7 +171,8 @@ fn what_a_record_says_is_printed_on_its_own_line() {
 #[test]
 fn a_word_for_a_catalogue_comes_from_the_environment_or_a_file() {
     let dir = TestDir::with_image();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     run_in(&dir, "cache", &["catalog", "add", &train, &image]).code(0);
     let with = |variable: &str, value: &str| {
         let mut command = dlfs();
@@ -190,7 +199,8 @@ fn a_word_for_a_catalogue_comes_from_the_environment_or_a_file() {
 #[test]
 fn an_index_that_is_lost_is_rebuilt_from_the_heads_of_chunks_alone() {
     let dir = TestDir::with_source();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     let dlfs = |arguments: &[&str]| run_in(&dir, "cache", arguments);
     let import =
         ["import", &dir.arg("source"), &image, "--catalog", &train, "--chunk-size", "256K"];
@@ -238,7 +248,8 @@ fn an_index_that_is_lost_is_rebuilt_from_the_heads_of_chunks_alone() {
 #[test]
 fn writers_that_are_killed_leave_a_catalogue_that_is_whole() {
     let dir = TestDir::with_image();
-    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    let image = dir.arg("train.dlfs");
+    let train = name_in(&dir, "train");
     run_in(&dir, "cache", &["catalog", "add", &train, &image]).code(0);
     let mut moves = 0;
     for kill in 0..12_u64 {

@@ -62,7 +62,8 @@ fn a_client_that_takes_no_answer_or_asks_without_end_delays_no_other() {
     // It asks until nothing more is taken from it, and reads no answer.
     let mut deaf = Client::of(&service);
     deaf.stream.set_nonblocking(true).unwrap();
-    let (mut asked, mut sent) = (0, 0);
+    let mut asked = 0;
+    let mut sent = 0;
     let mut text = String::new();
     let mut refused = 0;
     while refused < 3 {
@@ -82,7 +83,8 @@ fn a_client_that_takes_no_answer_or_asks_without_end_delays_no_other() {
     // Another one asks without end, and takes the answers.
     let is_over = Arc::new(AtomicBool::new(false));
     let mut restless = Client::of(&service);
-    let (mut reader, over) = (restless.stream.try_clone().unwrap(), is_over.clone());
+    let mut reader = restless.stream.try_clone().unwrap();
+    let over = is_over.clone();
     let takes = std::thread::spawn(move || _ = std::io::copy(&mut reader, &mut std::io::sink()));
     let asks = std::thread::spawn(move || {
         let many: String = (0..1000).map(request).collect();
@@ -170,14 +172,17 @@ impl Way {
     fn to(target: &str) -> Way {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (is_closed, target) = (Arc::new(AtomicBool::new(false)), target.to_owned());
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let target = target.to_owned();
         let closed = is_closed.clone();
         std::thread::spawn(move || {
             for host in listener.incoming().map_while(Result::ok) {
                 let Ok(target) = TcpStream::connect(&target) else { return };
                 let ends = [(host.try_clone(), target.try_clone()), (Ok(target), Ok(host))];
                 for (from, to) in ends {
-                    let (mut from, mut to, closed) = (from.unwrap(), to.unwrap(), closed.clone());
+                    let mut from = from.unwrap();
+                    let mut to = to.unwrap();
+                    let closed = closed.clone();
                     std::thread::spawn(move || {
                         let mut part = [0; 64 << 10];
                         while let Ok(len @ 1..) = from.read(&mut part) {

@@ -74,13 +74,16 @@ fn what_a_node_holds_is_fetched_by_the_owner_of_its_tier_and_again_by_the_next_o
     let tiers = ["ram:64M".to_owned(), format!("file:{}:64M", dir.arg("tier"))];
     let [zero, one] = thread::scope(|scope| {
         let joining = [0, 1].map(|rank: usize| {
-            let (dir, address, tier) = (&dir, &origin.address, &tiers[rank]);
+            let dir = &dir;
+            let address = &origin.address;
+            let tier = &tiers[rank];
             scope.spawn(move || join(dir, address, rank as u32, tier))
         });
         joining.map(|joined| joined.join().unwrap())
     });
     assert_eq!(cache(&zero).owner(), Some(owner.id()));
-    let (own, live) = (chunks_of(&zero, 0), live_page_bytes(zero.directory()));
+    let own = chunks_of(&zero, 0);
+    let live = live_page_bytes(zero.directory());
     let expected: u64 = own.iter().map(|&chunk| live[chunk as usize]).sum();
     let held = || cache(&zero).stats().tiers.first().map_or(0, |tier| tier.held_bytes);
     assert!(expected > 0);

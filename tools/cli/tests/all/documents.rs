@@ -80,7 +80,9 @@ fn run_commands_of(document: &str) {
 
 /// The shell blocks, except those after a comment that says why they are not run.
 fn commands(text: &str) -> String {
-    let (mut found, mut inside, mut before) = (String::new(), None, "");
+    let mut found = String::new();
+    let mut inside = None;
+    let mut before = "";
     for line in text.lines() {
         if line.starts_with("```") {
             let runs = line == "```sh" && !before.starts_with("<!-- not run: ");

@@ -173,7 +173,8 @@ fn a_rebuild_since_any_generation_says_whose_directory_it_used() {
 #[test]
 fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
     let dir = TestDir::with_image();
-    let (image, file) = (dir.arg("train.dlfs"), dir.arg("directory"));
+    let image = dir.arg("train.dlfs");
+    let file = dir.arg("directory");
     let served = Served::start(&image, &[]);
     let saved = run(&["snapshot", "save", &served.address, &file, "--json"]).code(0).json();
     assert_eq!((&saved["generation"], &saved["live_samples"]), (&1.into(), &300.into()));

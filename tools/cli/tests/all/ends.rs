@@ -26,7 +26,8 @@ fn says_all(text: &str, words: &[&str]) {
 fn reading_and_exporting_end_with_the_error_and_never_say_verified() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
-    let (folder, archive) = (dir.arg("out"), dir.arg("out.tar"));
+    let folder = dir.arg("out");
+    let archive = dir.arg("out.tar");
     let ways: [&[&str]; 5] = [
         &["read", &image, "--epochs", "2", "--order", "grouped"],
         &["read", &image, "--epochs", "2", "--order", "grouped", "--copy-threads", "2"],
@@ -53,7 +54,8 @@ fn reading_and_exporting_end_with_the_error_and_never_say_verified() {
 #[test]
 fn eio_ends_a_read_and_an_export_with_an_error() {
     let dir = TestDir::with_image();
-    let (image, folder) = (dir.arg("train.dlfs"), dir.arg("out"));
+    let image = dir.arg("train.dlfs");
+    let folder = dir.arg("out");
     let ran = run_broken("fails:1:dlfs-poller", &["read", &image]);
     ran.code(1).complains_of(&["Input/output error"]);
     let ran = run_broken("fails:1:dlfs-poller", &["export", &image, &folder]);

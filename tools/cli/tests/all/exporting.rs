@@ -38,7 +38,8 @@ fn more_folders_than_files_may_be_open_come_out_as_they_went_in() {
 #[test]
 fn a_tar_comes_out_to_a_file_and_to_standard_output() {
     let dir = TestDir::with_image();
-    let (image, tar) = (dir.arg("train.dlfs"), dir.arg("out.tar"));
+    let image = dir.arg("train.dlfs");
+    let tar = dir.arg("out.tar");
     let json = run(&["export", &image, &tar, "--json"]).code(0).json();
     assert_eq!((&json["samples"], &json["files"]), (&300.into(), &300.into()));
     let streamed = run(&["export", &image, "-"]).code(0).stdout;
@@ -232,7 +233,9 @@ fn fields_with_types_are_told_and_exported_as_the_files_that_they_were() {
         archive.append_data(&mut header, format!("{i:03}.{field}"), &bytes[..]).unwrap();
     }
     archive.finish().unwrap();
-    let (shard, image, out) = (dir.arg("shard-000.tar"), dir.arg("typed.dlfs"), dir.arg("out"));
+    let shard = dir.arg("shard-000.tar");
+    let image = dir.arg("typed.dlfs");
+    let out = dir.arg("out");
     let import = |more: &[&str]| run(&[&["import", &shard, &image, "--force"], more].concat());
     let types =
         ["--field-type", "cls:i64", "--field-type", "tok:u16[*]", "--field-type", "vec.npy:npy"];

@@ -13,7 +13,8 @@ use crate::doctor::{environment, object_store::ObjectStore};
 #[test]
 fn an_import_reports_for_people_and_in_json() {
     let dir = TestDir::with_source();
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     let text = run(&["import", &source, &image]).code(0);
     assert!(text.text().contains("imported 300 samples"), "{}", text.text());
     assert!(text.text().contains("dlfs serve"), "it says what to do next");
@@ -27,7 +28,8 @@ fn an_import_reports_for_people_and_in_json() {
 #[test]
 fn an_image_that_holds_something_is_kept_unless_force_says_otherwise() {
     let dir = TestDir::with_image();
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     let before = fs::read(&image).unwrap();
     run(&["import", &source, &image]).code(1).complains_of(&["train.dlfs", "--force"]);
     assert_eq!(fs::read(&image).unwrap(), before);
@@ -58,7 +60,8 @@ fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
     symlink("/etc/hostname", folder.join("dog/outside")).unwrap();
     let fifo = std::process::Command::new("mkfifo").arg(folder.join("newt/pipe")).status();
     assert!(fifo.unwrap().success());
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     let bad = ["cat/dangling", "dog/outside", "newt/pipe"];
     let refused = run(&["import", &source, &image, "--links", "inside"]).code(1);
     refused.complains_of(&bad);
@@ -88,7 +91,8 @@ fn an_import_of_nothing_is_an_error_whatever_is_left_out() {
     let dir = TestDir::new();
     fs::create_dir_all(dir.path("source/cat")).unwrap();
     symlink("/nowhere/at/all", dir.path("source/cat/dangling")).unwrap();
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     for more in [&["--on-error", "skip"][..], &["--on-error", "skip", "--json"], &[]] {
         run(&[&["import", &source, &image][..], more].concat()).code(1);
     }
@@ -98,7 +102,8 @@ fn an_import_of_nothing_is_an_error_whatever_is_left_out() {
 #[test]
 fn bad_commands_say_what_is_wrong_and_end_with_2() {
     let dir = TestDir::with_source();
-    let (source, image) = (dir.arg("source"), dir.arg("x.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("x.dlfs");
     let cases: [(&[&str], &str); 7] = [
         (&["import", &source], "IMAGE"),
         (&["import", &source, &image, "--append", "--force"], "--force"),
@@ -143,7 +148,8 @@ fn an_import_that_a_signal_stops_goes_on_with_resume() {
     for index in 0..64_u8 {
         fs::write(folder.join(format!("{index}.bin")), vec![index; 1 << 20]).unwrap();
     }
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     let mut command = common::dlfs();
     command.args(["import", &source, &image, "--chunk-size", "1M"]);
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
@@ -201,7 +207,8 @@ fn a_signal_ends_the_wait_for_a_store_that_is_tried_again_and_again() {
 
 #[test]
 fn files_of_several_splits_are_said_of_a_folder_and_of_a_store() {
-    let (dir, store) = (TestDir::new(), ObjectStore::good());
+    let dir = TestDir::new();
+    let store = ObjectStore::good();
     let image = dir.arg("train.dlfs");
     let import = |source: &str| {
         let mut command = common::dlfs();
@@ -218,10 +225,8 @@ fn files_of_several_splits_are_said_of_a_folder_and_of_a_store() {
             fs::write(path, "{\"x\": 1}\n").unwrap();
             store.put(&format!("{train}/{name}"), "{\"x\": 1}\n");
         }
-        let local = match train.contains('/') {
-            true => format!("{source}/{{train,test}}/0.jsonl"),
-            false => source,
-        };
+        let local =
+            if train.contains('/') { format!("{source}/{{train,test}}/0.jsonl") } else { source };
         for source in [local, format!("s3://bucket/{train}/")] {
             let said = import(&source);
             assert!(said.contains(says), "{source}: {said}");
@@ -234,7 +239,8 @@ fn files_of_several_splits_are_said_of_a_folder_and_of_a_store() {
 #[test]
 fn a_compressed_shard_is_spooled_on_request_and_the_options_are_named_without() {
     let dir = TestDir::with_source();
-    let (tar, image) = (dir.arg("shard.tar.gz"), dir.arg("train.dlfs"));
+    let tar = dir.arg("shard.tar.gz");
+    let image = dir.arg("train.dlfs");
     let made = std::process::Command::new("tar")
         .args(["czf", &tar, "-C", &dir.arg("source"), "."])
         .status()
@@ -251,7 +257,8 @@ fn a_compressed_shard_is_spooled_on_request_and_the_options_are_named_without() 
 #[test]
 fn a_folder_of_shards_and_other_files_is_counted_and_taken_as_the_user_says() {
     let dir = TestDir::with_source();
-    let (shards, image) = (dir.arg("shards"), dir.arg("train.dlfs"));
+    let shards = dir.arg("shards");
+    let image = dir.arg("train.dlfs");
     fs::create_dir(&shards).unwrap();
     for class in ["cat", "dog", "newt"] {
         let tar = format!("{shards}/{class}.tar");
@@ -289,7 +296,9 @@ fn a_folder_of_shards_and_other_files_is_counted_and_taken_as_the_user_says() {
 #[test]
 fn archives_within_an_archive_are_said_and_taken_apart_by_the_option_that_is_named() {
     let dir = TestDir::with_source();
-    let (classes, outer, image) = (dir.arg("classes"), dir.arg("outer.tar"), dir.arg("train.dlfs"));
+    let classes = dir.arg("classes");
+    let outer = dir.arg("outer.tar");
+    let image = dir.arg("train.dlfs");
     fs::create_dir(&classes).unwrap();
     for class in ["cat", "dog", "newt"] {
         let tar = format!("{classes}/{class}.tar");
@@ -307,7 +316,9 @@ fn archives_within_an_archive_are_said_and_taken_apart_by_the_option_that_is_nam
 #[test]
 fn a_small_archive_becomes_no_larger_image_than_the_option_says() {
     let dir = TestDir::with_source();
-    let (folder, tar, image) = (dir.arg("holes"), dir.arg("a.tar"), dir.arg("train.dlfs"));
+    let folder = dir.arg("holes");
+    let tar = dir.arg("a.tar");
+    let image = dir.arg("train.dlfs");
     fs::create_dir(&folder).unwrap();
     fs::File::create(format!("{folder}/a")).unwrap().set_len(270 << 20).unwrap();
     tar_of(&["--sparse", "--format=gnu", "-cf", &tar, "-C", &folder, "a"]);
@@ -319,7 +330,8 @@ fn a_small_archive_becomes_no_larger_image_than_the_option_says() {
 #[test]
 fn a_sparse_member_is_expanded_and_what_follows_it_is_imported() {
     let dir = TestDir::with_source();
-    let (tar, image) = (dir.arg("a.tar"), dir.arg("train.dlfs"));
+    let tar = dir.arg("a.tar");
+    let image = dir.arg("train.dlfs");
     let file = fs::File::create(dir.path("source/cat/holes")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"end", 1 << 20).unwrap();
     let all = ["source/cat/000.bin", "source/cat/holes", "source/dog"];
@@ -364,7 +376,8 @@ fn a_file_on_which_a_decoder_panics_is_named_on_one_line() {
 #[test]
 fn a_zstd_shard_is_imported_as_it_comes() {
     let dir = TestDir::with_source();
-    let (tar, image) = (dir.arg("shard.tar"), dir.arg("train.dlfs"));
+    let tar = dir.arg("shard.tar");
+    let image = dir.arg("train.dlfs");
     tar_of(&["-cf", &tar, "-C", &dir.arg("source"), "."]);
     let packed = zstd_stored(&fs::read(&tar).unwrap());
     fs::create_dir(dir.path("shards")).unwrap();
@@ -396,7 +409,8 @@ fn tar_of(arguments: &[&str]) {
 #[test]
 fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
     let dir = TestDir::with_source();
-    let (plain, packed) = (dir.arg("shard.tar"), dir.arg("shard.tar.gz"));
+    let plain = dir.arg("shard.tar");
+    let packed = dir.arg("shard.tar.gz");
     for (flags, tar) in [("cf", &plain), ("czf", &packed)] {
         let made = std::process::Command::new("tar")
             .args([flags, tar, "-C", &dir.arg("source"), "."])
@@ -476,7 +490,8 @@ fn a_line_that_names_a_pipe_or_a_device_names_no_sample() {
     symlink("/dev/zero", dir.path("set/zero")).unwrap();
     let names = ["a.jpg", "pipe", "zero"].map(|name| format!("{{\"file_name\": \"{name}\"}}\n"));
     fs::write(dir.path("set/metadata.jsonl"), names.concat()).unwrap();
-    let (lines, image) = (dir.arg("set/metadata.jsonl"), dir.arg("image.dlfs"));
+    let lines = dir.arg("set/metadata.jsonl");
+    let image = dir.arg("image.dlfs");
     let refused = run(&["import", &lines, &image]).code(1);
     refused.complains_of(&[
         "metadata.jsonl/1",
@@ -491,10 +506,13 @@ fn a_line_that_names_a_pipe_or_a_device_names_no_sample() {
 #[test]
 fn a_table_gives_samples_columns_that_are_shown_selected_and_exported() {
     let dir = TestDir::with_source();
-    let (source, image, table) = (dir.arg("source"), dir.arg("train.dlfs"), dir.arg("table.csv"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
+    let table = dir.arg("table.csv");
     let mut text = "file,width,score:f32,lang,good\n".to_owned();
     for at in 0..100 {
-        let (half, lang) = (at as f64 / 2.0, ["de", "\"a, b\"", ""][at % 3]);
+        let half = at as f64 / 2.0;
+        let lang = ["de", "\"a, b\"", ""][at % 3];
         text += &format!("cat/{at:03}.bin,{},{half},{lang},{}\n", 500 + at, at % 2 == 0);
     }
     fs::write(&table, text + "cow/000.bin,1,1,de,true\n").unwrap();
@@ -515,7 +533,9 @@ fn a_table_gives_samples_columns_that_are_shown_selected_and_exported() {
     assert_eq!(select("width >= 510 and lang == 'a, b'")["views"][0]["samples"], 30);
     assert_eq!(select("score < 2.5 and good == true or width == none")["views"][0]["samples"], 203);
 
-    let (out, again, csv) = (dir.arg("out"), dir.arg("again.dlfs"), dir.arg("out.csv"));
+    let out = dir.arg("out");
+    let again = dir.arg("again.dlfs");
+    let csv = dir.arg("out.csv");
     run(&["export", &image, &out, "--columns", &csv]).code(0);
     import(&again, &["--columns", &csv]).code(0);
     let line = |image: &str| run(&["ls", "-R", image, "--json"]).code(0).stdout;
@@ -542,7 +562,8 @@ fn a_table_gives_samples_columns_that_are_shown_selected_and_exported() {
 #[test]
 fn options_stand_between_the_sources_and_the_image() {
     let dir = TestDir::with_source();
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     for _ in 0..2 {
         run(&["import", &source, "--force", &image]).code(0);
     }
@@ -567,7 +588,8 @@ fn a_request_that_is_made_again_is_told_from_its_second_attempt_on() {
     let dir = TestDir::new();
     let files = [("set/a.bin".to_owned(), b"purr".to_vec())].into();
     let server = crate::web_server::WebServer::new(files);
-    let (source, image) = (server.url("once", "set/"), dir.arg("train.dlfs"));
+    let source = server.url("once", "set/");
+    let image = dir.arg("train.dlfs");
     let told = run(&["import", &source, &image]).code(0);
     told.complains_of(&["/once/set/", "attempt 1 failed", "HTTP status 503 Service Unavailable"]);
     assert_eq!(run(&["cat", &image, "a.bin"]).code(0).stdout, b"purr");

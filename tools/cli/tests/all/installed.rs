@@ -25,8 +25,8 @@ fn bash_completes_what_it_is_given() {
     fs::write(&script, &run(&["completions", "bash"]).code(0).stdout).expect("a new file");
     let ask = "source \"$0\"; COMP_WORDS=(dlfs imp); COMP_CWORD=1; _dlfs dlfs imp dlfs; echo ${COMPREPLY[@]}";
     let output = Command::new("bash").args(["-c", ask]).arg(&script).output().expect("bash runs");
-    let (said, errors) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(said.trim(), "import import-parts", "{errors}");
 }
 

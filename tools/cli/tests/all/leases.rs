@@ -25,10 +25,13 @@ fn an_importer_that_is_stopped_harms_no_image_that_was_committed_meanwhile() {
     for number in 0..200u8 {
         fs::write(dir.path(&format!("large/a/{number}")), vec![number; 500_000]).unwrap();
     }
-    let (large, small) = (dir.arg("large"), dir.arg("source"));
+    let large = dir.arg("large");
+    let small = dir.arg("source");
     thread::scope(|scope| {
         for megabytes in [8, 30, 55] {
-            let (dir, large, small) = (&dir, &large, &small);
+            let dir = &dir;
+            let large = &large;
+            let small = &small;
             scope.spawn(move || {
                 let image = format!("image{megabytes}");
                 let file = fs::File::create(dir.path(&image)).unwrap();
@@ -76,7 +79,8 @@ fn an_image_on_a_file_system_without_locks_is_written_under_a_lease_that_is_told
     let dir = TestDir::with_source();
     fs::create_dir_all(dir.path("more/owl")).unwrap();
     fs::write(dir.path("more/owl/1.bin"), "hoot").unwrap();
-    let (source, more) = (dir.arg("source"), dir.arg("more"));
+    let source = dir.arg("source");
+    let more = dir.arg("more");
     for errno in [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK] {
         let image = dir.arg(&format!("{}.dlfs", errno.raw_os_error()));
         let told = finish(without_locks(errno, &["import", &source, &image])).code(0);
@@ -126,7 +130,8 @@ fn a_second_writer_is_kept_away_where_no_lock_does_it() {
 fn what_needs_a_lock_is_refused_without_one_and_nothing_is_left() {
     let dir = TestDir::with_image();
     fs::create_dir(dir.path("tier")).unwrap();
-    let (image, tier) = (dir.arg("train.dlfs"), format!("file:{}:64M", dir.arg("tier")));
+    let image = dir.arg("train.dlfs");
+    let tier = format!("file:{}:64M", dir.arg("tier"));
     let refused = finish(without_locks(Errno::NOSYS, &["read", &image, "--tier", &tier])).code(1);
     refused.complains_of(&[&dir.arg("tier"), "flock", "local folder"]);
     assert_eq!(fs::read_dir(dir.path("tier")).unwrap().count(), 0);
@@ -135,7 +140,8 @@ fn what_needs_a_lock_is_refused_without_one_and_nothing_is_left() {
 #[test]
 fn a_command_that_fails_before_it_has_written_leaves_no_file() {
     let dir = TestDir::with_source();
-    let (source, image) = (dir.arg("source"), dir.arg("new.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("new.dlfs");
     let striped = format!("{image},{}", dir.arg("nowhere/new.dlfs"));
     run(&["import", &source, &striped]).code(1).complains_of(&["nowhere/new.dlfs"]);
     assert!(!dir.path("new.dlfs").exists());

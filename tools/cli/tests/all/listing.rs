@@ -50,8 +50,10 @@ fn nothing_that_a_name_or_path_holds_reaches_the_terminal_as_it_is() {
         std::fs::write(class.join(name), name).unwrap();
     }
     let odd = format!("odd{}.dlfs", hostile.concat());
-    let (image, missing) = (dir.arg(&odd), dir.arg("none\u{9b}\u{202e}\u{7f}.dlfs"));
-    let (source, tier) = (dir.arg("source"), format!("file:{}:1M", dir.arg("tier\u{9b}\u{202e}")));
+    let image = dir.arg(&odd);
+    let missing = dir.arg("none\u{9b}\u{202e}\u{7f}.dlfs");
+    let source = dir.arg("source");
+    let tier = format!("file:{}:1M", dir.arg("tier\u{9b}\u{202e}"));
     let out = dir.arg("out\u{9b}\u{202e}");
     run(&["import", &source, &image]).code(0);
     let lists: [&[&str]; 16] = [
@@ -268,7 +270,8 @@ fn stat_counts_samples_without_a_label() {
     let dir = TestDir::new();
     fs::create_dir_all(dir.path("source/cat")).unwrap();
     fs::write(dir.path("source/cat/1"), "purr").unwrap();
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     run(&["import", &source, &image]).code(0);
     let stat = run(&["stat", &image]).code(0);
     assert!(stat.text().contains("a label each"), "{}", stat.text());

@@ -176,7 +176,8 @@ fn hosts_prove_who_they_are_and_sighup_reads_their_keys_again() {
         write_private(&dir.path(name), &made);
         String::from_utf8(made).unwrap().trim().to_owned()
     };
-    let (first, second) = (key("first.key"), key("second.key"));
+    let first = key("first.key");
+    let second = key("second.key");
     let hosts = |secrets: &str| {
         let text = format!(
             "[[host]]\nnqn = {GOOD:?}\ndhchap_secret = {secrets}\ndhchap_ctrl_secret = {second:?}\n"
@@ -190,7 +191,8 @@ fn hosts_prove_who_they_are_and_sighup_reads_their_keys_again() {
     let list = |nqn: &str, secrets: &[&str]| {
         run(&[&["ls", &served.address, "--hostnqn", nqn][..], secrets].concat())
     };
-    let (one, two) = (dir.arg("first.key"), dir.arg("second.key"));
+    let one = dir.arg("first.key");
+    let two = dir.arg("second.key");
     let mutual = ["--dhchap-secret", one.as_str(), "--dhchap-ctrl-secret", two.as_str()];
     list(GOOD, &mutual).code(0);
     let said = list(GOOD, &[]).code(1).stderr;

@@ -83,14 +83,15 @@ fn a_target_counts_what_a_job_says_that_it_has_read() {
         run(&["stat", address]).code(0);
         value(what) - before
     };
-    let (bytes, reads) = ("dlfs_target_read_bytes_total{}", "dlfs_target_reads_total{}");
+    let bytes = "dlfs_target_read_bytes_total{}";
+    let reads = "dlfs_target_reads_total{}";
     assert_eq!((value(bytes), value(reads)), (0.0, 0.0));
     assert!(opening(bytes) > 0.0);
     let before = (value(bytes), value(reads));
     let job = run(&["read", address, "--epochs", "2", "--json"]).code(0).json();
     let read = (value(bytes) - before.0, value(reads) - before.1);
-    let (job_bytes, job_reads) =
-        (job["read_bytes"].as_f64().unwrap(), job["commands"].as_f64().unwrap());
+    let job_bytes = job["read_bytes"].as_f64().unwrap();
+    let job_reads = job["commands"].as_f64().unwrap();
     assert!(read.0 >= job_bytes && read.1 >= job_reads, "{read:?}, {job}");
     let files: usize = dir.files("source").iter().map(|(_, bytes)| bytes.len()).sum();
     assert!(job["bytes"] == 2 * files, "{job}");

@@ -23,7 +23,8 @@ fn two_images() -> TestDir {
 
 /// `dlfs read train.dlfs --part PART --mix more.dlfs=PART`, with more options.
 fn read_mixed(dir: &TestDir, parts: [&str; 2], more: &[&str]) -> Ran {
-    let (first, second) = (dir.arg("train.dlfs"), format!("{}={}", dir.arg("more.dlfs"), parts[1]));
+    let first = dir.arg("train.dlfs");
+    let second = format!("{}={}", dir.arg("more.dlfs"), parts[1]);
     run(&[&["read", &first, "--part", parts[0], "--mix", &second][..], more].concat())
 }
 
@@ -139,7 +140,8 @@ fn repeat_choose_ways_to_batch_and_phases_say_what_an_epoch_has() {
     assert_eq!(read(["1", "0"], &options), [100, 100]);
     assert!(drawn(&dir, "ids")[..100].iter().all(|sample| sample.0 == 0));
     // A plain folder is mixed as any image is; what was verified is told of all.
-    let (image, folder) = (dir.arg("train.dlfs"), format!("{}=choose:100", dir.arg("more")));
+    let image = dir.arg("train.dlfs");
+    let folder = format!("{}=choose:100", dir.arg("more"));
     let ran = run(&["read", &image, "--part", "choose:10", "--mix", &folder]).code(0);
     let text = ran.text();
     for part in [
@@ -156,7 +158,8 @@ fn repeat_choose_ways_to_batch_and_phases_say_what_an_epoch_has() {
 #[test]
 fn a_mixture_goes_on_with_other_ranks_and_batches_and_refuses_another_s_state() {
     let dir = two_images();
-    let (state, list) = (dir.arg("state"), dir.arg("ids"));
+    let state = dir.arg("state");
+    let list = dir.arg("ids");
     let read = |parts: [&str; 2], more: &[&str]| {
         read_mixed(
             &dir,
@@ -293,7 +296,9 @@ fn ranks_of_a_mixture_are_made_equal_by_drop_last_or_pad() {
 #[test]
 fn a_mixture_over_the_network_is_the_same_and_goes_on_elsewhere_when_its_target_is_killed() {
     let dir = two_images();
-    let (image, state, list) = (dir.arg("train.dlfs"), dir.path("state"), dir.arg("ids"));
+    let image = dir.arg("train.dlfs");
+    let state = dir.path("state");
+    let list = dir.arg("ids");
     let more = |address: &str| format!("{address}=1");
     let at_hand = more(&dir.arg("more.dlfs"));
     let mut served = Served::start(&dir.arg("more.dlfs"), &[]);
@@ -315,7 +320,8 @@ fn a_mixture_over_the_network_is_the_same_and_goes_on_elsewhere_when_its_target_
     }
 
     // In this order each batch is read; in a grouped one a small image can stay in memory from epoch to epoch.
-    let (files, remote) = (run_of(&at_hand, "global"), run_of(&far, "global"));
+    let files = run_of(&at_hand, "global");
+    let remote = run_of(&far, "global");
     let mut command = common::dlfs();
     command.args(&remote).args(["--epochs", "1000000", "--quiet", "--ids", &list]);
     command.args(["--ctrl-loss-tmo", "1", "--state"]).arg(&state);
@@ -339,7 +345,8 @@ fn a_mixture_over_the_network_is_the_same_and_goes_on_elsewhere_when_its_target_
 
     // The state is of the images, wherever they are.
     let saved: Value = serde_json::from_slice(&fs::read(&state).unwrap()).unwrap();
-    let (epoch, consumed) = (saved["epoch"].as_u64().unwrap(), saved["consumed"].as_u64().unwrap());
+    let epoch = saved["epoch"].as_u64().unwrap();
+    let consumed = saved["consumed"].as_u64().unwrap();
     assert_eq!(epoch * 350 + consumed, had.len() as u64, "what was had, and nothing of a batch");
     let epochs = (epoch + 1).to_string();
     let state = state.to_str().unwrap();
@@ -352,7 +359,8 @@ fn a_mixture_over_the_network_is_the_same_and_goes_on_elsewhere_when_its_target_
 #[test]
 fn shuffle_report_knows_mixtures() {
     let dir = two_images();
-    let (image, more) = (dir.arg("train.dlfs"), format!("{}=0.3", dir.arg("more.dlfs")));
+    let image = dir.arg("train.dlfs");
+    let more = format!("{}=0.3", dir.arg("more.dlfs"));
     let report = |options: &[&str]| {
         let fixed = ["shuffle-report", &image, "--part", "0.7", "--mix", &more, "--batch", "40"];
         run(&[&fixed[..], &["--epoch-size", "410", "--seed", "7"], options].concat()).code(0)
@@ -377,8 +385,8 @@ fn shuffle_report_knows_mixtures() {
             assert_eq!(second["name"], dir.arg("more.dlfs"));
             for (source, share) in [(first, 28.0), (second, 12.0)] {
                 assert!((number(source, "share") - share).abs() < 1e-9, "{json}");
-                let (largest, spread) =
-                    (number(source, "largest_deviation"), number(source, "spread"));
+                let largest = number(source, "largest_deviation");
+                let spread = number(source, "spread");
                 assert!(largest <= farthest && spread <= largest, "{how}: {json}");
                 assert!(how == "stratified" || largest > 0.0, "{json}");
                 assert!(how == "random" || spread < number(source, "chance"), "{json}");
@@ -418,11 +426,13 @@ fn a_mixture_has_batches_by_tokens() {
     let state = dir.arg("state");
     run_of("first", &["--state", &state, "--stop-after", "200"]).code(4);
     run_of("rest", &["--state", &state]).code(0);
-    let (whole, mut parts) = (drawn(&dir, "ids"), drawn(&dir, "first"));
+    let whole = drawn(&dir, "ids");
+    let mut parts = drawn(&dir, "first");
     parts.extend(drawn(&dir, "rest"));
     assert!(whole == parts, "it goes on where it stopped");
 
-    let (image, more) = (dir.arg("train.dlfs"), format!("{}=0.3", dir.arg("more.dlfs")));
+    let image = dir.arg("train.dlfs");
+    let more = format!("{}=0.3", dir.arg("more.dlfs"));
     let fixed = ["shuffle-report", &image, "--part", "0.7", "--mix", &more, "--epoch-size", "410"];
     let report = run(&[&fixed[..], &budget, &["--order", "global", "--json"]].concat());
     let report = report.code(0).json();

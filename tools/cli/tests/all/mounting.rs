@@ -141,8 +141,9 @@ fn reading_ahead_takes_no_more_memory_than_the_data_set_or_its_window() {
         [(64 << 10, "", 150 << 20), (8 << 20, ", \"window\": 32000000", 180 << 20)]
     {
         let dir = large(len, 48 << 20);
-        let (image, place, order) =
-            (dir.arg("train.dlfs"), dir.arg("place"), dir.arg("order.json"));
+        let image = dir.arg("train.dlfs");
+        let place = dir.arg("place");
+        let order = dir.arg("order.json");
         let text = format!("{{\"order\": {{\"kind\": \"global\", \"seed\": 7}}{window}}}");
         fs::write(&order, text).unwrap();
         let mut child = mounted_with(&[&image, &place, "--order", &order]);
@@ -165,7 +166,9 @@ fn a_mount_that_ends_leaves_all_that_was_read_in_its_tier_also_while_a_file_is_o
         return;
     }
     let dir = large(2 << 20, 24 << 20);
-    let (image, place, cache) = (dir.arg("train.dlfs"), dir.arg("place"), dir.arg("cache"));
+    let image = dir.arg("train.dlfs");
+    let place = dir.arg("place");
+    let cache = dir.arg("cache");
     fs::create_dir(&cache).unwrap();
     let tier = format!("file:{cache}:100M");
     let mut child = mounted_with(&[&image, &place, "--tier", &tier]);

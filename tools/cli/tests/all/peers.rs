@@ -45,7 +45,8 @@ fn read_together(commands: impl Iterator<Item = Command>) -> Vec<Value> {
             command.spawn().expect("dlfs starts")
         })
         .collect();
-    let (mut samples, mut reports) = (0, Vec::new());
+    let mut samples = 0;
+    let mut reports = Vec::new();
     for (nth, rank) in ranks.into_iter().enumerate() {
         let output = rank.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -127,7 +128,8 @@ fn nodes_that_serve_only_copies_say_what_is_not_there() {
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dlfs starts")
         })
         .collect();
-    let (mut samples, mut not_there) = (0, 0);
+    let mut samples = 0;
+    let mut not_there = 0;
     for rank in ranks {
         let output = rank.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -147,7 +149,8 @@ fn two_jobs_do_not_touch_each_other() {
     fs::create_dir(dir.path("rendezvous")).unwrap();
     let meet = dir.arg("rendezvous");
     let job = |round: &'static str| {
-        let (image, meet) = (image.clone(), meet.clone());
+        let image = image.clone();
+        let meet = meet.clone();
         (0..RANKS).map(move |nth| rank_with(&image, nth, round, "ram:64M", &meet))
     };
     let mut other: Vec<_> = job("other")

@@ -18,7 +18,8 @@ fn run_open(dir: &TestDir, arguments: &[&str]) -> Ran {
 fn what_tells_of_samples_is_for_the_user_alone_and_what_is_made_for_others_follows_the_umask() {
     let dir = TestDir::with_source();
     let open = |arguments: &[&str]| run_open(&dir, arguments).code(0);
-    let (image, source) = (dir.arg("train.dlfs"), dir.arg("source"));
+    let image = dir.arg("train.dlfs");
+    let source = dir.arg("source");
     open(&["import", &source, &image]);
     fs::create_dir(dir.path("tier")).unwrap();
     let tier = format!("file:{}:32M", dir.arg("tier"));
@@ -63,8 +64,10 @@ fn what_tells_of_samples_is_for_the_user_alone_and_what_is_made_for_others_follo
 #[test]
 fn a_key_file_that_is_no_regular_file_is_refused_at_once_by_its_kind() {
     let dir = TestDir::with_image();
-    let (image, fifo) = (dir.arg("train.dlfs"), dir.path("fifo"));
-    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+    let image = dir.arg("train.dlfs");
+    let fifo = dir.path("fifo");
+    let kind = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::RUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, mode, 0).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(dir.path("socket")).unwrap();
     fs::create_dir(dir.path("folder")).unwrap();

@@ -34,7 +34,8 @@ fn crc_of(ids: &[u64]) -> u32 {
 #[test]
 fn read_reports_in_the_keys_that_scripts_rely_on() {
     let dir = TestDir::with_image();
-    let (image, list) = (dir.arg("train.dlfs"), dir.arg("ids"));
+    let image = dir.arg("train.dlfs");
+    let list = dir.arg("ids");
     let ran = run(&[
         "read", &image, "--batch", "32", "--epochs", "2", "--seed", "7", "--order", "global",
         "--json", "--ids", &list,
@@ -65,7 +66,8 @@ fn read_reports_in_the_keys_that_scripts_rely_on() {
 #[test]
 fn every_order_delivers_every_sample_once_and_the_seed_decides() {
     let dir = TestDir::with_image();
-    let (image, list) = (dir.arg("train.dlfs"), dir.arg("ids"));
+    let image = dir.arg("train.dlfs");
+    let list = dir.arg("ids");
     let orders: [&[&str]; 6] = [
         &["--order", "sequential"],
         &["--order", "sequential", "--by", "slot"],
@@ -84,7 +86,9 @@ fn every_order_delivers_every_sample_once_and_the_seed_decides() {
             assert_eq!(ids, (0..300).collect::<Vec<_>>(), "{order:?}");
             crc
         };
-        let (one, again, other) = (read("1"), read("1"), read("2"));
+        let one = read("1");
+        let again = read("1");
+        let other = read("2");
         assert_eq!(one, again, "{order:?}");
         assert_eq!(one != other, order[1] != "sequential", "{order:?}");
     }
@@ -100,8 +104,9 @@ fn the_ways_to_fetch_differ_in_commands_and_not_in_samples() {
             .json();
         (json["order_crc32c"].as_u64().unwrap(), json["commands"].as_u64().unwrap())
     };
-    let (none, sample, chunk) =
-        (read("grouped", "none"), read("grouped", "sample"), read("grouped", "chunk"));
+    let none = read("grouped", "none");
+    let sample = read("grouped", "sample");
+    let chunk = read("grouped", "chunk");
     assert_eq!((none.0, sample.0), (sample.0, chunk.0));
     assert!(none.1 >= 297, "one command a sample that has bytes: {}", none.1);
     assert!(chunk.1 < sample.1 && sample.1 <= none.1, "{none:?} {sample:?} {chunk:?}");
@@ -120,7 +125,8 @@ fn ranks_share_an_epoch_and_drop_last_or_pad_make_them_equal() {
     let shares = |tail: &[&str]| -> Vec<Vec<u64>> {
         (0..7)
             .map(|rank| {
-                let (list, rank) = (dir.arg("ids"), rank.to_string());
+                let list = dir.arg("ids");
+                let rank = rank.to_string();
                 let fixed = ["read", &image, "--rank", &rank, "--world-size", "7", "--ids", &list];
                 run(&[&fixed, tail].concat()).code(0);
                 ids(&dir, "ids")
@@ -153,7 +159,9 @@ fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_o
         for (world_size, batch, stop_after) in legs {
             let mut states = BTreeSet::new();
             for rank in 0..world_size.parse::<u32>().unwrap() {
-                let (file, list, rank) = (dir.arg("state"), dir.arg("ids"), rank.to_string());
+                let file = dir.arg("state");
+                let list = dir.arg("ids");
+                let rank = rank.to_string();
                 match &state {
                     Some(text) => fs::write(dir.path("state"), text).unwrap(),
                     None => drop(fs::remove_file(dir.path("state"))),
@@ -200,7 +208,8 @@ fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_o
 #[test]
 fn a_run_that_is_over_stays_over_and_a_foreign_state_is_refused() {
     let dir = TestDir::with_image();
-    let (image, state) = (dir.arg("train.dlfs"), dir.arg("state"));
+    let image = dir.arg("train.dlfs");
+    let state = dir.arg("state");
     let read =
         |more: &[&str]| run(&[&["read", &image, "--state", &state, "--json"], more].concat());
     read(&[]).code(0);
@@ -257,7 +266,8 @@ fn a_run_that_delivers_no_sample_is_not_a_success() {
 #[test]
 fn a_run_resumes_with_other_ranks_in_the_lanes_of_its_state_and_is_told_the_cost() {
     let dir = TestDir::with_image();
-    let (image, state) = (dir.arg("train.dlfs"), dir.arg("state.json"));
+    let image = dir.arg("train.dlfs");
+    let state = dir.arg("state.json");
     let options = ["read", &image, "--order", "grouped", "--batch", "10", "--state", &state];
     let ids = |name: &str| -> Vec<u64> {
         let text = fs::read_to_string(dir.arg(name)).unwrap();
@@ -271,7 +281,8 @@ fn a_run_resumes_with_other_ranks_in_the_lanes_of_its_state_and_is_told_the_cost
         let mut all = ids("front");
         for rank in 0..3 {
             fs::write(&state, &saved).unwrap();
-            let (number, out) = (rank.to_string(), dir.arg(&format!("{shard}{rank}")));
+            let number = rank.to_string();
+            let out = dir.arg(&format!("{shard}{rank}"));
             let more =
                 ["--rank", &number, "--world-size", "3", "--shard", shard, "--batching", "chunk"];
             let ran = run(&[&options[..], &more, &["--ids", &out]].concat()).code(0);
@@ -318,7 +329,8 @@ fn usage_errors_have_exit_code_2_and_name_the_option() {
 fn a_signal_ends_a_run_in_order_and_it_goes_on_from_there() {
     use std::process::Stdio;
     let dir = TestDir::with_image();
-    let (image, state) = (dir.arg("train.dlfs"), dir.path("state"));
+    let image = dir.arg("train.dlfs");
+    let state = dir.path("state");
     let served = Served::start(&image, &[]);
     let mut command = common::dlfs();
     command.args([
@@ -356,7 +368,8 @@ fn shuffle_report_tells_a_global_order_from_none() {
     };
     let deviations =
         |json: &serde_json::Value, what: &str| json[what]["deviations"].as_f64().unwrap();
-    let (none, global) = (report("sequential"), report("global"));
+    let none = report("sequential");
+    let global = report("global");
     assert_eq!(none["samples"], 300);
     assert_eq!(none["order"]["kind"], "sequential");
     assert!(deviations(&none, "displacement").abs() > 10.0);
@@ -374,7 +387,8 @@ fn shuffle_report_tells_a_global_order_from_none() {
 #[test]
 fn shuffle_report_finds_ranks_that_each_see_one_class() {
     let dir = TestDir::with_source();
-    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    let source = dir.arg("source");
+    let image = dir.arg("train.dlfs");
     run(&["import", &source, &image, "--placement", "source"]).code(0);
     let report = |order: &str| {
         let ranks = ["--world-size", "3", "--batch", "30", "--json"];
@@ -429,7 +443,8 @@ fn a_plain_folder_is_described_and_read_without_an_import() {
     assert_eq!((&stat["samples"], &stat["checksums_learned"]), (&300.into(), &0.into()));
     let stat = run(&["stat", &folder]).code(0);
     assert!(stat.text().contains("0 of 300 known"), "{}", stat.text());
-    let (image, batch) = (dir.arg("train.dlfs"), ["--seed", "7", "--order", "global", "--json"]);
+    let image = dir.arg("train.dlfs");
+    let batch = ["--seed", "7", "--order", "global", "--json"];
     let read = |what: &String| {
         let json = run(&[&["read", what, "--epochs", "2"], &batch[..]].concat()).code(0).json();
         (json["samples"].clone(), json["bytes"].clone(), json["order_crc32c"].clone())
@@ -448,7 +463,8 @@ fn a_plain_folder_is_described_and_read_without_an_import() {
 #[test]
 fn tiers_change_where_samples_come_from_and_nothing_else() {
     let dir = TestDir::with_image();
-    let (image, cache) = (dir.arg("train.dlfs"), dir.arg("cache"));
+    let image = dir.arg("train.dlfs");
+    let cache = dir.arg("cache");
     fs::create_dir(&cache).unwrap();
     let read = |more: &[&str]| {
         let fixed = ["read", &image, "--epochs", "3", "--order", "global", "--json"];

@@ -17,9 +17,11 @@ use crate::disk::SmallDisk;
 fn read_with_report(dir: &TestDir) -> (PathBuf, PathBuf) {
     let image = dir.path("<img src=x onerror=alert(1)>&\".dlfs");
     fs::rename(dir.path("train.dlfs"), &image).unwrap();
-    let (page, events) = (dir.path("page.html"), dir.path("events.json"));
-    let (image, html, json) =
-        (image.to_str().unwrap(), dir.arg("page.html"), dir.arg("events.json"));
+    let page = dir.path("page.html");
+    let events = dir.path("events.json");
+    let image = image.to_str().unwrap();
+    let html = dir.arg("page.html");
+    let json = dir.arg("events.json");
     let ran = run(&[
         "read", image, "--batch", "10", "--epochs", "3", "--seed", "7", "--tier", "ram:64M",
         "--report", &html, "--trace", &json, "--json",
@@ -27,7 +29,8 @@ fn read_with_report(dir: &TestDir) -> (PathBuf, PathBuf) {
     .code(0);
     let told = ran.json();
     let causes = told["stalls_s"].as_object().unwrap().values().map(|s| s.as_f64().unwrap());
-    let (sum, stall_s) = (causes.sum::<f64>(), told["stall_s"].as_f64().unwrap());
+    let sum = causes.sum::<f64>();
+    let stall_s = told["stall_s"].as_f64().unwrap();
     assert!((sum - stall_s).abs() < 1e-6, "{sum} of {stall_s}");
     (page, events)
 }
@@ -91,7 +94,8 @@ fn check_trace(text: &str) -> BTreeMap<String, usize> {
     let mut names: BTreeMap<String, usize> = BTreeMap::new();
     let mut threads: BTreeMap<u64, Vec<(f64, f64)>> = BTreeMap::new();
     let mut counters: BTreeMap<&str, f64> = BTreeMap::new();
-    let (mut named, mut processes) = (Vec::new(), 0);
+    let mut named = Vec::new();
+    let mut processes = 0;
     for event in trace["traceEvents"].as_array().unwrap() {
         let name = event["name"].as_str().filter(|name| !name.is_empty()).unwrap();
         *names.entry(name.to_owned()).or_default() += 1;
@@ -114,7 +118,8 @@ fn check_trace(text: &str) -> BTreeMap<String, usize> {
             }
             "X" => {
                 assert!(event["cat"].is_string(), "{event}");
-                let (begin, len) = (time("ts"), time("dur"));
+                let begin = time("ts");
+                let len = time("dur");
                 let open = threads.entry(thread).or_default();
                 let last = open.last().copied().unwrap_or((0.0, 0.0));
                 assert!(begin >= last.0, "goes back: {event}");
@@ -157,7 +162,8 @@ fn the_events_nest_and_every_batch_is_there() {
 #[test]
 fn both_files_are_complete_after_an_interruption() {
     let dir = TestDir::with_image();
-    let (html, json) = (dir.arg("page.html"), dir.arg("events.json"));
+    let html = dir.arg("page.html");
+    let json = dir.arg("events.json");
     let ids = dir.arg("ids");
     let child = dlfs()
         .args(["read", &dir.arg("train.dlfs"), "--epochs", "10000000", "--batch", "8"])
@@ -196,7 +202,8 @@ fn a_full_disk_is_an_error_that_names_the_files_and_leaves_what_was_there() {
     let Some(disk) = SmallDisk::new(1 << 20) else { return };
     let dir = TestDir::with_image();
     let at = |name: &str| disk.path().join(name);
-    let (page, events) = (at("page.html"), at("events.json"));
+    let page = at("page.html");
+    let events = at("events.json");
     let image = dir.arg("train.dlfs");
     let args = ["read", &image, "--report", page.to_str().unwrap(), "--trace"];
     let args = [&args[..], &[events.to_str().unwrap()]].concat();
@@ -249,7 +256,8 @@ fn damage(dir: &TestDir) {
 #[test]
 fn a_run_that_does_not_begin_writes_no_page_and_keeps_an_older_one() {
     let dir = TestDir::with_image();
-    let (html, absent) = (dir.arg("page.html"), dir.arg("absent.dlfs"));
+    let html = dir.arg("page.html");
+    let absent = dir.arg("absent.dlfs");
     run(&["read", &absent, "--report", &html]).code(1);
     assert!(!Path::new(&html).exists(), "an empty page");
     fs::write(&html, "an older page").unwrap();
@@ -313,7 +321,8 @@ fn a_browser_shows_the_page_wide_and_narrow() {
             "{frame}"
         );
         assert_eq!((&frame["images"], &frame["advice"]), (&0.into(), &3.into()), "{frame}");
-        let (width, needed) = (frame["width"].as_u64(), frame["needed"].as_u64());
+        let width = frame["width"].as_u64();
+        let needed = frame["needed"].as_u64();
         assert!(needed <= width, "it must be scrolled sideways: {frame}");
         let charts = frame["charts"].as_array().unwrap();
         assert_eq!(charts.len(), 3, "{frame}");

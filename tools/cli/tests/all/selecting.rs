@@ -8,7 +8,8 @@ use crate::common::{TestDir, run};
 #[test]
 fn parts_of_a_split_are_read_listed_and_exported_as_data_sets_of_their_own() {
     let dir = TestDir::with_image();
-    let (image, parts) = (dir.arg("train.dlfs"), dir.arg("parts.view"));
+    let image = dir.arg("train.dlfs");
+    let parts = dir.arg("parts.view");
     let select =
         ["select", &image, "len > 0", "--split", "train=0.8,val=0.2", "--out", &parts, "--json"];
     let report = run(&select).code(0).json();
@@ -19,7 +20,8 @@ fn parts_of_a_split_are_read_listed_and_exported_as_data_sets_of_their_own() {
     assert_eq!(sizes.iter().sum::<u64>(), 297);
     let mut all = BTreeSet::new();
     for (view, size) in ["train", "val"].iter().zip(&sizes) {
-        let (view, ids) = (format!("{parts}:{view}"), dir.arg("ids"));
+        let view = format!("{parts}:{view}");
+        let ids = dir.arg("ids");
         let read = ["read", &image, "--view", &view, "--order", "grouped", "--json", "--ids", &ids];
         assert_eq!(run(&read).code(0).json()["samples"].as_u64(), Some(*size));
         let ids = fs::read_to_string(&ids).unwrap();
@@ -43,7 +45,8 @@ fn parts_of_a_split_are_read_listed_and_exported_as_data_sets_of_their_own() {
 #[test]
 fn a_single_share_leaves_a_rest_and_ids_come_from_a_file() {
     let dir = TestDir::with_image();
-    let (image, view) = (dir.arg("train.dlfs"), dir.arg("a.view"));
+    let image = dir.arg("train.dlfs");
+    let view = dir.arg("a.view");
     let ran =
         run(&["select", &image, "--split", "train=0.9", "--by", "name", "--out", &view]).code(0);
     assert!(ran.text().contains("train: ") && ran.text().contains("rest: "), "{}", ran.text());
@@ -60,7 +63,8 @@ fn a_single_share_leaves_a_rest_and_ids_come_from_a_file() {
 #[test]
 fn what_cannot_be_selected_is_refused_with_its_place_and_no_file_is_written() {
     let dir = TestDir::with_image();
-    let (image, out) = (dir.arg("train.dlfs"), dir.arg("a.view"));
+    let image = dir.arg("train.dlfs");
+    let out = dir.arg("a.view");
     for (arguments, code, what) in [
         (&["label inn (3)"][..], 1, "at character 7 of the expression `label inn (3)`"),
         (&["labl == 3"], 1, "no column `labl`"),
@@ -87,13 +91,16 @@ fn what_cannot_be_selected_is_refused_with_its_place_and_no_file_is_written() {
 #[test]
 fn a_run_over_a_view_resumes_from_its_state_and_not_over_another_view() {
     let dir = TestDir::with_image();
-    let (image, view, state) = (dir.arg("train.dlfs"), dir.arg("a.view"), dir.arg("state"));
+    let image = dir.arg("train.dlfs");
+    let view = dir.arg("a.view");
+    let state = dir.arg("state");
     run(&["select", &image, "label in (0, 2)", "--out", &view]).code(0);
     let read = |more: &[&str]| {
         let common = ["read", &image, "--state", &state, "--batch", "10", "--order", "global"];
         run(&[&common, more].concat())
     };
-    let (front, rest) = (dir.arg("front"), dir.arg("rest"));
+    let front = dir.arg("front");
+    let rest = dir.arg("rest");
     read(&["--view", &view, "--stop-after", "60", "--ids", &front]).code(4);
     let whole = read(&[]).code(1);
     assert!(whole.stderr.contains("this is the whole data set"), "{}", whole.stderr);

@@ -99,7 +99,8 @@ fn a_reload_changes_namespaces_and_hosts_and_drops_nobody_else() {
 
     file(&[(1, "train.dlfs"), (3, "train.dlfs")], &[&stays]);
     let line = service.reload();
-    let (listed, gone) = (format!("no longer lists {goes}"), format!("disconnects {goes} (1 "));
+    let listed = format!("no longer lists {goes}");
+    let gone = format!("disconnects {goes} (1 ");
     for news in ["loses namespace 2", "gains namespace 3", &listed, &gone] {
         assert!(line.contains(news), "{line}");
     }
@@ -389,7 +390,8 @@ fn keys_are_rotated_by_the_hosts_file_while_a_host_reads() {
         private(&dir, name, &made);
         made
     };
-    let (old, new) = (key("old.key"), key("new.key"));
+    let old = key("old.key");
+    let new = key("new.key");
     let hosts = |secrets: &[&String]| {
         let secrets = serde_json::to_string(secrets).unwrap();
         let text = format!("[[host]]\nnqn = \"{host}\"\ndhchap_secret = {secrets}\n");

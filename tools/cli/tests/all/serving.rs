@@ -132,7 +132,8 @@ fn other_machines_get_nothing_unless_hosts_are_allowed() {
 #[test]
 fn only_the_hosts_on_the_list_get_in() {
     let dir = TestDir::with_image();
-    let (good, bad) = ("nqn.2026-11.io.dlfs:good", "nqn.2026-11.io.dlfs:bad");
+    let good = "nqn.2026-11.io.dlfs:good";
+    let bad = "nqn.2026-11.io.dlfs:bad";
     let served = Served::start(&dir.arg("train.dlfs"), &["--allow-host", good]);
     run(&["ls", &served.address, "--hostnqn", good]).code(0);
     run(&["ls", &served.address, "--hostnqn", bad]).code(1).complains_of(&["host"]);

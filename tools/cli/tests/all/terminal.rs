@@ -31,7 +31,8 @@ fn screens(columns: u16, arguments: &[&str]) -> Vec<Vec<String>> {
     let size = |number| NonZero::new(number).expect("a terminal has a size");
     let mut screen = vt100::Parser::new(size(ROWS), size(columns), 0);
     let mut found: Vec<Vec<String>> = Vec::new();
-    let (mut main, mut bytes) = (File::from(main), [0; 4096]);
+    let mut main = File::from(main);
+    let mut bytes = [0; 4096];
     // The read fails with EIO once no process has the other end open.
     while let Ok(len @ 1..) = main.read(&mut bytes) {
         screen.process(&bytes[..len]);

@@ -46,7 +46,8 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 #[test]
 fn the_second_process_on_a_tier_attaches_to_the_first() {
     let dir = TestDir::with_image();
-    let (image, cache) = (dir.arg("train.dlfs"), dir.arg("cache"));
+    let image = dir.arg("train.dlfs");
+    let cache = dir.arg("cache");
     fs::create_dir(&cache).unwrap();
     let tier = format!("file:{cache}:64M");
     let mut first = Endless::start(&image, &tier);
@@ -54,7 +55,8 @@ fn the_second_process_on_a_tier_attaches_to_the_first() {
     wait_for("the first process to have the tier", || {
         read(&image, &["--tier", &tier])["tiers"]["owner"] == owner
     });
-    let (with, without) = (read(&image, &["--tier", &tier]), read(&image, &[]));
+    let with = read(&image, &["--tier", &tier]);
+    let without = read(&image, &[]);
     assert_eq!(with["order_crc32c"], without["order_crc32c"]);
     assert_eq!(with["tiers"]["owner"], owner);
     assert!(first.0.try_wait().unwrap().is_none(), "the first one reads on");
@@ -68,7 +70,8 @@ fn the_second_process_on_a_tier_attaches_to_the_first() {
 #[test]
 fn a_kill_of_the_owner_at_any_moment_harms_no_reader() {
     let dir = TestDir::with_image();
-    let (image, cache) = (dir.arg("train.dlfs"), dir.arg("cache"));
+    let image = dir.arg("train.dlfs");
+    let cache = dir.arg("cache");
     fs::create_dir(&cache).unwrap();
     let tier = format!("file:{cache}:64M");
     let epochs = ["--epochs", "300"];
@@ -162,7 +165,9 @@ fn copies_of_a_killed_process_are_whole_or_not_there() {
 #[test]
 fn a_probe_file_is_read_unchanged_and_edited() {
     let dir = TestDir::with_image();
-    let (image, cache, toml) = (dir.arg("train.dlfs"), dir.arg("cache"), dir.arg("t.toml"));
+    let image = dir.arg("train.dlfs");
+    let cache = dir.arg("cache");
+    let toml = dir.arg("t.toml");
     fs::create_dir(&cache).unwrap();
     let file = format!("file:{cache}:8M");
     run(&["probe", &image, "--tier", "ram:1M", "--tier", &file, "--threads", "1,2", "-o", &toml])
@@ -176,7 +181,8 @@ fn a_probe_file_is_read_unchanged_and_edited() {
     assert_eq!(read(&image, &["--tiers", &toml])["tiers"]["tiers"].as_array().unwrap().len(), 2);
     let edited = format!("policy = \"clairvoyant\"\ncopy_bandwidth = \"50M\"\n{text}");
     fs::write(&toml, edited.replacen("\n[[", "\nstop_at_first_failure = true\n\n[[", 1)).unwrap();
-    let (with, without) = (read(&image, &["--tiers", &toml]), read(&image, &[]));
+    let with = read(&image, &["--tiers", &toml]);
+    let without = read(&image, &[]);
     assert_eq!(with["order_crc32c"], without["order_crc32c"]);
     let both = ["read", &image, "--tiers", &toml, "--tier", "ram:1M"];
     run(&both).code(1).complains_of(&["--tiers FILE", "--tier"]);

@@ -127,7 +127,8 @@ impl Drop for Serving {
 /// An address that answers as another does, half a second late.
 fn slow(other: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, other) = (listener.local_addr().unwrap().to_string(), other.to_owned());
+    let address = listener.local_addr().unwrap().to_string();
+    let other = other.to_owned();
     thread::spawn(move || {
         for asker in listener.incoming().map_while(Result::ok) {
             let other = other.clone();
@@ -138,7 +139,8 @@ fn slow(other: &str) -> String {
                 // The asker may be gone, and the other address as well.
                 let Ok(mut asked) = TcpStream::connect(other) else { return };
                 let _ = asked.write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
-                let (mut from, mut to) = (asked, asker);
+                let mut from = asked;
+                let mut to = asker;
                 let _ = std::io::copy(&mut from, &mut to);
             });
         }

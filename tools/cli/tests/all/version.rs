@@ -7,7 +7,8 @@ use crate::common::run;
 
 #[test]
 fn the_version_and_info_say_the_commit_and_its_date() {
-    let (commit, date) = (dlfs::COMMIT, dlfs::COMMIT_DATE);
+    let commit = dlfs::COMMIT;
+    let date = dlfs::COMMIT_DATE;
     let told = format!("dlfs {} (commit {commit}, {date}", env!("CARGO_PKG_VERSION"));
     assert!(run(&["--version"]).quiet().text().starts_with(&told), "{told}");
     assert!(run(&["info"]).quiet().text().starts_with(&told), "{told}");

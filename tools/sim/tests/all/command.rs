@@ -88,12 +88,14 @@ fn sizes_come_from_the_files_below_a_folder() {
 fn sizes_come_from_a_data_sets_directory_imported_or_not() {
     let folder = tempfile::tempdir().unwrap();
     let file = config(folder.path(), "batch = 100", "batch = 4");
-    let (data, image) = (folder.path().join("data"), folder.path().join("data.dlfs"));
+    let data = folder.path().join("data");
+    let image = folder.path().join("data.dlfs");
     std::fs::create_dir(&data).unwrap();
     for (name, len) in [("a", 1_000), ("b", 20_000), ("c", 300_000), ("d", 4)] {
         std::fs::write(data.join(name), vec![7; len]).unwrap();
     }
-    let (options, connect) = (ImportOptions::default(), ConnectOptions::default());
+    let options = ImportOptions::default();
+    let connect = ConnectOptions::default();
     let address = [Address::from_path(&image)];
     import(std::slice::from_ref(&data), &address, &options, &connect, &mut ()).unwrap();
     for place in [&data, &image] {
@@ -208,7 +210,8 @@ fn the_smallest_set_up_of_sc21_runs_and_naive_is_the_slowest() {
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     let seconds = |row: &serde_json::Value| row["outcome"]["seconds"].as_f64().unwrap();
     let rows = report["rows"].as_array().unwrap();
-    let (bound, naive) = (seconds(&rows[0]), seconds(&rows[1]));
+    let bound = seconds(&rows[0]);
+    let naive = seconds(&rows[1]);
     assert!(rows.iter().all(|row| seconds(row) <= naive && seconds(row) >= bound * 0.99));
 }
 

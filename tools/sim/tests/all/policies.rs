@@ -274,7 +274,8 @@ fn a_sample_larger_than_the_staging_buffer_passes_alone() {
 #[test]
 fn advice_is_the_cheapest_environment_of_the_whole_sweep() {
     let config = config();
-    let (memory, disk) = ([0.0, 100.0, 300.0, 600.0], [0.0, 200.0, 500.0]);
+    let memory = [0.0, 100.0, 300.0, 600.0];
+    let disk = [0.0, 200.0, 500.0];
     let sizes = config.dataset.sizes(config.training.seed).unwrap();
     let points = search::sweep(&config, &sizes, Policy::Clairvoyant, &memory, &disk).unwrap();
     let bound = seconds(&config, Policy::LowerBound);

@@ -18,7 +18,8 @@ pub(super) fn check_part(
     layout: &ImageLayout,
     part: &PartRecord,
 ) -> Result<()> {
-    let (mut cell, mut sum) = (part.first_cell, PartSum::default());
+    let mut cell = part.first_cell;
+    let mut sum = PartSum::default();
     for number in 0..part.chunks {
         let offset = layout.offset_of(cell)?;
         let Some(header) = whole_chunk(channel, part.namespace, offset)? else {
@@ -31,12 +32,11 @@ pub(super) fn check_part(
         sum.add(header.head());
         cell += header.head().cell_range().cells;
     }
-    match (sum.samples, sum.digest()) == (part.samples, part.digest) {
-        true => Ok(()),
-        false => {
-            let message = "the chunks of a part do not read back as they were written";
-            Err(Error::new(ErrorKind::Disconnected, message).hint("write the part again"))
-        }
+    if (sum.samples, sum.digest()) == (part.samples, part.digest) {
+        Ok(())
+    } else {
+        let message = "the chunks of a part do not read back as they were written";
+        Err(Error::new(ErrorKind::Disconnected, message).hint("write the part again"))
     }
 }
 

@@ -47,9 +47,10 @@ impl WritePlan {
         self.commit_chosen(connect, progress, |found| {
             let is_missing = |part: &&WrittenPart| !found.contains(&part.0);
             let missing: Vec<u64> = parts.iter().filter(is_missing).map(WrittenPart::key).collect();
-            match missing.is_empty() {
-                true => Ok(parts.iter().map(|part| part.0).collect()),
-                false => Err(not_complete(&missing)),
+            if missing.is_empty() {
+                Ok(parts.iter().map(|part| part.0).collect())
+            } else {
+                Err(not_complete(&missing))
             }
         })
     }
@@ -75,9 +76,10 @@ impl WritePlan {
                     .hint("say how many parts there are"));
             }
             let missing: Vec<u64> = (0..count).filter(|key| !last.contains_key(key)).collect();
-            match missing.is_empty() {
-                true => Ok(last.into_values().collect()),
-                false => Err(not_complete(&missing)),
+            if missing.is_empty() {
+                Ok(last.into_values().collect())
+            } else {
+                Err(not_complete(&missing))
             }
         })
     }
@@ -142,7 +144,8 @@ impl WritePlan {
 
     /// The lanes, and the records of all parts on them.
     fn read_lanes(&self, channel: &mut Channel) -> Result<(Vec<Lane>, Vec<PartRecord>)> {
-        let (mut lanes, mut found) = (Vec::new(), Vec::new());
+        let mut lanes = Vec::new();
+        let mut found = Vec::new();
         for namespace in 0..channel.media().len() {
             let lane = Lane::read(self.id(), self.journal(), namespace, channel)?;
             found.extend(lane.records(&self.journal().layout, channel)?);
@@ -219,13 +222,16 @@ struct Merge {
 impl Merge {
     /// Adds a part, and gives its chunks their places.
     fn add(&mut self, part: &PartRecord, plan: &WritePlan, channel: &mut Channel) -> Result<()> {
-        let (layout, draft) = (&plan.journal().layout, plan.draft_layout());
+        let layout = &plan.journal().layout;
+        let draft = plan.draft_layout();
         let wrong = |what: String| {
             let text = format!("part {} on namespace {} {what}", part.key, part.namespace);
             Error::new(ErrorKind::Corrupt, text)
                 .hint("something else has written there: plan again, and write it again")
         };
-        let (mut cell, mut sum, mut len) = (part.first_cell, PartSum::default(), BLOCK_BYTES);
+        let mut cell = part.first_cell;
+        let mut sum = PartSum::default();
+        let mut len = BLOCK_BYTES;
         let end = layout.offset_of(part.record_cell)?;
         for _ in 0..part.chunks {
             let offset = layout.offset_of(cell)?;

@@ -170,7 +170,8 @@ impl Lane {
         let offset = layout.offset_of(record.record_cell)?;
         channel.media().grow(self.namespace, offset + layout.cell_bytes())?;
         channel.write_bytes(self.namespace, offset, &record.encode())?;
-        let (last_record, end_cell) = (record.record_cell, record.record_cell + 1);
+        let last_record = record.record_cell;
+        let end_cell = record.record_cell + 1;
         Lane { last_record, end_cell, ..self }.write(channel)
     }
 
@@ -183,7 +184,9 @@ impl Lane {
         layout: &ImageLayout,
         channel: &mut Channel,
     ) -> Result<Vec<PartRecord>> {
-        let (mut records, mut cell, mut end) = (Vec::new(), self.last_record, self.end_cell);
+        let mut records = Vec::new();
+        let mut cell = self.last_record;
+        let mut end = self.end_cell;
         while cell != 0 {
             let block = channel.read(self.namespace, layout.offset_of(cell)?, MARK_BYTES)?;
             let of_here = |record: &PartRecord| {
@@ -300,12 +303,14 @@ mod tests {
             sample_bytes: 10,
             digest: u64::MAX,
         };
-        let (as_lane, as_record) = (lane.encode(), record.encode());
+        let as_lane = lane.encode();
+        let as_record = record.encode();
         assert_eq!(Lane::parse(&as_lane), Some(lane));
         assert_eq!(PartRecord::parse(&as_record), Some(record));
         assert_eq!((Lane::parse(&as_record), PartRecord::parse(&as_lane)), (None, None));
         for bit in 0..MARK_BYTES * 8 {
-            let (mut one, mut other) = (as_lane, as_record);
+            let mut one = as_lane;
+            let mut other = as_record;
             one[bit / 8] ^= 1 << (bit % 8);
             other[bit / 8] ^= 1 << (bit % 8);
             assert_eq!((Lane::parse(&one), PartRecord::parse(&other)), (None, None), "bit {bit}");

@@ -40,7 +40,8 @@ fn write(
     lease: &Lease,
     thread: &Thread,
 ) -> Result<PartRecord> {
-    let (options, layout) = (plan.options(), plan.journal().layout);
+    let options = plan.options();
+    let layout = plan.journal().layout;
     let lane = Lane::read_open(plan.id(), plan.journal(), namespace, &mut media.channel())?;
     thread.start(Started {
         part: Some(key),

@@ -93,7 +93,8 @@ impl WritePlan {
         let image = ImportOptions { placement: PlacementOrder::Source, ..options.image.clone() };
         lease.explain(prepare::prepare(media, &image, fingerprint, 0).and_then(|state| {
             with_retry(state.media.retry_budget(), || {
-                let (mut channel, layout) = (state.media.channel(), &state.journal.layout);
+                let mut channel = state.media.channel();
+                let layout = &state.journal.layout;
                 for namespace in 0..state.media.len() {
                     state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
                     let end_cell = layout.first_cell();
@@ -102,7 +103,8 @@ impl WritePlan {
                 write_journals(&state.media, &state.journal)
             })?;
             let options = WriterOptions { image, ..options.clone() };
-            let (image, journal) = (addresses(&state.media)?, state.journal);
+            let image = addresses(&state.media)?;
+            let journal = state.journal;
             Ok(WritePlan { id, image, journal, options, classes })
         }))
     }

@@ -70,7 +70,8 @@ impl Index {
         let mut index = Index::default();
         for _ in 0..from.count(3)? {
             let path = PathBuf::from(OsStr::from_bytes(from.string()?));
-            let (stamp, len_bytes) = (from.number()?, from.number()?);
+            let stamp = from.number()?;
+            let len_bytes = from.number()?;
             index.containers.push(Container { path, stamp, len_bytes });
         }
         for list in [&mut index.fields, &mut index.classes] {
@@ -123,7 +124,8 @@ impl Index {
     /// An error unless every row leads to payloads that are there.
     fn check(&self) -> Result<(), FormatError> {
         self.names.check()?;
-        let (rows, payloads) = (self.len(), self.payload_lens.len() as u64);
+        let rows = self.len();
+        let payloads = self.payload_lens.len() as u64;
         equal("offsets of payloads", payloads, self.payload_offsets.len() as u64)?;
         let or_none = |what, expected: u64, found: usize| match found {
             0 => Ok(()),
@@ -180,10 +182,13 @@ impl Names {
 }
 
 fn read_map(from: &mut Cursor<'_>) -> Result<SparseMap, FormatError> {
-    let (start, len_bytes) = (from.number()?, from.number()?);
-    let (mut map, mut stored) = (MapBuilder::default(), 0_u64);
+    let start = from.number()?;
+    let len_bytes = from.number()?;
+    let mut map = MapBuilder::default();
+    let mut stored = 0_u64;
     for _ in 0..from.count(2)? {
-        let (at, len) = (from.number()?, from.number()?);
+        let at = from.number()?;
+        let len = from.number()?;
         stored = stored.saturating_add(len);
         map.push(at, len);
     }
@@ -229,7 +234,8 @@ mod tests {
     fn index() -> Index {
         let mut index = Index::default();
         for number in 0..2 {
-            let (path, stamp) = (PathBuf::from(format!("/shard{number}")), number + 7);
+            let path = PathBuf::from(format!("/shard{number}"));
+            let stamp = number + 7;
             index.containers.push(Container { path, stamp, len_bytes: 1 << 20 });
         }
         index.classes = vec![b"cat".to_vec()];
@@ -237,7 +243,8 @@ mod tests {
         for row in 0..100 {
             index.push(format!("row{row}").as_bytes(), (row % 3 == 0).then_some(0));
             for &field in &fields[..1 + row % 2] {
-                let (len_bytes, container) = (row as u32, (row % 2) as u32);
+                let len_bytes = row as u32;
+                let container = (row % 2) as u32;
                 let offset_or_stamp = row as u64 * 512;
                 index.push_payload(Payload { field, len_bytes, offset_or_stamp, container });
             }

@@ -43,7 +43,8 @@ pub(super) fn folders(folders: &[Listed]) -> ObjectSamples {
             let name = listed.name(row);
             let class = name.split_once('/').and_then(|(top, _)| classes.binary_search(&top).ok());
             let object = listed.object(row);
-            let (len, stamp) = (object.len_bytes, object.stamp());
+            let len = object.len_bytes;
+            let stamp = object.stamp();
             let label = class.map(|class| class as i64);
             match push(&mut index, container, name, label, len, stamp) {
                 Ok(()) => push_origin(&mut origins, &listed.client, &object),
@@ -94,7 +95,8 @@ fn push(
         return Err(BadReason::TooLarge(len));
     }
     index.push(name.as_bytes(), label);
-    let (len_bytes, container) = (len as u32, container as u32); // within the limit just tested
+    let len_bytes = len as u32;
+    let container = container as u32; // within the limit just tested
     index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp: stamp, container });
     Ok(())
 }
@@ -138,7 +140,8 @@ pub(super) fn lists(
             for ((line, wanted), found) in lines.iter().zip(found) {
                 let pushed = match found {
                     Ok(object) => {
-                        let (len_bytes, stamp) = (object.len_bytes, object.stamp());
+                        let len_bytes = object.len_bytes;
+                        let stamp = object.stamp();
                         let client = roots.all[wanted.root].client();
                         push(&mut index, wanted.root, &wanted.name, wanted.label, len_bytes, stamp)
                             .inspect(|()| push_origin(&mut origins, client, &object))

@@ -79,7 +79,8 @@ impl Listed {
         else {
             return;
         };
-        let (at, tag) = (self.names.len() as u64, self.tags.len() as u64);
+        let at = self.names.len() as u64;
+        let tag = self.tags.len() as u64;
         put_tag(&mut self.tags, object.etag.as_deref());
         self.rows.push(Row { name: at, len_bytes: object.len_bytes, tag });
         self.names.push_str(name);
@@ -104,7 +105,8 @@ impl Listed {
         }
         let mut counts = FileCounts::default();
         for row in (0..self.len()).filter(|row| is_dropping(self.name(*row))) {
-            let (name, len_bytes) = (self.name(row).as_bytes(), self.len_bytes(row));
+            let name = self.name(row).as_bytes();
+            let len_bytes = self.len_bytes(row);
             counts.add(HIDDEN, Role::SetAside, len_bytes, name);
         }
         *self = self.only(&|name| !is_dropping(name));

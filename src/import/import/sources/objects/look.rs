@@ -173,9 +173,8 @@ fn list_all(
         }
     }
     // Many objects are looked up at once.
-    let given = map_at_once(OPENING, &places, |(client, place)| match place.is_folder() {
-        true => Ok(None),
-        false => Ok(Some(client.file(place.key()))),
+    let given = map_at_once(OPENING, &places, |(client, place)| {
+        if place.is_folder() { Ok(None) } else { Ok(Some(client.file(place.key()))) }
     })?;
     let mut all = Vec::new();
     for ((client, place), given) in places.into_iter().zip(given) {
@@ -251,20 +250,19 @@ fn auto(
         };
         return shards_only(listed, kind);
     }
-    match listed.iter().all(|one| one.is_given) {
-        false => samples(listed),
-        true => {
-            for (one, first, content) in contents {
-                let start = one.start(first, START_BYTES)?;
-                if content != Content::Other || !is_text(&start) {
-                    let text = "cannot tell what this object is";
-                    return Err(Error::new(ErrorKind::BadSource, text)
-                        .target(format!("{}{}", one.address(), one.name(first)))
-                        .hint("say it with --from tar|webdataset|tfrecord|list|parquet|..."));
-                }
+    if listed.iter().all(|one| one.is_given) {
+        for (one, first, content) in contents {
+            let start = one.start(first, START_BYTES)?;
+            if content != Content::Other || !is_text(&start) {
+                let text = "cannot tell what this object is";
+                return Err(Error::new(ErrorKind::BadSource, text)
+                    .target(format!("{}{}", one.address(), one.name(first)))
+                    .hint("say it with --from tar|webdataset|tfrecord|list|parquet|..."));
             }
-            lists(&listed, clients, indexing)
         }
+        lists(&listed, clients, indexing)
+    } else {
+        samples(listed)
     }
 }
 
@@ -370,9 +368,10 @@ fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
             indexes(one, kind)?.into_iter().flat_map(|(parts, _)| parts).collect();
         let is_other = |row: &usize| {
             let name = one.name(*row).as_bytes();
-            let is_part = match has_index(kind) {
-                true => is_index(name) || parts.contains(Path::new(one.name(*row))),
-                false => is_shard_of(kind, one.name(*row)),
+            let is_part = if has_index(kind) {
+                is_index(name) || parts.contains(Path::new(one.name(*row)))
+            } else {
+                is_shard_of(kind, one.name(*row))
             };
             !one.is_given && !is_part && !is_side_file(name)
         };
@@ -407,7 +406,8 @@ fn has_index(kind: SourceKind) -> bool {
 fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)>> {
     let rows = (0..one.len()).filter(|row| has_index(kind) && is_index(one.name(*row).as_bytes()));
     rows.map(|row| {
-        let (index, path) = (one.start(row, MAX_INDEX_BYTES)?, PathBuf::from(one.name(row)));
+        let index = one.start(row, MAX_INDEX_BYTES)?;
+        let path = PathBuf::from(one.name(row));
         Ok((row_indexes::parts_of(&path, &index), path))
     })
     .collect()
@@ -415,7 +415,8 @@ fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)
 
 /// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
 fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
-    let (mut files, mut objects) = (Vec::new(), Vec::<(Client, Vec<Object>)>::new());
+    let mut files = Vec::new();
+    let mut objects = Vec::<(Client, Vec<Object>)>::new();
     let mut file_counts = FileCounts::default();
     let what = match kind {
         SourceKind::TfRecord => "TFRecord shard",
@@ -428,11 +429,13 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
         let merged = row_indexes::merged(&indexes(one, kind)?);
         let mut of_this = Vec::new();
         for row in 0..one.len() {
-            let (name, len) = (one.name(row).as_bytes(), one.len_bytes(row));
+            let name = one.name(row).as_bytes();
+            let len = one.len_bytes(row);
             if has_index(kind) && !is_index(name) {
-                let (what, role) = match is_side_file(name) {
-                    true => ("side file", Role::SetAside),
-                    false => ("shard of an index", Role::Shard),
+                let (what, role) = if is_side_file(name) {
+                    ("side file", Role::SetAside)
+                } else {
+                    ("shard of an index", Role::Shard)
                 };
                 file_counts.add(what, role, len, name);
                 continue;
@@ -510,7 +513,8 @@ fn lists(
     let mut file_counts = FileCounts::default();
     for one in listed {
         for row in 0..one.len() {
-            let (text, name) = (one.start(row, u64::MAX)?, one.name(row));
+            let text = one.start(row, u64::MAX)?;
+            let name = one.name(row);
             file_counts.add("list", Role::List, text.len() as u64, name.as_bytes());
             let path = PathBuf::from(format!("{}{name}", one.address()));
             let beside = Some((one.client.clone(), one.prefix.clone()));

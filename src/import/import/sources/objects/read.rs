@@ -136,7 +136,8 @@ fn fetch(
     range: std::ops::Range<u64>,
 ) -> Pending {
     let root = &roots[payload.container as usize];
-    let (key, len) = (root.key_of(index.name(row)), payload.len_bytes.into());
+    let key = root.key_of(index.name(row));
+    let len = payload.len_bytes.into();
     root.client.fetch_stamped(&key, len, payload.offset_or_stamp, range)
 }
 
@@ -177,7 +178,8 @@ impl ObjectStreams {
         objects: Vec<(Client, Vec<Object>)>,
         begin: u64,
     ) -> ObjectStreams {
-        let (readers, failure) = (objects.into_iter(), Arc::default());
+        let readers = objects.into_iter();
+        let failure = Arc::default();
         ObjectStreams { readers, begin, current: None, failure }
     }
 
@@ -187,7 +189,8 @@ impl ObjectStreams {
             if let Some(current) = &self.current
                 && current.lock().next_object().is_some()
             {
-                let (reader, failure) = (Arc::clone(current), Arc::clone(&self.failure));
+                let reader = Arc::clone(current);
+                let failure = Arc::clone(&self.failure);
                 return Some(Shard { reader, failure });
             }
             let (client, objects) = self.readers.next()?;

@@ -76,14 +76,11 @@ pub(super) fn only(listed: Vec<Listed>, splits: &[String]) -> Result<Vec<Listed>
         names.filter(|name| data(name)).filter_map(split_of).collect();
     let wanted: Vec<&str> = splits.iter().map(|own| canonical(own).unwrap_or(own)).collect();
     if let Some(missing) = wanted.iter().find(|own| !found.contains(**own)) {
-        let text = match found.is_empty() {
-            true => format!(
-                "the files do not say of which split they are, so {missing} cannot be taken"
-            ),
-            false => {
-                let found = found.iter().map(|split| &**split).collect::<Vec<_>>().join(", ");
-                format!("there is no split {missing}; there are {found}")
-            }
+        let text = if found.is_empty() {
+            format!("the files do not say of which split they are, so {missing} cannot be taken")
+        } else {
+            let found = found.iter().map(|split| &**split).collect::<Vec<_>>().join(", ");
+            format!("there is no split {missing}; there are {found}")
         };
         let address = listed.first().map(Listed::address).unwrap_or_default();
         return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));

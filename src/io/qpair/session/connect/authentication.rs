@@ -90,10 +90,7 @@ impl Authentication {
             // No cipher suite has SHA-512.
             hashes: Hash::ALL[..if concatenates { 2 } else { 3 }].to_vec(),
             groups: GROUPS.to_vec(),
-            concatenation: match concatenates {
-                true => Concatenation::Required,
-                false => Concatenation::No,
-            },
+            concatenation: if concatenates { Concatenation::Required } else { Concatenation::No },
         };
         let names = (terms.host.nqn.clone(), terms.subnqn.clone());
         let tid = (randomness.sequence & 0xFFFF) as u16;
@@ -122,10 +119,7 @@ impl Authentication {
             Ok(_) => {}
             Err(error) => return Err(Failure::new(ErrorKind::Corrupt, error.to_string())),
         }
-        let next = match self.is_receiving {
-            true => self.host.handle(message),
-            false => self.host.sent(),
-        };
+        let next = if self.is_receiving { self.host.handle(message) } else { self.host.sent() };
         self.step(next)
     }
 

@@ -77,7 +77,8 @@ impl Peer {
 
 /// A channel whose Connect command has arrived, and that command.
 fn connecting(now: Instant, qid: u16) -> (Channel<Vec<u8>>, Peer, CommandId) {
-    let (mut channel, mut peer) = (Channel::new(now, terms(qid)), Peer::new());
+    let mut channel = Channel::new(now, terms(qid));
+    let mut peer = Peer::new();
     assert_eq!(channel.stage(), Some("TCP connect"));
     channel.handle_connected(now);
     assert_eq!(channel.stage(), Some("initialising the connection"));
@@ -201,9 +202,11 @@ fn authenticated(
     let mut terms = terms(0);
     let mut controller = auth::Controller::new(terms_of_controller(&terms), &randomness_of(0x55));
     terms.host.credentials = Some(credentials);
-    let (mut channel, mut peer) = (Channel::new(now, terms), Peer::new());
+    let mut channel = Channel::new(now, terms);
+    let mut peer = Peer::new();
     channel.handle_connected(now);
-    let (mut sends, mut fctypes) = (None::<Vec<u8>>, Vec::new());
+    let mut sends = None::<Vec<u8>>;
+    let mut fctypes = Vec::new();
     for _ in 0..32 {
         peer.exchange(now, &mut channel);
         while let Some((id, sqe, data)) = peer.came.pop() {
@@ -334,7 +337,8 @@ fn a_controller_that_must_authenticate_and_does_not_is_refused() {
     let now = Instant::now();
     let mut terms = terms(0);
     terms.host.credentials = Some(credentials(true));
-    let (mut channel, mut peer) = (Channel::<Vec<u8>>::new(now, terms), Peer::new());
+    let mut channel = Channel::<Vec<u8>>::new(now, terms);
+    let mut peer = Peer::new();
     channel.handle_connected(now);
     peer.exchange(now, &mut channel);
     assert!(channel.poll_event(now).is_none());

@@ -112,7 +112,8 @@ impl Secured {
             let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
                 std::array::from_fn(|_| IoSliceMut::new(&mut []));
             let used = connection.poll_receive(scratch, &mut slices);
-            let (mut filled, mut is_drained) = (0, false);
+            let mut filled = 0;
+            let mut is_drained = false;
             for slice in &mut slices[..used] {
                 let len = self.session.open(slice).map_err(LinkError::Tls)?;
                 filled += len;

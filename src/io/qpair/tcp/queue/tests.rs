@@ -74,7 +74,8 @@ fn begin_session(remote: &Remote<Tcp>) {
         ..Identified::default()
     };
     let later = Instant::now() + Duration::from_secs(1); // any wait between rounds is over
-    let (now, namespaces) = (later, remote.describe(&identified));
+    let now = later;
+    let namespaces = remote.describe(&identified);
     remote.with(|lifecycle| {
         lifecycle.handle_time(now, "connecting");
         lifecycle.handle_ready(now, JoinInfo::default(), &identified, namespaces);
@@ -92,7 +93,8 @@ fn run(pair: &mut TcpQueuePair, op: IoOp, lba: u64, limit: Duration) -> Option<C
 }
 
 fn wait(pair: &mut TcpQueuePair, limit: Duration) -> Option<Completion> {
-    let (start, mut done) = (Instant::now(), Vec::new());
+    let start = Instant::now();
+    let mut done = Vec::new();
     while start.elapsed() < limit {
         if pair.poll(Instant::now(), 1, &mut done) > 0 {
             return done.pop();

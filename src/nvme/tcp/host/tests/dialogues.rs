@@ -41,7 +41,8 @@ proptest! {
     ) {
         let mut peer = Peer::new(Digests::from_bits(bits));
         peer.cuts = cuts;
-        let (mut taken, mut back) = (0, 0);
+        let mut taken = 0;
+        let mut back = 0;
         let mut flip = None;
         for step in moves {
             let bytes = match step {

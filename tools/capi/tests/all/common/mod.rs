@@ -94,7 +94,8 @@ fn has_asan() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
-        let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
+        let source = folder.path().join("a.c");
+        let program = folder.path().join("a");
         fs::write(&source, "int main(void) { return 0; }").unwrap();
         let mut cc = Command::new("cc");
         cc.arg("-fsanitize=address,undefined").arg(&source).arg("-o").arg(&program);
@@ -182,7 +183,8 @@ impl Source {
 
     pub(crate) fn import(&self, from: &str, to: &str) {
         let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
-        let (from, to) = (self.temp.path().join(from), Address::from_path(self.path(to)));
+        let from = self.temp.path().join(from);
+        let to = Address::from_path(self.path(to));
         import(&[from], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
     }
 

@@ -52,7 +52,8 @@ fn bound(loads: &Loads) -> Bound {
 impl Bound {
     fn words(self, loads: &Loads) -> String {
         let rate = |load: &Load| format!("{}/s", text::bytes(load.bytes_per_s() as u64));
-        let (one, four) = (rate(&loads.one), rate(&loads.four));
+        let one = rate(&loads.one);
+        let four = rate(&loads.four);
         match self {
             Bound::Machine => format!(
                 "The processors of this machine are the bound: they ran {} of the time at {four}.",
@@ -131,7 +132,8 @@ mod tests {
 
     #[test]
     fn each_bound_is_told_from_the_others() {
-        let (idle, full) = (0.2, 1.0);
+        let idle = 0.2;
+        let full = 1.0;
         assert_eq!(bound(&loads(load(1000, full, 0.3), load(3000, full, 0.9))), Bound::Thread);
         assert_eq!(bound(&loads(load(1000, idle, 0.1), load(3500, 0.3, 0.2))), Bound::RoundTrip);
         assert_eq!(bound(&loads(load(1000, idle, full), load(3000, 0.3, full))), Bound::Machine);

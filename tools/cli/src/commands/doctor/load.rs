@@ -173,10 +173,14 @@ fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration)
     let mut places = Places::new(namespace.num_blocks / blocks, index, plan.pairs);
     let mut latency_ns = histogram();
     let mut bufs: Vec<IoBuf> = (0..plan.depth).map(|_| faulted_in(plan.io_bytes)).collect();
-    let (mut at, mut sent) = (vec![Lba(0); plan.depth], vec![Instant::now(); plan.depth]);
+    let mut at = vec![Lba(0); plan.depth];
+    let mut sent = vec![Instant::now(); plan.depth];
     let mut free: Vec<usize> = (0..plan.depth).collect();
-    let (mut pending, mut done) = (VecDeque::new(), Vec::new());
-    let (mut reads, began, cpu) = (0, Instant::now(), thread_cpu());
+    let mut pending = VecDeque::new();
+    let mut done = Vec::new();
+    let mut reads = 0;
+    let began = Instant::now();
+    let cpu = thread_cpu();
     let until = began + slice;
     loop {
         let mut now = Instant::now();

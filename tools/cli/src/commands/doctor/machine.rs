@@ -95,9 +95,8 @@ fn drives(devices: &[PathBuf]) -> Vec<(String, Option<String>)> {
 }
 
 pub(super) fn findings(machine: &Machine) -> Vec<Finding> {
-    let finding = |check, good, found: String, mend: &str| match good {
-        true => Finding::good(check, found),
-        false => Finding::bad(check, found, mend),
+    let finding = |check, good, found: String, mend: &str| {
+        if good { Finding::good(check, found) } else { Finding::bad(check, found, mend) }
     };
     let (all, free) = machine.huge_pages;
     let memlock = match machine.memlock_bytes {
@@ -165,9 +164,10 @@ pub(super) fn findings(machine: &Machine) -> Vec<Finding> {
         finding(
             "permissions",
             usable,
-            match machine.is_root {
-                true => "root".to_owned(),
-                false => format!("{} VFIO groups can be opened", machine.vfio_usable),
+            if machine.is_root {
+                "root".to_owned()
+            } else {
+                format!("{} VFIO groups can be opened", machine.vfio_usable)
             },
             "for drives as this user: as root, chown the group's file in /dev/vfio to them, or run \
              as root",

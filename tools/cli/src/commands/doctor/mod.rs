@@ -113,12 +113,11 @@ fn print(
     report: impl FnOnce(&[Finding], &dyn Fn(&str) -> String) -> Vec<String>,
 ) -> Result<(), Failure> {
     let mut out = Out::new();
-    match json {
-        true => findings.iter().try_for_each(|finding| out.json(finding))?,
-        false => {
-            let lines = report(findings, &|text| out.green(text));
-            lines.into_iter().try_for_each(|line| out.line(line))?;
-        }
+    if json {
+        findings.iter().try_for_each(|finding| out.json(finding))?
+    } else {
+        let lines = report(findings, &|text| out.green(text));
+        lines.into_iter().try_for_each(|line| out.line(line))?;
     }
     out.flush()?;
     Ok(())
@@ -138,7 +137,8 @@ fn examine(
     };
     let addresses = &resolved.sites[0];
     let named = resolved.named.map(|Named { name, .. }| {
-        let (stands_for, sites) = (Address::list_to_string(addresses), resolved.sites.len());
+        let stands_for = Address::list_to_string(addresses);
+        let sites = resolved.sites.len();
         let sites = text::counted(sites as u64, "site");
         Finding::good("name", format!("{name} stands for {stands_for}, the first of {sites}"))
     });
@@ -216,12 +216,11 @@ impl Opened {
             Some(Ok(devices)) => devices.into_iter().flatten().collect::<Vec<_>>(),
             _ => return Err(error),
         };
-        match devices.is_empty() {
-            true => Err(error),
-            false => {
-                let what = format!("no data set to open ({error})");
-                Ok(Opened { devices, what, mean_sample_bytes: None })
-            }
+        if devices.is_empty() {
+            Err(error)
+        } else {
+            let what = format!("no data set to open ({error})");
+            Ok(Opened { devices, what, mean_sample_bytes: None })
         }
     }
 

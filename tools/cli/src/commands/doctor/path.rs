@@ -112,9 +112,10 @@ impl Place {
     }
 
     fn name(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
         }
     }
 
@@ -126,14 +127,16 @@ impl Place {
             Finding::bad("reachable", format!("the name {} does not resolve: {error}", self.host), mend)
         })?;
         let resolved: Vec<SocketAddr> = resolved.collect();
-        let (name_took, began) = (began.elapsed(), Instant::now());
+        let name_took = began.elapsed();
+        let began = Instant::now();
         let stream = connect(&resolved).map_err(|error| {
             let found = format!("no TCP connection to {}: {error}", self.name());
             Finding::bad("reachable", found, self.mend)
         })?;
         let micros =
             |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-        let (took, name_took) = (micros(began.elapsed()), micros(name_took));
+        let took = micros(began.elapsed());
+        let name_took = micros(name_took);
         Ok((stream, format!("TCP connects in {took}, after {name_took} for the name")))
     }
 }
@@ -209,16 +212,17 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
         text::bytes(under_way)
     );
     // The window that is advertised is at most half of the buffer by default (tcp_adv_win_scale).
-    Some(match under_way * 2 <= most {
-        true => Finding::good("buffers", found),
-        false => Finding::bad(
+    Some(if under_way * 2 <= most {
+        Finding::good("buffers", found)
+    } else {
+        Finding::bad(
             "buffers",
             found,
             format!(
                 "as root: sysctl net.ipv4.tcp_rmem=\"4096 131072 {most}\" here, and tcp_wmem at the target",
                 most = (under_way * 4).next_power_of_two()
             ),
-        ),
+        )
     })
 }
 
@@ -254,9 +258,10 @@ pub(super) fn clock(root: &Path) -> Finding {
     };
     let mhz: Vec<f64> = field("cpu MHz").iter().filter_map(|value| value.parse().ok()).collect();
     // Processors other than x86 state no clock there.
-    let mean = match mhz.is_empty() {
-        true => khz("scaling_cur_freq").map(|khz| khz / 1e3),
-        false => Some(mhz.iter().sum::<f64>() / mhz.len() as f64),
+    let mean = if mhz.is_empty() {
+        khz("scaling_cur_freq").map(|khz| khz / 1e3)
+    } else {
+        Some(mhz.iter().sum::<f64>() / mhz.len() as f64)
     };
     let most = khz("cpuinfo_max_freq").filter(|&most| most > 0.0);
     let share = mean.zip(most).map(|(mean, most)| mean * 1e3 / most);
@@ -311,8 +316,8 @@ mod tests {
     #[test]
     fn a_clock_that_is_held_down_is_told_from_one_that_is_not() {
         let cpufreq = "sys/devices/system/cpu/cpu0/cpufreq";
-        let (governor, most) =
-            (format!("{cpufreq}/scaling_governor"), format!("{cpufreq}/cpuinfo_max_freq"));
+        let governor = format!("{cpufreq}/scaling_governor");
+        let most = format!("{cpufreq}/cpuinfo_max_freq");
         let cpu = "processor\t: 0\nmodel name\t: Some CPU\ncpu MHz\t\t: 1200.000\n";
         let slow = root(&[("proc/cpuinfo", cpu), (&governor, "powersave\n"), (&most, "3600000\n")]);
         let found = clock(slow.path());

@@ -61,7 +61,8 @@ impl Screen {
             changed: Condvar::new(),
             hangs_up: AtomicBool::new(false),
         });
-        let (from, to) = (main.try_clone().expect("a descriptor"), Arc::clone(&emulator));
+        let from = main.try_clone().expect("a descriptor");
+        let to = Arc::clone(&emulator);
         let reader = Some(thread::spawn(move || to.take_all(from)));
         Screen { child, main: Some(main), emulator, modes, reader }
     }
@@ -155,7 +156,8 @@ impl Drop for Screen {
 
 impl Emulator {
     fn take_all(&self, main: OwnedFd) {
-        let (mut main, mut bytes) = (File::from(main), [0; 4096]);
+        let mut main = File::from(main);
+        let mut bytes = [0; 4096];
         let look = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         while !self.hangs_up.load(Ordering::Relaxed) {
             let mut fds = [PollFd::new(&main, PollFlags::IN)];
