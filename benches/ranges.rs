@@ -106,7 +106,8 @@ fn whole(dataset: &Dataset, id: SampleId) {
 
 /// Prints what `count` calls of `work` cost that want `len` bytes each.
 fn measure(from: &str, what: &str, count: u64, len: u64, dataset: &Dataset, work: impl Fn(u64)) {
-    let (before, start): (ReadStats, _) = (dataset.stats(), Instant::now());
+    let before: ReadStats = dataset.stats();
+    let start = Instant::now();
     (0..count).for_each(work);
     let seconds = start.elapsed().as_secs_f64();
     let bytes = (dataset.stats().bytes - before.bytes) / count;

@@ -55,8 +55,8 @@ fn main() {
         let arguments = ["--side", image, "--window", &window_text, "--order", order];
         let line = Side::start(&arguments).line();
         let (directory, peak) = line.split_once(' ').expect("two numbers");
-        let (directory, peak): (u64, u64) =
-            (directory.parse().expect("a number"), peak.parse().expect("a number"));
+        let directory: u64 = directory.parse().expect("a number");
+        let peak: u64 = peak.parse().expect("a number");
         let data = count * options.number("len");
         println!(
             "{count:>10}{:>10.0}{:>12.1}{:>12.1}{:>14.1}",

@@ -7,6 +7,8 @@ mod documents;
 mod source;
 #[path = "tidy/uses.rs"]
 mod uses;
+#[path = "tidy/words.rs"]
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use source::{Source, without_comments_and_strings};
 
-/// Who may use whom inside a crate: the crate's folder, its module, then the modules of the crate that it may
+/// Permitted uses inside a crate: the crate's folder, its module, then the modules of the crate that it may
 /// name. Which crate may use which, their manifests say.
 const LAYERS: &[(&str, &str, &str)] = &[
     ("base", "units", ""),
@@ -80,15 +82,15 @@ const PURE: &str = "units checksum permutation metrics nvme auth tcp format dire
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/io/qpair/session/";
 
-/// What pure modules may name of others: memory, errors, and the counters of several threads.
+/// Modules and names that pure modules may name: memory, errors, and the counters of several threads.
 const PURE_MAY_NAME: &str = "buf error sync Error ErrorKind Result";
 
-/// What a pure module has no business with.
+/// Names that no pure module has.
 const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \
      std::fs std::thread std::env std::process std::os::fd \
      Instant::now SystemTime HashMap HashSet RandomState getrandom rustix socket2 libc parking_lot crossbeam";
 
-/// Where `unsafe` may be written.
+/// Files and folders in which `unsafe` may be written.
 const UNSAFE_HOMES: &str = "src/base/buf/ src/base/process/id.rs src/base/process/at_fork.rs src/base/process/ours.rs \
      src/io/spdk/ src/io/qpair/uring src/io/tls/openssl.rs src/io/tls/keyring.rs vendor/spdk-sys/ \
      tools/capi/ tools/preload/ tools/python/src/ffi.rs tools/bench/src/engine/uring.rs \
@@ -237,6 +239,20 @@ fn every_file_says_first_what_it_is_and_none_grows_too_long_or_too_wide() {
             if line.chars().count() > MAX_COLUMNS {
                 wrong.push(format!("{}:{number}: wider than {MAX_COLUMNS} columns", source.path));
             }
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn comments_begin_with_what_the_thing_is_and_no_pair_is_made_to_be_taken_apart() {
+    let mut wrong = Vec::new();
+    for source in rust_files() {
+        for line in words::vague_comments(&source.text) {
+            wrong.push(format!("{}:{line}: begin with a noun phrase or a verb", source.path));
+        }
+        for line in words::needless_pairs(&source.code) {
+            wrong.push(format!("{}:{line}: write two lets", source.path));
         }
     }
     assert_none(wrong);
@@ -495,7 +511,7 @@ fn reached_files() -> BTreeMap<String, bool> {
     reached
 }
 
-/// Whether `code` has `word` not as a part of a longer name.
+/// Returns whether `code` has `word`, not as a part of a longer name.
 fn contains_path(code: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).any(|(at, _)| {

@@ -449,7 +449,7 @@ const LOCAL: &[Row] = &[
     ),
 ];
 
-/// What checksums cost.
+/// The cost of checksums.
 const VERIFICATION: &[Row] = &[
     ratio(
         "verify-4k-grouped",

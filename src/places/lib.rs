@@ -149,7 +149,7 @@ impl Default for PlaceOptions {
     }
 }
 
-/// What a client has done so far.
+/// Counts of a client's requests so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PlaceStats {
     /// Requests sent.

@@ -56,7 +56,8 @@ fn of_profile(config: &str, credentials: &str, profile: &str) -> Option<Pairs> {
 
 /// The pairs of a section; lines that are indented belong to the setting above and are passed over.
 fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<Pairs> {
-    let (mut found, mut inside): (Option<Pairs>, bool) = (None, false);
+    let mut found: Option<Pairs> = None;
+    let mut inside: bool = false;
     for line in text.lines().filter(|line| !line.starts_with(['#', ';', ' ', '\t'])) {
         if let Some(name) =
             line.trim_end().strip_prefix('[').and_then(|line| line.strip_suffix(']'))

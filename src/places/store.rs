@@ -149,9 +149,9 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
             .settings
             .iter()
             .any(|(key, _)| key == "aws_access_key_id" || key == "aws_skip_signature");
-    let profile = profile::settings(&environment).or_else(|error| match has_own {
-        true => Ok(Vec::new()), // as Amazon's tools do: keys of the environment suffice
-        false => Err(error),
+    let profile = profile::settings(&environment).or_else(|error| {
+        // As Amazon's tools do: keys of the environment suffice.
+        if has_own { Ok(Vec::new()) } else { Err(error) }
     })?;
     let of_profile = profile.into_iter().filter(|(key, _)| {
         let is_key = !matches!(&**key, "aws_region" | "aws_endpoint_url");

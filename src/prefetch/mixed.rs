@@ -167,10 +167,11 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     }
     let span = span_of(mix, options, window_bytes);
     let patience = working_set::patience(options).div_ceil(span as u64);
-    let max_spans = match batching.iter().all(|how| *how == Batching::Chunk) {
-        true => MAX_PLANNED,
+    let max_spans = if batching.iter().all(|how| *how == Batching::Chunk) {
+        MAX_PLANNED
+    } else {
         // As many batches are under way as in a run over one data set.
-        false => (MAX_UNDER_WAY / span).max(2),
+        (MAX_UNDER_WAY / span).max(2)
     };
     Ok(MixPlan { batching, patience, window_bytes, span, max_spans })
 }

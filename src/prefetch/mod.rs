@@ -647,9 +647,8 @@ impl Poller {
             }
             running.run();
         })?;
-        let thread = Some(thread);
         let divider = Divider::default();
-        Ok(Poller { thread, window, shared, ready, next: 0, recycle, waker, divider })
+        Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, recycle, waker, divider })
     }
 
     /// Returns the batch's memory, and its vectors for reuse.

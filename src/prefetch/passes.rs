@@ -244,14 +244,14 @@ impl Share {
     /// planned.
     fn of(&mut self, len: usize, wanted: usize, is_first: bool) -> usize {
         let all = self.of_section * len as f64;
-        let share = match is_first {
-            true => {
-                self.num_opened += 1;
-                let nth = self.num_opened % self.num_open + 1;
-                all * nth as f64 / self.num_open as f64
-            }
-            false if wanted as f64 <= LAST_PASS * all => wanted as f64,
-            false => all,
+        let share = if is_first {
+            self.num_opened += 1;
+            let nth = self.num_opened % self.num_open + 1;
+            all * nth as f64 / self.num_open as f64
+        } else if wanted as f64 <= LAST_PASS * all {
+            wanted as f64
+        } else {
+            all
         };
         (share.ceil() as usize).clamp(1, wanted.max(1))
     }

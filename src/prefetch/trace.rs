@@ -51,8 +51,8 @@ impl Trace {
 
     fn poller(&self, begin: Instant, end: Instant, what: What) {
         let began = self.began(begin);
-        let (begin, len) =
-            (begin.saturating_duration_since(began), end.saturating_duration_since(begin));
+        let len = end.saturating_duration_since(begin);
+        let begin = begin.saturating_duration_since(began);
         let mut events = self.run().poller.lock();
         if let Some(last) = events.last_mut()
             && goes_on(last.what, what)

@@ -327,10 +327,11 @@ impl Pump {
     /// Submits, polls, and verifies some of what has completed. Returns whether it made progress.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         let submitted = self.submit(now);
-        match self.arrived.is_empty() {
-            true => _ = self.group.poll(now, usize::MAX, &mut self.completions),
+        if self.arrived.is_empty() {
+            self.group.poll(now, usize::MAX, &mut self.completions);
+        } else {
             // Verify what has arrived before polling: copying engines would evict it from the cache.
-            false => self.group.start(),
+            self.group.start();
         }
         for (_, completion) in self.completions.drain(..) {
             self.outstanding -= 1;

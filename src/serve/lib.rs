@@ -82,7 +82,7 @@ pub struct Target {
     counters: Arc<Counters>,
     mailboxes: Arc<[Mailbox]>,
     threads: Vec<Thread>,
-    /// Whether the thread that computes for authentications runs.
+    /// True while the thread that computes for authentications runs.
     authenticates: bool,
     /// Why a poller died, if one did.
     fate: Fate,
@@ -92,7 +92,7 @@ pub struct Target {
     _metered: Registration,
 }
 
-/// What a target counts, and under which name.
+/// A source of metrics: a target's counters, under its name.
 struct Meter {
     subsystem: Arc<Subsystem>,
     counters: Arc<Counters>,
@@ -360,7 +360,7 @@ impl Target {
         self.apply(self.mailboxes.iter().map(|_| What::StopListening).collect())
     }
 
-    /// Whether no host is connected any more.
+    /// Returns whether no host is connected any more.
     pub fn is_drained(&self) -> bool {
         self.subsystem.num_controllers() == 0
     }

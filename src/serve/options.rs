@@ -136,10 +136,12 @@ impl Access {
 impl HostKeys {
     /// The rule for authentications on plain connections to generate a key of TLS: no, optional or required.
     pub(super) fn concatenation(&self) -> Concatenation {
-        match self.must_concat {
-            true => Concatenation::Required,
-            false if tls::IS_SUPPORTED => Concatenation::Optional,
-            false => Concatenation::No,
+        if self.must_concat {
+            Concatenation::Required
+        } else if tls::IS_SUPPORTED {
+            Concatenation::Optional
+        } else {
+            Concatenation::No
         }
     }
 }

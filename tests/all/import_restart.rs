@@ -137,7 +137,8 @@ fn an_image_file_is_as_long_as_what_it_holds_also_after_an_interruption() {
             chunk_size_bytes: 1 << 20,
             ..options(onto)
         };
-        let (sources, image) = ([PathBuf::from("s3://bucket/x")], [Address::from_path(&path)]);
+        let sources = [PathBuf::from("s3://bucket/x")];
+        let image = [Address::from_path(&path)];
         import(&sources, &image, &options, &ConnectOptions::default(), &mut After(after))
     };
     import_to_file(Onto::Empty, 800).unwrap_err();

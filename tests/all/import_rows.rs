@@ -365,8 +365,7 @@ fn columns_that_are_not_there_are_refused_and_others_can_be_chosen() {
 #[test]
 fn classes_are_numbered_by_name_whichever_rows_are_left_out() {
     let dir = tempfile::tempdir().unwrap();
-    let lines = dir.path().join("a.jsonl");
-    let more = dir.path().join("b.jsonl");
+    let [lines, more] = ["a.jsonl", "b.jsonl"].map(|name| dir.path().join(name));
     let rows = "{\"id\": \"a\", \"kind\": \"cat\", \"x\": \"1\"}\n\
                 {\"id\": \"a\", \"kind\": \"twice\", \"x\": \"1\"}\n\
                 {\"id\": \"b\", \"kind\": \"empty\"}\n\

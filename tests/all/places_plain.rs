@@ -121,7 +121,8 @@ fn serve(mut stream: &TcpStream, habit: Habit, seen: &Seen) -> io::Result<()> {
         };
         seen.agents.lock().unwrap().push(agent);
         let (first, last) = range.split_once('-').unwrap();
-        let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+        let first: usize = first.parse().unwrap();
+        let last: usize = last.parse().unwrap();
         let body = &all[first..=last];
         let len = last + 1 - first;
         let common = format!("{common}Content-Range: bytes {first}-{last}/{}\r\n", all.len());

@@ -121,10 +121,9 @@ fn read((address, settings): &(String, Vec<(String, String)>)) -> Result<Vec<u8>
 fn nothing_of_a_credential_goes_to_another_origin() {
     let other = Server::of_a_file();
     let url = format!("http://{}/there", other.address);
-    let first = Server::redirecting(move |head| match head.contains("/api/") {
+    let first = Server::redirecting(move |head| {
         // The hub says itself which commit a revision is.
-        true => "ftp://nowhere/".to_owned(),
-        false => url.clone(),
+        if head.contains("/api/") { "ftp://nowhere/".to_owned() } else { url.clone() }
     });
     for door in first.doors().iter().filter(|(address, _)| !address.starts_with("hf:")) {
         assert_eq!(read(door).unwrap(), b"content", "{}", door.0);

@@ -667,10 +667,12 @@ fn a_too_small_window_reads_a_little_more_and_not_a_thousandfold() {
             (0.2, chunk),
         ] {
             let cost = cost_in_a_window(&fixture, (16, 12), window, batch_size, batching);
-            let most = match window >= 0.5 {
-                true => 2.2,
-                false if len >= 4096 => 2.0,
-                false => 1.2 * single.min(1.0 + 1.0 / window),
+            let most = if window >= 0.5 {
+                2.2
+            } else if len >= 4096 {
+                2.0
+            } else {
+                1.2 * single.min(1.0 + 1.0 / window)
             };
             let what =
                 format!("{len} bytes, window {window}, {batching:?}: {cost:.3} of {most:.3}");

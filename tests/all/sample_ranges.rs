@@ -485,7 +485,8 @@ fn settle(dataset: &Dataset) {
 
 /// The bytes of an image as a release wrote it that knew no checksums of pieces.
 fn without_pieces(bytes: &[u8]) -> Vec<u8> {
-    let (mut bytes, (_, image)) = (bytes.to_vec(), counted(bytes));
+    let (_, image) = counted(bytes);
+    let mut bytes = bytes.to_vec();
     for chunk in 0..image.directory().num_chunks() {
         let info = image.directory().chunk(chunk);
         let at = info.offset_bytes as usize;

@@ -267,7 +267,8 @@ fn child_reads_as_a_rank() {
         panic!("five words, not {job}")
     };
     let address: Address = address.parse().unwrap();
-    let (folder, rank): (&Path, u32) = (Path::new(folder), rank.parse().unwrap());
+    let folder: &Path = Path::new(folder);
+    let rank: u32 = rank.parse().unwrap();
     let hostnqn = Some(Nqn::new("nqn.2026-11.io.dlfs:node").unwrap());
     let peers = PeerOptions {
         round: start.to_owned(),

@@ -348,7 +348,8 @@ fn a_run_over_a_view_resumes_at_any_point_with_other_ranks_and_batches_as_a_mode
         let model = Model::new(fixture.dataset.directory(), &ids);
         let kind = ORDERS[random.below(5) as usize];
         let spec = OrderSpec { kind, seed: random.below(1000) };
-        let (mut state, mut epoch): (Option<State>, u64) = (None, 0);
+        let mut state: Option<State> = None;
+        let mut epoch: u64 = 0;
         let mut sequence = Vec::new();
         // Runs end after some batches, and others go on from their state.
         for _ in 0..4 {

@@ -126,7 +126,7 @@ fn ranks_read_what_the_arithmetic_says_and_go_on_anywhere_with_others() {
                         rank: rank as u32,
                         world_size: world_size as u32,
                         resume: state.clone(),
-                        batching: (batch % 2 == 0).then_some(Batching::Sample),
+                        batching: batch.is_multiple_of(2).then_some(Batching::Sample),
                         ..options(&weights, batch as usize, epochs)
                     };
                     let in_epoch = len - consumed % len;

@@ -219,10 +219,11 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64, is_small: bo
         "name": "Malloc0", "num_blocks": (mib << 20) / block_len_bytes, "block_size": block_len_bytes,
         "uuid": "11223344-5566-7788-99aa-bbccddeeff00",
     });
-    let tcp = match is_small {
-        true => json!({"trtype": "TCP", "num_shared_buffers": 127, "buf_cache_size": 8}),
+    let tcp = if is_small {
+        json!({"trtype": "TCP", "num_shared_buffers": 127, "buf_cache_size": 8})
+    } else {
         // As deep as that of vfio-user.
-        false => json!({"trtype": "TCP", "max_queue_depth": 256}),
+        json!({"trtype": "TCP", "max_queue_depth": 256})
     };
     let [tcp_listener, vfio_user_listener] = listen_addresses(folder, port)
         .map(|address| json!({"nqn": NQN, "listen_address": address}));

@@ -190,7 +190,8 @@ impl Shared {
 /// The range that is asked for, of a file of this length.
 fn span(range: &str, len: usize) -> Option<(usize, usize)> {
     let (first, last) = range.split_once('-').unwrap();
-    let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+    let first: usize = first.parse().unwrap();
+    let last: usize = last.parse().unwrap();
     (first < len).then(|| (first, len.min(last + 1)))
 }
 

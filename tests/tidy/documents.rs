@@ -364,7 +364,7 @@ fn figures(paragraph: &str, has_results: bool) -> Vec<String> {
     found
 }
 
-/// Whether `text` contains `number`, not as part of a longer one.
+/// Returns whether `text` contains `number`, not as part of a longer one.
 fn has_number(text: &str, number: &str) -> bool {
     let digit_at = |at: Option<char>| at.is_some_and(|c| c.is_ascii_digit());
     text.match_indices(number).any(|(at, _)| {

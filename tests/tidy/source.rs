@@ -12,7 +12,7 @@ pub(crate) struct Source {
     pub(crate) text: String,
     /// The text without comments and contents of strings; lines stay where they are.
     pub(crate) code: String,
-    /// Whether only tests use it.
+    /// True if only tests use it.
     pub(crate) is_test: bool,
 }
 
@@ -58,7 +58,7 @@ impl Source {
         kept + rest
     }
 
-    /// What follows each `crate::`, also in braces, and each `super::` that means the crate.
+    /// Paths behind each `crate::`, also in braces, and each `super::` that means the crate.
     pub(crate) fn crate_paths(&self) -> Vec<String> {
         let mut names = Vec::new();
         for (at, _) in self.code.match_indices("crate::") {
@@ -259,7 +259,7 @@ fn raw_string(text: &str, before: &str) -> Option<usize> {
     rest[hashes..].starts_with('"').then_some(hashes)
 }
 
-/// Whether a quote begins a character and not a lifetime.
+/// Returns whether a quote begins a character and not a lifetime.
 fn is_char(text: &str) -> bool {
     let mut after = text.chars().skip(1);
     after.next() == Some('\\') || after.next() == Some('\'')

@@ -1,4 +1,4 @@
-//! Which module names which: `use` lines and paths, followed through re-exports.
+//! Modules that name each other: `use` lines and paths, followed through re-exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -17,7 +17,7 @@ mod spdk {
     /// `spdk_syslibs` has to be asked for; the file keyring is a module of its own.
     const MODULES: [&str; 4] = ["spdk_nvme", "spdk_env_dpdk", "spdk_syslibs", "spdk_keyring_file"];
 
-    /// What `spdk_syslibs` names and an NVMe host does not need.
+    /// Libraries that `spdk_syslibs` names and an NVMe host does not need.
     const NOT_NEEDED: [&str; 6] = ["vfio-user", "json-c", "aio", "pthread", "rt", "dl"];
 
     pub(super) fn find_link_and_bind() {

@@ -438,10 +438,11 @@ impl TieredPair {
             return Outcome::Tier(usize::from(location.tier) + 1, data + page * PAGE_BYTES);
         }
         let missing = pages.without(shared.copies.there(unit));
-        let is_coming = match missing.is_empty() {
+        let is_coming = if missing.is_empty() {
             // Published since the copies were looked at: the next look finds them.
-            true => shared.copies_of(unit).is_some(),
-            false => missing.without(under_way).is_empty(),
+            shared.copies_of(unit).is_some()
+        } else {
+            missing.without(under_way).is_empty()
         };
         match is_coming && shared.has_copier() {
             true if waited < self.longest_wait() => {

@@ -360,7 +360,8 @@ impl Table {
 
     /// Bytes of all names in this order that the name before does not share.
     fn unshared(&self, order: &[u16]) -> usize {
-        let (mut before, mut sum): (&[u8], usize) = (b"", 0);
+        let mut before: &[u8] = b"";
+        let mut sum: usize = 0;
         for &index in order {
             let name = self.name(&self.rows[usize::from(index)]);
             if !name.is_empty() {

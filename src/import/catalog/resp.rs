@@ -172,14 +172,14 @@ impl Connection {
         self.take(whole)?;
         let mut bytes = Vec::new();
         self.reader.by_ref().take(whole).read_to_end(&mut bytes)?;
-        match bytes.len() as u64 == whole {
-            false => Err(io::ErrorKind::UnexpectedEof.into()),
-            true if !bytes.ends_with(b"\r\n") => Err(malformed()),
-            true => {
-                bytes.truncate(bytes.len() - 2);
-                Ok(bytes)
-            }
+        if bytes.len() as u64 != whole {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        if !bytes.ends_with(b"\r\n") {
+            return Err(malformed());
+        }
+        bytes.truncate(bytes.len() - 2);
+        Ok(bytes)
     }
 
     /// A line without its end.

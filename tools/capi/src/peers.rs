@@ -123,8 +123,8 @@ impl Mount {
             given => Duration::from_millis(given.into()),
         };
         let mut functions = Functions { given: *given, round: CString::default() };
-        let (object, stop): (&mut dyn Rendezvous, _) = (&mut functions, &mut given.stop());
-        Ok(dataset.leave_peers(meeting, timeout, &self.connect, Some(object), stop)?)
+        let object: &mut dyn Rendezvous = &mut functions;
+        Ok(dataset.leave_peers(meeting, timeout, &self.connect, Some(object), &mut given.stop())?)
     }
 
     /// The data set as the last sequence has read it.
@@ -175,10 +175,12 @@ impl SequenceOptions {
             }
             join.serving = serving;
             let tls = flag(self.peer_tls, "peer_tls")?;
-            join.keys = match self.job_key.is_null() {
-                false => Some(PeerKeys { key: JobKey::of(utf8(self.job_key, "job_key")?)?, tls }),
-                true if tls => return Err(Failure::invalid("peer_tls needs job_key")),
-                true => None,
+            join.keys = if !self.job_key.is_null() {
+                Some(PeerKeys { key: JobKey::of(utf8(self.job_key, "job_key")?)?, tls })
+            } else if tls {
+                return Err(Failure::invalid("peer_tls needs job_key"));
+            } else {
+                None
             };
             if self.peer_timeout_ms != 0 {
                 join.timeout = Duration::from_millis(self.peer_timeout_ms.into());

@@ -204,10 +204,11 @@ impl Sink {
     /// The item of the sample at `index` of `batch`, with the address that the caller sees.
     fn item(&self, batch: &Batch, index: usize, table: &mut FieldTable) -> Item {
         let record = batch.bytes(index);
-        let body = match self.place.out.is_null() {
-            true => record.as_ptr().wrapping_add(self.division.table_len()),
+        let body = if self.place.out.is_null() {
+            record.as_ptr().wrapping_add(self.division.table_len())
+        } else {
             // Laid out by `Placement::new`, and filled when the sample arrived.
-            false => self.place.out.wrapping_add(self.place.offsets[index]).cast_const(),
+            self.place.out.wrapping_add(self.place.offsets[index]).cast_const()
         };
         let mut item = item_of(batch, index);
         table.add(&mut item, record, body);

@@ -14,6 +14,7 @@ use dlfs::dataset::{Dataset, Options, Sampler};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, python};
+use tempfile::TempPath;
 
 /// A plain folder, and an image of it.
 struct Source {
@@ -38,8 +39,7 @@ impl Source {
 
     /// The image below a folder that does not exist, and the plain folder below itself with a tier.
     fn mounts(&self) -> [(String, PathBuf); 2] {
-        let image = self.path("shown");
-        let plain = self.path("plain");
+        let [image, plain] = ["shown", "plain"].map(|name| self.path(name));
         [
             (format!("{}={}", image.display(), self.path("train.dlfs").display()), image),
             (format!("{0}={0};tier=ram:16M", plain.display()), plain),
@@ -170,32 +170,23 @@ fn a_program_with_more_rights_than_its_caller_has_no_setting() {
     let name = format!("libdlfs_test_{}.so", std::process::id());
     let [(mounts, folder), _] = source.mounts();
     let system = Path::new("/usr/lib/x86_64-linux-gnu");
-    let installed = Installed(system.join(&name));
-    let program = Installed(system.join(format!("{name}.cat")));
-    let copies = fs::copy(library(), &installed.0).and_then(|_| fs::copy("/bin/cat", &program.0));
+    let installed = TempPath::try_from_path(system.join(&name)).unwrap();
+    let program = TempPath::try_from_path(system.join(format!("{name}.cat"))).unwrap();
+    let copies = fs::copy(library(), &installed).and_then(|_| fs::copy("/bin/cat", &program));
     if let Err(error) = copies {
         return eprintln!("SKIPPED: the library cannot be installed: {error}");
     }
     let report = source.path("report");
     for (mode, is_shown) in [(0o755, true), (0o4755, false)] {
-        for path in [&installed.0, &program.0] {
+        for path in [&installed, &program] {
             fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
         }
-        let mut cat = Command::new(&program.0);
+        let mut cat = Command::new(&program);
         cat.env("LD_PRELOAD", &name).env("DLFS_MOUNTS", &mounts).env("DLFS_REPORT", &report);
         cat.arg(folder.join("a/b/007")).uid(if is_shown { 0 } else { 65534 });
         let output = cat.output().unwrap();
         assert_eq!(output.status.success(), is_shown, "{}", text(&output.stderr));
         assert_eq!(fs::remove_file(&report).is_ok(), is_shown);
-    }
-}
-
-/// A file that is removed in the end.
-struct Installed(PathBuf);
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
     }
 }
 
@@ -316,8 +307,7 @@ fn files_that_are_opened_along_an_order_were_read_ahead_and_all_others_can_be_re
     let source = Source::new();
     let [(mounts, folder), _] = source.mounts();
     let ids = ids_of_epochs(&source, 3);
-    let order = source.path("order.json");
-    let report = source.path("report");
+    let [order, report] = ["order.json", "report"].map(|name| source.path(name));
     fs::write(&order, r#"{"order": {"kind": "global", "seed": 7}, "batch": 16, "window": 65536}"#)
         .unwrap();
     let program = r#"
@@ -372,8 +362,7 @@ print("whole")
 fn an_order_that_is_wrong_or_not_followed_changes_nothing_but_is_said() {
     let source = Source::new();
     let [(mounts, folder), _] = source.mounts();
-    let order = source.path("order.json");
-    let report = source.path("report");
+    let [order, report] = ["order.json", "report"].map(|name| source.path(name));
     let read = |text: &str| {
         fs::write(&order, text).unwrap();
         let command = format!("for i in 1 2 3; do cat {}/a/b/*; done | md5sum", folder.display());
@@ -457,9 +446,8 @@ print("whole")
 #[test]
 fn a_long_sample_of_an_image_is_opened_where_fuse_shows_it_or_copied_up_to_a_cap() {
     let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
-    let image = source.path("train.dlfs");
-    let shown = source.path("shown");
-    let expected = source.path("plain/a/large.bin");
+    let [image, shown, expected] =
+        ["train.dlfs", "shown", "plain/a/large.bin"].map(|name| source.path(name));
     let program = r#"
 import os, sys
 path, expected = sys.argv[1] + "/a/large.bin", open(sys.argv[2], "rb").read()
@@ -504,8 +492,7 @@ fn reported(report: &str, what: &str, name: &str) -> u64 {
 #[test]
 fn a_long_file_of_a_plain_folder_is_read_in_pieces_through_its_tier() {
     let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
-    let plain = source.path("plain");
-    let report = source.path("report");
+    let [plain, report] = ["plain", "report"].map(|name| source.path(name));
     let program = r#"
 import ctypes, fcntl, mmap, os, subprocess, sys, time
 path, plain = sys.argv[1] + "/a/large.bin", sys.argv[2]
@@ -633,9 +620,7 @@ print("whole")
 #[test]
 fn a_program_that_ends_leaves_all_that_it_has_read_in_its_tier() {
     let source = Source { folder: PlainFolder::new(&[]) };
-    let folder = source.path("many");
-    let report = source.path("report");
-    let kept = source.path("kept");
+    let [folder, report, kept] = ["many", "report", "kept"].map(|name| source.path(name));
     fs::create_dir(&folder).unwrap();
     fs::create_dir(&kept).unwrap();
     for file in 0..24 {
@@ -656,8 +641,7 @@ fn a_program_that_ends_leaves_all_that_it_has_read_in_its_tier() {
 #[test]
 fn a_mapping_of_a_long_file_is_of_the_folders_own_and_its_tier_copies_it_behind() {
     let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
-    let plain = source.path("plain");
-    let kept = source.path("kept");
+    let [plain, kept] = ["plain", "kept"].map(|name| source.path(name));
     fs::create_dir(&kept).unwrap();
     let program = r#"
 import mmap, os, sys, time
@@ -687,8 +671,7 @@ sys.stdout.buffer.write(part[:] + whole[:])
 #[test]
 fn files_of_a_plain_folder_without_tiers_are_its_own_unless_they_were_changed() {
     let source = Source { folder: PlainFolder::new(&[]) };
-    let folder = source.path("own");
-    let report = source.path("report");
+    let [folder, report] = ["own", "report"].map(|name| source.path(name));
     fs::create_dir(&folder).unwrap();
     for (name, len) in [("short", 5000), ("long", (16 << 20) + 5), ("empty", 0)] {
         let bytes: Vec<u8> = (0..len).map(|i: usize| (i * 7 + i / 251) as u8).collect();
@@ -777,8 +760,7 @@ fn along_an_order_its_epochs_are_those_of_the_report() {
     let source = Source::new();
     let [(mounts, folder), _] = source.mounts();
     let ids = ids_of_epochs(&source, 3);
-    let order = source.path("order.json");
-    let report = source.path("report");
+    let [order, report] = ["order.json", "report"].map(|name| source.path(name));
     fs::write(&order, r#"{"order": {"kind": "global", "seed": 7}, "batch": 16, "window": 65536}"#)
         .unwrap();
     let program = r#"
@@ -827,8 +809,7 @@ fn record_files_in_pieces_over_a_tier_of_half_of_them_take_half_the_reads_and_fe
     const LEN: u64 = (16 << 20) + 1000;
     const PIECE: u64 = 256 << 10;
     let source = Source { folder: PlainFolder::new(&[]) };
-    let folder = source.path("records");
-    let report = source.path("report");
+    let [folder, report] = ["records", "report"].map(|name| source.path(name));
     fs::create_dir(&folder).unwrap();
     for file in 0..FILES {
         let mut bytes = vec![file as u8; LEN as usize];

@@ -112,9 +112,8 @@ impl Dataset {
         let dataset = self.dataset(py)?;
         let name = names::to_bytes(name)?;
         match try_detached(py, |watch| dataset.lookup(&name, watch))? {
-            Ok(_) => Ok(true),
             Err(error) if error.kind() == dlfs::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(raise(py, &error)),
+            found => found.map(|_| true).map_err(|error| raise(py, &error)),
         }
     }
 
@@ -214,11 +213,10 @@ impl Dataset {
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let dataset = self.dataset(py)?;
         let Some(labels) = dataset.labels() else { return Ok(None) };
-        let len = labels.as_bytes().len();
         let dtype = format!("<i{}", labels.width_bytes());
-        let source = Source::Labels(Arc::clone(dataset.directory()));
-        let memory = Bound::new(py, Memory::whole(source))?;
-        numpy::view(memory.as_any(), len, &dtype).map(Some)
+        let memory =
+            Bound::new(py, Memory::whole(Source::Labels(Arc::clone(dataset.directory()))))?;
+        numpy::view(memory.as_any(), labels.as_bytes().len(), &dtype).map(Some)
     }
 
     /// The typed columns, in their order: {name: "int", "float", "f32", "bool" or "str"}.
@@ -243,10 +241,9 @@ impl Dataset {
         let directory = dataset.directory();
         let (at, column) = column_at(directory, name).map_err(|error| raise(py, &error))?;
         let letter = if column.kind().is_float() { 'f' } else { 'i' };
-        let len = column.as_bytes().len();
         let dtype = format!("<{letter}{}", column.width_bytes());
         let memory = Bound::new(py, Memory::whole(Source::Column(Arc::clone(directory), at)))?;
-        numpy::view(memory.as_any(), len, &dtype)
+        numpy::view(memory.as_any(), column.as_bytes().len(), &dtype)
     }
 
     /// The texts of the typed column called `name`, of type str, ascending: its values are indexes into them.
@@ -255,13 +252,12 @@ impl Dataset {
     /// Raises NotFound if there is no such column.
     fn texts<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
         let dataset = self.dataset(py)?;
-        let found = column_at(dataset.directory(), name).map_err(|error| raise(py, &error))?;
-        PyTuple::new(py, found.1.texts())
+        let (_, column) = column_at(dataset.directory(), name).map_err(|e| raise(py, &e))?;
+        PyTuple::new(py, column.texts())
     }
 
     /// Values of the sample `id` in all typed columns, without I/O: {name: int, float, bool, str or None}.
-    fn values<'py>(&self, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-        let py = id.py();
+    fn values<'py>(&self, py: Python<'py>, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let id = SampleId(index::id(id)?);
         let dataset = self.dataset(py)?;
         let values = PyDict::new(py);
@@ -314,8 +310,7 @@ impl Dataset {
     #[getter]
     fn ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let dataset = self.dataset(py)?;
-        let directory = dataset.directory();
-        numpy::int64(py, (0..dataset.len()).map(|at| directory.id_of_live(at).0 as i64))
+        numpy::int64(py, (0..dataset.len()).map(|at| dataset.directory().id_of_live(at).0 as i64))
     }
 
     /// Names of the samples by index: a sequence that creates each str on request.
@@ -327,8 +322,7 @@ impl Dataset {
     }
 
     /// Name of the sample `id`, as from os.fsdecode.
-    fn name<'py>(&self, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let py = id.py();
+    fn name<'py>(&self, py: Python<'py>, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let id = SampleId(index::id(id)?);
         let dataset = self.dataset(py)?;
         let name = detached(py, |watch| dataset.name(id, watch))?;
@@ -348,8 +342,7 @@ impl Dataset {
     ///
     /// Raises Unsupported if not all of several fields were chosen: their length is unknown until
     /// they are read.
-    fn length(&self, id: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let py = id.py();
+    fn length(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<usize> {
         let id = SampleId(index::id(id)?);
         let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
         if self.fields.choice().is_some() && self.fields.names().len() > 1 {
@@ -363,8 +356,7 @@ impl Dataset {
     }
 
     /// Label of the sample `id`, without I/O; None if it has none.
-    fn label(&self, id: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-        let py = id.py();
+    fn label(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         let id = SampleId(index::id(id)?);
         let dataset = self.dataset(py)?;
         dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists

@@ -223,12 +223,12 @@ fn set_loader_option(
 pub(crate) fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<T> {
     read.map_err(|error| {
         let py = value.py();
-        match error.is_instance_of::<PyTypeError>(py) {
-            true => PyTypeError::new_err(format!("{key}: {}", error.value(py))),
-            false if error.is_instance_of::<PyOverflowError>(py) => {
-                raise_invalid(py, format!("{key}: {value} is out of range"))
-            }
-            false => error,
+        if error.is_instance_of::<PyTypeError>(py) {
+            PyTypeError::new_err(format!("{key}: {}", error.value(py)))
+        } else if error.is_instance_of::<PyOverflowError>(py) {
+            raise_invalid(py, format!("{key}: {value} is out of range"))
+        } else {
+            error
         }
     })
 }

@@ -485,11 +485,11 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
     let py = given.py();
     let numpy = py.import("numpy")?;
     let name = kind.element().numpy_name();
-    let array = match given.hasattr("dtype")? {
-        true => numpy.call_method1("asarray", (given,))?,
-        // numpy has no bfloat16 to make of other numbers.
-        false if kind.element() == Element::Bf16 => numpy.call_method1("asarray", (given,))?,
-        false => py.import("dlfs._fields")?.call_method1("exactly", (given, name))?,
+    // numpy has no bfloat16 to make of other numbers.
+    let array = if given.hasattr("dtype")? || kind.element() == Element::Bf16 {
+        numpy.call_method1("asarray", (given,))?
+    } else {
+        py.import("dlfs._fields")?.call_method1("exactly", (given, name))?
     };
     let dtype = array.getattr("dtype")?;
     let found: String = dtype.getattr("name")?.extract()?;

@@ -94,7 +94,8 @@ pub fn advise(
     let all = disk_mb.iter().flat_map(|&disk| memory_mb.iter().map(move |&m| (m, disk)));
     let mut candidates: Vec<(f64, f64)> = all.collect();
     candidates.sort_by(|a, b| cost(a.0, a.1).total_cmp(&cost(b.0, b.1)));
-    let (mut too_slow, mut cheapest): (Vec<Point>, _) = (Vec::new(), None);
+    let mut too_slow: Vec<Point> = Vec::new();
+    let mut cheapest = None;
     for (memory, disk) in candidates {
         if too_slow.iter().any(|slow| memory <= slow.memory_mb && disk <= slow.disk_mb) {
             continue;

@@ -65,7 +65,8 @@ impl CellKind {
 /// A type whose arrays have the elements and shapes of both.
 fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
     let element = wider_element(a.element(), b.element())?;
-    let (own, other): (Vec<_>, Vec<_>) = (a.dims().collect(), b.dims().collect());
+    let own: Vec<_> = a.dims().collect();
+    let other: Vec<_> = b.dims().collect();
     let is_free = own.first() != other.first() || own.first() == Some(&None);
     if own.len() != other.len() || own.get(1..) != other.get(1..) {
         return None;

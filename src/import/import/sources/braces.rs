@@ -22,7 +22,8 @@ pub(super) fn braces(name: &[u8]) -> Option<Vec<Vec<u8>>> {
 fn range(inside: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (first, last) = std::str::from_utf8(inside).ok()?.split_once("..")?;
     let width = first.len();
-    let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+    let first: u32 = first.parse().ok()?;
+    let last: u32 = last.parse().ok()?;
     if last < first || last - first > MAX_RANGE {
         return None;
     }

@@ -108,8 +108,8 @@ pub fn decompressed(
     let name = |error: io::Error| Error::from(error).path(path);
     let mut head = Vec::new();
     raw.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(name)?;
-    let (compression, foreign) = (Compression::of(&head), compression::foreign(&head));
-    if let Some(program) = foreign {
+    let compression = Compression::of(&head);
+    if let Some(program) = compression::foreign(&head) {
         return Err(compression::packed(path, program));
     }
     let whole = io::Cursor::new(head).chain(raw);

@@ -349,9 +349,10 @@ impl Device for TcpNamespace {
 
     fn capabilities(&self) -> Capabilities {
         let options = &self.remote.options;
-        let max_queue_pairs = match self.remote.is_ours() {
-            true => self.remote.num_io_queues(),
-            false => options.nr_io_queues.into(), // the lock is the parent's
+        let max_queue_pairs = if self.remote.is_ours() {
+            self.remote.num_io_queues()
+        } else {
+            options.nr_io_queues.into() // the lock is the parent's
         };
         Capabilities {
             max_queue_pairs,

@@ -261,8 +261,7 @@ fn a_read_arrives_whole_however_it_is_cut_and_ended() {
 #[test]
 fn reads_of_several_commands_may_interleave_and_end_in_any_order() {
     let mut peer = Peer::new(BOTH);
-    let a = peer.read(1024);
-    let b = peer.read(1024);
+    let [a, b] = [1024, 1024].map(|len| peer.read(len));
     let data = pattern(1024);
     peer.give(&peer.c2h(b, 0, &data[..512], 0)).unwrap();
     peer.give(&peer.c2h(a, 0, &data[..512], 0)).unwrap();
@@ -283,8 +282,7 @@ fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
     peer.read(512);
     assert_eq!(peer.planned(), [SCRATCH_LEN], "a copy of so little costs less");
     let mut peer = Peer::new(NONE);
-    let a = peer.read(BULK);
-    let b = peer.read(4096);
+    let [a, b] = [BULK, 4096].map(|len| peer.read(len));
     assert_eq!(peer.planned(), [24, BULK, 24, 4096, SCRATCH_AMONG_BULK]);
     let data = pattern(BULK);
     let bytes = peer.c2h(a, 0, &data, FLAG_LAST_PDU | FLAG_SUCCESS);
@@ -295,12 +293,9 @@ fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
     assert_eq!(peer.done().0, data);
     assert_eq!(peer.done().0, data[..4096]);
 
-    // After a wrong guess, announced data still go straight to their payload, but nothing is
-    // guessed.
+    // After a wrong guess, announced data still go straight to their payload; nothing is guessed.
     let mut peer = Peer::new(BOTH);
-    let a = peer.read(BULK);
-    let b = peer.read(BULK);
-    let c = peer.read(4096);
+    let [a, b, c] = [BULK, BULK, 4096].map(|len| peer.read(len));
     assert_eq!(peer.planned(), [28, BULK, 32, BULK, 32, 4096, SCRATCH_AMONG_BULK + 4]);
     peer.give(&peer.c2h(c, 0, &data[..4096], FLAG_LAST_PDU | FLAG_SUCCESS)).unwrap();
     assert_eq!(peer.planned(), [SCRATCH_AMONG_BULK]);
@@ -812,8 +807,7 @@ fn a_wrong_data_digest_in_any_pdu_fails_that_read_alone() {
     for damaged in 0..3 {
         for flags in [FLAG_LAST_PDU, FLAG_LAST_PDU | FLAG_SUCCESS] {
             let mut peer = Peer::new(BOTH);
-            let cid = peer.read(1536);
-            let other = peer.read(512);
+            let [cid, other] = [1536, 512].map(|len| peer.read(len));
             for part in 0..3 {
                 let flags = if part == 2 { flags } else { 0 };
                 let mut bytes = peer.c2h(cid, part * 512, &[part as u8; 512], flags);

@@ -48,10 +48,12 @@ fn random_spec(random: &mut Random) -> MixtureSpec {
     let is_counted = below(random, 3) == 0;
     let mut sources = Vec::new();
     for i in 0..number {
-        let part = match is_counted {
-            false => Part::Weight(decimal(random)),
-            true if i % 2 == 0 => Part::Choose(1 + below(random, 60)),
-            true => Part::Repeat(decimal(random)),
+        let part = if !is_counted {
+            Part::Weight(decimal(random))
+        } else if i % 2 == 0 {
+            Part::Choose(1 + below(random, 60))
+        } else {
+            Part::Repeat(decimal(random))
         };
         sources.push(source(i, 1 + below(random, 50), part));
     }

@@ -45,7 +45,8 @@ impl EtaLine {
         }
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / passed.as_secs_f64();
         let [read, write] = [0, 1].map(|d| {
-            let (now, before): ((u64, u64), (u64, u64)) = (totals[d], self.totals[d]);
+            let now: (u64, u64) = totals[d];
+            let before: (u64, u64) = self.totals[d];
             (rate(now.0, before.0), rate(now.1, before.1))
         });
         let line = format!(

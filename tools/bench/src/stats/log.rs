@@ -104,9 +104,10 @@ impl Log {
     }
 
     fn close_window(&mut self, now_ms: u64) {
-        let time_ms = match now_ms - self.interval_start_ms < 2 * self.interval_ms {
-            true => (self.interval_start_ms + self.interval_ms).min(now_ms),
-            false => now_ms / self.interval_ms * self.interval_ms, // nothing ended for a while
+        let time_ms = if now_ms - self.interval_start_ms < 2 * self.interval_ms {
+            (self.interval_start_ms + self.interval_ms).min(now_ms)
+        } else {
+            now_ms / self.interval_ms * self.interval_ms // nothing ended for a while
         };
         let elapsed_ms = (time_ms - self.interval_start_ms).max(1);
         for direction in 0..2 {

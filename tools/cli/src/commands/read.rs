@@ -368,9 +368,10 @@ fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     let Some(epochs_after) = options.epochs.end.checked_sub(first + 1) else { return 0 };
     let whole =
         |epoch| share.samples_after(&State { epoch: Epoch(epoch), consumed: 0, ..start.clone() });
-    let later = match options.budget.is_some() && options.world_size > 1 {
-        true => (first + 1..options.epochs.end).map(whole).sum(), // each has other batches
-        false => epochs_after.saturating_mul(whole(first)),
+    let later = if options.budget.is_some() && options.world_size > 1 {
+        (first + 1..options.epochs.end).map(whole).sum() // each has other batches
+    } else {
+        epochs_after.saturating_mul(whole(first))
     };
     share.samples_after(&start).saturating_add(later)
 }

@@ -110,8 +110,13 @@ impl Control {
         rustix::process::umask(before);
         let listener = bound.map_err(about)?;
         listener.set_nonblocking(true).map_err(about)?;
-        let (path, file, clients) = (path.to_owned(), file_of(path), Vec::new());
-        Ok(Control { path, file, listener, clients, last_ticket: Ticket(0) })
+        Ok(Control {
+            path: path.to_owned(),
+            file: file_of(path),
+            listener,
+            clients: Vec::new(),
+            last_ticket: Ticket(0),
+        })
     }
 
     /// Waits for requests, at most for `limit` or until `waker` is readable, and answers them by `answer`. Where it

@@ -26,10 +26,11 @@ impl Subject {
     unsafe fn of(folder: c_int, path: *const c_char, flags: c_int) -> Option<Subject> {
         // SAFETY: the caller's promise.
         let is_empty = flags & AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0);
-        match is_empty {
-            true => Subject::of_descriptor(folder),
+        if is_empty {
+            Subject::of_descriptor(folder)
+        } else {
             // SAFETY: as above.
-            false => unsafe { paths::place(folder, path) }.map(Subject::Place),
+            unsafe { paths::place(folder, path) }.map(Subject::Place)
         }
     }
 

@@ -57,7 +57,8 @@ macro_rules! parts {
             count: c_int,
             $($argument: $kind),*
         ) -> ssize_t {
-            let (at, flags): (Option<off_t>, c_int) = ($at, $flags);
+            let at: Option<off_t> = $at;
+            let flags: c_int = $flags;
             // SAFETY: the caller keeps to the C library's rules.
             unsafe {
                 let read = if flags == 0 { long::read_parts(fd, parts, count, at) } else { None };

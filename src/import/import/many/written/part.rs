@@ -59,7 +59,9 @@ impl PartWriter {
         namespace: u16,
         connect: &ConnectOptions,
     ) -> Result<PartWriter> {
-        let (plan, connect, options) = (plan.clone(), connect.clone(), plan.options().clone());
+        let options = plan.options().clone();
+        let plan = plan.clone();
+        let connect = connect.clone();
         let (tell, complete) = bounded(1);
         let writer = Writer::start_part(&options, move |thread| {
             let record = placing::run(&plan, key, namespace, &connect, thread)?;
