@@ -17,11 +17,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::auth::{
     Concatenation, Controller, ControllerTerms, Group, Hash, Host, HostTerms, Message, Next,
     Randomness, Secret,
 };
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::ConnectOptions;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::TcpNamespace;

@@ -11,10 +11,10 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::buf::IoBuf;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, Onto, PlacementOrder, Progress, Stage, import};
-use dlfs::nvme::Address;
 use dlfs::permutation::{Key, Permutation};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::group::PollGroup;

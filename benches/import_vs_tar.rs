@@ -15,8 +15,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 fn main() {

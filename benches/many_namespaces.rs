@@ -16,9 +16,10 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{self, ImportOptions, Onto};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::mem::MemNamespace;

@@ -15,9 +15,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Loader, Mixture, Options as DatasetOptions};
 use dlfs::import::{self, ImportOptions, Onto};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::order::mixture::{Batching, Part};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use dlfs::address::Address;
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, Onto, PlacementOrder, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::places::{Client, Object, Place, PlaceOptions, Reader};
 use dlfs::prefetch::LoaderOptions;

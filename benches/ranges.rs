@@ -6,9 +6,9 @@ mod support;
 use std::fs;
 use std::time::Instant;
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, OnError, Options as Open, Query};
 use dlfs::import::{ImportOptions, Onto, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::ReadStats;
 use dlfs::target::{Target, TargetOptions};

@@ -6,9 +6,9 @@ use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;

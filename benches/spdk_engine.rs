@@ -26,8 +26,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::{Address, SpdkAddress};
 use dlfs::buf::{HugePages, Pool, PoolOptions};
-use dlfs::nvme::{Address, SpdkAddress};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device, Io, IoOp, open};

@@ -15,9 +15,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, OpenOptions};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::peers::rendezvous::Folder;
 use dlfs::peers::{PeerOptions, Serving};

@@ -12,9 +12,9 @@ mod results;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::cache::{Cache, TierOptions};
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::Device;

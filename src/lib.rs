@@ -11,7 +11,7 @@
 //!  4  dlfs         dataset -> prefetch -> reader, report; exporter      wires the parts and owns them
 //!  3  dlfs-import  import -> catalog   dlfs-cache   store -> cache, peers        what runs
 //!     dlfs-target  keys -> target
-//!  2  dlfs-io      qpair -> tls, spdk  |  dlfs-order   plan -> order, tier
+//!  2  dlfs-io  qpair -> address, tls, spdk  |  dlfs-order   plan -> order, tier
 //!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
 //!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  dlfs-base    units  error  buf  checksum  permutation  process  threads  metrics  registry  folders
@@ -58,7 +58,7 @@ pub use dlfs_format::{directory, format, posix, view};
 #[doc(inline)]
 pub use dlfs_import::{catalog, import};
 #[doc(inline)]
-pub use dlfs_io::qpair;
+pub use dlfs_io::{address, qpair};
 #[doc(inline)]
 pub use dlfs_nvme::nvme;
 #[doc(inline)]

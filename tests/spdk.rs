@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::buf::{HugePages, Pages, Pool, PoolOptions};
 use dlfs::import::{self, ImportOptions, Onto};
-use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{Completion, ConnectOptions, Device, Io, IoError, open};

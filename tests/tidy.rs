@@ -38,9 +38,10 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("nvme", "auth", "nvme"),
     ("nvme", "tcp", "nvme"),
     ("places", "places", ""),
+    ("io", "address", ""),
     ("io", "tls", ""),
     ("io", "spdk", ""),
-    ("io", "qpair", "spdk tls"),
+    ("io", "qpair", "address spdk tls"),
     ("serve", "target", ""),
     ("serve", "keys", ""),
     ("format", "format", ""),
@@ -76,8 +77,8 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 ];
 
 /// Modules that only compute: bytes, time and seeds are arguments.
-const PURE: &str = "units checksum permutation metrics nvme auth tcp format directory view order plan posix report \
-     tier";
+const PURE: &str = "units checksum permutation metrics nvme address auth tcp format directory view order \
+     plan posix report tier";
 
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/io/qpair/session/";

@@ -6,8 +6,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Files, Options as Open, Sampler};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::posix::{File, Node};
 use dlfs::prefetch::LoaderOptions;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, Onto, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 /// A folder of data, which is removed at the end.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, OnError, Options as Open, Query};
-use dlfs::nvme::Address;
 use dlfs::permutation::{Key, Permutation};
 use rustix::fs::{Advice, fadvise};
 

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use dlfs::address::Address;
 use dlfs::dataset::OpenOptions;
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::peers::live_page_bytes;
 use dlfs::qpair::ConnectOptions;
 use dlfs::tier::PAGE_BYTES;

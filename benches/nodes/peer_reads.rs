@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlfs::address::Address;
 use dlfs::dataset::Image;
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tier::PAGE_BYTES;

@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::peers::rendezvous::Folder;
 use dlfs::peers::{PeerOptions, Serving};

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::buf::IoBuf;
-use dlfs::nvme::Address;
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::{ConnectOptions, Io, IoOp, open};
 use dlfs::units::Lba;

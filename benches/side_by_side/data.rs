@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
+use dlfs::address::Address;
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 use crate::stats::Random;

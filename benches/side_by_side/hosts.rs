@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::checksum::crc32c;
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::group::PollGroup;

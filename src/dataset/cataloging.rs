@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::address::{Address, CatalogName};
 use crate::catalog::{Catalog, Index, Parent, Record};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::ChunkHead;
-use crate::nvme::{Address, CatalogName};
 use crate::qpair::ConnectOptions;
 use crate::reader::RangeReader;
 use crate::units::{ALIGN_BYTES, Generation};

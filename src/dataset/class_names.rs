@@ -7,8 +7,8 @@ use std::io::Read;
 use std::path::Path;
 
 use super::{Image, OpenOptions};
+use crate::address::Address;
 use crate::error::{Error, ErrorKind, Result};
-use crate::nvme::Address;
 use crate::qpair::ConnectOptions;
 
 /// The names of classes in the order of their numbers: those of the data set at the address `from`, or the lines of

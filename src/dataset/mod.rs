@@ -66,12 +66,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::address::Address;
 use crate::cache::{Cache, CacheStats};
 use crate::directory::{Column, Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FieldTypes;
 use crate::metrics::{self, Histogram, Measured, Snapshot};
-use crate::nvme::Address;
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
 use crate::process::Forked;

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::address::Address;
 use crate::buf::SealedLocation;
 use crate::cache::TierOptions;
 use crate::catalog::{self, Resolved};
@@ -16,7 +17,6 @@ use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::format::superblock_set::{
     IMPORT, SuperblockCopies, SuperblockSet, saved_at_another_generation, select_generation,
 };
-use crate::nvme::Address;
 use crate::places::Place;
 use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};

@@ -1,7 +1,6 @@
 //! NVMe, NVMe/TCP and in-band authentication as pure code: bytes and times in, bytes and events out.
 //!
-//! - [`nvme`]: commands, completions, Identify structures, Fabrics commands, names and addresses, each with its
-//!   bytes.
+//! - [`nvme`]: commands, completions, Identify structures, Fabrics commands, names, each with its bytes.
 //! - [`tcp`]: a connection of a host or of a controller as a state machine: PDUs, digests, flow of data.
 //! - [`auth`]: DH-HMAC-CHAP, for both sides, and the keys of TLS that follow from it.
 //!

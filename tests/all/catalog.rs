@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::{Address, CatalogPlace, CatalogVersion};
 use dlfs::catalog::{Catalog, Expect, FolderStore, Index, Log, Record, Store, resolve};
-use dlfs::nvme::{Address, CatalogPlace, CatalogVersion};
 use dlfs::units::Generation;
 use dlfs::{ErrorKind, Result};
 

@@ -11,11 +11,11 @@ use crate::support::fork::in_child;
 use crate::support::ports::bind_again;
 use crate::support::random::Random;
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::dataset::{
     self, Dataset, Loader, OnError, Options, Query, Sampler, VerifyOptions, Watch,
 };
 use dlfs::import::{ImportOptions, Onto, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::tcp::discover;

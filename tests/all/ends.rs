@@ -253,7 +253,7 @@ fn a_target_whose_poller_meets_a_broken_engine_says_so_and_its_hosts_get_errors(
         let devices: Vec<Arc<dyn Device>> = vec![Arc::clone(&device) as Arc<dyn Device>];
         let options = TargetOptions { num_pollers: 2, ..TargetOptions::new(nqn) };
         let target = Target::bind(options, devices).unwrap();
-        let dlfs::nvme::Address::Tcp(address) = target.address(Nsid(1)) else { panic!("TCP") };
+        let dlfs::address::Address::Tcp(address) = target.address(Nsid(1)) else { panic!("TCP") };
         let connect = ConnectOptions {
             io_timeout: Duration::from_millis(300),
             ctrl_loss_tmo: DEADLINE,

@@ -224,7 +224,7 @@ fn a_full_disk_is_no_space_and_what_was_written_stays() {
 #[test]
 fn a_path_opens_with_the_options_of_a_connection() {
     let image = Image::new(MIB, Direct::Off, FileCalls::Auto).unwrap();
-    let address = dlfs::nvme::Address::from_path(image.path());
+    let address = dlfs::address::Address::from_path(image.path());
     let mut options = ConnectOptions::default();
     assert!(open(&address, &options).unwrap().namespace().read_only);
     options.writable = true;

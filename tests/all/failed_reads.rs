@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OnError, OpenOptions, VerifyOptions};
 use dlfs::format::Pack;
-use dlfs::nvme::{Address, Status};
+use dlfs::nvme::Status;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::blocking::Blocking;

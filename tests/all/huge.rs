@@ -11,12 +11,12 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::support::alone::ran_alone;
+use dlfs::address::Address;
 use dlfs::checksum::{crc32c, crc32c_append};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind};
 use dlfs::format::superblock::{SnapshotLocation, copy_offset};
 use dlfs::format::{CellRange, ImageLayout, Pack, Superblock, Uuid};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::{Batch, ReaderOptions};

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use crate::import_support::disk::Disks;
 use crate::import_support::{StopAfter, contents, options, paths, tree};
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::fields;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{
     self, EditOptions, ImportOptions, OnError, Onto, PlacementOrder, Progress, Stage, import_onto,
 };
-use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::units::{Generation, SampleId};

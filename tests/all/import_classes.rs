@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use crate::import_support::options;
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions, class_names};
 use dlfs::import::{ImportOptions, Onto, RowOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 /// The label of each sample, by name.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use crate::import_support::{Random, contents, options, paths, tree};
 use crate::support::alone::again;
 use crate::support::disk::SmallDisk;
+use dlfs::address::Address;
 use dlfs::import::{ImportOptions, Onto, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::{ErrorKind, Result};
 

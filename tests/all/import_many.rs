@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use crate::import_support::{Random, contents, options, paths, tree};
 use crate::support::alone::again;
+use dlfs::address::Address;
 use dlfs::import::many::{commit_import, import_part, plan_import};
 use dlfs::import::{self, ColumnsFrom, EditOptions, ImportOptions, Onto, import, orphans_on};
-use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::{ErrorKind, Result};
 

@@ -10,6 +10,7 @@ use crate::import_support::served::{self, AfterChunks, short_leased, through};
 use crate::import_support::wire::{Direction, Flip, Wire};
 use crate::import_support::{Random, contents, is_long, paths, tree};
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs::import::many::{
@@ -18,7 +19,6 @@ use dlfs::import::many::{
 use dlfs::import::{
     self, EditOptions, ImportOptions, NewSample, Onto, PlacementOrder, Writer, WriterOptions,
 };
-use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device, open};

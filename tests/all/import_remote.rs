@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use crate::import_support::served::{AfterChunks, NQN, serve, short_leased};
 use crate::import_support::{StopAfter, contents, paths, tree};
+use dlfs::address::Address;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{self, ImportOptions, Onto, PlacementOrder, Progress};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
 use dlfs::target::{Target, TargetOptions};

@@ -9,11 +9,11 @@ use crate::support::archives::{member, record};
 use crate::support::interrupted::{After, Case, all, memory};
 use crate::support::object_store::bytes_of;
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{
     ColumnsFrom, ImportOptions, OnError, Onto, PlacementOrder, import, import_onto,
 };
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 use dlfs::qpair::blocking::Blocking;
 

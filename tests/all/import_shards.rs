@@ -10,11 +10,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::support::alone::ran_alone;
 use crate::support::archives::{self, archive, member, record};
+use dlfs::address::Address;
 use dlfs::import::sources::sample_stream::SampleStream as _;
 use dlfs::import::sources::stream::StreamSource;
 use dlfs::import::sources::{BadReason, Role, Source, SourceKind, SourceOptions};
 use dlfs::import::{ImportOptions, Progress, Stage, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 use dlfs::{ErrorKind, Result};
 

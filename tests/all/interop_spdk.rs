@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::nvmf_tgt::{NQN, NvmfTgt};
+use dlfs::address::Address;
 use dlfs::auth::{Group, Hash, Secret};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device as _, open};

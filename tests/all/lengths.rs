@@ -20,6 +20,7 @@ use crate::{
 };
 #[cfg(feature = "cloud")]
 use crate::{import_origins, places_plain, places_redirects};
+use dlfs::address::{Address, CatalogPlace};
 use dlfs::cache::Environment;
 use dlfs::catalog::Catalog;
 use dlfs::dataset::{Image, OpenOptions, ViewSource, class_names, load_state};
@@ -29,7 +30,6 @@ use dlfs::format::superblock::copy_offset;
 use dlfs::import::many::{WritePlan, import_part};
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ColumnsFrom, ImportOptions, Onto, import_onto, snapshot_check};
-use dlfs::nvme::{Address, CatalogPlace};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
 use dlfs::{ErrorKind, Result, keys};

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use crate::support::alone::ran_alone;
 use crate::support::random::Random;
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, OnError, Options, Query};
 use dlfs::exporter::Exporter;
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::metrics::{ALL, Kind, Metric};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};

@@ -4,11 +4,11 @@ use std::fs;
 
 use crate::support::alone::ran_alone;
 use crate::support::fork;
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, OnError, Options, Query};
 use dlfs::exporter;
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::metrics::{BUILD, READ_COMMAND_SECONDS, READ_COMMANDS, Snapshot};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::support::alone::again;
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Options};
 use dlfs::exporter;
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::metrics::{self, Metric};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};

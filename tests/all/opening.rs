@@ -7,9 +7,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::import_support::{options, paths, tree};
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{self, Onto};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
 use dlfs::target::{Target, TargetOptions};

@@ -4,10 +4,10 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
+use dlfs::address::Address;
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::peers::rendezvous::Folder;
 use dlfs::peers::{PeerOptions, Serving};

@@ -248,7 +248,7 @@ fn attributes_are_those_of_the_import() {
 }
 
 fn dataset_of(source: &plain_folder::PlainFolder) -> Dataset {
-    let address = dlfs::nvme::Address::from_path(source.path("train.dlfs"));
+    let address = dlfs::address::Address::from_path(source.path("train.dlfs"));
     Dataset::open(&[address], &Options::default(), &mut ()).unwrap()
 }
 

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::alone::again;
+use dlfs::address::Address;
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions, load_state, save_state};
 use dlfs::format::Superblock;
@@ -22,7 +23,6 @@ use dlfs::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, copy_offset};
 use dlfs::import::{
     EditOptions, Onto, Progress, Stage, delete, import, purge, snapshot_check, snapshot_save,
 };
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, State};
 use dlfs::qpair::ConnectOptions;
 use dlfs::reader::{Batch, ReaderOptions};

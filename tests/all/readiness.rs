@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::import_support::{options, paths, tree};
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{self, Onto};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::mem::MemNamespace;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, OpenOptions, Options, SampleRange};
 use dlfs::format::checksum::crc32c;
 use dlfs::format::pieces::{PIECE_BYTES, PIECED_ABOVE_BYTES};
@@ -16,7 +17,6 @@ use dlfs::import::{
     EditOptions, ImportOptions, Onto, Progress, Stage, add_pieces_on, delete_ids, import, purge,
     rebuild,
 };
-use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device, IoOp};

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, Loader, OpenOptions};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::order::{OrderKind, OrderSpec, State};
 use dlfs::peers::PeerOptions;
 use dlfs::peers::Serving;

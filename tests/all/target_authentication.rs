@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::raw_host::{RawHost, Reply};
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::auth::{Concatenation, Group, Hash, Host, HostTerms, Message, Next, Randomness, Secret};
-use dlfs::nvme::{Address, ConnectData, Nqn, Property, Sgl, Sqe, Status};
+use dlfs::nvme::{ConnectData, Nqn, Property, Sgl, Sqe, Status};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::TcpNamespace;

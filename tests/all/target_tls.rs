@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::auth::{ConfiguredPsk, Hash};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::ConnectOptions;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::TcpNamespace;
@@ -73,11 +74,12 @@ mod with_tls {
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use dlfs::address::TcpAddress;
     use dlfs::auth::{Derivation, IdentityVersion, Secret, TlsPsk};
     use dlfs::cache::TierOptions;
     use dlfs::dataset::{Image, OpenOptions};
     use dlfs::import::{ImportOptions, import};
-    use dlfs::nvme::{ConnectData, Sqe, Status, TcpAddress};
+    use dlfs::nvme::{ConnectData, Sqe, Status};
     use dlfs::peers::rendezvous::Folder;
     use dlfs::peers::{JobKey, PeerKeys, PeerOptions, Serving};
     use dlfs::qpair::Device as _;

@@ -11,7 +11,8 @@ use crate::support::hostile_target::{HostileTarget, Misbehaviour, Step, identify
 use crate::support::random::Random;
 use crate::support::short_timeouts::{LEN, bytes, one, refusal, short_timeouts};
 use dlfs::ErrorKind;
-use dlfs::nvme::{Address, Status, TcpAddress};
+use dlfs::address::{Address, TcpAddress};
+use dlfs::nvme::Status;
 use dlfs::qpair::{ConnectOptions, Io, IoError, IoOp, open};
 use dlfs::units::Lba;
 use zerocopy::IntoBytes as _;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::buf::IoBuf;
 use dlfs::cache::{Cache, CacheStats, Identity, TierOptions};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::{Pack, Uuid};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::blocking::Blocking;
@@ -702,7 +702,7 @@ fn a_folder_has_tiers_as_an_image_has() {
     for index in 0..60_u8 {
         fs::write(folder.path().join(format!("{index:02}")), vec![index; 20_000]).unwrap();
     }
-    let address = dlfs::nvme::Address::from_path(folder.path());
+    let address = dlfs::address::Address::from_path(folder.path());
     let origin = Arc::new(FolderNamespace::open(folder.path(), Default::default()).unwrap());
     let image = Image::open(&[address], &OpenOptions::default()).unwrap();
     let image = image.with_devices(vec![origin.clone()]);

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Uuid;
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::blocking::Blocking;

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{
     Dataset, Image, OpenOptions, Options, Sampler, ViewSource, load_state, save_state, save_views,
 };
 use dlfs::directory::Directory;
 use dlfs::format::Pack;
-use dlfs::nvme::Address;
 use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Population, SequentialBy, State, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::Device;

@@ -6,9 +6,9 @@ use std::fs;
 use std::sync::Arc;
 
 use crate::support::random::Random;
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Options, Sampler};
 use dlfs::import::{ColumnsFrom, ImportOptions, Onto, import};
-use dlfs::nvme::Address;
 use dlfs::order::budget::{Budget, BudgetError, Cost, Deal, LengthsOf, TooLong};
 use dlfs::order::weighted::{Draws, LabelWeights, Weights};
 use dlfs::order::{

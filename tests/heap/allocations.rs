@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::alone;
 use crate::targets::counting_alloc::{allocations_during, allocations_of_all_during, peak_during};
+use dlfs::address::Address;
 use dlfs::buf::{HugePages, Pool, PoolOptions, SharedBuf};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::file::{FileCalls, FileNamespace, FileOptions};

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlfs::address::Address;
 use dlfs::import::{ImportOptions, Onto, Progress, Stage};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::Device;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::target::{Target, TargetOptions};

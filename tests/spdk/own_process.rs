@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use dlfs::nvme::Address;
+use dlfs::address::Address;
 
 /// Runs the calling `test` again, alone in a new process.
 pub(super) fn run(test: impl Fn(), case: &str, address: &Address) {

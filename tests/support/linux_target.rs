@@ -7,7 +7,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use dlfs::Result;
-use dlfs::nvme::{Address, Nqn, TcpAddress};
+use dlfs::address::{Address, TcpAddress};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::{ConnectOptions, open};
 use tempfile::NamedTempFile;

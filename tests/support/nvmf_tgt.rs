@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dlfs::nvme::Address;
+use dlfs::address::Address;
 use serde_json::{Value, json};
 
 /// A running `nvmf_tgt`, killed on drop.

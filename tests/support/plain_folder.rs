@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use dlfs::address::Address;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 /// `plain`, with files of all kinds of lengths and depths and the modes of a file system that is mounted

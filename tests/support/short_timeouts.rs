@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlfs::Error;
-use dlfs::nvme::Address;
+use dlfs::address::Address;
 use dlfs::qpair::{Completion, ConnectOptions, Io, open};
 
 use super::contract::Driver;

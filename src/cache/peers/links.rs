@@ -18,9 +18,10 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::threads::{self, Fate};
 use dlfs_base::units::Generation;
+use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::readiness::Registry;
 use dlfs_io::qpair::{self, ConnectOptions, Device, PairScope, QueuePair, hostnqn};
-use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_order::order::ImageId;
 
 /// The peers of this process.

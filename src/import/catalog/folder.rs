@@ -25,7 +25,7 @@ use super::store::{Log, MAX_ENTRY_BYTES, MAX_INDEX_BYTES, MAX_LISTED, Store, num
 use dlfs_base::beneath::{Refusal, components, open_beneath};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
-use dlfs_nvme::nvme::catalog_name::is_catalog_word;
+use dlfs_io::address::catalog_name::is_catalog_word;
 
 /// A catalogue in a folder.
 #[derive(Debug, Clone)]

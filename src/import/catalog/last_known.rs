@@ -11,7 +11,7 @@ use super::Record;
 use super::json::{decode, encode};
 use super::store::MAX_ENTRY_BYTES;
 use dlfs_base::replace_file::{NewMode, replace_file};
-use dlfs_nvme::nvme::CatalogName;
+use dlfs_io::address::CatalogName;
 
 /// The place of a name in the user's cache; `None` if there is no home.
 pub(super) struct LastKnown(Option<PathBuf>);

@@ -44,8 +44,8 @@ pub use store::{Log, Store};
 
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
-use dlfs_nvme::nvme::catalog_name::is_catalog_word;
-use dlfs_nvme::nvme::{CatalogName, CatalogPlace, CatalogVersion};
+use dlfs_io::address::catalog_name::is_catalog_word;
+use dlfs_io::address::{CatalogName, CatalogPlace, CatalogVersion};
 use json::{decode, encode};
 use record::{AliasEntry, VersionEntry};
 use store::MAX_LOG_BYTES;

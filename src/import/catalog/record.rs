@@ -6,7 +6,7 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_nvme::nvme::Address;
+use dlfs_io::address::Address;
 
 /// One generation of an image, as a catalogue has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

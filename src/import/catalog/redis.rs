@@ -284,7 +284,7 @@ mod tests {
 
     use super::super::Catalog;
     use super::*;
-    use dlfs_nvme::nvme::CatalogPlace;
+    use dlfs_io::address::CatalogPlace;
 
     #[test]
     fn a_call_that_has_ended_reads_nothing_more() {

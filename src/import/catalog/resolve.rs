@@ -3,7 +3,7 @@
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
 use dlfs_format::format::Uuid;
-use dlfs_nvme::nvme::{Address, CatalogName};
+use dlfs_io::address::{Address, CatalogName};
 
 use super::last_known::LastKnown;
 use super::{Catalog, Record};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
 
-use dlfs_nvme::nvme::unescape_all;
+use dlfs_io::address::unescape_all;
 
 /// Address of a server, and the login for it.
 pub(super) struct Server {

@@ -16,7 +16,7 @@ pub enum Log {
 }
 
 /// Keeps the logs and indices of a catalogue. Calls may block; names were checked
-/// ([`dlfs_nvme::nvme::catalog_name::is_catalog_word`]).
+/// ([`dlfs_io::address::catalog_name::is_catalog_word`]).
 pub trait Store: Send + Sync {
     /// Makes an empty catalogue, where there is none yet.
     ///

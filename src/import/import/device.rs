@@ -10,9 +10,9 @@ use crate::import::options::Onto;
 use dlfs_base::units::ALIGN_BYTES;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::choose::{Candidate, choose};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use dlfs_io::qpair::{self, ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// The namespaces that an address without `?ns=` may stand for, where a subsystem has several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

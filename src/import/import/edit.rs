@@ -18,8 +18,8 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::directory::commit::freed_by_next;
 use dlfs_format::format::{CellRange, Space, Uuid};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// The result of a delete or purge.
 #[derive(Debug, Clone, PartialEq, Eq)]

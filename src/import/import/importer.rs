@@ -40,8 +40,8 @@ use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::space::without;
 use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, used_bytes};
 use dlfs_format::format::{CellRange, ChunkSpec, Placement};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// Imports `sources` onto the image at `image`.
 ///

@@ -20,8 +20,8 @@ use dlfs_format::directory::{ChunkInfo, Directory};
 use dlfs_format::format::chunk::HEAD_BYTES;
 use dlfs_format::format::pieces::num_pieces;
 use dlfs_format::format::{ChunkHeader, FormatVersion, RecordSums, Uuid};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// The report of [`add_pieces`].
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -27,8 +27,8 @@ use dlfs_format::format::{
     CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout,
     Part, SampleMeta, Space,
 };
+use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// Rewrites the chunks that have deleted samples, without those samples: as a new generation, or as several
 /// where the new chunks do not fit beside the old ones. If there are none, it writes nothing, unless a purge was

@@ -39,8 +39,8 @@ use dlfs_format::format::{
     CellRange, ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space,
     Superblock, Uuid,
 };
+use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// The result of a rebuild.
 #[derive(Debug, Clone, PartialEq, Eq)]

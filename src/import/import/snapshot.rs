@@ -11,8 +11,8 @@ use dlfs_base::{Error, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::superblock_set::saved_at_another_generation;
 use dlfs_format::format::{FormatError, Superblock};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
-use dlfs_nvme::nvme::Address;
 
 /// A snapshot that was saved, or verified as current.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,10 +7,11 @@ use super::file::{FileNamespace, FileOptions};
 use super::folder::FolderNamespace;
 use super::tcp::TcpNamespace;
 use super::{ConnectOptions, Device};
+use crate::address::{Address, TcpAddress};
 use dlfs_base::error::Result;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::units::Nsid;
-use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_places::Place;
 
 /// Opens the namespace at `address`.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Namespace, PairScope, QueuePair};
+use crate::address::Address;
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_nvme::nvme::Address;
 
 /// An open namespace that creates queue pairs: an image file, a RAM region, a remote namespace.
 ///

@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::address::Address;
 use dlfs_base::folders::FolderOptions;
 use dlfs_nvme::auth::{ConfiguredPsk, Derivation, Secret};
-use dlfs_nvme::nvme::{Address, Nqn};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_places::PlaceOptions;
 
 /// Options of [`crate::qpair::open`]; the defaults suit a training job.

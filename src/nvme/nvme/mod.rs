@@ -10,30 +10,19 @@
 //!
 //! Read `sqe.rs` first, then `cqe.rs`.
 
-pub mod address;
-pub mod catalog_name;
 pub mod cqe;
 pub mod fabrics;
 pub mod identify;
 pub mod nqn;
 pub mod sgl;
-pub mod spdk_address;
 pub mod sqe;
-pub mod tcp_address;
 
-pub use address::Address;
-pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
 pub use cqe::{Cqe, RetryClass, Status};
 pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
 pub use nqn::{Nqn, NqnError};
 pub use sgl::Sgl;
-pub use spdk_address::SpdkAddress;
 pub use sqe::Sqe;
-#[cfg(feature = "catalog")]
-#[doc(hidden)]
-pub use tcp_address::unescape_all;
-pub use tcp_address::{AddressError, TcpAddress};
 
 #[cfg(test)]
 mod tests {

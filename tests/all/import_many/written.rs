@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::directory::Directory;
 use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
@@ -15,7 +16,6 @@ use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs::format::{FieldTypes, Pack, Uuid};
 use dlfs::import::many::{PartPlace, PartWriter, WritePlan, WrittenPart, commit_import};
 use dlfs::import::{self, ImportOptions, Label, NewSample, Onto, WriteReport, WriterOptions};
-use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device};

@@ -8,9 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::address::TcpAddress;
 use dlfs::buf::IoBuf;
 use dlfs::error::ErrorKind;
-use dlfs::nvme::{Nqn, TcpAddress};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::session::carrier::{self, Carrier};
 use dlfs::qpair::session::keeping::{self, Keeping};
 use dlfs::qpair::session::lifecycle::Level;

@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::address::{Address, TcpAddress};
 use dlfs::keys::generate_secret;
-use dlfs::nvme::{Address, Nqn, TcpAddress};
+use dlfs::nvme::Nqn;
 use dlfs::peers::rendezvous::{Blocks, Rendezvous};
 use dlfs::peers::{JobKey, Pass, PeerKeys};
 use dlfs::qpair::mem::MemNamespace;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::alone::ran_alone;
+use dlfs::address::Address;
 use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Uuid;
-use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::tier::{Index, Policy, Units};

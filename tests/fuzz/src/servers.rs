@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use dlfs::address::CatalogPlace;
 use dlfs::catalog::Catalog;
-use dlfs::nvme::CatalogPlace;
 #[cfg(feature = "cloud")]
 use dlfs::places::{Client, Place, PlaceOptions};
 

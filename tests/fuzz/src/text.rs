@@ -1,11 +1,12 @@
 //! Texts of people and files: addresses, NQNs, the state of a run, sizes and tiers.
 
+use dlfs::address::Address;
 use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::load_state;
 use dlfs::format::Uuid;
 use dlfs::import::sources::{SourceKind, tar};
 use dlfs::import::{OnError, PlacementOrder};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::order::{EpochOrder, Population, Shard, State, Tail};
 use dlfs::qpair::Cpus;
 use dlfs::units::{Epoch, Generation, SampleId, parse_size};

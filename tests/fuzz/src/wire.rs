@@ -6,10 +6,11 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::buf::IoBuf;
 use dlfs::format::checksum::crc32c;
 use dlfs::nvme::fabrics::{ConnectData, DiscoveryLogHeader, DiscoveryRecord};
-use dlfs::nvme::{Address, Cqe, IdentifyController, IdentifyNamespace, Nqn, Sgl, Sqe};
+use dlfs::nvme::{Cqe, IdentifyController, IdentifyNamespace, Nqn, Sgl, Sqe};
 use dlfs::tcp::controller::{self, ConnectionOptions, DataTransfer};
 use dlfs::tcp::host::{CommandError, Connection, Event, HostOptions, SCRATCH_LEN, Transfer};
 use dlfs::tcp::{Digests, ProtocolError};

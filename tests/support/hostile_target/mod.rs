@@ -20,7 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlfs::nvme::{Address, IdentifyController, Nqn, Status, TcpAddress, Vs};
+use dlfs::address::{Address, TcpAddress};
+use dlfs::nvme::{IdentifyController, Nqn, Status, Vs};
 use dlfs::units::Nsid;
 use parking_lot::{Condvar, Mutex};
 use zerocopy::FromZeros as _;

@@ -16,9 +16,9 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Loader, Options};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;

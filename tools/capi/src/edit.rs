@@ -3,9 +3,9 @@
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
+use dlfs::address::Address;
 use dlfs::dataset::{Watch, cataloging};
 use dlfs::import::{self, EditOptions, Progress, Stage};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 

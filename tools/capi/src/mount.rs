@@ -4,8 +4,8 @@ use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Mutex;
 
+use dlfs::address::Address;
 use dlfs::dataset::Dataset;
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 

@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::dataset::Watch;
-use dlfs::nvme::Address;
 use dlfs::process::Forked;
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::{self, Completion, Io, IoOp, Namespace};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlfs::address::Address;
 use dlfs::auth::Derivation;
 use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
@@ -12,7 +13,6 @@ use dlfs::dataset::{OnError, Options, ViewSource, Watch};
 use dlfs::directory::Directory;
 use dlfs::folders::Links;
 use dlfs::keys::{secret_of, set_tls_key};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::Direct;

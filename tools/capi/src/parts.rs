@@ -5,13 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use dlfs::address::Address;
 use dlfs::dataset::cataloging;
 use dlfs::format::Pack;
 use dlfs::import::many::{
     PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
 };
 use dlfs::import::{ImportOptions, OnError, Onto, PlacementOrder};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 use crate::edit::Asking;

@@ -4,13 +4,13 @@ use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Mutex;
 
+use dlfs::address::Address;
 use dlfs::dataset::cataloging;
 use dlfs::format::columns::{ColumnSpec, Value};
 use dlfs::format::field_type::FieldType;
 use dlfs::format::{FieldTypes, Pack};
 use dlfs::import::many::PartWriter;
 use dlfs::import::{self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriterOptions};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 use crate::batch::DLFS_NO_LABEL;

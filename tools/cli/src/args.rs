@@ -10,10 +10,11 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
+use dlfs::address::{Address, CatalogName};
 use dlfs::auth::Derivation;
 use dlfs::folders::{FolderOptions, Links};
 use dlfs::keys::{KEYRING, is_key_text, secret_of, set_tls_key};
-use dlfs::nvme::{Address, CatalogName, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
 
 use crate::help::opening;

@@ -162,7 +162,7 @@ impl MixedImage {
                             more.dlfs=choose:1000";
                 return Err(text.to_owned());
             };
-            let image = dlfs::nvme::Address::parse_list_os(&OsString::from_vec(bytes[..at].to_vec()));
+            let image = dlfs::address::Address::parse_list_os(&OsString::from_vec(bytes[..at].to_vec()));
             let image = image.map_err(|error| error.to_string())?;
             let part = String::from_utf8_lossy(&bytes[at + 1..]).parse();
             let part = part.map_err(|error: MixtureError| error.to_string())?;

@@ -6,9 +6,9 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use dlfs::address::Address;
 use dlfs::cache::{Cache, TierOptions};
 use dlfs::dataset::{Ahead, Dataset, FileCounts, Files, OnError, OpenOptions, Options, Query};
-use dlfs::nvme::Address;
 use dlfs::process::Forked;
 use dlfs::{Error, ErrorKind};
 

@@ -4,8 +4,8 @@ use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use dlfs::address::Address;
 use dlfs::cache::TierSpec;
-use dlfs::nvme::Address;
 use dlfs::units::parse_size;
 
 use crate::mounts::{self, Mount};

@@ -290,7 +290,7 @@ print("whole")
 
 /// Epochs in the order that `order.json` says, of which `dlfs` itself lists the ids.
 fn ids_of_epochs(source: &Source, epochs: u64) -> Vec<u64> {
-    let address = dlfs::nvme::Address::from_path(source.path("train.dlfs"));
+    let address = dlfs::address::Address::from_path(source.path("train.dlfs"));
     let dataset = Dataset::open(&[address], &Options::default(), &mut ()).unwrap();
     let order = OrderSpec { kind: OrderKind::Global, seed: 7 };
     let mut sampler = Sampler::new(&dataset, LoaderOptions::new(order, 16, epochs)).unwrap();
@@ -472,7 +472,7 @@ print("memory" if place.startswith("/memfd:") else place)
     assert_eq!(run(";copy=20000003").0, "memory\n");
     let (found, errors) = run(";copy=20000002");
     assert_eq!(found, format!("errno {}\n", 27), "EFBIG");
-    let id = dlfs::nvme::Address::from_path(image.clone());
+    let id = dlfs::address::Address::from_path(image.clone());
     let dataset = Dataset::open(&[id], &Options::default(), &mut ()).unwrap();
     let sample = dataset.lookup(b"a/large.bin", &mut ()).unwrap().0;
     let named = format!("sample {sample} has 20000003 bytes");

@@ -5,12 +5,12 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use dlfs::address::Address;
 use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::Value;
 use dlfs::metrics::{Measured, READ_COMMAND_SECONDS, Snapshot};
-use dlfs::nvme::Address;
 use dlfs::peers::{Meeting, Pass};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;

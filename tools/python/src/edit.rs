@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use dlfs::address::Address;
 use dlfs::dataset::{self, cataloging};
 use dlfs::import::{self, EditOptions, Progress, Stage};
-use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 use dlfs::view::NamedView;
 use pyo3::exceptions::PyTypeError;

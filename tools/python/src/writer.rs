@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 
 use dlfs::ErrorKind;
+use dlfs::address::{Address, CatalogName};
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
 use dlfs::format::element::Element;
@@ -13,7 +14,6 @@ use dlfs::import::many::PartWriter;
 use dlfs::import::{
     self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriteReport, WriterOptions,
 };
-use dlfs::nvme::{Address, CatalogName};
 use dlfs::qpair::ConnectOptions;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyUnicodeError, PyValueError};
 use pyo3::prelude::*;

@@ -13,10 +13,11 @@ use crate::peers::job_key::{GROUPS, MeetingKeys, PeerKeys};
 use crate::peers::record::Record;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Nsid;
+use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::mem::MemNamespace;
 use dlfs_io::qpair::{self, ConnectOptions, Device};
-use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_target::{Target, TargetOptions};
 
 /// Records in the blocks of rank 0's namespace.

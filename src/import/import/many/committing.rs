@@ -22,8 +22,8 @@ use dlfs_format::directory::commit::{freed_by_next, reserve_current};
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::superblock::used_bytes;
 use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ChunkSpec, FormatError, Space};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
-use dlfs_nvme::nvme::Address;
 
 /// Commits the plan in the file at `plan`, all of whose parts must be complete; also returns the namespaces of the
 /// image. Safe to repeat.

@@ -29,7 +29,7 @@ use dlfs_format::format::cursor::{Cursor, label_code, label_of, put_number, put_
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::field_type::FieldType;
 use dlfs_format::format::{CellRange, FieldTypes, FormatError, Part, Placement};
-use dlfs_nvme::nvme::Address;
+use dlfs_io::address::Address;
 
 /// A plan.
 #[derive(Debug)]

@@ -17,8 +17,8 @@ use crate::import::sources::BadEntry;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::Placement;
 use dlfs_format::format::Uuid;
+use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
-use dlfs_nvme::nvme::Address;
 
 /// The report of planning an image.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -40,8 +40,8 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::meta::check_label;
 use dlfs_format::format::{FieldTypes, Placement, fields};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// Writes the samples of a program as a new image, or appends them to one.
 ///

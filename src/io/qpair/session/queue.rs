@@ -14,10 +14,11 @@ use super::connect::Event;
 use super::{
     Answer, Attempt, Backlog, Channel, Failure, JoinInfo, Session, SessionState, Shared, Terms,
 };
+use crate::address::TcpAddress;
 use crate::qpair::{Fence, Io, IoError, IoOp, Namespace};
 use dlfs_base::error::ErrorKind;
 use dlfs_nvme::auth::TlsPsk;
-use dlfs_nvme::nvme::{Cqe, Sgl, Sqe, TcpAddress};
+use dlfs_nvme::nvme::{Cqe, Sgl, Sqe};
 use dlfs_nvme::tcp::host::{CommandError, Transfer};
 
 /// One route to the namespaces: a socket address that the name in one of the user's paths resolves to.

@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 use super::remote::keeper::Keepers;
 use super::remote::{self, Failure, Identified, Remote, Selection, Transport};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
+use crate::address::{Address, SpdkAddress};
 use crate::spdk::{self, Controller, TransportId};
 use dlfs_base::buf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::{Nsid, deadline};
-use dlfs_nvme::nvme::{Address, SpdkAddress};
 
 use admin::Admin;
 use queue::SpdkQueuePair;

@@ -7,13 +7,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::admin::Admin;
 use super::link::SCRATCH_LEN;
+use crate::address::TcpAddress;
 use crate::qpair::ConnectOptions;
 use crate::qpair::remote::Admin as _;
 use crate::qpair::session::{AdminEvent, Failure, Goal, HostIdentity, Terms};
 use dlfs_base::error::{ErrorKind, Result};
 use dlfs_base::units::{Nsid, deadline};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_nvme::nvme::fabrics::DiscoveryRecord;
-use dlfs_nvme::nvme::{Nqn, TcpAddress};
 use dlfs_nvme::tcp::Digests;
 
 /// Reads the records of the discovery service at a transport address (port 8009, or 4420 if the target itself

@@ -39,6 +39,7 @@ use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Selection, Transport};
 use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, SessionStats, Terms};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
+use crate::address::{Address, TcpAddress};
 use crate::tls::keyring::{self, KeyringError};
 use crate::tls::{self, TlsError};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -46,7 +47,7 @@ use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::registry::Registration;
 use dlfs_base::units::{Nsid, deadline};
 use dlfs_nvme::auth::{IdentityVersion, TlsPsk};
-use dlfs_nvme::nvme::{Address, Nqn, TcpAddress};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_nvme::tcp::Digests;
 
 /// The transport NVMe/TCP, by this library's own host.

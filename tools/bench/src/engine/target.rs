@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlfs::nvme::{Address, SpdkAddress};
+use dlfs::address::{Address, SpdkAddress};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::plain::Plain;
 use dlfs::qpair::{self, ConnectOptions, Device, Direct, Namespace, QueuePair};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
+use dlfs::address::Address;
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};

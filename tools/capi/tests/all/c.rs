@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::slice;
 
+use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Options};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ColumnsFrom, ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};

@@ -3,9 +3,9 @@
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use dlfs::address::{Address, CatalogPlace, CatalogVersion};
 use dlfs::catalog::{Alias, Catalog, Expect, Index, Record, resolve};
 use dlfs::dataset::cataloging::{self, Origin};
-use dlfs::nvme::{Address, CatalogPlace, CatalogVersion};
 use dlfs::units::Generation;
 
 use super::import::ImportProgress;

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 
+use dlfs::address::Address;
 use dlfs::dataset::Dataset;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, OnError};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::ReaderOptions;

@@ -5,8 +5,8 @@ use std::net::Ipv6Addr;
 use clap::Args;
 use serde::Serialize;
 
+use dlfs::address::{Address, TcpAddress};
 use dlfs::nvme::fabrics::DiscoveryRecord;
-use dlfs::nvme::{Address, TcpAddress};
 use dlfs::qpair::tcp::discover;
 
 use crate::args::ConnectionArgs;

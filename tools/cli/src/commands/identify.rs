@@ -4,8 +4,8 @@
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use dlfs::address::{Address, TcpAddress};
 use dlfs::nvme::fabrics::DiscoveryRecord;
-use dlfs::nvme::{Address, TcpAddress};
 use dlfs::qpair::tcp::{discover, identify};
 use dlfs::qpair::{ConnectOptions, host_identity};
 use dlfs::units::Nsid;

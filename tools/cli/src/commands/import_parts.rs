@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use dlfs::address::Address;
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::import::many::{
     PartReport, PlanReport, WritePlan, commit_import, import_part, plan_import,
 };
 use dlfs::import::{OnError, WriteReport};
-use dlfs::nvme::Address;
 use dlfs::{Error, ErrorKind};
 
 use super::import::{ImportProgress, WhatArgs};

@@ -10,9 +10,9 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 
 use dlfs::Error;
+use dlfs::address::Address;
 use dlfs::cache::Cache;
 use dlfs::dataset::{Dataset, Files, OrderFile};
-use dlfs::nvme::Address;
 use dlfs_mount::{Mounted, Options, mount};
 
 use crate::args::ConnectionArgs;

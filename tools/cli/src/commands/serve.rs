@@ -10,8 +10,9 @@ use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
+use dlfs::address::{Address, TcpAddress};
 use dlfs::keys::read_hosts;
-use dlfs::nvme::{Address, Nqn, TcpAddress};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::target::{ServedNamespace, TargetStats};
 use dlfs::units::{Nsid, total};

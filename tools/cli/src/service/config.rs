@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::Spanned;
 
+use dlfs::address::Address;
 use dlfs::keys::read_hosts;
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::Cpus;
 use dlfs::target::HostKeys;
 use dlfs::tls;

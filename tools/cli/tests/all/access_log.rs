@@ -8,7 +8,8 @@ use std::process::Stdio;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use dlfs::nvme::{Address, Nqn};
+use dlfs::address::Address;
+use dlfs::nvme::Nqn;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::{ConnectOptions, open};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

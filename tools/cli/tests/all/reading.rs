@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::nvme::Address;
 use dlfs::units::SampleId;
 
 use crate::common::{self, Served, TestDir, run};

@@ -5,9 +5,9 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlfs::address::Address;
 use dlfs::cache::{Probe, TierSpec, probe};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
 

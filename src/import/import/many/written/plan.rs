@@ -26,8 +26,8 @@ use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::cursor::{Cursor, put_number, put_string};
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::{FieldTypes, FormatError, ImageLayout, Uuid};
+use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
-use dlfs_nvme::nvme::Address;
 
 /// The plan that all writers of one image share: the image's location, and the properties of its samples. It takes a
 /// few thousand bytes, is sent to every writer, and is not changed by what they do.

@@ -119,12 +119,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_rep
     let subnqn = Nqn::new("nqn.2026-11.io.dlfs:queue").unwrap();
     let traddr = address.ip().to_string();
     let portal = Portal {
-        address: dlfs_nvme::nvme::TcpAddress {
-            traddr,
-            trsvcid: address.port(),
-            subnqn,
-            nsid: None,
-        },
+        address: crate::address::TcpAddress { traddr, trsvcid: address.port(), subnqn, nsid: None },
         socket: address,
         psk: None,
     };
@@ -161,7 +156,7 @@ fn a_write_answered_after_its_session_ended_is_reported_by_the_next_flush() {
     let subnqn = Nqn::new("nqn.2026-11.io.dlfs:queue").unwrap();
     let socket = SocketAddr::from(([127, 0, 0, 1], 1));
     let traddr = socket.ip().to_string();
-    let address = dlfs_nvme::nvme::TcpAddress { traddr, trsvcid: 1, subnqn, nsid: None };
+    let address = crate::address::TcpAddress { traddr, trsvcid: 1, subnqn, nsid: None };
     let portals = vec![Portal { address, socket, psk: None }];
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let remote = Remote::<Tcp>::new(options, portals, Selection::OfPath, None);

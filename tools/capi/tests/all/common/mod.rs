@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use dlfs::address::Address;
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
 

@@ -17,9 +17,9 @@ use clap::Args;
 use serde::Serialize;
 
 use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::catalog::{Named, resolve};
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::nvme::Address;
 use dlfs::qpair::{ConnectOptions, Device, open_all};
 use dlfs::units::SampleId;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
-use dlfs::nvme::{Address, TcpAddress};
+use dlfs::address::{Address, TcpAddress};
 use dlfs::qpair::Device;
 
 use super::Finding;

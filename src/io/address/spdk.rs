@@ -10,11 +10,11 @@
 
 use std::fmt;
 
-use super::nqn::Nqn;
-use super::tcp_address::{
+use super::tcp::{
     AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, parse_port, unescape_all,
 };
 use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::Nqn;
 
 /// A namespace that SPDK reaches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

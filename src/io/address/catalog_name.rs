@@ -15,7 +15,7 @@ use std::fmt::{self, Write as _};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
-use super::tcp_address::{AddressError, unescape_all_bytes};
+use super::tcp::{AddressError, unescape_all_bytes};
 use dlfs_base::units::Generation;
 
 /// A data set by its name in a catalogue.

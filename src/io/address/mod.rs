@@ -25,12 +25,19 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::catalog_name::{CATALOG_SCHEME, CatalogName};
-use super::spdk_address::{SpdkAddress, Words};
-use super::tcp_address::{
-    AddressError, TcpAddress, URL_SCHEME, hex_pair, parse_nqn, parse_nsid, parse_port, unescape,
-    unescape_all,
-};
+pub mod catalog_name;
+pub mod spdk;
+pub mod tcp;
+
+pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
+pub use spdk::SpdkAddress;
+#[doc(hidden)]
+pub use tcp::unescape_all;
+pub use tcp::{AddressError, TcpAddress};
+
+use catalog_name::CATALOG_SCHEME;
+use spdk::Words;
+use tcp::{URL_SCHEME, hex_pair, parse_nqn, parse_nsid, parse_port, unescape};
 
 /// The address of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -138,11 +145,9 @@ fn parse_objects(text: &str) -> Result<Address, AddressError> {
         };
     }
     let bytes = unescape(text, |byte| byte == b',' || byte == b'%');
-    let text = String::from_utf8(bytes).map_err(|_| AddressError::Nul)?;
-    if text.chars().any(char::is_control) {
-        Err(AddressError::Nul)
-    } else {
-        Ok(Address::Objects(text))
+    match String::from_utf8(bytes) {
+        Ok(place) if !place.chars().any(char::is_control) => Ok(Address::Objects(place)),
+        _ => Err(AddressError::Objects(text.escape_debug().to_string())),
     }
 }
 
@@ -321,8 +326,9 @@ mod tests {
             assert!(!error.to_string().contains("SECRET"), "{error}");
         }
     }
-    use crate::nvme::{CatalogPlace, CatalogVersion, Nqn, NqnError};
+    use crate::address::{CatalogPlace, CatalogVersion};
     use dlfs_base::units::{Generation, Nsid};
+    use dlfs_nvme::nvme::{Nqn, NqnError};
     use proptest::prelude::*;
 
     fn tcp(traddr: &str, trsvcid: u16, subnqn: &str, nsid: Option<u32>) -> Address {
@@ -374,6 +380,8 @@ mod tests {
         assert_eq!(parse(""), Empty);
         assert_eq!(Address::parse_list("a,,b"), Err(Empty));
         assert_eq!(parse("a\0b"), Nul);
+        assert_eq!(parse("s3://b/a\0"), Objects("s3://b/a\\0".into()));
+        assert_eq!(parse("s3://b/\n"), Objects("s3://b/\\n".into()));
         for url in
             ["s4://bucket/train.dlfs", "ftp://h/x", "file:///x", "nvme-rdma://h/x", "a+b.1-2://"]
         {

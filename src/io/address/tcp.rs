@@ -4,9 +4,9 @@
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 
-use super::nqn::{Nqn, NqnError};
 use dlfs_base::error::{Error, ErrorKind};
 use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::{Nqn, NqnError};
 
 /// A namespace of an NVMe/TCP target.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -64,6 +64,9 @@ pub enum AddressError {
     /// A path with a NUL byte.
     #[error("a path must not contain a NUL byte")]
     Nul,
+    /// Objects whose address has a control character, or is not UTF-8.
+    #[error("'{0}' names no objects: their names are UTF-8 without control characters")]
+    Objects(String),
     /// `%` without two hexadecimal digits, or bytes that are not UTF-8 in a URL.
     #[error("'{0}' has an invalid percent escape")]
     Escape(String),
