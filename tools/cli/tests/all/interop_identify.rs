@@ -1,7 +1,7 @@
 //! `dlfs id-ctrl`, `id-ns` and `list-subsys` beside nvme-cli itself, which asks the same target from Linux in QEMU.
 //!
 //! It runs with `DLFS_INTEROP=1`: `cargo test -p dlfs-cli interop_identify`. Without QEMU it is skipped and
-//! says so; see tests/interop/README.md for what it needs. The table in docs/operations.md has what it found.
+//! says so; see tests/interop/README.md for what it needs. The table in benches/results/interop.md has what it found.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};

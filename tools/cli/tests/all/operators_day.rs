@@ -1,4 +1,4 @@
-//! Plays the operator's day of `docs/operations.md`, as it is written there, and checks what the jobs have read.
+//! Plays the day of a service in `operators_day.sh`, as it is written there, and checks what the jobs have read.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,6 +7,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::common::{TestDir, finish, free_port, run};
+
+const DAY: &str = include_str!("operators_day.sh");
 
 /// Preconditions of the day's commands: pages of metrics can be fetched, and nothing outlives the day.
 const BEFORE: &str = r#"
@@ -23,7 +25,7 @@ command -v curl >/dev/null || curl() {
 fn the_operators_day_goes_as_written_and_no_job_misses_or_repeats_a_sample() {
     let dir = TestDir::with_image();
     std::fs::copy(dir.path("train.dlfs"), dir.path("more.dlfs")).unwrap();
-    let commands = with_free_ports(&day());
+    let commands = with_free_ports(DAY);
     for must in ["list-hosts", "curl", "add-ns", "kill -HUP", "new.key", "drain", "wait $SERVICE"] {
         assert!(commands.contains(must), "the day is not what it was: no {must}");
     }
@@ -87,16 +89,6 @@ fn check_access_log(dir: &TestDir) {
         let key = std::fs::read_to_string(dir.path(name)).unwrap();
         assert!(!text.contains(&key[10..30]), "a key is in the log");
     }
-}
-
-/// The commands of the day: the shell blocks of its section.
-fn day() -> String {
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
-    let text = std::fs::read_to_string(document).unwrap();
-    let (_, section) = text.split_once("\n### An operator's day\n").expect("the section");
-    let section = section.split("\n### ").next().unwrap();
-    let blocks = section.split("```sh\n").skip(1);
-    blocks.map(|block| block.split("```").next().unwrap()).collect()
 }
 
 fn with_free_ports(commands: &str) -> String {
