@@ -193,7 +193,7 @@ scans! {
     scandir64;
 }
 
-/// Copies of the entries that `filter` takes, in `order`, all of them from `malloc`.
+/// Copies the entries that `filter` takes, in `order`, into memory from `malloc`.
 ///
 /// # Safety
 /// As of `scandir`; `folder` is one of ours.
@@ -203,32 +203,65 @@ unsafe fn scan(
     filter: Filter,
     order: Order,
 ) -> Result<c_int, c_int> {
-    let mut found: Vec<*mut dirent> = Vec::new();
-    // SAFETY: the caller's promise; the copies are as long as the entries.
-    unsafe {
-        let ours = OpenFolder::of(folder).ok_or(libc::EBADF)?;
-        while let Some(entry) = own::inside(|| ours.next())? {
-            // The caller's function may use what it likes of this library.
-            if filter.is_none_or(|takes| takes(entry) != 0) {
-                let len = usize::from((*entry).d_reclen);
-                let copy = libc::malloc(len);
-                entry.cast::<u8>().copy_to_nonoverlapping(copy.cast(), len);
-                found.push(copy.cast());
-            }
+    // SAFETY: `folder` is one of ours.
+    let ours = unsafe { OpenFolder::of(folder) }.ok_or(libc::EBADF)?;
+    let mut found = Vec::new();
+    while let Some(entry) = own::inside(|| ours.next())? {
+        // The caller's function may use what it likes of this library.
+        // SAFETY: the entry stays until the next one is asked for.
+        if filter.is_none_or(|takes| unsafe { takes(entry) } != 0) {
+            // SAFETY: the entry stays, and has as many bytes as it says.
+            found.push(unsafe { Malloced::copy_of(entry.cast(), (*entry).d_reclen.into()) }?);
         }
-        let list =
-            libc::malloc(size_of::<*mut dirent>() * found.len().max(1)).cast::<*mut dirent>();
-        found.as_ptr().copy_to_nonoverlapping(list, found.len());
-        if let Some(order) = order {
-            type Compare = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
-            // Pointers to pointers of entries either way.
-            let order = std::mem::transmute::<
+    }
+    let entries: Vec<*mut c_void> = found.iter().map(|copy| copy.0).collect();
+    // SAFETY: the vector's own bytes.
+    let list = unsafe { Malloced::copy_of(entries.as_ptr().cast(), size_of_val(&*entries)) }?;
+    if let Some(order) = order {
+        type Compare = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
+        // SAFETY: both take pointers to pointers of entries.
+        let order = unsafe {
+            std::mem::transmute::<
                 unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int,
                 Compare,
-            >(order);
-            libc::qsort(list.cast(), found.len(), size_of::<*mut dirent>(), Some(order));
-        }
-        out.write(list);
+            >(order)
+        };
+        // SAFETY: the list has as many pointers, each to an entry.
+        unsafe { libc::qsort(list.0, entries.len(), size_of::<*mut dirent>(), Some(order)) };
     }
-    Ok(found.len() as c_int)
+    // SAFETY: `scandir`'s caller gives a place for the list, and frees it and what it points to.
+    unsafe { out.write(list.into_raw().cast()) };
+    found.into_iter().for_each(|copy| _ = copy.into_raw());
+    Ok(entries.len() as c_int)
+}
+
+/// Memory from `malloc`, freed unless it is handed on.
+struct Malloced(*mut c_void);
+
+impl Malloced {
+    /// Copies `len` bytes; `ENOMEM` if there is no memory for them.
+    ///
+    /// # Safety
+    /// `bytes` has `len` bytes.
+    unsafe fn copy_of(bytes: *const u8, len: usize) -> Result<Malloced, c_int> {
+        // SAFETY: any length may be asked for.
+        let copy = unsafe { libc::malloc(len.max(1)) };
+        if copy.is_null() {
+            return Err(libc::ENOMEM);
+        }
+        // SAFETY: `len` bytes here, by the caller, and there, as just allocated.
+        unsafe { bytes.copy_to_nonoverlapping(copy.cast(), len) };
+        Ok(Malloced(copy))
+    }
+
+    fn into_raw(self) -> *mut c_void {
+        std::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Malloced {
+    fn drop(&mut self) {
+        // SAFETY: from `malloc`, and nobody else has it.
+        unsafe { libc::free(self.0) };
+    }
 }
