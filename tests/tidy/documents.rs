@@ -14,6 +14,7 @@ mod results;
 /// `tools/python/tests/test_documents.py`, and Rust as documentation of `src/lib.rs`.
 const RUN: &[&str] = &[
     "README.md",
+    "docs/tutorial.md",
     "docs/training.md",
     "docs/operations.md",
     "docs/performance.md",
@@ -122,11 +123,14 @@ fn figures_are_told_from_other_numbers() {
 }
 
 #[test]
-fn the_picture_is_drawn_from_the_results() {
-    match Command::new("python3").arg(root().join("benches/picture")).arg("--check").output() {
-        Err(_) => println!("SKIPPED: python3 is not installed"),
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+fn the_pictures_are_what_their_scripts_draw() {
+    for script in ["benches/picture", "docs/concepts.py"] {
+        match Command::new("python3").arg(root().join(script)).arg("--check").output() {
+            Err(_) => println!("SKIPPED: python3 is not installed"),
+            Ok(output) => {
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{script}: {stderr}");
+            }
         }
     }
 }

@@ -12,8 +12,8 @@ import pytest
 from conftest import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-# tests/tidy/documents.rs has the same list, without the tutorial.
-DOCUMENTS = ["tools/python/README.md", "README.md", "docs/training.md"]
+# tests/tidy/documents.rs has the same list, without the package's page.
+DOCUMENTS = ["tools/python/README.md", "README.md", "docs/tutorial.md", "docs/training.md"]
 NEEDS = ("torch", "PIL", "fsspec")
 
 
@@ -48,7 +48,7 @@ def test_the_document_runs_as_it_stands(document, tmp_path, monkeypatch):
         pytest.importorskip(package, reason=f"{package} is not installed")
     assert len(blocks(document)) >= 2
     monkeypatch.chdir(tmp_path)
-    if not document.startswith("tools"):  # the tutorial makes its own
+    if not document.startswith("tools"):  # the package's page makes its own
         make_pictures(tmp_path)
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     environment = {**os.environ, "PATH": path}

@@ -15,6 +15,11 @@ fn the_commands_of_the_readme_run() {
 }
 
 #[test]
+fn the_commands_of_the_tutorial_run() {
+    run_commands_of("docs/tutorial.md");
+}
+
+#[test]
 fn the_commands_about_training_run() {
     run_commands_of("docs/training.md");
 }
