@@ -16,20 +16,20 @@ macro_rules! metrics {
 }
 
 metrics! {
-    BUILD Info "dlfs_build" ["version", "commit"] "The version of dlfs and the commit that it is built from.";
+    BUILD Info "dlfs_build" ["version", "commit"] "Version and commit of dlfs.";
 
     TARGET_CONTROLLERS Gauge "dlfs_target_controllers" ["subsystem"] "Controllers now.";
     TARGET_CONNECTIONS Gauge "dlfs_target_connections" ["subsystem"] "TCP connections now.";
     TARGET_CONNECTIONS_ACCEPTED Counter "dlfs_target_connections_accepted" ["subsystem"]
         "TCP connections ever accepted.";
     TARGET_CONNECTIONS_DROPPED Counter "dlfs_target_connections_dropped" ["subsystem"]
-        "Connections closed because of the host's behaviour or a limit.";
+        "Connections closed for the host's behaviour or a limit.";
     TARGET_CONNECTIONS_REFUSED Counter "dlfs_target_connections_refused" ["subsystem"]
-        "Connections and Connect commands that were refused: a limit, or a host that is not allowed.";
+        "Connections and Connect commands refused: a limit, or a host that is not allowed.";
     TARGET_EVICTIONS Counter "dlfs_target_evictions" ["subsystem"]
-        "Controllers and connections closed because a limit was reached or descriptors or memory ran out.";
+        "Controllers and connections closed at a limit, or for lack of descriptors or memory.";
     TARGET_COMMANDS Counter "dlfs_target_commands" ["subsystem", "command"]
-        "Commands that have arrived, also those that failed.";
+        "Commands that arrived, also those that failed.";
     TARGET_ERRORS Counter "dlfs_target_errors" ["subsystem"] "I/O commands with an error response.";
     TARGET_READS Counter "dlfs_target_reads" ["subsystem"] "Successful reads.";
     TARGET_READ_BYTES Counter "dlfs_target_read_bytes" ["subsystem"] "Bytes of successful reads.";
@@ -37,73 +37,73 @@ metrics! {
     TARGET_WRITTEN_BYTES Counter "dlfs_target_written_bytes" ["subsystem"] "Bytes of successful writes.";
 
     TARGET_COMMAND_SECONDS Histogram "dlfs_target_command_seconds" ["subsystem", "command"]
-        "Time from the arrival of a read, write or flush to its response, as the target sees it.";
+        "Time from the arrival of a read, write or flush to its response.";
 
-    HOST_CONTROLLERS Gauge "dlfs_host_controllers" ["subsystem"] "Controllers that are connected now.";
-    HOST_PATHS Gauge "dlfs_host_paths" ["subsystem"] "Socket addresses at which they can be reached.";
+    HOST_CONTROLLERS Gauge "dlfs_host_controllers" ["subsystem"] "Connected controllers.";
+    HOST_PATHS Gauge "dlfs_host_paths" ["subsystem"] "Socket addresses of connected controllers.";
     HOST_FAILED_PATHS Gauge "dlfs_host_failed_paths" ["subsystem"]
-        "Those of them that have failed since the controller was last connected.";
+        "Paths that failed since the controller was last connected.";
     HOST_RECONNECTS Counter "dlfs_host_reconnects" ["subsystem"]
-        "Times that a lost controller was connected again.";
+        "Reconnections of lost controllers.";
     HOST_RETRIES Counter "dlfs_host_retries" ["subsystem"]
-        "Commands that were sent again: after a lost connection, or because the controller asked for it.";
+        "Commands sent again, after a lost connection or at the controller's request.";
     HOST_DIGEST_ERRORS Counter "dlfs_host_digest_errors" ["subsystem"]
-        "Transfers whose data digest was wrong.";
+        "Transfers with a wrong data digest.";
     HOST_RECEIVES Counter "dlfs_host_receives" ["subsystem"]
-        "System calls that received on the sockets of I/O queues.";
+        "Receiving system calls on sockets of I/O queues.";
     HOST_EMPTY_RECEIVES Counter "dlfs_host_empty_receives" ["subsystem"]
-        "Those of them that returned no bytes.";
+        "Receiving system calls that returned no bytes.";
 
     READ_COMMANDS Counter "dlfs_read_commands" ["by"] "Read commands completed, including repeated ones.";
-    READ_BYTES Counter "dlfs_read_bytes" ["by"] "Bytes that those commands requested.";
-    READ_PLACE_BYTES Counter "dlfs_read_place_bytes" ["by", "place"] "Those bytes, by the place that served them.";
+    READ_BYTES Counter "dlfs_read_bytes" ["by"] "Bytes that read commands requested.";
+    READ_PLACE_BYTES Counter "dlfs_read_place_bytes" ["by", "place"] "Bytes read, by the place that served them.";
     READ_REPEATS Counter "dlfs_read_repeats" ["by"]
-        "Commands that repeated a read after an error or a wrong checksum.";
+        "Reads repeated after an error or a wrong checksum.";
     READ_CHECKSUM_ERRORS Counter "dlfs_read_checksum_errors" ["by"]
-        "Those of them that repeated a read because a checksum was wrong.";
+        "Reads repeated after a wrong checksum.";
     READ_VERIFIED Counter "dlfs_read_verified" ["by"]
-        "Samples, and pieces of large samples, whose checksum was computed and correct.";
+        "Samples, and pieces of large samples, with a correct checksum.";
 
     READ_COMMAND_SECONDS Histogram "dlfs_read_command_seconds" ["by"]
-        "Time from the submission of a read command to its completion.";
+        "Time from submission to completion of a read command.";
 
-    FOLDER_OPENS Counter "dlfs_folder_opens" [] "Files of folders opened: the data set is a folder, not an image.";
-    FOLDER_READS Counter "dlfs_folder_reads" [] "System calls that read them.";
-    FOLDER_READ_BYTES Counter "dlfs_folder_read_bytes" [] "Bytes that those returned.";
+    FOLDER_OPENS Counter "dlfs_folder_opens" [] "Files opened of data sets that are folders.";
+    FOLDER_READS Counter "dlfs_folder_reads" [] "System calls that read such files.";
+    FOLDER_READ_BYTES Counter "dlfs_folder_read_bytes" [] "Bytes that these calls returned.";
 
-    OBJECT_REQUESTS Counter "dlfs_object_requests" ["scheme"] "Requests sent to object stores and web servers.";
-    OBJECT_RETRIES Counter "dlfs_object_retries" ["scheme"] "Requests that failed and were tried again.";
+    OBJECT_REQUESTS Counter "dlfs_object_requests" ["scheme"] "Requests to object stores and web servers.";
+    OBJECT_RETRIES Counter "dlfs_object_retries" ["scheme"] "Failed requests that were sent again.";
     OBJECT_THROTTLED Counter "dlfs_object_throttled" ["scheme"]
-        "Answers that said that there are too many requests.";
+        "Answers that refuse for too many requests.";
     OBJECT_HEDGES Counter "dlfs_object_hedges" ["scheme"]
-        "Second requests for bytes that were slow to come.";
-    OBJECT_BYTES Counter "dlfs_object_bytes" ["scheme"] "Bytes of objects that were read.";
+        "Second requests for late bytes.";
+    OBJECT_BYTES Counter "dlfs_object_bytes" ["scheme"] "Bytes read of objects.";
 
     LOADER_BATCHES Counter "dlfs_loader_batches" [] "Batches delivered.";
     LOADER_SAMPLES Counter "dlfs_loader_samples" [] "Samples delivered.";
     LOADER_SAMPLE_BYTES Counter "dlfs_loader_sample_bytes" [] "Bytes of the samples delivered.";
-    LOADER_SKIPPED Counter "dlfs_loader_skipped" [] "Samples skipped because they could not be read.";
+    LOADER_SKIPPED Counter "dlfs_loader_skipped" [] "Samples skipped as unreadable.";
     LOADER_STALL_SECONDS Counter "dlfs_loader_stall_seconds" []
-        "Time that consumers have waited for batches.";
+        "Time that consumers waited for batches.";
     LOADER_STALLS_SECONDS Counter "dlfs_loader_stalls_seconds" ["cause"]
-        "Time that consumers have waited for batches, by cause.";
+        "Time that consumers waited for batches, by cause.";
     LOADER_BLOCKED_SECONDS Counter "dlfs_loader_blocked_seconds" []
-        "Time that loaders have slept because ready batches waited for their consumer, or the window was full.";
+        "Time that loaders slept: ready batches waited for their consumer, or the window was full.";
     LOADER_COPIED_BYTES Counter "dlfs_loader_copied_bytes" []
         "Bytes copied to gather batches into one buffer.";
     LOADER_OVER_WINDOW Counter "dlfs_loader_over_window" []
-        "Buffers that did not fit the window and were allocated outside it.";
+        "Buffers allocated outside the full window.";
     LOADER_REWRITTEN Counter "dlfs_loader_rewritten" []
-        "Samples in kept memory that were overwritten and had to be read again.";
+        "Kept samples that were overwritten, and read again.";
     LOADER_WINDOW_BYTES Gauge "dlfs_loader_window_bytes" [] "Memory of the windows of loaders.";
     LOADER_WINDOW_USED_BYTES Gauge "dlfs_loader_window_used_bytes" []
-        "Memory of the windows that holds reads, ready batches and batches that their consumers have.";
-    LOADER_RESIDENT Gauge "dlfs_loader_resident" [] "Samples whose verified bytes are in the window now.";
+        "Window memory of reads, ready batches and delivered batches.";
+    LOADER_RESIDENT Gauge "dlfs_loader_resident" [] "Verified samples in the window.";
 
     TIER_CAPACITY_BYTES Gauge "dlfs_tier_capacity_bytes" ["tier"] "The tier's quota, without its index.";
-    TIER_USED_BYTES Gauge "dlfs_tier_used_bytes" ["tier"] "Bytes of the pages that are reserved.";
-    TIER_HELD_BYTES Gauge "dlfs_tier_held_bytes" ["tier"] "Bytes of the pages that have copies.";
-    TIER_OFF Gauge "dlfs_tier_off" ["tier"] "1 if the tier accepts no more copies, because a write failed.";
+    TIER_USED_BYTES Gauge "dlfs_tier_used_bytes" ["tier"] "Bytes of reserved pages.";
+    TIER_HELD_BYTES Gauge "dlfs_tier_held_bytes" ["tier"] "Bytes of pages with copies.";
+    TIER_OFF Gauge "dlfs_tier_off" ["tier"] "1 if a write failed, and the tier accepts no more copies.";
     TIER_HITS Counter "dlfs_tier_hits" ["tier"] "Reads, or pieces of reads, that the tier served.";
     TIER_HIT_BYTES Counter "dlfs_tier_hit_bytes" ["tier"] "Bytes of those reads.";
     TIER_HIT_SECONDS Counter "dlfs_tier_hit_seconds" ["tier"]
@@ -113,24 +113,24 @@ metrics! {
     TIER_FILL_BYTES Counter "dlfs_tier_fill_bytes" ["tier"] "Bytes written to the tier.";
     TIER_FILL_SECONDS Counter "dlfs_tier_fill_seconds" ["tier"] "Total time of writing them.";
     TIER_RESTORED Counter "dlfs_tier_restored" ["tier"]
-        "Units of an earlier run whose copies were verified and reused.";
-    TIER_EVICTIONS Counter "dlfs_tier_evictions" ["tier"] "Units that were evicted for others.";
+        "Units of an earlier run that were verified and reused.";
+    TIER_EVICTIONS Counter "dlfs_tier_evictions" ["tier"] "Units evicted for others.";
     TIER_DAMAGED Counter "dlfs_tier_damaged" ["tier"]
-        "Units with copies that were corrupt, truncated or unreadable.";
-    TIERS_ATTACHED Gauge "dlfs_tiers_attached" [] "Processes that have attached to the tiers of this one.";
+        "Units with corrupt, truncated or unreadable copies.";
+    TIERS_ATTACHED Gauge "dlfs_tiers_attached" [] "Processes attached to the tiers of this one.";
 
     ORIGIN_READS Counter "dlfs_origin_reads" []
-        "Reads of the data set past all tiers that somebody waited for.";
+        "Reads of the data set past all tiers, with a waiting reader.";
     ORIGIN_READ_BYTES Counter "dlfs_origin_read_bytes" [] "Bytes of those reads.";
     ORIGIN_READ_SECONDS Counter "dlfs_origin_read_seconds" []
         "Total time of those reads from submission to completion.";
     ORIGIN_AHEAD_READS Counter "dlfs_origin_ahead_reads" []
-        "Reads, or pieces of reads, served from what was read ahead.";
-    ORIGIN_AHEAD_BYTES Counter "dlfs_origin_ahead_bytes" [] "Bytes of those.";
+        "Reads, or pieces of reads, served from read-ahead.";
+    ORIGIN_AHEAD_BYTES Counter "dlfs_origin_ahead_bytes" [] "Bytes of those reads.";
     ORIGIN_JOINED_READS Counter "dlfs_origin_joined_reads" []
-        "Reads, or pieces of reads, of pages that another read was fetching, and served by it.";
-    ORIGIN_JOINED_BYTES Counter "dlfs_origin_joined_bytes" [] "Bytes of those.";
-    ORIGIN_COPIER_READS Counter "dlfs_origin_copier_reads" [] "Reads of the data set only to make copies.";
+        "Reads, or pieces of reads, served by another read of the same pages.";
+    ORIGIN_JOINED_BYTES Counter "dlfs_origin_joined_bytes" [] "Bytes of those reads.";
+    ORIGIN_COPIER_READS Counter "dlfs_origin_copier_reads" [] "Reads of the data set for copies only.";
     ORIGIN_COPIER_BYTES Counter "dlfs_origin_copier_bytes" [] "Bytes of those reads.";
 
     PEER_READS Counter "dlfs_peer_reads" ["node"] "Reads from the tiers of another node.";
@@ -138,40 +138,40 @@ metrics! {
     PEER_READ_SECONDS Counter "dlfs_peer_read_seconds" ["node"] "Total time of those reads.";
     PEER_NOT_THERE_READS Counter "dlfs_peer_not_there_reads" [] "Reads of data that the peer did not have.";
     PEER_NOT_THERE_BYTES Counter "dlfs_peer_not_there_bytes" []
-        "Bytes that a peer was asked for and did not deliver.";
+        "Bytes requested of a peer and not delivered.";
     PEER_REROUTED_BYTES Counter "dlfs_peer_rerouted_bytes" []
-        "Bytes that were read elsewhere after a peer had failed.";
+        "Bytes read elsewhere after a peer had failed.";
     PEER_MISMATCHED_BYTES Counter "dlfs_peer_mismatched_bytes" []
-        "Bytes that a peer delivered with a wrong checksum; none reached the caller.";
+        "Bytes from peers with a wrong checksum; none reached the caller.";
 
-    STORE_HELD_BYTES Gauge "dlfs_store_held_bytes" [] "Bytes of the pages that the rank's store has now.";
-    STORE_PEAK_BYTES Gauge "dlfs_store_peak_bytes" [] "The most bytes of pages that it ever had.";
-    STORE_FOUND Counter "dlfs_store_found" [] "Samples that lay there when it was opened, and were right.";
+    STORE_HELD_BYTES Gauge "dlfs_store_held_bytes" [] "Bytes of pages in the rank's store.";
+    STORE_PEAK_BYTES Gauge "dlfs_store_peak_bytes" [] "The most bytes of pages in the rank's store.";
+    STORE_FOUND Counter "dlfs_store_found" [] "Valid samples in the store when it was opened.";
     STORE_STAGED Counter "dlfs_store_staged" []
-        "Samples that were brought from the data set before an epoch began.";
+        "Samples staged from the data set before an epoch.";
     STORE_STAGED_BYTES Counter "dlfs_store_staged_bytes" [] "Bytes of the pages of those samples.";
-    STORE_RECEIVED Counter "dlfs_store_received" [] "Samples that came from the ranks that had them.";
+    STORE_RECEIVED Counter "dlfs_store_received" [] "Samples received from other ranks.";
     STORE_RECEIVED_BYTES Counter "dlfs_store_received_bytes" [] "Bytes of the pages of those samples.";
     STORE_NEAR_BYTES Counter "dlfs_store_near_bytes" []
-        "Those of them that came from ranks on the same node.";
+        "Bytes of received pages from ranks on the same node.";
     STORE_FROM_ORIGIN Counter "dlfs_store_from_origin" []
-        "Samples that came from the data set, because the rank that had them was late or dead.";
+        "Samples read from the data set for a late or dead rank.";
     STORE_FROM_ORIGIN_BYTES Counter "dlfs_store_from_origin_bytes" [] "Bytes of the pages of those samples.";
-    STORE_DELETED Counter "dlfs_store_deleted" [] "Samples that were deleted after their new ranks had them.";
+    STORE_DELETED Counter "dlfs_store_deleted" [] "Samples deleted once their new ranks had them.";
     STORE_MISMATCHED Counter "dlfs_store_mismatched" []
-        "Samples that a peer delivered with a wrong checksum; none was stored.";
-    STORE_STEPS Counter "dlfs_store_steps" [] "Steps of exchanges that this rank has ended.";
-    STORE_WAITS Counter "dlfs_store_waits" [] "Reads that waited for a sample that had not arrived.";
+        "Samples from peers with a wrong checksum; none was stored.";
+    STORE_STEPS Counter "dlfs_store_steps" [] "Exchange steps that this rank has ended.";
+    STORE_WAITS Counter "dlfs_store_waits" [] "Reads that waited for a sample.";
 
     AHEAD_SAMPLES Counter "dlfs_ahead_samples" [] "Samples read ahead for files, along an order.";
     AHEAD_BYTES Counter "dlfs_ahead_bytes" [] "Bytes of those samples.";
-    AHEAD_HITS Counter "dlfs_ahead_hits" [] "Files that were there when they were asked for, or soon after.";
-    AHEAD_MISSES Counter "dlfs_ahead_misses" [] "Files that were not.";
-    AHEAD_UNUSED Counter "dlfs_ahead_unused" [] "Samples that were dropped before anybody asked for them.";
+    AHEAD_HITS Counter "dlfs_ahead_hits" [] "Files that were ready when requested, or soon after.";
+    AHEAD_MISSES Counter "dlfs_ahead_misses" [] "Files that were not ready.";
+    AHEAD_UNUSED Counter "dlfs_ahead_unused" [] "Samples dropped before they were requested.";
 
-    IMPORT_SAMPLES Counter "dlfs_import_samples" ["stage"] "Samples that a stage of an import has dealt with.";
+    IMPORT_SAMPLES Counter "dlfs_import_samples" ["stage"] "Samples that a stage of an import has processed.";
     IMPORT_BYTES Counter "dlfs_import_bytes" ["stage"] "Bytes of those samples.";
-    IMPORT_SECONDS Counter "dlfs_import_seconds" ["stage"] "Time that the stages of imports have taken.";
+    IMPORT_SECONDS Counter "dlfs_import_seconds" ["stage"] "Time of the stages of imports.";
 }
 
 #[cfg(test)]
