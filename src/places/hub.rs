@@ -33,7 +33,7 @@ pub(super) struct Hub {
     commit: OnceCell<String>,
 }
 
-/// Whom to ask, and as whom.
+/// The hub to ask, and the token to ask with.
 pub(super) struct Access {
     /// The URL of the hub.
     pub(super) endpoint: String,

@@ -1,7 +1,8 @@
 //! How comments begin, and pairs that are made only to be taken apart.
 
 /// Words that a reader must finish a sentence behind to learn what the thing is.
-const VAGUE: [&str; 8] = ["What", "Who", "Whose", "That", "Of", "Whether", "Where", "Which"];
+const VAGUE: [&str; 9] =
+    ["What", "Who", "Whose", "Whom", "That", "Of", "Whether", "Where", "Which"];
 
 /// Lines, counted from 1, where a comment begins with a vague word.
 pub(crate) fn vague_comments(text: &str) -> Vec<usize> {

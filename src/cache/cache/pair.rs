@@ -216,8 +216,8 @@ impl TieredPair {
         AHEAD
     }
 
-    /// How far an ahead read that starts with `range` may go: to the end of the sample, or to a page that
-    /// is there or under way.
+    /// End of an ahead read that starts with `range`: the end of the sample, or a page that is there or
+    /// under way.
     fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
         let shared = &*self.shared;
         let namespace = self.sources[0].pair.namespace();

@@ -64,7 +64,7 @@ pub(super) struct Reached {
 /// The slot in which a requested queue pair arrives.
 pub(super) struct Slot {
     arrived: Mutex<Option<Result<Box<dyn QueuePair>>>>,
-    /// Whom to mark when it arrives.
+    /// The poller to mark when it arrives.
     registry: Mutex<Option<Registry>>,
 }
 

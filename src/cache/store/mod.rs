@@ -137,7 +137,7 @@ struct Shared {
     fate: Fate,
 }
 
-/// How far staging is.
+/// Progress of staging.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Staged {
     /// Samples of the share.

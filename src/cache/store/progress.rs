@@ -1,4 +1,4 @@
-//! How far a rank's exchange is: a page that its peers read like any other.
+//! Progress of a rank's exchange: a page that its peers read like any other.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use dlfs_base::checksum::crc32c;
 use dlfs_base::units::Epoch;
 
-/// How far a rank is: it has all samples that it gets in the epochs before `epoch`, and those of the first
+/// Progress of a rank: it has all samples that it gets in the epochs before `epoch`, and those of the first
 /// `steps` steps of `epoch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Progress {

@@ -31,7 +31,7 @@ struct RawMark {
 }
 const _: () = assert!(size_of::<RawMark>() == MARK_BYTES);
 
-/// How far a part is.
+/// Progress of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// None of its chunks is there: the mark of a part of an append.

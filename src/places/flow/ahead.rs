@@ -1,4 +1,4 @@
-//! How far a reader asks ahead: as far as the store's delay needs.
+//! Distance to which a reader asks ahead: as far as the store's delay needs.
 
 use std::time::Duration;
 

@@ -234,7 +234,7 @@ const TFRECORD_ENDS: &[&[u8]] = &[b".tfrecord", b".tfrecords", b".tfrec"];
 const JSON_LINES_ENDS: &[&[u8]] = &[b".jsonl", b".ndjson", b".jsonlines"];
 /// U+FEFF, which some programs write before text.
 pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-/// How far the end of a first line is looked for.
+/// Bytes within which a first line must end.
 const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
 const SIDE_STEMS: &[&[u8]] = &[
     b"readme",

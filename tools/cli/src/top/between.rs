@@ -39,7 +39,7 @@ impl<'a> Between<'a> {
         Between { before, after, seconds }
     }
 
-    /// How far apart the pages are.
+    /// Seconds between the pages.
     pub(super) fn seconds(&self) -> f64 {
         self.seconds
     }

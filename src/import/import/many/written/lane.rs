@@ -76,7 +76,7 @@ struct RawRecord {
 }
 const _: () = assert!(size_of::<RawRecord>() == MARK_BYTES);
 
-/// How far the parts on a namespace are.
+/// Progress of the parts on a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lane {
     pub(super) plan: [u8; 16],
