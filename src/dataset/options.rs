@@ -134,9 +134,9 @@ pub const OPENING: &[SharedOption] = &[
         "direct",
         ["direct", "direct", "direct"],
         Open,
-        "Whether to bypass the page cache for image files and block devices",
+        "Bypass of the page cache for image files and block devices",
     ),
-    row("links", ["links", "links", "links"], Open, "Which links of a plain folder to follow"),
+    row("links", ["links", "links", "links"], Open, "Links to follow in a plain folder"),
     row(
         "hidden",
         ["hidden", "hidden", "hidden"],
@@ -173,7 +173,7 @@ pub const OPENING: &[SharedOption] = &[
         "tiers",
         ["tier", "tiers", "tiers"],
         Open,
-        "Where to keep copies of samples after the first read, fastest first",
+        "Tiers that keep copies of samples after the first read, fastest first",
     ),
     row(
         "tiers_file",
@@ -181,7 +181,7 @@ pub const OPENING: &[SharedOption] = &[
         Open,
         "A file that describes the tiers, as written by `dlfs probe` or for NoPFS",
     ),
-    row("policy", ["policy", "tier_policy", "policy"], Open, "Which samples tiers keep"),
+    row("policy", ["policy", "tier_policy", "policy"], Open, "The samples that tiers keep"),
     row(
         "copy_bandwidth",
         ["copy-bandwidth", "tier_bandwidth", "copy_bandwidth"],
@@ -295,7 +295,7 @@ pub const LOADING: &[SharedOption] = &[
         Off,
         "Gather each batch into one buffer",
     ),
-    row("on_error", ["", "on_error", "on_error"], Open, "What to do if a sample cannot be read"),
+    row("on_error", ["", "on_error", "on_error"], Open, "Handling of a sample that cannot be read"),
     row(
         "deadline",
         ["", "call_timeout_ms", "deadline"],
@@ -308,20 +308,20 @@ pub const LOADING: &[SharedOption] = &[
         "peers",
         ["peers", "peers", "peers"],
         Open,
-        "Where the ranks find each other, in order to share the tiers of all nodes of the job",
+        "Meeting place of the ranks, which then share the tiers of all nodes of the job",
     ),
     row("round", ["round", "round", "round"], Open, "A name for this start of the job"),
     row(
         "peer_mode",
         ["peer-mode", "peer_mode", "peer_mode"],
         Open,
-        "Who holds what, and what a node answers to a peer that asks for data which its tiers lack",
+        "Placement of data on the nodes, and a node's answer to a peer that asks for data which its tiers lack",
     ),
     row(
         "peer_address",
         ["peer-address", "peer_address", "peer_address"],
         Open,
-        "Where peers reach this rank",
+        "Address at which peers reach this rank",
     ),
     row(
         "rendezvous_port",
@@ -347,12 +347,7 @@ pub const LOADING: &[SharedOption] = &[
         Off,
         "Keep the newest events of the run",
     ),
-    row(
-        "store",
-        ["store", "store", "store"],
-        Open,
-        "Where this rank keeps its share of the samples",
-    ),
+    row("store", ["store", "store", "store"], Open, "Store for this rank's share of the samples"),
     row(
         "blocking_exchange",
         ["blocking-exchange", "blocking_exchange", "blocking_exchange"],

@@ -232,8 +232,8 @@ def open(
                      key itself, or `keyring` for the kernel's keyring .nvme; needs a build with TLS
     tls_compat       derive TLS keys as libnvme before July 2025 did
     paths            more addresses of the same namespaces, used while the first is down
-    direct           whether to bypass the page cache for image files and block devices
-    links            which links of a plain folder to follow: "follow" all, as torchvision's ImageFolder does, but none
+    direct           bypass of the page cache for image files and block devices
+    links            links to follow in a plain folder: "follow" all, as torchvision's ImageFolder does, but none
                      back to a folder around it; "inside": those that stay in the folder; "refuse": none. Others are
                      errors
     hidden           take hidden files of a plain folder, and what file systems and tools leave behind (._*, .DS_Store,
@@ -241,10 +241,10 @@ def open(
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
     view             a view saved by `dlfs select`: its samples are the data set. The path of a file, and behind a
                      colon the name of one of several views in it; also of dlfs.save_views
-    tiers            where to keep copies of samples after the first read, fastest first: "ram:4G",
+    tiers            tiers that keep copies of samples after the first read, fastest first: "ram:4G",
                      "file:/fast/cache:20G", which the processes of a node share; one such text, or several
                      in a list. Or a file that describes them, as written by `dlfs probe` or for NoPFS
-    policy           which samples tiers keep: those read first (the default), or those that the plan of
+    policy           the samples that tiers keep: those read first (the default), or those that the plan of
                      each loader's run selects
     copy_bandwidth   the most that the copier may read from the origin by itself, in bytes per second
     stop_at_first_failure   stop adding copies for good once a sample fits in no tier
@@ -252,7 +252,7 @@ def open(
                      do not share tiers in memory
     fields           name of the field that represents the sample, if samples have several; or a tuple of names:
                      a sample is then a mapping of these. None: a mapping of all
-    peers            where the ranks find each other, in order to share the tiers of all nodes of the job, with the
+    peers            meeting place of the ranks, which then share the tiers of all nodes of the job, with the
                      options of Dataset.join_peers: rank, world_size, round, peer_mode, peer_address,
                      rendezvous_port, peer_timeout, job_key and peer_tls. Waits until all ranks have joined. A loader that is to take
                      its rank and world size from them names `peers`, too
@@ -381,24 +381,25 @@ class Loader(_Loader):
     fields           as in dlfs.open: the field that is the sample, or a tuple of those in its mapping. None: as
                      the data set was opened
     contiguous       gather each batch into one buffer in the background, so that Batch.data copies nothing
-    on_error         what to do if a sample cannot be read: "raise", or "skip" it (stats counts them)
+    on_error         handling of a sample that cannot be read: "raise", or "skip" it (stats counts them)
     deadline         the longest that the next batch may take, in seconds
     queue_pairs      queue pairs per namespace; those of one subsystem share them
     busy_poll        spin instead of sleeping in the thread that reads ahead
     trace            keep the newest events of the run, up to 65,536 of each thread, for trace_json and save_trace
-    peers            where the ranks find each other, in order to share the tiers of all nodes of the job:
+    peers            meeting place of the ranks, which then share the tiers of all nodes of the job:
                      "auto": what the launcher has, which is the store of torch.distributed if it is
                      initialised, MPI, or a port of rank 0 beside MASTER_PORT; a folder that all nodes see; a
                      list of the ranks' addresses, ["HOST:PORT", ...], or a file with one a line; a store of
                      torch.distributed; a communicator of mpi4py; any object with set(key, value) and
                      get(keys). The data set needs a tier. Then rank and world_size default to the launcher's
     round            a name for this start of the job, not used before. None: the launcher's
-    peer_mode        who holds what, and what a node answers to a peer that asks for data which its tiers lack.
+    peer_mode        placement of data on the nodes, and a node's answer to a peer that asks for data which its
+                     tiers lack.
                      "read-through": a hash names the holder, which reads them from the data set, keeps them
                      and answers; "copies": the same holder answers that they are not there, and fetches what
                      it holds by itself; "plan": a node holds what its ranks read most often, and answers as
                      with "copies" (NoPFS; the data set needs the policy "clairvoyant")
-    peer_address     where peers reach this rank: "IP" or "IP:PORT". None: the address from which MASTER_ADDR
+    peer_address     address at which peers reach this rank: "IP" or "IP:PORT". None: the address from which MASTER_ADDR
                      is reached, any port
     rendezvous_port  the port on which rank 0 gathers the addresses of all ranks. None: MASTER_PORT + 1
     peer_timeout     how long to wait for all ranks, in seconds
@@ -406,7 +407,7 @@ class Loader(_Loader):
                      a key file with mode 0600, the key itself, or "rendezvous": rank 0 draws one, and the others get
                      it where they meet. None: whoever claims the name of a rank's host may read its tiers
     peer_tls         connect to peers inside TLS with the job's key; needs a build with TLS
-    store            where this rank keeps its share of the samples, in order "partial" or "local": "ram:SIZE" or
+    store            store for this rank's share of the samples, in order "partial" or "local": "ram:SIZE" or
                      "file:FOLDER:SIZE", a size that the ranks of a node share in equal parts. The share is read
                      from the data set once, by stage() or before the first
                      batch; then the ranks exchange samples with each other, through `peers`, and no epoch reads
