@@ -99,16 +99,6 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         Ok(())
     }
 
-    /// All ids are below this.
-    pub fn num_samples(&self) -> u64 {
-        self.lengths.num_samples()
-    }
-
-    /// Number of ranks that can be planned.
-    pub fn num_ranks(&self) -> u32 {
-        self.accesses.num_ranks()
-    }
-
     /// How often the last planned rank reads each sample.
     pub fn frequencies(&self) -> &Frequencies {
         &self.frequencies
