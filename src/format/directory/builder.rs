@@ -714,7 +714,7 @@ impl Shuffled {
 }
 
 /// The slots of the ids from `first` on, in the order of ids.
-fn slots_by_id(placements: &[Placement], first: u64) -> impl Iterator<Item = u64> {
+fn slots_by_id(placements: &[Placement], first: u64) -> impl Iterator<Item = u64> + Clone {
     placements.iter().flat_map(move |placement| {
         let part = *placement.part();
         (part.first.max(first)..part.first + part.count)

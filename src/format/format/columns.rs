@@ -264,8 +264,8 @@ pub struct ColumnTable {
 pub(crate) struct TableColumn {
     pub(crate) spec: ColumnSpec,
     /// An int; the bits of an f64; 0 or 1; or the index of a text. Or [`none_of`] the type.
-    pub(crate) raw: Vec<i64>,
-    pub(crate) texts: Vec<String>,
+    raw: Vec<i64>,
+    texts: Vec<String>,
     index_of: BTreeMap<String, i64>,
 }
 
@@ -414,7 +414,7 @@ impl TableColumn {
         TableColumn { spec, raw: Vec::new(), texts: Vec::new(), index_of: BTreeMap::new() }
     }
 
-    fn value(&self, row: usize) -> Value<'_> {
+    pub(crate) fn value(&self, row: usize) -> Value<'_> {
         let raw = self.raw.get(row).copied().unwrap_or(none_of(self.spec.kind));
         value_of(self.spec.kind, raw, &self.texts)
     }
@@ -521,16 +521,16 @@ pub(crate) fn value_of(kind: ColumnType, raw: i64, texts: &[String]) -> Value<'_
 }
 
 /// The number that stands for no value.
-pub(crate) fn none_of(kind: ColumnType) -> i64 {
+fn none_of(kind: ColumnType) -> i64 {
     if kind.is_float() { NAN_BITS } else { i64::MIN }
 }
 
 /// The number that stands for a floating-point number. All NaNs are none.
-pub(crate) fn raw_of(number: f64) -> i64 {
+fn raw_of(number: f64) -> i64 {
     if number.is_nan() { NAN_BITS } else { number.to_bits() as i64 }
 }
 
-fn text(bytes: &[u8]) -> Result<&str, FormatError> {
+pub(crate) fn text(bytes: &[u8]) -> Result<&str, FormatError> {
     let wrong = |error: std::str::Utf8Error| FormatError::OutOfRange {
         what: "byte that is no UTF-8, of a text at",
         value: error.valid_up_to() as u64,
@@ -604,6 +604,8 @@ pub const MAX_TEXTS_BYTES: usize = 2 << 10;
 /// The columns that every data set has.
 pub(crate) const BUILT_IN: [&str; 4] = ["id", "label", "len", "name"];
 const NAN_BITS: i64 = 0x7ff8 << 48;
+/// The floating-point number that stands for no value.
+pub(crate) const NONE_FLOAT: f64 = f64::from_bits(NAN_BITS as u64);
 const WHAT: &str = "typed columns of a chunk";
 
 #[cfg(test)]
