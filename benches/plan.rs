@@ -80,8 +80,7 @@ fn main() {
     let start = Instant::now();
     let mut map = HolderMap::empty(samples.0);
     for rank in 0..ranks {
-        let add = &mut |copy| map.add(rank, &copy);
-        planner.plan(rank, &tiers, add).expect("the same tiers");
+        planner.plan(rank, &tiers, &mut |copy| map.add(rank, &copy)).expect("the same tiers");
     }
     let seconds = start.elapsed().as_secs_f64();
     let held = (0..samples.0).filter(|&id| map.holder(SampleId(id)).is_some()).count();

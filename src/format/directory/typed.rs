@@ -11,16 +11,16 @@
 //! | str        | likewise, the number of a text                                                      |
 //! | float, f32 | f64 or f32; NaN means none                                                          |
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::directory::Bytes;
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::format::FormatError;
 use crate::format::columns::{
-    ColumnSpec, ColumnTable, ColumnType, MAX_COLUMNS, NONE_FLOAT, Value, text, value_of,
+    ColumnSpec, ColumnTable, ColumnType, MAX_COLUMNS, NONE_FLOAT, Value, value_of,
 };
-use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::cursor::{Cursor, put_number, put_string, utf8};
 use crate::format::error::{at_most, enough, equal};
 use crate::format::field_type::FieldTypes;
 
@@ -190,10 +190,8 @@ fn floats_of<'v, const N: usize>(
 /// The numbers of these texts, and the texts in their order.
 fn texts_of<'v>(values: impl Iterator<Item = Value<'v>> + Clone) -> (Store, Arc<[String]>) {
     let texts = values.map(|value| if let Value::Text(text) = value { Some(text) } else { None });
-    let distinct: HashSet<&str> = texts.clone().flatten().collect();
-    let mut ascending: Vec<&str> = distinct.into_iter().collect();
-    ascending.sort_unstable();
-    let number_of: HashMap<&str, i64> = ascending.iter().copied().zip(0..).collect();
+    let ascending: BTreeSet<&str> = texts.clone().flatten().collect();
+    let number_of: BTreeMap<&str, i64> = ascending.iter().copied().zip(0..).collect();
     let numbers = texts.map(|text| text.map_or(NO_LABEL, |text| number_of[text]));
     (ints_of(None, 0, numbers), ascending.into_iter().map(str::to_owned).collect())
 }
@@ -269,14 +267,14 @@ impl TypedColumns {
         let mut columns = Vec::new();
         let mut at = head_len as usize;
         for _ in 0..count {
-            let name = text(head.string()?)?.to_owned();
+            let name = utf8(WHAT, head.string()?)?.to_owned();
             let number = head.number()?;
             let width = head.number()?;
             let kind = ColumnType::from_number(number); // one of a later release is left out
             let mut texts = Vec::new();
             if kind == Some(ColumnType::Text) {
                 for _ in 0..head.count(1)? {
-                    texts.push(text(head.string()?)?.to_owned());
+                    texts.push(utf8(WHAT, head.string()?)?.to_owned());
                 }
             }
             let len = num_samples.saturating_mul(width);

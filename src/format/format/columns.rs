@@ -19,7 +19,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::format::FormatError;
-use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
+use crate::format::cursor::{
+    Cursor, label_code, label_of, number_len, put_number, put_string, utf8,
+};
 use crate::format::error::{at_most, equal};
 
 /// The type of a typed column's values.
@@ -396,7 +398,7 @@ impl ColumnTable {
             let name = from.string()?;
             let kind = from.number()?;
             let values = from.string()?;
-            let name = text(name)?;
+            let name = utf8(WHAT, name)?;
             names.push(ColumnSpec { name: name.to_owned(), kind: ColumnType::Int });
             if let Some(kind) = ColumnType::from_number(kind) {
                 let spec = ColumnSpec { name: name.to_owned(), kind };
@@ -472,7 +474,7 @@ impl TableColumn {
             for _ in 0..from.count(1)? {
                 let bytes = from.string()?;
                 at_most("length of a text", bytes.len() as u64, MAX_TEXTS_BYTES as u64)?;
-                column.index(text(bytes)?);
+                column.index(utf8(WHAT, bytes)?);
             }
         }
         for _ in 0..num_rows {
@@ -528,15 +530,6 @@ fn none_of(kind: ColumnType) -> i64 {
 /// The number that stands for a floating-point number. All NaNs are none.
 fn raw_of(number: f64) -> i64 {
     if number.is_nan() { NAN_BITS } else { number.to_bits() as i64 }
-}
-
-pub(crate) fn text(bytes: &[u8]) -> Result<&str, FormatError> {
-    let wrong = |error: std::str::Utf8Error| FormatError::OutOfRange {
-        what: "byte that is no UTF-8, of a text at",
-        value: error.valid_up_to() as u64,
-        limit: 0,
-    };
-    std::str::from_utf8(bytes).map_err(wrong)
 }
 
 /// At most how many bytes the typed columns of a chunk take in its table.

@@ -80,6 +80,14 @@ pub enum FormatError {
         /// The limit that it breaks.
         limit: u64,
     },
+    /// A text is not UTF-8.
+    #[error("{what}: a text is not UTF-8 from byte {at}")]
+    NotUtf8 {
+        /// The structure.
+        what: &'static str,
+        /// The first byte that is not.
+        at: u64,
+    },
     /// Two copies of the same fact differ.
     #[error("{what}: {found}, expected {expected}")]
     Mismatch {

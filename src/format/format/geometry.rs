@@ -34,7 +34,7 @@ pub struct CellRange {
 }
 
 /// Properties of the whole image that never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ImageLayout {
     /// The image.
     pub uuid: Uuid,

@@ -32,7 +32,7 @@ pub struct Pick {
     pub alone: bool,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Chunked {
     /// The chunks of all lanes, lane after lane, in the order of each lane.
     chunks: Vec<u32>,
@@ -84,7 +84,7 @@ impl Cursor {
 
 impl Chunked {
     pub(super) fn in_slot_order(population: &(impl Population + ?Sized)) -> Chunked {
-        let mut order = Chunked::empty();
+        let mut order = Chunked::default();
         let chunks = (0..population.num_chunks()).filter(|&c| population.live_in_chunk(c) > 0);
         order.dealt.lanes.push(chunks.collect());
         order.dealt.bounds.push(UNBOUNDED);
@@ -97,7 +97,7 @@ impl Chunked {
         lanes_and_group: (u32, u32),
         key: Key,
     ) -> Chunked {
-        let mut order = Chunked::empty();
+        let mut order = Chunked::default();
         order.shuffle_anew(population, lanes_and_group, key);
         order
     }
@@ -113,19 +113,6 @@ impl Chunked {
         self.dealt.deal(population, lanes, key.with(CHUNKS));
         self.key = Some(key.with(SAMPLES));
         self.cut(population, group);
-    }
-
-    fn empty() -> Chunked {
-        Chunked {
-            chunks: Vec::new(),
-            ends: Vec::new(),
-            groups: Vec::new(),
-            lanes: Vec::new(),
-            skips: Vec::new(),
-            key: None,
-            cursors: Vec::new(),
-            dealt: Dealt::default(),
-        }
     }
 
     /// Divides the lanes into groups.

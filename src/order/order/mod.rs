@@ -233,24 +233,23 @@ impl EpochOrder {
         positions: impl Iterator<Item = u64>,
         out: &mut Vec<SampleId>,
     ) {
+        out.extend(positions.map(|position| self.id_at(population, position)));
+    }
+
+    #[inline]
+    fn id_at(&mut self, population: &(impl Population + ?Sized), position: u64) -> SampleId {
         match &mut self.sequence {
-            Sequence::ById => out.extend(positions.map(|rank| population.id_of_live(rank))),
-            Sequence::Global(permutation) => {
-                out.extend(
-                    positions.map(|position| population.id_of_live(permutation.forward(position))),
-                );
-            }
-            Sequence::Chunked(chunked) => out.extend(positions.map(|position| {
+            Sequence::ById => population.id_of_live(position),
+            Sequence::Global(permutation) => population.id_of_live(permutation.forward(position)),
+            Sequence::Chunked(chunked) => {
                 let pick = chunked.pick(position);
                 population.id_in_chunk(pick.chunk, pick.nth)
-            })),
-            Sequence::Partial(partial) => out.extend(positions.map(|position| {
+            }
+            Sequence::Partial(partial) => {
                 let (chunk, nth) = partial.locate(position);
                 population.id_in_chunk(chunk, nth)
-            })),
-            Sequence::Weighted(weighted) => out.extend(
-                positions.map(|position| population.id_of_live(weighted.rank_at(position))),
-            ),
+            }
+            Sequence::Weighted(weighted) => population.id_of_live(weighted.rank_at(position)),
         }
     }
 
@@ -352,15 +351,9 @@ impl EpochOrder {
     /// The chunk of the sample at `position`, which is one of the epoch's.
     fn chunk_at(&mut self, population: &(impl Population + ?Sized), position: u64) -> Option<u32> {
         match &mut self.sequence {
-            Sequence::ById => population.chunk_of(population.id_of_live(position)),
-            Sequence::Global(permutation) => {
-                population.chunk_of(population.id_of_live(permutation.forward(position)))
-            }
             Sequence::Chunked(chunked) => Some(chunked.pick(position).chunk),
             Sequence::Partial(partial) => Some(partial.locate(position).0),
-            Sequence::Weighted(weighted) => {
-                population.chunk_of(population.id_of_live(weighted.rank_at(position)))
-            }
+            _ => population.chunk_of(self.id_at(population, position)),
         }
     }
 

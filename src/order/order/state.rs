@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Budget, BudgetDifference};
+use super::budget::Budget;
 use super::hash::HexId;
 use super::mixture::MixtureSpec;
 use super::{OrderKind, OrderSpec};
@@ -176,8 +176,12 @@ impl State {
     pub fn check_budget(&self, asked: Option<&Budget>) -> Result<(), Refusal> {
         let difference = match (self.budget.as_deref(), asked) {
             (None, None) => None,
-            (None, Some(_)) => Some(BudgetDifference::Absent),
-            (Some(_), None) => Some(BudgetDifference::Unasked),
+            (None, Some(_)) => Some(
+                "the state's batches have a number of samples, and a budget was asked for".into(),
+            ),
+            (Some(_), None) => {
+                Some("the state's batches have a budget of tokens, and none was asked for".into())
+            }
             (Some(state), Some(asked)) => state.difference(asked),
         };
         difference.map_or(Ok(()), |difference| Err(Refusal::Budget { difference }))
@@ -206,7 +210,7 @@ impl State {
 }
 
 /// Why a run cannot resume from a state.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// Another data set.
@@ -267,7 +271,7 @@ pub enum Refusal {
     #[error("{difference}")]
     Budget {
         /// In what they differ.
-        difference: BudgetDifference,
+        difference: String,
     },
     /// Each rank has a share of its own in this order, and shares depend on the world size.
     #[error(
