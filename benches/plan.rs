@@ -78,7 +78,10 @@ fn main() {
     println!("one rank: {copies:?} copies in {seconds:.2} s, {} MB resident at most", peak_mb());
 
     let start = Instant::now();
-    let map = HolderMap::new(&mut planner, |_| tiers.to_vec()).expect("the same tiers");
+    let mut map = HolderMap::empty(samples.0);
+    for rank in 0..ranks {
+        planner.plan(rank, &tiers, &mut |copy| map.add(rank, &copy)).expect("the same tiers");
+    }
     let seconds = start.elapsed().as_secs_f64();
     let held = (0..samples.0).filter(|&id| map.holder(SampleId(id)).is_some()).count();
     let each = map.memory_bytes() as f64 / samples.0 as f64;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dlfs::order::ImageId;
+use dlfs::order::HexId;
 use dlfs::plan::{ChunkHolders, Member};
 
 use crate::simulated;
@@ -68,7 +68,7 @@ fn table(nodes: u32) -> (f64, usize) {
     let mut bytes = 0;
     for _ in 0..3 {
         let began = Instant::now();
-        let holders = ChunkHolders::new(ImageId([0; 16]), &members, &[CHUNK_BYTES; CHUNKS]);
+        let holders = ChunkHolders::new(HexId([0; 16]), &members, &[CHUNK_BYTES; CHUNKS]);
         bytes = holders.expect("no more nodes than a round may have").memory_bytes();
         least_s = least_s.min(began.elapsed().as_secs_f64());
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::error::{Error, Result};
 use crate::format::superblock::SnapshotLocation;
-use crate::format::{FormatError, FormatVersion, ImageLayout, Pack, Superblock, Uuid};
+use crate::format::{FormatError, ImageLayout, Pack, Superblock, Uuid};
 use crate::qpair::Device;
 use crate::qpair::folder::{FOLDER_CELL_BYTES, FolderFile, FolderNamespace};
 
@@ -51,9 +51,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
 
 /// Makes the directory, with one chunk for the files of each cell.
 fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, FormatError> {
-    // Version 1, since its cells have the chunk size.
-    let version = FormatVersion::V1;
-    let layout = ImageLayout::of_version(version, uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
+    let layout = ImageLayout::new(uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
     let mut builder = DirectoryBuilder::new(layout);
     let cell = |file: &FolderFile| file.offset_bytes / FOLDER_CELL_BYTES;
     for files in folder.files().chunk_by(|a, b| cell(a) == cell(b)) {
@@ -61,7 +59,8 @@ fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, Forma
             let len = u32::try_from(file.len_bytes).expect("the listing refuses longer files");
             (&file.name[..], len, file.class.map(i64::from))
         });
-        builder.add_files(cell(&files[0]), samples)?;
+        let start = cell(&files[0]) * FOLDER_CELL_BYTES;
+        builder.add_files(start / layout.cell_bytes(), samples)?;
     }
     builder.set_classes(folder.classes().to_vec());
     let newest = folder.files().iter().map(FolderFile::modified_ns).max();

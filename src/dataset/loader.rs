@@ -514,27 +514,23 @@ fn unpack(position: u64) -> (Epoch, u64) {
     (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
 }
 
-/// Packs the lanes of a grouped order and whether it is version 1 into one word; 0 for other orders.
+/// The lanes of a grouped order; 0 for other orders.
 fn pack_lanes(order: &OrderSpec) -> u64 {
     match order.kind {
         OrderKind::Grouped { lanes, .. } => lanes.into(),
-        OrderKind::GroupedV1 { lanes, .. } => u64::from(lanes) | VERSION_1,
         _ => 0,
     }
 }
 
-/// `order` with the lanes and version that `pack_lanes` packed.
+/// `order` with the lanes that `pack_lanes` packed.
 fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
     let lanes = packed as u32;
     let kind = match order.kind.lanes_and_group() {
-        Some((_, group)) if packed & VERSION_1 != 0 => OrderKind::GroupedV1 { lanes, group },
         Some((_, group)) => OrderKind::Grouped { lanes, group },
         None => order.kind,
     };
     OrderSpec { kind, ..order }
 }
-
-const VERSION_1: u64 = 1 << 32;
 
 /// Longer than the lock is ever held while the data set is cloned.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);

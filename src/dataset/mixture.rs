@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
-use crate::order::{State, ViewId};
+use crate::order::{HexId, State};
 use crate::prefetch::{LoaderOptions, Mix, MixIds, MixSource};
 use crate::reader::{Batch, OnError, Watch};
 use crate::units::{Epoch, SampleId};
@@ -268,7 +268,7 @@ fn source(dataset: &Dataset, part: Part) -> Source {
     let address = devices.first().map(|device| device.namespace().address.to_string());
     let mut identity = format!("{} generation {}", directory.uuid(), directory.generation());
     if let Some(view) = directory.view() {
-        identity = format!("{identity} view {}", ViewId(view.hash));
+        identity = format!("{identity} view {}", HexId(view.hash));
     }
     Source {
         name: address.unwrap_or_else(|| directory.uuid().to_string()),

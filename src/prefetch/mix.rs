@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::order::mixture::{Mixture, MixtureError, MixtureSpec, source_seed};
-use crate::order::{ImageId, OrderKind, OrderSpec};
+use crate::order::{HexId, OrderKind, OrderSpec};
 use crate::qpair::Device;
 use crate::units::Epoch;
 
@@ -86,7 +86,7 @@ impl Mix {
     }
 
     /// Two words that tell mixtures apart.
-    pub(super) fn hash(&self) -> ImageId {
+    pub(super) fn hash(&self) -> HexId {
         let text = serde_json::to_vec(&*self.spec).unwrap_or_default(); // numbers and strings always become JSON
         let half = |first: u8| {
             // FNV-1a, 64 bits.
@@ -94,7 +94,7 @@ impl Mix {
                 (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
             })
         };
-        ImageId((u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes())
+        HexId((u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes())
     }
 
     /// The order of a source in a run with `order`: a seed of its own, and of the lanes its part by chunks, so that

@@ -108,7 +108,7 @@ fn check(options: &LoaderOptions) -> Result<()> {
         OrderKind::Sequential { .. } | OrderKind::Global | OrderKind::Grouped { .. } => {}
         kind => {
             return refused(
-                format!("a mixture has no order of shares or of version 1: {kind:?}"),
+                format!("a mixture has no order of shares: {kind:?}"),
                 "take the grouped, the global or the sequential order",
             );
         }

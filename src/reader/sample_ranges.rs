@@ -5,7 +5,7 @@
 //! the checksum in the directory. Pieces then go through the pump as samples do: neighbours share commands,
 //! and a piece whose checksum differs is read again.
 //!
-//! Where the header has none (earlier releases, version 1 of the format) or is damaged, the sample is read
+//! Where the header has none, for want of room, or is damaged, the sample is read
 //! whole once, through a few megabytes of memory: its checksum is compared, and those of its pieces are kept.
 //! Threads that want the same sample meanwhile wait for that.
 //!

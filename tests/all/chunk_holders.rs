@@ -1,6 +1,6 @@
 //! The holders of chunks are frozen: members of one job compute them apart, perhaps with different builds.
 
-use dlfs::order::ImageId;
+use dlfs::order::HexId;
 use dlfs::plan::{ChunkHolders, Member};
 
 #[test]
@@ -11,7 +11,7 @@ fn holders_are_what_the_golden_file_says() {
         let [first, members, chunks, expected]: [&str; 4] =
             line.split(" | ").collect::<Vec<_>>().try_into().unwrap();
         let first: u8 = first.parse().unwrap();
-        let image = ImageId(std::array::from_fn(|i| first + i as u8));
+        let image = HexId(std::array::from_fn(|i| first + i as u8));
         let members: Vec<Member> = members.split(' ').map(member).collect();
         let [base, step, modulus] = numbers(chunks)[..] else { panic!("{chunks}") };
         let expected = numbers(expected);

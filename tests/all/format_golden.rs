@@ -1,5 +1,5 @@
-//! A small image, byte for byte, as in `golden/image-1.hex` and `golden/image-2.hex`. These files define the
-//! versions of the format: changing one changes what older releases wrote, and needs a new version number.
+//! Small images, byte for byte, as in `golden/image-2*.hex`. These files define the version of the format: changing
+//! one changes what older releases wrote, and needs a new version number.
 
 use crate::images::{Image, Sample, sample};
 use dlfs::directory::Directory;
@@ -7,13 +7,10 @@ use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
 use dlfs::format::fields::{put_table, record_len};
 use dlfs::format::superblock::{COPY_OFFSETS, Superblock};
 use dlfs::format::superblock_set::CommitStep;
-use dlfs::format::{ChunkHead, ChunkHeader, FieldTypes, FormatError, FormatVersion, Pack};
+use dlfs::format::{ChunkHead, ChunkHeader, FieldTypes, FormatError, Pack};
 use dlfs::units::SampleId;
 
-const GOLDEN: [(FormatVersion, &str); 2] = [
-    (FormatVersion::V1, include_str!("../golden/image-1.hex")),
-    (FormatVersion::V2, include_str!("../golden/image-2.hex")),
-];
+const GOLDEN: &str = include_str!("../golden/image-2.hex");
 
 fn source() -> Vec<Sample> {
     vec![
@@ -130,11 +127,7 @@ fn mostly_zero(name: &str, label: Option<i64>, len: usize) -> Sample {
 
 /// Imported in shuffled order, with one sample deleted and two appended.
 fn golden_image() -> Image {
-    golden_image_of(FormatVersion::V2)
-}
-
-fn golden_image_of(version: FormatVersion) -> Image {
-    let mut image = Image::of_version(version, 1, Pack::Aligned);
+    let mut image = Image::new(1, Pack::Aligned);
     image.add(&source(), 42, 4, &[]);
     image.delete(&[1]);
     let more = [mostly_zero("ant", Some(-7), 4096), sample("bee", Some(300), 1)];
@@ -168,16 +161,12 @@ fn from_hex(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_images_written_today_equal_the_golden_images() {
-    for (version, golden) in GOLDEN {
-        let image = golden_image_of(version);
-        let written = hex(&image.namespaces[0]);
-        if written != golden {
-            let name = format!("image-{}.hex", version.number());
-            let path = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
-            std::fs::write(&path, &written).unwrap();
-            panic!("the format has changed: compare tests/golden/{name} with {path}");
-        }
+fn the_image_written_today_equals_the_golden_image() {
+    let written = hex(&golden_image().namespaces[0]);
+    if written != GOLDEN {
+        let path = format!("{}/image-2.hex", env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(&path, &written).unwrap();
+        panic!("the format has changed: compare tests/golden/image-2.hex with {path}");
     }
 }
 
@@ -200,13 +189,9 @@ fn a_large_sample_has_the_checksums_of_its_pieces_as_in_the_golden_image() {
 }
 
 #[test]
-fn the_golden_images_read_back_as_their_source() {
-    GOLDEN.iter().for_each(|(version, golden)| check_reads_back(*version, golden));
-}
-
-fn check_reads_back(version: FormatVersion, golden: &str) {
-    let mut image = Image::of_version(version, 1, Pack::Aligned);
-    image.namespaces[0] = from_hex(golden);
+fn the_golden_image_reads_back_as_its_source() {
+    let mut image = Image::new(1, Pack::Aligned);
+    image.namespaces[0] = from_hex(GOLDEN);
     let (directory, superblock) = image.open();
     assert_eq!((superblock.generation.0, superblock.num_samples, superblock.num_live), (3, 6, 5));
     assert_eq!(superblock.used_len_bytes, image.namespaces[0].len() as u64);
@@ -228,29 +213,8 @@ fn check_reads_back(version: FormatVersion, golden: &str) {
 }
 
 #[test]
-fn an_append_to_an_image_of_version_1_keeps_its_version() {
-    let (version, golden) = GOLDEN[0];
-    let mut image = Image::of_version(version, 1, Pack::Aligned);
-    image.namespaces[0] = from_hex(golden);
-    image.add(&[sample("later", None, 10)], 5, 1, &[]);
-    let (directory, superblock) = image.open();
-    assert_eq!((superblock.layout.version, superblock.num_samples), (version, 7));
-    assert!(image.heads().iter().all(|head| head.layout.version == version));
-    assert_eq!(image.sample(&directory, 0), source()[0].record);
-    assert_eq!(image.sample(&directory, 6), sample("later", None, 10).record);
-}
-
-#[test]
 fn the_fields_of_every_structure_lie_where_its_table_says() {
-    GOLDEN.iter().for_each(|(version, golden)| check_fields(*version, &from_hex(golden)));
-}
-
-fn check_fields(version: FormatVersion, media: &[u8]) {
-    let (first_cell, cell_bytes) = match version {
-        FormatVersion::V1 => (1, 65_536),
-        FormatVersion::V2 => (9, 4096),
-    };
-    let version = u64::from(version.number());
+    let media = from_hex(GOLDEN);
     let number = |at: usize, len: usize| {
         let mut bytes = [0; 8];
         bytes[..len].copy_from_slice(&media[at..at + len]);
@@ -259,47 +223,37 @@ fn check_fields(version: FormatVersion, media: &[u8]) {
     let b = COPY_OFFSETS[1] as usize;
     let superblock = Superblock::parse(&media[b..]).unwrap();
     assert_eq!(&media[b..b + 8], b"DLFSIMG\0");
-    assert_eq!((number(b + 8, 2), number(b + 12, 2), number(b + 32, 8)), (version, 1, 3));
+    assert_eq!((number(b + 8, 2), number(b + 12, 2), number(b + 32, 8)), (2, 1, 3));
     assert_eq!(&media[b + 16..b + 32], &superblock.layout.uuid.0);
     assert_eq!((number(b + 80, 4), number(b + 112, 8), number(b + 120, 8)), (65_536, 6, 5));
     assert_eq!(number(b + 88, 8), superblock.snapshot.offset_bytes);
     let snapshot = superblock.snapshot.offset_bytes as usize;
     assert_eq!(number(b + 104, 4), number(snapshot + 4092, 4), "it names the snapshot's checksum");
-    assert_eq!(Superblock::parse(media).unwrap().generation.0, 2, "copy A has the even ones");
+    assert_eq!(Superblock::parse(&media).unwrap().generation.0, 2, "copy A has the even ones");
 
-    let chunk = first_cell * cell_bytes;
+    let first_cell = 9;
+    let chunk = first_cell * 4096;
     let head = ChunkHead::parse(&media[chunk..]).unwrap();
     assert_eq!(&media[chunk..chunk + 8], b"DLFSCHNK");
-    assert_eq!((number(chunk + 8, 2), media[chunk + 10]), (version, 1));
+    assert_eq!((number(chunk + 8, 2), media[chunk + 10]), (2, 1));
     assert_eq!(number(chunk + 64, 8), first_cell as u64);
     assert_eq!((number(chunk + 32, 8), number(chunk + 112, 2)), (1, 4));
     assert_eq!((number(chunk + 88, 8), number(chunk + 96, 8)), (42, 4));
     let header = ChunkHeader::parse(&media[chunk..]).unwrap();
     let first = header.samples().next().unwrap();
     let table = chunk + 128;
-    match version {
-        1 => {
-            assert_eq!(number(table, 8), first.id.0);
-            assert_eq!(number(table + 16, 4), u64::from(first.len_bytes));
-            assert_eq!(number(table + 20, 4), u64::from(first.crc32c));
-            assert_eq!(number(table + 24, 2), first.name.len() as u64);
-            assert_eq!(&media[table + 4 * 32..][..first.name.len()], first.name);
-        }
-        _ => {
-            assert_eq!(media[table..table + 3], [1, 1, 4], "the part's samples");
-            assert_eq!(media[table + 3], 2, "lengths");
-            let checksums = table + 5 + usize::from(media[table + 4]);
-            assert_eq!(media[checksums..checksums + 2], [3, 16]);
-            assert_eq!(number(checksums + 2, 4), u64::from(first.crc32c));
-            let labels = checksums + 2 + 16;
-            assert_eq!(media[labels..labels + 2], [4, 4]);
-            let names = labels + 2 + 4;
-            assert_eq!(media[names], 7, "no other order than that of ids");
-            assert_eq!(media[names + 2..names + 4], [0, 9]);
-            assert_eq!(&media[names + 4..][..9], b"cat/1.jpg");
-            assert_eq!(media[names + 13..][..7], *b"\x04\x052.jpg");
-        }
-    }
+    assert_eq!(media[table..table + 3], [1, 1, 4], "the part's samples");
+    assert_eq!(media[table + 3], 2, "lengths");
+    let checksums = table + 5 + usize::from(media[table + 4]);
+    assert_eq!(media[checksums..checksums + 2], [3, 16]);
+    assert_eq!(number(checksums + 2, 4), u64::from(first.crc32c));
+    let labels = checksums + 2 + 16;
+    assert_eq!(media[labels..labels + 2], [4, 4]);
+    let names = labels + 2 + 4;
+    assert_eq!(media[names], 7, "no other order than that of ids");
+    assert_eq!(media[names + 2..names + 4], [0, 9]);
+    assert_eq!(&media[names + 4..][..9], b"cat/1.jpg");
+    assert_eq!(media[names + 13..][..7], *b"\x04\x052.jpg");
     assert_eq!(head.data_start(), 4096);
 
     assert_eq!(&media[snapshot..snapshot + 8], b"DLFSSNAP");
@@ -307,7 +261,7 @@ fn check_fields(version: FormatVersion, media: &[u8]) {
 }
 
 #[test]
-fn an_image_of_a_future_version_is_refused_as_such_and_unknown_features_as_they_are_marked() {
+fn an_image_of_another_version_is_refused_as_such_and_unknown_features_as_they_are_marked() {
     let image = golden_image();
     let (directory, superblock) = image.open();
     // Magic, version and checksum have the same offsets in every version.
@@ -318,6 +272,8 @@ fn an_image_of_a_future_version_is_refused_as_such_and_unknown_features_as_they_
         block[4092..].copy_from_slice(&crc.to_le_bytes());
         Superblock::parse(&block)
     };
+    let earliest = with(&|block| block[8] = 1);
+    assert_eq!(earliest, Err(FormatError::Version { what: "superblock", found: 1, known: 2 }));
     let future = with(&|block| block[8] = 3);
     assert_eq!(future, Err(FormatError::Version { what: "superblock", found: 3, known: 2 }));
     let earlier = with(&|block| block[504..508].fill(0));

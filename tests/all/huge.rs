@@ -14,7 +14,9 @@ use crate::support::alone::ran_alone;
 use dlfs::address::Address;
 use dlfs::checksum::{crc32c, crc32c_append};
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind};
+use dlfs::format::snapshot::{
+    SNAPSHOT_HEAD_BYTES, Section, SectionKind, SnapshotHead, head_crc32c,
+};
 use dlfs::format::superblock::{SnapshotLocation, copy_offset};
 use dlfs::format::{CellRange, ImageLayout, Pack, Superblock, Uuid};
 use dlfs::order::{OrderKind, OrderSpec};
@@ -47,7 +49,7 @@ struct Sections {
 
 impl Sections {
     /// `pieces` are the bytes of the section.
-    fn write(&mut self, kind: u16, pieces: impl Iterator<Item = Vec<u8>>) {
+    fn write(&mut self, kind: SectionKind, pieces: impl Iterator<Item = Vec<u8>>) {
         let offset = self.at.next_multiple_of(128);
         self.file.seek(SeekFrom::Start(self.start + offset)).unwrap();
         let mut len = 0;
@@ -62,7 +64,7 @@ impl Sections {
     }
 
     /// Leaves a hole, whose checksum is wrong.
-    fn hole(&mut self, kind: u16, align: u64, len: u64, param: u64) {
+    fn hole(&mut self, kind: SectionKind, align: u64, len: u64, param: u64) {
         let offset = self.at.next_multiple_of(align);
         self.done.push(Section { kind, offset, len, crc32c: 1, param });
         self.at = offset + len;
@@ -86,12 +88,12 @@ fn write_image(path: &Path, samples: u64) {
         leb128(&mut facts, number);
     }
     facts.extend([0, 0, 0]);
-    out.write(kind::FACTS, [facts].into_iter());
-    out.write(kind::CHUNKS, (0..chunks).map(|c| raw_chunk(c).to_vec()));
+    out.write(SectionKind::Facts, [facts].into_iter());
+    out.write(SectionKind::Chunks, (0..chunks).map(|c| raw_chunk(c).to_vec()));
     let per_piece = 1 << 15; // checkpoints, or samples
     let checkpoints = samples.div_ceil(32);
     out.write(
-        kind::CHECKPOINTS,
+        SectionKind::Checkpoints,
         (0..checkpoints.div_ceil(per_piece)).map(|piece| {
             let all = piece * per_piece..checkpoints.min((piece + 1) * per_piece);
             all.flat_map(|checkpoint| raw_checkpoint(checkpoint * 32)).collect()
@@ -104,12 +106,12 @@ fn write_image(path: &Path, samples: u64) {
             piece[..rest as usize * 4].to_vec()
         })
     };
-    out.write(kind::LENGTHS, column(SAMPLE_BYTES as u32));
-    out.write(kind::CHECKSUMS, column(crc32c(&[0; SAMPLE_BYTES as usize])));
-    out.hole(kind::TREE_KEYS, 128, samples * 4 + samples / 8, samples);
-    out.hole(kind::TREE_IDS, 128, samples * 4, 4);
-    out.hole(kind::NAME_BLOCKS, 4096, samples.div_ceil(16) * 8, 0);
-    out.hole(kind::NAMES, 128, samples * 5, 0);
+    out.write(SectionKind::Lengths, column(SAMPLE_BYTES as u32));
+    out.write(SectionKind::Checksums, column(crc32c(&[0; SAMPLE_BYTES as usize])));
+    out.hole(SectionKind::TreeKeys, 128, samples * 4 + samples / 8, samples);
+    out.hole(SectionKind::TreeIds, 128, samples * 4, 4);
+    out.hole(SectionKind::NameBlocks, 4096, samples.div_ceil(16) * 8, 0);
+    out.hole(SectionKind::Names, 128, samples * 5, 0);
 
     let len_bytes = out.at.next_multiple_of(4096);
     let num_samples = samples;

@@ -9,7 +9,7 @@ use crate::support::archives::member;
 use crate::support::object_store::ObjectStore;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Origin;
-use dlfs::format::snapshot::{SnapshotHead, kind};
+use dlfs::format::snapshot::{SectionKind, SnapshotHead};
 use dlfs::format::superblock::ORIGINS;
 use dlfs::import::{ImportOptions, OnError, Onto, delete_on, import_onto, purge_on, rebuild_on};
 use dlfs::qpair::Device;
@@ -168,7 +168,7 @@ fn an_image_from_elsewhere_has_no_mark_of_origins() {
     let location = open(&devices).superblocks()[0].snapshot;
     let mut io = Blocking::new(devices[0].queue_pair().unwrap()).unwrap();
     let head = io.read(location.offset_bytes, 4096).unwrap();
-    assert!(SnapshotHead::parse(&head).unwrap().section(kind::ORIGINS).is_none());
+    assert!(SnapshotHead::parse(&head).unwrap().section(SectionKind::Origins).is_none());
 }
 
 #[test]
@@ -182,7 +182,7 @@ pub(crate) fn damaged_origins_stop_their_listing_and_nothing_else() {
     let mut snapshot =
         io.read(location.offset_bytes, location.len_bytes as usize).unwrap().to_vec();
     let head = SnapshotHead::parse(&snapshot).unwrap();
-    snapshot[head.section(kind::ORIGINS).unwrap().offset as usize + 3] ^= 1;
+    snapshot[head.section(SectionKind::Origins).unwrap().offset as usize + 3] ^= 1;
     io.write_at(location.offset_bytes, &snapshot).unwrap();
     let image = open(&devices);
     image.load_names().unwrap();

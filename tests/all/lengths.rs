@@ -25,7 +25,7 @@ use dlfs::cache::Environment;
 use dlfs::catalog::Catalog;
 use dlfs::dataset::{Image, OpenOptions, ViewSource, class_names, load_state};
 use dlfs::format::Pack;
-use dlfs::format::snapshot::{SnapshotHead, head_crc32c, kind};
+use dlfs::format::snapshot::{SectionKind, SnapshotHead, head_crc32c};
 use dlfs::format::superblock::copy_offset;
 use dlfs::import::many::{WritePlan, import_part};
 use dlfs::import::sources::SourceKind;
@@ -97,16 +97,16 @@ const FILES: &[(&str, &[u8], Opens)] = &[
 ];
 
 /// Sections of a directory that state more bytes than the image has.
-const SECTIONS: &[Place<u16>] = &[
-    ("chunks", kind::CHUNKS),
-    ("checkpoints", kind::CHECKPOINTS),
-    ("lengths", kind::LENGTHS),
-    ("checksums", kind::CHECKSUMS),
-    ("facts", kind::FACTS),
-    ("lookup tree", kind::TREE_KEYS),
-    ("ids of the lookup tree", kind::TREE_IDS),
-    ("blocks of names", kind::NAME_BLOCKS),
-    ("names", kind::NAMES),
+const SECTIONS: &[Place<SectionKind>] = &[
+    ("chunks", SectionKind::Chunks),
+    ("checkpoints", SectionKind::Checkpoints),
+    ("lengths", SectionKind::Lengths),
+    ("checksums", SectionKind::Checksums),
+    ("facts", SectionKind::Facts),
+    ("lookup tree", SectionKind::TreeKeys),
+    ("ids of the lookup tree", SectionKind::TreeIds),
+    ("blocks of names", SectionKind::NameBlocks),
+    ("names", SectionKind::Names),
 ];
 
 /// Members of archives, and records.
@@ -245,7 +245,7 @@ fn honest() -> Bytes {
 }
 
 /// Opens an image of a tebibyte of which `section` has the half, and reads what is read of it.
-fn open(path: &Path, section: u16) -> Result<()> {
+fn open(path: &Path, section: SectionKind) -> Result<()> {
     let image = honest();
     let (_, mut superblock) = image.open();
     let mut bytes = image.namespaces[0].clone();

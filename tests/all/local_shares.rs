@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlfs::order::{
-    ByNode, EpochOrder, ImageId, Locality, OrderKind, OrderSpec, Population, Positions, Shard, Tail,
+    ByNode, EpochOrder, HexId, Locality, OrderKind, OrderSpec, Population, Positions, Shard, Tail,
 };
 use dlfs::plan::{ChunkHolders, Member};
 use dlfs::units::{Epoch, SampleId};
@@ -64,7 +64,7 @@ fn round(chunks: &Chunks, nodes: u16, ranks: u16) -> Arc<Locality> {
         share_bytes: share / 100 * 102,
     };
     let members: Vec<Member> = (1..=nodes.into()).map(member).collect();
-    let holders = ChunkHolders::new(ImageId([7; 16]), &members, &bytes).unwrap();
+    let holders = ChunkHolders::new(HexId([7; 16]), &members, &bytes).unwrap();
     let node_of_rank = (0..nodes * ranks).map(|rank| rank / ranks).collect();
     let holder_of = (0..holders.num_chunks()).map(|chunk| holders.holder(chunk));
     Arc::new(Locality::new(node_of_rank, holder_of))

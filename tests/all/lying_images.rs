@@ -9,9 +9,9 @@ use crate::import_support::{options, paths, tree};
 use dlfs::dataset::{Image as Opened, OpenOptions};
 use dlfs::directory::commit::reserve_current;
 use dlfs::format::checksum::crc32c;
-use dlfs::format::snapshot::{SnapshotHead, kind};
+use dlfs::format::snapshot::{SectionKind, SnapshotHead};
 use dlfs::format::superblock::copy_offset;
-use dlfs::format::{CellRange, FormatVersion, Pack, Space, Superblock};
+use dlfs::format::{CellRange, ChunkHeader, Pack, Space, Superblock};
 use dlfs::import::{Onto, delete_on, import_onto, purge_on, rebuild_on};
 use dlfs::qpair::Device;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
@@ -144,7 +144,7 @@ pub fn what_the_directory_reads_must_lie_within_what_the_superblock_says_is_used
     ];
     for (what, at, width, value) in lies {
         let lying = with_snapshot(&image, |snapshot, head| {
-            let table = head.section(kind::CHUNKS).unwrap().offset as usize;
+            let table = head.section(SectionKind::Chunks).unwrap().offset as usize;
             put(snapshot, table + at, width, value);
         });
         assert_refused(what, &path, &lying);
@@ -171,7 +171,7 @@ fn a_directory_whose_deletions_differ_by_id_and_slot_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let image = honest();
-    for kind in [kind::DELETED_IDS, kind::DELETED_SLOTS] {
+    for kind in [SectionKind::DeletedIds, SectionKind::DeletedSlots] {
         let lying = with_snapshot(&image, |snapshot, head| {
             let section = head.section(kind).unwrap();
             let bits = &mut snapshot[section.offset as usize..][..section.len as usize];
@@ -217,18 +217,21 @@ fn no_cells_that_an_image_names_make_a_file_longer_than_what_is_written() {
 
 #[test]
 fn a_chunk_whose_header_names_another_sample_at_a_slot_is_found_by_verify() {
-    // Version 1, since later ones have no ids in their headers.
-    let mut image = Image::of_version(FormatVersion::V1, 1, Pack::Aligned);
-    image.add(&[sample("a", None, 100), sample("b", None, 100)], 0, 0, &[]);
-    let head = image.heads()[0];
-    let at = (head.cell * CHUNK) as usize;
-    let entries = at + 128;
+    let mut image = Image::new(1, Pack::Aligned);
+    image.add(&[sample("a", None, 100), sample("b", None, 100)], 0, 2, &[]);
+    let at = image.layout.offset_of(image.heads()[0].cell).unwrap() as usize;
     let mut bytes = image.namespaces[0].clone();
-    put(&mut bytes, entries, 8, 1);
-    let table = crc32c(&bytes[at + 128..at + head.header_len as usize]);
-    put(&mut bytes, at + 120, 4, table.into());
-    let crc = crc32c(&bytes[at..at + 124]);
-    put(&mut bytes, at + 124, 4, crc.into());
+    let first_id =
+        |bytes: &[u8]| ChunkHeader::parse(&bytes[at..]).unwrap().samples().next().unwrap().id;
+    let named = first_id(&bytes);
+    // Ids follow from the slots by the seed of the part.
+    let mut seed = 0;
+    while first_id(&bytes) == named {
+        seed += 1;
+        put(&mut bytes, at + 88, 8, seed);
+        let crc = crc32c(&bytes[at..at + 124]);
+        put(&mut bytes, at + 124, 4, crc.into());
+    }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     std::fs::write(&path, &bytes).unwrap();

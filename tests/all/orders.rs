@@ -115,7 +115,6 @@ fn an_epoch_without_samples_yields_none() {
         OrderKind::Sequential { by: SequentialBy::Id },
         OrderKind::Sequential { by: SequentialBy::Slot },
         OrderKind::Grouped { lanes: 2, group: 1 },
-        OrderKind::GroupedV1 { lanes: 2, group: 1 },
         OrderKind::Local { world_size: 2 },
         OrderKind::Partial { q: 0.5, world_size: 2 },
     ] {
@@ -225,7 +224,6 @@ fn parse_kind(text: &str) -> OrderKind {
         "sequential" if words[1] == "id" => OrderKind::Sequential { by: SequentialBy::Id },
         "sequential" => OrderKind::Sequential { by: SequentialBy::Slot },
         "global" => OrderKind::Global,
-        "grouped" => OrderKind::GroupedV1 { lanes: number(1), group: number(2) },
         "grouped2" => OrderKind::Grouped { lanes: number(1), group: number(2) },
         "local" => OrderKind::Local { world_size: number(1) },
         "partial" => OrderKind::Partial { world_size: number(1), q: words[2].parse().unwrap() },
@@ -239,7 +237,6 @@ fn any_kind() -> impl Strategy<Value = OrderKind> {
         Just(OrderKind::Sequential { by: SequentialBy::Slot }),
         Just(OrderKind::Global),
         (1..20_u32, 1..9_u32).prop_map(|(lanes, group)| OrderKind::Grouped { lanes, group }),
-        (1..20_u32, 1..9_u32).prop_map(|(lanes, group)| OrderKind::GroupedV1 { lanes, group }),
         (1..9_u32).prop_map(|world_size| OrderKind::Local { world_size }),
         (0.0..=1.0, 1..9_u32).prop_map(|(q, world_size)| OrderKind::Partial { q, world_size }),
     ]
@@ -343,16 +340,11 @@ proptest! {
     #[test]
     fn a_lane_ends_one_group_before_it_begins_the_next_and_no_chunk_is_in_two_groups(
         chunks in any_chunks(), lanes in 1..6_u32, group in 1..5_u32, seed: u64,
-        v1: bool,
     ) {
-        let kind = if v1 { OrderKind::GroupedV1 { lanes, group } } else { OrderKind::Grouped { lanes, group } };
-        let mut order = order(kind, seed, 1, &chunks);
+        let mut order = order(OrderKind::Grouped { lanes, group }, seed, 1, &chunks);
         let mut parts = BTreeMap::<_, Vec<u32>>::new();
-        let mut group_of_chunk = BTreeMap::new();
         let mut current = BTreeMap::new();
         for pick in all_picks(&mut order) {
-            let group = *group_of_chunk.entry(pick.chunk).or_insert(pick.group);
-            prop_assert!(!v1 || group == pick.group, "version 1 leaves chunks whole");
             parts.entry((pick.group, pick.chunk)).or_default().push(pick.nth);
             let lane = order.lane_of(pick.group);
             prop_assert!(lane < lanes);
@@ -379,13 +371,12 @@ proptest! {
 
     #[test]
     fn aligned_shares_are_the_strided_set_with_as_many_for_each_rank(
-        chunks in any_chunks(), lanes in 1..20_u32, group in 1..5_u32, v1: bool, seed: u64,
+        chunks in any_chunks(), lanes in 1..20_u32, group in 1..5_u32, seed: u64,
         world_size in 1..20_u32, batch_size in 1..40_u64, begun in 0..50_u64,
         tail in prop_oneof![Just(Tail::Keep), Just(Tail::DropLast), Just(Tail::Pad)],
     ) {
-        let kind = if v1 { OrderKind::GroupedV1 { lanes, group } } else { OrderKind::Grouped { lanes, group } };
         let len = chunks.num_live();
-        let mut order = order(kind, seed, 0, &chunks);
+        let mut order = order(OrderKind::Grouped { lanes, group }, seed, 0, &chunks);
         let mut aligner = Aligner::default();
         let shards = (0..world_size).map(|rank| Shard::new(rank, world_size, tail).unwrap());
         let shards: Vec<Shard> = shards.map(|shard| shard.after(begun.min(len))).collect();
@@ -456,11 +447,6 @@ fn more_lanes_than_chunks_leave_some_empty() {
         |picks: &[Pick]| picks.iter().map(|pick| pick.group).collect::<BTreeSet<_>>().len();
     let picks = all_picks(&mut order);
     assert_eq!((picks.len(), groups(&picks)), (15, 15), "a lane has one sample at most");
-    let earlier = OrderSpec { kind: OrderKind::GroupedV1 { lanes: 1000, group: 2 }, seed: 1 };
-    let picks = all_picks(&mut EpochOrder::new(&earlier, Epoch(0), &chunks).unwrap());
-    assert_eq!((picks.len(), groups(&picks)), (15, 3));
-    let turns: Vec<u32> = picks.iter().map(|pick| pick.chunk).collect();
-    assert!(turns.chunks(3).all(|turn| turn == &turns[..3]), "three lanes take turns: {turns:?}");
 }
 
 #[test]

@@ -800,7 +800,7 @@ fn a_node_serves_thin_namespaces_that_say_what_it_holds() {
     read_all(&origin, &nodes, 0..1);
     wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
     let directory = nodes[0].image.directory();
-    let image = dlfs::order::ImageId(directory.uuid().0);
+    let image = dlfs::order::HexId(directory.uuid().0);
     let nqn = format!("nqn.2026-11.io.dlfs:cache:{image}:{}", directory.generation().0);
     let address = nodes[0].address();
     let digests = Digests { header: false, data: false };

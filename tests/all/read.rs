@@ -508,11 +508,11 @@ fn ranks_that_do_not_divide_the_lanes_are_warned_and_read_less_by_chunks() {
 }
 
 #[test]
-fn a_state_settles_lanes_that_were_left_open_and_the_version_of_the_order() {
+fn a_state_settles_lanes_that_were_left_open() {
     let fixture = fixture(folder(5, 90), 2, 4096);
     let open = OrderKind::Grouped { lanes: 0, group: 2 };
     for began in
-        [OrderKind::Grouped { lanes: 6, group: 2 }, OrderKind::GroupedV1 { lanes: 3, group: 2 }]
+        [OrderKind::Grouped { lanes: 6, group: 2 }, OrderKind::Grouped { lanes: 3, group: 2 }]
     {
         let whole = fixture.drain(&mut fixture.loader(began, |_| {}));
         let mut first = fixture.loader(began, |_| {});

@@ -11,7 +11,7 @@ use dlfs::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunk
 use dlfs::directory::{Directory, DirectoryBuilder, Rewrite};
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
-use dlfs::format::snapshot::SnapshotHead;
+use dlfs::format::snapshot::{SectionKind, SnapshotHead};
 use dlfs::format::{
     CellRange, ChunkHead, ChunkSpec, FieldTypes, GenerationRecord, Pack, Part, Space,
 };
@@ -287,7 +287,7 @@ fn chunks_that_replace_others_give_the_directory_of_adding_every_chunk_again() {
             let sections = |directory: &Directory| {
                 let bytes = directory.to_snapshot().unwrap();
                 let head = SnapshotHead::parse(&bytes).unwrap();
-                let facts = head.section(1).unwrap();
+                let facts = head.section(SectionKind::Facts).unwrap();
                 let behind = (facts.offset + facts.len).next_multiple_of(128) as usize;
                 bytes[behind..].to_vec()
             };

@@ -58,15 +58,6 @@ def live_chunks(population, key):
     return [chunk for chunk in chunks if population.sizes[chunk]]
 
 
-def grouped1(population, seed, epoch, lanes, group):
-    key = derive(seed, [2, epoch])
-    dealt = [[] for _ in range(lanes)]
-    for chunk in live_chunks(population, with_word(key, 0)):
-        samples = [sum(population.sizes[c] for c, _ in lane) for lane in dealt]
-        dealt[samples.index(min(samples))].append((chunk, population.chunks[chunk]))
-    return turns(population, key, dealt, group)
-
-
 def grouped(population, seed, epoch, lanes, group):
     key, n = derive(seed, [4, epoch]), sum(population.sizes)
     laid = [(c, i) for c in live_chunks(population, with_word(key, 0)) for i in population.chunks[c]]
@@ -137,8 +128,7 @@ SPECS = [
     ("sequential slot", sequential_slot, ()),
     ("global", global_, ()),
     *[
-        (f"{name} {lanes} {group}", order, (lanes, group))
-        for name, order in [("grouped", grouped1), ("grouped2", grouped)]
+        (f"grouped2 {lanes} {group}", grouped, (lanes, group))
         for lanes, group in [(1, 1), (1, 3), (1, 100), (3, 2), (16, 1)]
     ],
     ("local 3", lambda p, s, e, w: partial(p, s, e, w, 0.0), (3,)),

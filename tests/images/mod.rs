@@ -14,8 +14,8 @@ use dlfs::format::superblock_set::{
     CommitStep, SuperblockCopies, SuperblockSet, select_generation,
 };
 use dlfs::format::{
-    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, Fit, FormatVersion,
-    ImageLayout, Pack, Part, Placement, RecordSums, SampleMeta, Space, Superblock, Uuid,
+    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, Fit, ImageLayout, Pack,
+    Part, Placement, RecordSums, SampleMeta, Space, Superblock, Uuid,
 };
 use dlfs::units::{Generation, SampleId, Slot};
 
@@ -80,13 +80,6 @@ impl Image {
     /// An image that no other test has: processes share tiers in memory by the UUID of their image.
     pub fn unique(num_namespaces: u16, pack: Pack) -> Image {
         Image::with_uuid(unique_uuid(), num_namespaces, pack)
-    }
-
-    /// An image as earlier releases made it, or as this one does.
-    pub fn of_version(version: FormatVersion, num_namespaces: u16, pack: Pack) -> Image {
-        let mut image = Image::new(num_namespaces, pack);
-        image.layout.version = version;
-        image
     }
 
     fn with_uuid(uuid: Uuid, num_namespaces: u16, pack: Pack) -> Image {

@@ -86,7 +86,7 @@ impl Environment {
     /// `InvalidArgument`: see [`Environment::parse`].
     pub fn options(&self) -> Result<TierOptions> {
         let policy = self.policy.as_deref().map(str::parse::<Policy>).transpose();
-        let policy = policy.map_err(|error| refuse(error.to_string()))?;
+        let policy = policy.map_err(refuse)?;
         let bandwidth = self.copy_bandwidth.as_deref().map(parse_size).transpose();
         let options = TierOptions {
             tiers: self.tiers.iter().map(TierTable::spec).collect::<Result<_>>()?,

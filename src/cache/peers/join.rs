@@ -29,7 +29,7 @@ use dlfs_format::directory::{Directory, Intact};
 use dlfs_io::qpair::{ConnectOptions, Device, hostnqn};
 use dlfs_nvme::auth::Hash;
 use dlfs_nvme::nvme::Nqn;
-use dlfs_order::order::{ImageId, Locality};
+use dlfs_order::order::{HexId, Locality};
 use dlfs_target::keys::{generate_secret, generate_tls_key};
 use dlfs_target::{HostKeys, Target, TargetOptions, TargetStats};
 
@@ -386,8 +386,8 @@ pub fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
     Ok(socket.local_addr().map_err(unreachable)?.ip())
 }
 
-fn identity_of(directory: &Directory) -> (ImageId, Generation) {
-    (ImageId(directory.uuid().0), directory.generation())
+fn identity_of(directory: &Directory) -> (HexId, Generation) {
+    (HexId(directory.uuid().0), directory.generation())
 }
 
 /// Keys that nobody has, for the time until those of the round are known.

@@ -22,12 +22,12 @@ use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::readiness::Registry;
 use dlfs_io::qpair::{self, ConnectOptions, Device, PairScope, QueuePair, hostnqn};
 use dlfs_nvme::nvme::Nqn;
-use dlfs_order::order::ImageId;
+use dlfs_order::order::HexId;
 
 /// The peers of this process.
 pub(super) struct Links {
     peers: Vec<Peer>,
-    image: ImageId,
+    image: HexId,
     generation: Generation,
     /// Bytes of each origin namespace, in their order: a peer serves as many, of the same size.
     lens_bytes: Vec<u64>,
@@ -72,7 +72,7 @@ impl Links {
     /// Links to `nodes`, in the order of the round.
     pub(super) fn new(
         nodes: Vec<Reached>,
-        (image, generation): (ImageId, Generation),
+        (image, generation): (HexId, Generation),
         lens_bytes: Vec<u64>,
         nqn: &Nqn,
         connect: &ConnectOptions,

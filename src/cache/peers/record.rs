@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::job_key::KeyMark;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
-use dlfs_order::order::ImageId;
+use dlfs_order::order::HexId;
 
 /// One rank's record: JSON, so that a storage engineer can read it where it lies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Record {
     /// The node's name, for messages.
     pub host: String,
     /// The image.
-    pub image: ImageId,
+    pub image: HexId,
     /// Its generation.
     pub generation: Generation,
     /// A hash of what must be the same on all ranks: order, seed, batch size, the mode of the caches.
@@ -90,7 +90,7 @@ pub(super) mod tests {
             process: 1_000 + u64::from(rank),
             node: 77 * u64::from(rank / 2 + 1),
             host: format!("node{}", rank / 2),
-            image: ImageId([3; 16]),
+            image: HexId([3; 16]),
             generation: Generation(4),
             order: 99,
             version: "0.1.0/1".to_owned(),

@@ -164,7 +164,7 @@ mod tests {
     use super::super::record::tests::record;
     use super::*;
     use dlfs_base::units::Generation;
-    use dlfs_order::order::ImageId;
+    use dlfs_order::order::HexId;
 
     fn records(world_size: u32) -> Vec<Record> {
         (0..world_size).map(|rank| record(rank, world_size)).collect()
@@ -217,7 +217,7 @@ mod tests {
         let changes: [(Change, &str); 5] = [
             (|record| record.world_size = 5, "world size 5"),
             (|record| record.version = "0.9.0/1".to_owned(), "dlfs 0.9.0/1"),
-            (|record| record.image = ImageId([9; 16]), "image 0909"),
+            (|record| record.image = HexId([9; 16]), "image 0909"),
             (|record| record.generation = Generation(8), "generation 8"),
             (|record| record.order = 5, "order 0000000000000005"),
         ];

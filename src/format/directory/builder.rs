@@ -34,7 +34,7 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 /// slots are not in the order of ids, 8 more for the id, and 8 and the whole name unless the caller gives
 /// the names at the end ([`without_names`](Self::without_names)): for the samples of the last part alone, since
 /// those of a part are put in order when the next one begins.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
     /// The directory that the columns below continue.
@@ -97,32 +97,7 @@ struct NewSample<'a> {
 impl DirectoryBuilder {
     /// A directory without samples.
     pub fn new(layout: ImageLayout) -> DirectoryBuilder {
-        DirectoryBuilder {
-            layout,
-            base: None,
-            parts: Vec::new(),
-            started_ns: Vec::new(),
-            chunks: Vec::new(),
-            checkpoints: Vec::new(),
-            lengths: Vec::new(),
-            checksums: Vec::new(),
-            aside: None,
-            labels: Vec::new(),
-            label_range: LabelRange::default(),
-            typed: ColumnTable::default(),
-            names: NamesWriter::new(),
-            shuffled: None,
-            settled: 0,
-            names_come_last: false,
-            purged: Vec::new(),
-            fields: Vec::new(),
-            field_types: FieldTypes::default(),
-            knows_fields: false,
-            classes: Vec::new(),
-            origins: Vec::new(),
-            deleted: Vec::new(),
-            freed: Vec::new(),
-        }
+        DirectoryBuilder { layout, ..DirectoryBuilder::default() }
     }
 
     /// A directory with all chunks, deletions and classes of `base`, to add chunks behind them.
@@ -714,7 +689,7 @@ impl Shuffled {
 }
 
 /// The slots of the ids from `first` on, in the order of ids.
-fn slots_by_id(placements: &[Placement], first: u64) -> impl Iterator<Item = u64> {
+fn slots_by_id(placements: &[Placement], first: u64) -> impl Iterator<Item = u64> + Clone {
     placements.iter().flat_map(move |placement| {
         let part = *placement.part();
         (part.first.max(first)..part.first + part.count)

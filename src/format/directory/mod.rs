@@ -506,7 +506,7 @@ impl Directory {
             None => self
                 .lookup_on_media
                 .iter()
-                .any(|section| section.kind == crate::format::snapshot::kind::ORIGINS),
+                .any(|section| section.kind == crate::format::snapshot::SectionKind::Origins),
         }
     }
 

@@ -259,7 +259,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn names_of(names: &[Vec<u8>]) -> Names {
-        let mut writer = NamesWriter::new();
+        let mut writer = NamesWriter::default();
         names.iter().for_each(|name| writer.push(name));
         writer.finish().unwrap()
     }

@@ -32,11 +32,6 @@ pub(crate) struct NamesWriter {
 }
 
 impl NamesWriter {
-    /// Without names.
-    pub(crate) fn new() -> NamesWriter {
-        NamesWriter::default()
-    }
-
     /// With the names of an earlier generation.
     ///
     /// # Errors
@@ -118,7 +113,7 @@ impl Names {
     /// # Errors
     /// One of them is damaged.
     pub(crate) fn without(&self, dropped: &DeletedSet) -> Result<Names, FormatError> {
-        let mut writer = NamesWriter::new();
+        let mut writer = NamesWriter::default();
         let mut nameless = Bits::new(self.num_samples());
         let mut cursor = self.cursor(0)?;
         while cursor.advance()? {

@@ -21,7 +21,7 @@ use crate::format::record::{
     put_cell_ranges, put_parts, put_strings, read_cell_ranges, read_parts, read_strings,
 };
 use crate::format::snapshot::{
-    SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind, section_alignment,
+    SNAPSHOT_HEAD_BYTES, Section, SectionKind, SnapshotHead, head_crc32c, section_alignment,
 };
 use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FieldTypes, FormatError, Part, Placement, Superblock};
@@ -80,10 +80,10 @@ impl Directory {
         let n = head.num_samples;
         let (parts, mut metadata) = read_metadata(source)?;
         let columns = Columns {
-            chunks: source.column(kind::CHUNKS)?,
-            checkpoints: source.column(kind::CHECKPOINTS)?,
-            lengths: source.column(kind::LENGTHS)?,
-            checksums: source.column(kind::CHECKSUMS)?,
+            chunks: source.column(SectionKind::Chunks)?,
+            checkpoints: source.column(SectionKind::Checkpoints)?,
+            lengths: source.column(SectionKind::Lengths)?,
+            checksums: source.column(SectionKind::Checksums)?,
             aside: None,
         };
         equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
@@ -91,13 +91,13 @@ impl Directory {
             Some(section) => DeletedSet::from_bits(source.bytes_of(section)?, n),
             None => Ok(DeletedSet::default()),
         };
-        let deleted_ids = deleted(kind::DELETED_IDS)?;
-        let deleted_slots = deleted(kind::DELETED_SLOTS)?;
-        let labels = match head.section(kind::LABELS) {
+        let deleted_ids = deleted(SectionKind::DeletedIds)?;
+        let deleted_slots = deleted(SectionKind::DeletedSlots)?;
+        let labels = match head.section(SectionKind::Labels) {
             Some(section) => Some(Labels::from_bytes(source.bytes_of(section)?, section.param, n)?),
             None => None,
         };
-        let typed = match head.section(kind::TYPED) {
+        let typed = match head.section(SectionKind::Typed) {
             Some(section) => {
                 let bytes = source.bytes_of(section)?;
                 let num_fields = metadata.fields.len();
@@ -108,7 +108,7 @@ impl Directory {
             None => TypedColumns::default(),
         };
         let is_lookup = |section: &&Section| {
-            matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS) || is_name(section)
+            matches!(section.kind, SectionKind::TreeKeys | SectionKind::TreeIds) || is_name(section)
         };
         let directory = Directory {
             layout: head.layout,
@@ -150,8 +150,8 @@ impl Directory {
         if self.tree.get().is_some() {
             return Ok(());
         }
-        let keys = source.need(kind::TREE_KEYS)?;
-        let ids = source.need(kind::TREE_IDS)?;
+        let keys = source.need(SectionKind::TreeKeys)?;
+        let ids = source.need(SectionKind::TreeIds)?;
         let width = ids.param;
         let len = keys.param;
         let tree = Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, width, len)?;
@@ -182,7 +182,8 @@ impl Directory {
     pub fn attach_origins(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
         let head = self.lookup_head();
         let bytes = bytes.into();
-        let Some(section) = head.section(kind::ORIGINS).filter(|_| self.origins.get().is_none())
+        let Some(section) =
+            head.section(SectionKind::Origins).filter(|_| self.origins.get().is_none())
         else {
             return Ok(());
         };
@@ -207,12 +208,12 @@ impl Directory {
         let bytes = bytes.into();
         let base = head.sections.iter().find(is_name).map_or(0, |section| section.offset);
         let source = Source { head: &head, bytes: &bytes, base, gap: 0..0 };
-        let order = match head.section(kind::NAME_ORDER) {
+        let order = match head.section(SectionKind::NameOrder) {
             Some(section) => Some((source.bytes_of(section)?, section.param)),
             None => None,
         };
-        let blocks = source.column(kind::NAME_BLOCKS)?;
-        let text = source.column(kind::NAMES)?;
+        let blocks = source.column(SectionKind::NameBlocks)?;
+        let text = source.column(SectionKind::Names)?;
         let names = Names::from_bytes(blocks, text, order, self.num_samples())?;
         // Another thread may have attached the same bytes first.
         let _ = self.names.set(names);
@@ -226,46 +227,48 @@ impl Directory {
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
         let tree = self.tree()?;
         let names = self.names()?;
-        let mut sections: Vec<(u16, u64, Content)> = Vec::new();
+        let mut sections: Vec<(SectionKind, u64, Content)> = Vec::new();
         if !self.typed.all().is_empty() || !self.field_types().is_empty() {
             let (bytes, head_len) = self.typed.encode(self.field_types());
-            sections.push((kind::TYPED, head_len, Bytes::from(bytes).into()));
+            sections.push((SectionKind::Typed, head_len, Bytes::from(bytes).into()));
         }
         let checksums = match &self.columns.aside {
             Some(aside) => Content::Aside(aside.clone()),
             None => self.columns.checksums.clone().into(),
         };
         sections.extend([
-            (kind::FACTS, 0, Bytes::from(self.encode_facts()).into()),
-            (kind::CHUNKS, 0, self.columns.chunks.clone().into()),
-            (kind::CHECKPOINTS, 0, self.columns.checkpoints.clone().into()),
-            (kind::LENGTHS, 0, self.columns.lengths.clone().into()),
-            (kind::CHECKSUMS, 0, checksums),
-            (kind::TREE_KEYS, tree.len(), tree.keys().clone().into()),
-            (kind::TREE_IDS, tree.ids().1, tree.ids().0.clone().into()),
+            (SectionKind::Facts, 0, Bytes::from(self.encode_facts()).into()),
+            (SectionKind::Chunks, 0, self.columns.chunks.clone().into()),
+            (SectionKind::Checkpoints, 0, self.columns.checkpoints.clone().into()),
+            (SectionKind::Lengths, 0, self.columns.lengths.clone().into()),
+            (SectionKind::Checksums, 0, checksums),
+            (SectionKind::TreeKeys, tree.len(), tree.keys().clone().into()),
+            (SectionKind::TreeIds, tree.ids().1, tree.ids().0.clone().into()),
         ]);
-        let deleted =
-            [(kind::DELETED_IDS, &self.deleted_ids), (kind::DELETED_SLOTS, &self.deleted_slots)];
+        let deleted = [
+            (SectionKind::DeletedIds, &self.deleted_ids),
+            (SectionKind::DeletedSlots, &self.deleted_slots),
+        ];
         for (kind, set) in deleted {
             sections.extend(set.bits().map(|bits| (kind, 0, bits.clone().into())));
         }
         if let Some(labels) = &self.labels {
             sections.push((
-                kind::LABELS,
+                SectionKind::Labels,
                 labels.width_bytes() as u64,
                 labels.shared().clone().into(),
             ));
         }
-        sections.push((kind::NAME_BLOCKS, 0, names.blocks.clone().into()));
-        sections.push((kind::NAMES, 0, names.text.clone().into()));
+        sections.push((SectionKind::NameBlocks, 0, names.blocks.clone().into()));
+        sections.push((SectionKind::Names, 0, names.text.clone().into()));
         if let Some(order) = &names.order {
             let width = id_width(self.num_samples()) as u64;
-            sections.push((kind::NAME_ORDER, width, order.clone().into()));
+            sections.push((SectionKind::NameOrder, width, order.clone().into()));
         }
         if !self.origins()?.is_empty()
             && let Some(origins) = self.origins.get()
         {
-            sections.push((kind::ORIGINS, 0, origins.clone().into()));
+            sections.push((SectionKind::Origins, 0, origins.clone().into()));
         }
         Ok(SnapshotWriter::new(self, sections))
     }
@@ -423,12 +426,12 @@ impl Content {
 }
 
 impl SnapshotWriter {
-    fn new(directory: &Directory, contents: Vec<(u16, u64, Content)>) -> SnapshotWriter {
+    fn new(directory: &Directory, contents: Vec<(SectionKind, u64, Content)>) -> SnapshotWriter {
         let mut len = SNAPSHOT_HEAD_BYTES as u64;
         let mut sections = Vec::new();
         let mut pieces = Vec::new();
         for (kind, param, bytes) in contents {
-            let alignment = section_alignment(directory.layout.version, kind);
+            let alignment = section_alignment(kind as u16);
             let offset = len.next_multiple_of(alignment);
             let crc32c = bytes.crc32c();
             sections.push(Section { kind, offset, len: bytes.len(), crc32c, param });
@@ -496,13 +499,13 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn need(&self, kind: u16) -> Result<&Section, FormatError> {
+    fn need(&self, kind: SectionKind) -> Result<&Section, FormatError> {
         let missing =
-            FormatError::OutOfRange { what: "missing section", value: u64::from(kind), limit: 0 };
+            FormatError::OutOfRange { what: "missing section", value: kind as u64, limit: 0 };
         self.head.section(kind).ok_or(missing)
     }
 
-    fn column(&self, kind: u16) -> Result<Bytes, FormatError> {
+    fn column(&self, kind: SectionKind) -> Result<Bytes, FormatError> {
         self.bytes_of(self.need(kind)?)
     }
 
@@ -527,7 +530,7 @@ impl Source<'_> {
 }
 
 fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), FormatError> {
-    let bytes = source.column(kind::FACTS)?;
+    let bytes = source.column(SectionKind::Facts)?;
     let mut cursor = Cursor::new("facts of a snapshot", &bytes);
     let (parts, started_ns) = read_parts(&mut cursor)?;
     let metadata = ImageMetadata {
@@ -542,26 +545,26 @@ fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), Form
 }
 
 fn is_name(section: &&Section) -> bool {
-    section.kind >= kind::NAME_BLOCKS
+    section.kind as u16 >= SectionKind::NameBlocks as u16
 }
 
-fn section_name(kind: u16) -> &'static str {
+fn section_name(kind: SectionKind) -> &'static str {
     match kind {
-        kind::TYPED => "snapshot, typed columns",
-        kind::FACTS => "snapshot, facts",
-        kind::CHUNKS => "snapshot, chunk table",
-        kind::CHECKPOINTS => "snapshot, checkpoints",
-        kind::LENGTHS => "snapshot, lengths",
-        kind::CHECKSUMS => "snapshot, checksums",
-        kind::TREE_KEYS => "snapshot, keys of the lookup tree",
-        kind::TREE_IDS => "snapshot, ids of the lookup tree",
-        kind::DELETED_IDS => "snapshot, deleted ids",
-        kind::DELETED_SLOTS => "snapshot, deleted slots",
-        kind::LABELS => "snapshot, labels",
-        kind::NAME_BLOCKS => "snapshot, name blocks",
-        kind::NAMES => "snapshot, names",
-        kind::ORIGINS => "snapshot, origins",
-        _ => "snapshot, order of names",
+        SectionKind::Typed => "snapshot, typed columns",
+        SectionKind::Facts => "snapshot, facts",
+        SectionKind::Chunks => "snapshot, chunk table",
+        SectionKind::Checkpoints => "snapshot, checkpoints",
+        SectionKind::Lengths => "snapshot, lengths",
+        SectionKind::Checksums => "snapshot, checksums",
+        SectionKind::TreeKeys => "snapshot, keys of the lookup tree",
+        SectionKind::TreeIds => "snapshot, ids of the lookup tree",
+        SectionKind::DeletedIds => "snapshot, deleted ids",
+        SectionKind::DeletedSlots => "snapshot, deleted slots",
+        SectionKind::Labels => "snapshot, labels",
+        SectionKind::NameBlocks => "snapshot, name blocks",
+        SectionKind::Names => "snapshot, names",
+        SectionKind::Origins => "snapshot, origins",
+        SectionKind::NameOrder => "snapshot, order of names",
     }
 }
 

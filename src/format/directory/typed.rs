@@ -11,16 +11,16 @@
 //! | str        | likewise, the number of a text                                                      |
 //! | float, f32 | f64 or f32; NaN means none                                                          |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::directory::Bytes;
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::format::FormatError;
 use crate::format::columns::{
-    ColumnSpec, ColumnTable, ColumnType, MAX_COLUMNS, Value, none_of, raw_of, value_of,
+    ColumnSpec, ColumnTable, ColumnType, MAX_COLUMNS, NONE_FLOAT, Value, value_of,
 };
-use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::cursor::{Cursor, put_number, put_string, utf8};
 use crate::format::error::{at_most, enough, equal};
 use crate::format::field_type::FieldTypes;
 
@@ -64,7 +64,12 @@ impl Column {
 
     /// The value of `id`, deleted or not.
     pub fn get(&self, id: u64) -> Value<'_> {
-        value_of(self.spec.kind, self.raw(id), &self.texts)
+        match &self.store {
+            Store::Ints(ints) => {
+                value_of(self.spec.kind, ints.get(id).unwrap_or(NO_LABEL), &self.texts)
+            }
+            Store::Floats(..) => self.float(id).map_or(Value::None, Value::Float),
+        }
     }
 
     /// The int of `id`, its bool as 0 or 1, or the number of its text; `None` if it has no value, and of floats.
@@ -112,94 +117,42 @@ impl Column {
         }
     }
 
-    fn raw(&self, id: u64) -> i64 {
-        match &self.store {
-            Store::Ints(ints) => ints.get(id).unwrap_or(NO_LABEL),
-            Store::Floats(..) => self.float(id).map_or(none_of(self.spec.kind), raw_of),
-        }
-    }
-
     /// The column whose first `num_base` ids have the values of `base`, and whose others have `new` ones, in the
-    /// order of ids: raw numbers, of texts those of `new_texts`.
-    fn extended(
+    /// order of ids.
+    fn extended<'v>(
         spec: &ColumnSpec,
-        base: Option<&Column>,
+        base: Option<&'v Column>,
         num_base: u64,
-        new: impl Iterator<Item = i64>,
-        new_texts: &[String],
+        new: impl Iterator<Item = Value<'v>> + Clone,
     ) -> Column {
-        let column = |store, texts| Column { spec: spec.clone(), store, texts };
-        if spec.kind.is_float() {
-            let width = if spec.kind == ColumnType::Float32 { 4 } else { 8 };
-            let mut bytes = base.map_or_else(Vec::new, |base| base.as_bytes().to_vec());
-            let old = (bytes.len() as u64 / width as u64..num_base).map(|_| none_of(spec.kind));
-            for raw in old.chain(new) {
-                let number = f64::from_bits(raw as u64);
-                match width {
-                    4 => bytes.extend_from_slice(&(number as f32).to_le_bytes()),
-                    _ => bytes.extend_from_slice(&number.to_le_bytes()),
-                }
+        let (store, texts) = match spec.kind {
+            ColumnType::Float => (floats_of(base, num_base, new, f64::to_le_bytes), Arc::default()),
+            ColumnType::Float32 => {
+                let narrow = |number| (number as f32).to_le_bytes();
+                (floats_of(base, num_base, new, narrow), Arc::default())
             }
-            return column(Store::Floats(bytes.into(), width), Arc::default());
-        }
-        if spec.kind != ColumnType::Text {
-            let ints = base.and_then(Column::ints);
-            return column(Store::Ints(ints_of(ints, num_base, new)), Arc::default());
-        }
-        // Texts stay in their order, so those of the base may get other numbers.
-        let old_texts = base.map_or(&[][..], Column::texts);
-        let mut texts: Vec<String> = old_texts.iter().chain(new_texts).cloned().collect();
-        texts.sort_unstable();
-        texts.dedup();
-        let number_of: BTreeMap<&str, i64> = texts.iter().map(|text| &**text).zip(0..).collect();
-        let numbers = |texts: &[String]| -> Vec<i64> {
-            texts.iter().map(|text| number_of[&**text]).collect()
+            ColumnType::Int | ColumnType::Bool => {
+                let number = |value| match value {
+                    Value::Int(number) => number,
+                    Value::Bool(is_true) => is_true.into(),
+                    _ => NO_LABEL,
+                };
+                let base = base.and_then(Column::ints);
+                (ints_of(base, num_base, new.map(number)), Arc::default())
+            }
+            ColumnType::Text => {
+                let old = (0..num_base).map(|id| base.map_or(Value::None, |base| base.get(id)));
+                texts_of(old.chain(new))
+            }
         };
-        let old_numbers = numbers(old_texts);
-        let new_numbers = numbers(new_texts);
-        let number = |numbers: &[i64], raw: i64| {
-            let index = usize::try_from(raw).ok();
-            index.and_then(|index| numbers.get(index)).copied().unwrap_or(NO_LABEL)
-        };
-        let old = (0..num_base).map(|id| base.map_or(NO_LABEL, |base| base.raw(id)));
-        let old = old.map(|raw| number(&old_numbers, raw));
-        let new = new.map(|raw| number(&new_numbers, raw));
-        let ints = ints_of(None, 0, old.chain(new));
-        column(Store::Ints(ints), texts.into())
+        Column { spec: spec.clone(), store, texts }
     }
 
     /// The same column without the values of the ids for which `is_dropped` holds, and without texts that are then
     /// no sample's.
     fn without(&self, num_samples: u64, is_dropped: &dyn Fn(u64) -> bool) -> Column {
-        let none = none_of(self.spec.kind);
-        let kept = |id| if is_dropped(id) { none } else { self.raw(id) };
-        let mut is_used = vec![false; self.texts.len()];
-        if self.spec.kind == ColumnType::Text {
-            for raw in (0..num_samples).map(kept) {
-                let used = usize::try_from(raw).ok().and_then(|raw| is_used.get_mut(raw));
-                used.into_iter().for_each(|used| *used = true);
-            }
-        }
-        // Among those that stay, the numbers of texts close up.
-        let numbers: Vec<i64> = is_used
-            .iter()
-            .scan(0, |next, used| {
-                let number = *next;
-                *next += i64::from(*used);
-                Some(number)
-            })
-            .collect();
-        let used = self.texts.iter().zip(&is_used).filter(|(_, used)| **used);
-        let texts: Vec<String> = used.map(|(text, _)| text.clone()).collect();
-        let renumbered = |raw: i64| match self.spec.kind {
-            ColumnType::Text => {
-                let index = usize::try_from(raw).ok();
-                index.and_then(|index| numbers.get(index)).copied().unwrap_or(none)
-            }
-            _ => raw,
-        };
-        let new = (0..num_samples).map(|id| renumbered(kept(id))).collect::<Vec<i64>>();
-        Column::extended(&self.spec, None, 0, new.into_iter(), &texts)
+        let kept = |id| if is_dropped(id) { Value::None } else { self.get(id) };
+        Column::extended(&self.spec, None, 0, (0..num_samples).map(kept))
     }
 
     fn ints(&self) -> Option<&Labels> {
@@ -210,13 +163,37 @@ impl Column {
     }
 }
 
-fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>) -> Labels {
+fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>) -> Store {
     let new: Vec<i64> = new.collect();
     let mut range = LabelRange::default();
     new.iter().for_each(|number| range.take(*number));
     let count = num_base + new.len() as u64;
     let ints = Labels::extended(base, num_base, new.into_iter(), range);
-    ints.unwrap_or_else(|| Labels::absent(count))
+    Store::Ints(ints.unwrap_or_else(|| Labels::absent(count)))
+}
+
+fn floats_of<'v, const N: usize>(
+    base: Option<&Column>,
+    num_base: u64,
+    new: impl Iterator<Item = Value<'v>>,
+    to_bytes: impl Fn(f64) -> [u8; N],
+) -> Store {
+    let mut bytes = base.map_or_else(Vec::new, |base| base.as_bytes().to_vec());
+    let old = ((bytes.len() / N) as u64..num_base).map(|_| Value::None);
+    for value in old.chain(new) {
+        let number = if let Value::Float(number) = value { number } else { NONE_FLOAT };
+        bytes.extend_from_slice(&to_bytes(number));
+    }
+    Store::Floats(bytes.into(), N)
+}
+
+/// The numbers of these texts, and the texts in their order.
+fn texts_of<'v>(values: impl Iterator<Item = Value<'v>> + Clone) -> (Store, Arc<[String]>) {
+    let texts = values.map(|value| if let Value::Text(text) = value { Some(text) } else { None });
+    let ascending: BTreeSet<&str> = texts.clone().flatten().collect();
+    let number_of: BTreeMap<&str, i64> = ascending.iter().copied().zip(0..).collect();
+    let numbers = texts.map(|text| text.map_or(NO_LABEL, |text| number_of[text]));
+    (ints_of(None, 0, numbers), ascending.into_iter().map(str::to_owned).collect())
 }
 
 /// All typed columns of a directory.
@@ -235,18 +212,15 @@ impl TypedColumns {
 
     /// The columns of `base`, for the first `num_base` ids, continued by `new`, whose columns begin with those of
     /// the base and whose rows are slots; `slots` has the slots of the new ids, in their order, from 0 on.
-    pub(crate) fn extended<I: Iterator<Item = u64>>(
+    pub(crate) fn extended<I: Iterator<Item = u64> + Clone>(
         base: &TypedColumns,
         num_base: u64,
         new: &ColumnTable,
         slots: impl Fn() -> I,
     ) -> TypedColumns {
         let extended = |(index, column): (usize, &crate::format::columns::TableColumn)| {
-            let raws = slots().map(|slot| {
-                let raw = column.raw.get(slot as usize);
-                raw.copied().unwrap_or(none_of(column.spec.kind))
-            });
-            Column::extended(&column.spec, base.0.get(index), num_base, raws, &column.texts)
+            let values = slots().map(|slot| column.value(slot as usize));
+            Column::extended(&column.spec, base.0.get(index), num_base, values)
         };
         TypedColumns(new.columns().iter().enumerate().map(extended).collect())
     }
@@ -293,14 +267,14 @@ impl TypedColumns {
         let mut columns = Vec::new();
         let mut at = head_len as usize;
         for _ in 0..count {
-            let name = text(head.string()?)?;
+            let name = utf8(WHAT, head.string()?)?.to_owned();
             let number = head.number()?;
             let width = head.number()?;
             let kind = ColumnType::from_number(number); // one of a later release is left out
             let mut texts = Vec::new();
             if kind == Some(ColumnType::Text) {
                 for _ in 0..head.count(1)? {
-                    texts.push(text(head.string()?)?);
+                    texts.push(utf8(WHAT, head.string()?)?.to_owned());
                 }
             }
             let len = num_samples.saturating_mul(width);
@@ -329,15 +303,6 @@ impl TypedColumns {
         crate::format::columns::check_columns(&specs)?;
         Ok((TypedColumns(columns.into()), field_types))
     }
-}
-
-fn text(bytes: &[u8]) -> Result<String, FormatError> {
-    let wrong = |error: std::str::Utf8Error| FormatError::OutOfRange {
-        what: "byte that is no UTF-8, of a text at",
-        value: error.valid_up_to() as u64,
-        limit: 0,
-    };
-    std::str::from_utf8(bytes).map(str::to_owned).map_err(wrong)
 }
 
 /// Alignment of the start of a column's values, in bytes.

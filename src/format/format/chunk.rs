@@ -4,8 +4,7 @@
 //! A header is a [head](RawHead) of 128 bytes and a [*table*](crate::format::table):
 //!
 //! ```text
-//! version 1: head | field names: u16 length, bytes, each | entries: 32 bytes each | names
-//! version 2: head | field names: u16 length, bytes, each | columns: kind, length, bytes, each
+//! head | field names: u16 length, bytes, each | columns: kind, length, bytes, each
 //! ```
 //!
 //! Data begins at the next multiple of 4,096. The samples follow each other there as
@@ -21,11 +20,11 @@ use crate::format::checksum::crc32c;
 use crate::format::columns::{ColumnSpec, RowValues};
 use crate::format::error::{at_most, enough, equal};
 use crate::format::field_type::FieldTypes;
-use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
+use crate::format::geometry::{self, FORMAT_VERSION, MAX_SAMPLES, check_generation, read_sealed};
 use crate::format::pieces::num_pieces;
 use crate::format::placement::Part;
 use crate::format::table::{Table, TableHead};
-use crate::format::{CellRange, FormatError, FormatVersion, ImageLayout, Pack, Uuid};
+use crate::format::{CellRange, FormatError, ImageLayout, Pack, Uuid};
 use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// The fixed part of a chunk's header.
@@ -33,7 +32,7 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 /// | bytes    | field            | meaning                                                        |
 /// |----------|------------------|----------------------------------------------------------------|
 /// | 0..8     | `magic`          | "DLFSCHNK"                                                     |
-/// | 8..10    | `version`        | 1 or 2                                                         |
+/// | 8..10    | `version`        | 2                                                              |
 /// | 10       | `kind`           | 1 samples, 2 generation record                                 |
 /// | 11       | `pack`           | 0 aligned, 1 tight                                             |
 /// | 12..16   | `header_len`     | bytes of head and table                                        |
@@ -143,17 +142,7 @@ impl ChunkHead {
     /// # Errors
     /// `Magic`: no chunk begins here. Otherwise what is wrong with it. The table is not checked.
     pub fn parse(bytes: &[u8]) -> Result<ChunkHead, FormatError> {
-        enough("chunk head", HEAD_BYTES as u64, bytes.len())?;
-        let (raw, _) = RawHead::read_from_prefix(bytes).expect("128 bytes are there");
-        if raw.magic != MAGIC {
-            return Err(FormatError::Magic { what: "chunk" });
-        }
-        let expected = raw.head_crc.get();
-        let found = crc32c(&bytes[..HEAD_BYTES - 4]);
-        if expected != found {
-            return Err(FormatError::Checksum { what: "chunk head", expected, found });
-        }
-        raw.decode(FormatVersion::parse("chunk", raw.version.get())?)
+        read_sealed::<RawHead>("chunk", MAGIC, bytes)?.decode()
     }
 
     /// Offset of the data from the start of the chunk.
@@ -193,9 +182,7 @@ impl ChunkHead {
             return Err(FormatError::OtherImage { what: "chunk", expected, found });
         }
         let size = |layout: &ImageLayout| u64::from(layout.chunk_size_bytes);
-        let version = |layout: &ImageLayout| u64::from(layout.version.number());
         equal("chunk size", size(layout), size(&self.layout))?;
-        equal("version of a chunk", version(layout), version(&self.layout))?;
         equal("namespace of a chunk", u64::from(namespace), u64::from(self.namespace))?;
         equal("cell of a chunk", cell, self.cell)
     }
@@ -204,7 +191,7 @@ impl ChunkHead {
     pub fn to_raw(self) -> RawHead {
         let mut raw = RawHead {
             magic: MAGIC,
-            version: self.layout.version.number().into(),
+            version: FORMAT_VERSION.into(),
             kind: match self.kind {
                 ChunkKind::Samples => KIND_SAMPLES,
                 ChunkKind::Record => KIND_RECORD,
@@ -237,12 +224,12 @@ impl ChunkHead {
 
 impl RawHead {
     /// Checks everything that the head alone determines, so that later arithmetic stays in bounds.
-    fn decode(&self, version: FormatVersion) -> Result<ChunkHead, FormatError> {
+    fn decode(&self) -> Result<ChunkHead, FormatError> {
         let uuid = Uuid(self.uuid);
         let chunk_size = self.chunk_size.get();
         let pack = Pack::from_byte(self.pack)?;
         let namespaces = self.num_namespaces.get();
-        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
+        let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
         let kind = match self.kind {
             KIND_SAMPLES => ChunkKind::Samples,
             KIND_RECORD => ChunkKind::Record,
@@ -440,15 +427,13 @@ impl ChunkHeader {
     }
 
     /// The same header with these checksums of the pieces of its large samples. `None`: it has no room for them
-    /// without moving the samples, or it is one of version 1, or has columns behind them.
+    /// without moving the samples, or has columns behind them.
     pub fn with_pieces(&self, sums: Vec<u32>) -> Option<ChunkHeader> {
         let mut table = self.table.clone();
         table.pieces = sums;
         let room = self.head.data_start().min(self.head.layout.max_header_bytes().into());
         let mut encoded = self.encoded.clone();
-        if self.head.layout.version != FormatVersion::V1 {
-            table.encode_pieces(room as usize - HEAD_BYTES, &mut encoded);
-        }
+        table.encode_pieces(room as usize - HEAD_BYTES, &mut encoded);
         let header_len = (HEAD_BYTES + encoded.len()) as u32;
         let head = ChunkHead { header_len, table_crc: crc32c(&encoded), ..self.head };
         let header = ChunkHeader::from_parts(head, encoded).ok()?;

@@ -19,7 +19,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::format::FormatError;
-use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
+use crate::format::cursor::{
+    Cursor, label_code, label_of, number_len, put_number, put_string, utf8,
+};
 use crate::format::error::{at_most, equal};
 
 /// The type of a typed column's values.
@@ -264,8 +266,8 @@ pub struct ColumnTable {
 pub(crate) struct TableColumn {
     pub(crate) spec: ColumnSpec,
     /// An int; the bits of an f64; 0 or 1; or the index of a text. Or [`none_of`] the type.
-    pub(crate) raw: Vec<i64>,
-    pub(crate) texts: Vec<String>,
+    raw: Vec<i64>,
+    texts: Vec<String>,
     index_of: BTreeMap<String, i64>,
 }
 
@@ -396,7 +398,7 @@ impl ColumnTable {
             let name = from.string()?;
             let kind = from.number()?;
             let values = from.string()?;
-            let name = text(name)?;
+            let name = utf8(WHAT, name)?;
             names.push(ColumnSpec { name: name.to_owned(), kind: ColumnType::Int });
             if let Some(kind) = ColumnType::from_number(kind) {
                 let spec = ColumnSpec { name: name.to_owned(), kind };
@@ -414,7 +416,7 @@ impl TableColumn {
         TableColumn { spec, raw: Vec::new(), texts: Vec::new(), index_of: BTreeMap::new() }
     }
 
-    fn value(&self, row: usize) -> Value<'_> {
+    pub(crate) fn value(&self, row: usize) -> Value<'_> {
         let raw = self.raw.get(row).copied().unwrap_or(none_of(self.spec.kind));
         value_of(self.spec.kind, raw, &self.texts)
     }
@@ -472,7 +474,7 @@ impl TableColumn {
             for _ in 0..from.count(1)? {
                 let bytes = from.string()?;
                 at_most("length of a text", bytes.len() as u64, MAX_TEXTS_BYTES as u64)?;
-                column.index(text(bytes)?);
+                column.index(utf8(WHAT, bytes)?);
             }
         }
         for _ in 0..num_rows {
@@ -521,22 +523,13 @@ pub(crate) fn value_of(kind: ColumnType, raw: i64, texts: &[String]) -> Value<'_
 }
 
 /// The number that stands for no value.
-pub(crate) fn none_of(kind: ColumnType) -> i64 {
+fn none_of(kind: ColumnType) -> i64 {
     if kind.is_float() { NAN_BITS } else { i64::MIN }
 }
 
 /// The number that stands for a floating-point number. All NaNs are none.
-pub(crate) fn raw_of(number: f64) -> i64 {
+fn raw_of(number: f64) -> i64 {
     if number.is_nan() { NAN_BITS } else { number.to_bits() as i64 }
-}
-
-fn text(bytes: &[u8]) -> Result<&str, FormatError> {
-    let wrong = |error: std::str::Utf8Error| FormatError::OutOfRange {
-        what: "byte that is no UTF-8, of a text at",
-        value: error.valid_up_to() as u64,
-        limit: 0,
-    };
-    std::str::from_utf8(bytes).map_err(wrong)
 }
 
 /// At most how many bytes the typed columns of a chunk take in its table.
@@ -604,6 +597,8 @@ pub const MAX_TEXTS_BYTES: usize = 2 << 10;
 /// The columns that every data set has.
 pub(crate) const BUILT_IN: [&str; 4] = ["id", "label", "len", "name"];
 const NAN_BITS: i64 = 0x7ff8 << 48;
+/// The floating-point number that stands for no value.
+pub(crate) const NONE_FLOAT: f64 = f64::from_bits(NAN_BITS as u64);
 const WHAT: &str = "typed columns of a chunk";
 
 #[cfg(test)]

@@ -95,6 +95,12 @@ pub fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
+/// `bytes` of `what` as text; an error names the first byte that is not UTF-8.
+pub(crate) fn utf8<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, FormatError> {
+    std::str::from_utf8(bytes)
+        .map_err(|error| FormatError::NotUtf8 { what, at: error.valid_up_to() as u64 })
+}
+
 /// Bytes of a LEB128 number.
 pub(crate) fn number_len(value: u64) -> usize {
     (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize

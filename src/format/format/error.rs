@@ -46,14 +46,16 @@ pub enum FormatError {
         /// The computed checksum.
         found: u32,
     },
-    /// Written by a later release.
-    #[error("{what}: format version {found}, this build knows up to {known}; use a newer dlfs")]
+    /// Written by a release of another format.
+    #[error(
+        "{what}: format version {found}, and this build knows only {known}; use a newer dlfs, or make it anew"
+    )]
     Version {
         /// The structure.
         what: &'static str,
         /// The version found.
         found: u16,
-        /// The newest version known here.
+        /// The version known here.
         known: u16,
     },
     /// The image needs features that this build does not know.
@@ -77,6 +79,14 @@ pub enum FormatError {
         value: u64,
         /// The limit that it breaks.
         limit: u64,
+    },
+    /// A text is not UTF-8.
+    #[error("{what}: a text is not UTF-8 from byte {at}")]
+    NotUtf8 {
+        /// The structure.
+        what: &'static str,
+        /// The first byte that is not.
+        at: u64,
     },
     /// Two copies of the same fact differ.
     #[error("{what}: {found}, expected {expected}")]

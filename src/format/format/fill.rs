@@ -3,8 +3,8 @@
 use crate::format::SampleMeta;
 use crate::format::chunk::{HEAD_BYTES, padded};
 use crate::format::columns::ColumnSpec;
-use crate::format::geometry::{FormatVersion, ImageLayout, MAX_CHUNK_SAMPLES};
-use crate::format::table::{Bound, ENTRY_BYTES};
+use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES};
+use crate::format::table::Bound;
 
 /// The chunk in which a sample belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Fit {
 /// The space that a chunk's samples occupy so far.
 ///
 /// [`crate::format::ChunkBuilder`] follows the same rules, so one thread can plan a chunk and another can
-/// build it. In version 2 the header counts with the most that it can take, since front coding depends on
+/// build it. The header counts with the most that it can take, since front coding depends on
 /// all names: the chunk then ends a little before its size.
 #[derive(Debug, Clone)]
 pub struct Fill {
@@ -29,56 +29,18 @@ pub struct Fill {
     /// Bytes of head, and of names and types of the fields.
     fixed: usize,
     num_samples: u32,
-    table: TableLen,
-    /// The length of the table of a chunk without samples.
-    empty: TableLen,
+    table: Bound,
+    /// The bound of a chunk without samples.
+    empty: Bound,
     /// End of the last sample, relative to the start of the data.
     end: u64,
-}
-
-/// The length of a table behind the names of the fields: exact in version 1.
-#[derive(Debug, Clone)]
-enum TableLen {
-    Entries(usize),
-    Columns(Bound),
-}
-
-impl TableLen {
-    fn new(version: FormatVersion, typed: &[ColumnSpec]) -> TableLen {
-        match version {
-            FormatVersion::V1 => TableLen::Entries(0),
-            FormatVersion::V2 => TableLen::Columns(Bound::new(typed)),
-        }
-    }
-
-    fn with(&self, meta: &SampleMeta<'_>, len: u32) -> usize {
-        match self {
-            TableLen::Entries(taken) => taken + ENTRY_BYTES + meta.name.len(),
-            TableLen::Columns(bound) => bound.with(meta, len),
-        }
-    }
-
-    fn take(&mut self, meta: &SampleMeta<'_>, len: u32) {
-        match self {
-            TableLen::Entries(taken) => *taken += ENTRY_BYTES + meta.name.len(),
-            TableLen::Columns(bound) => bound.take(meta, len),
-        }
-    }
-
-    /// All names together, where the header's length does not limit them.
-    fn names_len(&self) -> usize {
-        match self {
-            TableLen::Entries(_) => 0,
-            TableLen::Columns(bound) => bound.names_len(),
-        }
-    }
 }
 
 impl Fill {
     /// An empty chunk whose table has `fields_len` bytes of names and types of the fields, and these typed columns.
     pub fn new(layout: ImageLayout, fields_len: usize, typed: &[ColumnSpec]) -> Fill {
         let fixed = HEAD_BYTES + fields_len;
-        let table = TableLen::new(layout.version, typed);
+        let table = Bound::new(typed);
         Fill { layout, fixed, num_samples: 0, empty: table.clone(), table, end: 0 }
     }
 

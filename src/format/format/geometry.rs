@@ -1,8 +1,11 @@
 //! The geometry of an image: its version, cells, cell ranges, extents, and their limits.
 
+use zerocopy::FromBytes;
+
 use crate::format::FormatError;
 use crate::format::Uuid;
-use crate::format::error::{at_most, equal};
+use crate::format::checksum::crc32c;
+use crate::format::error::{at_most, enough, equal};
 use crate::format::packing::Pack;
 use dlfs_base::units::Generation;
 
@@ -30,49 +33,14 @@ pub struct CellRange {
     pub cells: u64,
 }
 
-/// The version of an image's format. All structures of an image have the same one, also those that a later
-/// release adds to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FormatVersion {
-    /// A cell has the chunk size, and the entries of a chunk's table have 32 bytes each.
-    V1,
-    /// A cell has 4,096 bytes, a chunk ends where its samples end, and its table consists of columns.
-    V2,
-}
-
-impl FormatVersion {
-    /// The number on media.
-    pub fn number(self) -> u16 {
-        match self {
-            FormatVersion::V1 => 1,
-            FormatVersion::V2 => 2,
-        }
-    }
-
-    /// The version of a number on media, which `what` has.
-    ///
-    /// # Errors
-    /// `Version`: a later release wrote it.
-    #[doc(hidden)]
-    pub fn parse(what: &'static str, found: u16) -> Result<FormatVersion, FormatError> {
-        match found {
-            1 => Ok(FormatVersion::V1),
-            2 => Ok(FormatVersion::V2),
-            _ => Err(FormatError::Version { what, found, known: FormatVersion::V2.number() }),
-        }
-    }
-}
-
 /// Properties of the whole image that never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ImageLayout {
     /// The image.
     pub uuid: Uuid,
     /// Maximum length of a chunk, unless it is of one larger sample: a power of two between
     /// [`MIN_CHUNK_BYTES`] and [`MAX_CHUNK_BYTES`].
     pub chunk_size_bytes: u32,
-    /// The version of its format.
-    pub version: FormatVersion,
     /// How samples are packed.
     pub pack: Pack,
     /// How many namespaces.
@@ -80,25 +48,11 @@ pub struct ImageLayout {
 }
 
 impl ImageLayout {
-    /// A layout of the newest version, if the numbers are valid.
+    /// A layout, if the numbers are valid.
     ///
     /// # Errors
     /// `OutOfRange`: no namespace, or a chunk size that is no power of two or out of bounds.
     pub fn new(
-        uuid: Uuid,
-        chunk_size_bytes: u32,
-        pack: Pack,
-        num_namespaces: u16,
-    ) -> Result<ImageLayout, FormatError> {
-        ImageLayout::of_version(FormatVersion::V2, uuid, chunk_size_bytes, pack, num_namespaces)
-    }
-
-    /// As [`ImageLayout::new`], of an image of `version`.
-    ///
-    /// # Errors
-    /// As [`ImageLayout::new`].
-    pub fn of_version(
-        version: FormatVersion,
         uuid: Uuid,
         chunk_size_bytes: u32,
         pack: Pack,
@@ -109,24 +63,18 @@ impl ImageLayout {
             let what = "number of namespaces";
             return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
         }
-        Ok(ImageLayout { uuid, chunk_size_bytes, version, pack, num_namespaces })
+        Ok(ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces })
     }
 
     /// Length of a cell, the unit of allocation.
     #[inline]
     pub fn cell_bytes(&self) -> u64 {
-        match self.version {
-            FormatVersion::V1 => u64::from(self.chunk_size_bytes),
-            FormatVersion::V2 => CELL_BYTES,
-        }
+        CELL_BYTES
     }
 
     /// The first cell after those of the superblocks.
     pub fn first_cell(&self) -> u64 {
-        match self.version {
-            FormatVersion::V1 => 1,
-            FormatVersion::V2 => SUPERBLOCK_CELLS,
-        }
+        SUPERBLOCK_CELLS
     }
 
     /// Offset of `cell` in bytes.
@@ -157,10 +105,7 @@ impl ImageLayout {
     /// The maximum length of all names of a chunk together. Front coding makes them shorter on media; the
     /// limit bounds what a reader unpacks.
     pub(crate) fn max_names_bytes(&self) -> u64 {
-        match self.version {
-            FormatVersion::V1 => u64::from(self.max_header_bytes()),
-            FormatVersion::V2 => u64::from(self.chunk_size_bytes) * 4,
-        }
+        u64::from(self.chunk_size_bytes) * 4
     }
 }
 
@@ -188,20 +133,43 @@ pub fn check_layout(
         return Err(FormatError::OtherImage { what, expected, found });
     }
     let numbers = |layout: &ImageLayout| {
-        let ImageLayout { chunk_size_bytes, version, pack, num_namespaces, .. } = layout;
-        [
-            u64::from(*chunk_size_bytes),
-            u64::from(*num_namespaces),
-            u64::from(pack.to_byte()),
-            u64::from(version.number()),
-        ]
+        let ImageLayout { chunk_size_bytes, pack, num_namespaces, .. } = layout;
+        [u64::from(*chunk_size_bytes), u64::from(*num_namespaces), u64::from(pack.to_byte())]
     };
-    let names = ["chunk size", "number of namespaces", "packing", "version of the format"];
+    let names = ["chunk size", "number of namespaces", "packing"];
     let pairs = numbers(expected).into_iter().zip(numbers(found));
     names
         .into_iter()
         .zip(pairs)
         .try_for_each(|(name, (expected, found))| equal(name, expected, found))
+}
+
+/// Reads a structure that begins with `magic` and the version, and ends with its CRC32C, from the front of `bytes`.
+///
+/// # Errors
+/// `Truncated`, `Magic`: it is not there. `Checksum`: it is damaged. `Version`: a release of another format wrote it.
+#[doc(hidden)]
+pub fn read_sealed<T: FromBytes>(
+    what: &'static str,
+    magic: [u8; 8],
+    bytes: &[u8],
+) -> Result<T, FormatError> {
+    enough(what, size_of::<T>() as u64, bytes.len())?;
+    let bytes = &bytes[..size_of::<T>()];
+    if !bytes.starts_with(&magic) {
+        return Err(FormatError::Magic { what });
+    }
+    let (sealed, crc) = bytes.split_last_chunk().expect("a structure with a checksum");
+    let expected = u32::from_le_bytes(*crc);
+    let found = crc32c(sealed);
+    if expected != found {
+        return Err(FormatError::Checksum { what, expected, found });
+    }
+    let found = u16::from_le_bytes([bytes[8], bytes[9]]);
+    if found != FORMAT_VERSION {
+        return Err(FormatError::Version { what, found, known: FORMAT_VERSION });
+    }
+    Ok(T::read_from_bytes(bytes).expect("as many bytes as it has"))
 }
 
 /// An error unless `generation` is a valid committed one, which leaves room for a next one.
@@ -215,11 +183,13 @@ pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
     }
 }
 
+/// The version of the format, in every structure of an image.
+pub const FORMAT_VERSION: u16 = 2;
 /// The smallest chunk size: one name of 4,096 bytes still fits into a quarter of it.
 pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
-/// Length of a cell since version 2.
+/// Length of a cell.
 pub const CELL_BYTES: u64 = 4096;
-/// Cells of the superblock copies, the journal and the lease since version 2: the first 36 KiB.
+/// Cells of the superblock copies, the journal and the lease: the first 36 KiB.
 pub(crate) const SUPERBLOCK_CELLS: u64 = 9;
 /// The largest chunk size.
 pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
@@ -245,16 +215,12 @@ mod tests {
 
     #[test]
     fn a_namespace_of_two_to_the_63_less_one_bytes_is_addressed_to_its_last_whole_cell() {
-        for (version, shift) in [(FormatVersion::V1, 22), (FormatVersion::V2, 12)] {
-            let layout =
-                ImageLayout::of_version(version, Uuid::default(), 4 << 20, Pack::Aligned, 1);
-            let layout = layout.unwrap();
-            let cells = layout.capacity_cells(u64::MAX);
-            assert_eq!(cells, (1 << (63 - shift)) - 1);
-            assert_eq!(layout.offset_of(cells - 1), Ok((cells - 1) << shift));
-            assert!(layout.offset_of(cells).is_err());
-            assert!(layout.offset_of(u64::MAX).is_err());
-        }
+        let layout = ImageLayout::new(Uuid::default(), 4 << 20, Pack::Aligned, 1).unwrap();
+        let cells = layout.capacity_cells(u64::MAX);
+        assert_eq!(cells, (1 << 51) - 1);
+        assert_eq!(layout.offset_of(cells - 1), Ok((cells - 1) << 12));
+        assert!(layout.offset_of(cells).is_err());
+        assert!(layout.offset_of(u64::MAX).is_err());
     }
 
     #[test]

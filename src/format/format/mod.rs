@@ -2,7 +2,7 @@
 //!
 //! # What it is
 //! An *image* is a data set, generation by generation, on 1 to 65,535 namespaces. Each namespace is divided
-//! into *cells* of 4,096 bytes (of the chunk size in version 1). The first ones hold the two superblock
+//! into *cells* of 4,096 bytes. The first ones hold the two superblock
 //! copies. Every other cell is free, or belongs to a *cell range* that holds a chunk of samples, a
 //! generation record, or a snapshot of the directory.
 //!
@@ -110,7 +110,7 @@ pub use draft::{ChunkDraft, DraftLen};
 pub use error::FormatError;
 pub use field_type::{FieldType, FieldTypes};
 pub use fill::Fit;
-pub use geometry::{CellRange, Extent, FormatVersion, ImageLayout};
+pub use geometry::{CellRange, Extent, ImageLayout};
 pub use meta::SampleMeta;
 pub use origins::{Origin, OriginsBuilder};
 pub use packing::Pack;

@@ -11,7 +11,7 @@
 //! plus 2, and its text.
 
 use crate::format::FormatError;
-use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::cursor::{Cursor, put_number, put_string, utf8};
 use crate::format::error::at_most;
 use dlfs_base::units::Generation;
 
@@ -104,7 +104,12 @@ pub fn visit_origins(
             at_most("length of an address", address.len() as u64, MAX_ADDRESS_BYTES)?;
             let len_bytes = from.number()?;
             let etag = take_tag(&mut from)?;
-            visit(Origin { generation, address: text(&address)?, len_bytes, etag })?;
+            visit(Origin {
+                generation,
+                address: utf8(WHAT, &address)?.to_owned(),
+                len_bytes,
+                etag,
+            })?;
         }
     }
     Ok(())
@@ -142,17 +147,8 @@ fn take_tag(from: &mut Cursor<'_>) -> Result<Option<String>, FormatError> {
             let digits = from.bytes(16)?.iter().map(|byte| format!("{byte:02x}"));
             Some(format!("\"{}\"", digits.collect::<String>()))
         }
-        len => Some(text(from.bytes(len - 2)?)?),
+        len => Some(utf8(WHAT, from.bytes(len - 2)?)?.to_owned()),
     })
-}
-
-fn text(bytes: &[u8]) -> Result<String, FormatError> {
-    let text = std::str::from_utf8(bytes).map_err(|error| FormatError::OutOfRange {
-        what: "text of an origin: bytes that are UTF-8",
-        value: error.valid_up_to() as u64,
-        limit: bytes.len() as u64,
-    })?;
-    Ok(text.to_owned())
 }
 
 /// The 16 bytes of a tag that is 32 digits in quotes.

@@ -7,12 +7,14 @@
 use std::ops::Range;
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::format::checksum::crc32c;
-use crate::format::error::{at_most, enough, equal};
-use crate::format::geometry::{MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout};
-use crate::format::{CellRange, FormatError, FormatVersion, ImageLayout, Pack, Superblock, Uuid};
+use crate::format::error::{at_most, equal};
+use crate::format::geometry::{
+    FORMAT_VERSION, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout, read_sealed,
+};
+use crate::format::{CellRange, FormatError, ImageLayout, Pack, Superblock, Uuid};
 use dlfs_base::units::Generation;
 
 /// The first 4,096 bytes of a snapshot.
@@ -20,7 +22,7 @@ use dlfs_base::units::Generation;
 /// | bytes      | field              | meaning                                                  |
 /// |------------|--------------------|----------------------------------------------------------|
 /// | 0..8       | `magic`            | "DLFSSNAP"                                               |
-/// | 8..10      | `version`          | 1 or 2: that of the whole image                          |
+/// | 8..10      | `version`          | 2: that of the whole image                               |
 /// | 10..12     | `num_sections`     | sections in the table, at most 64                        |
 /// | 12..14     | `num_namespaces`   | how many the image has                                   |
 /// | 14         | `pack`             | 0 aligned, 1 tight                                       |
@@ -67,7 +69,7 @@ const _: () = assert!(size_of::<RawSnapshotHead>() == SNAPSHOT_HEAD_BYTES);
 ///
 /// | bytes  | field    | meaning                                                                |
 /// |--------|----------|------------------------------------------------------------------------|
-/// | 0..2   | `kind`   | what it holds: see [`kind`]                                            |
+/// | 0..2   | `kind`   | what it holds: see [`SectionKind`]                                     |
 /// | 2..4   | `flags`  | bit 0: a reader that does not know the kind must refuse the snapshot   |
 /// | 4..8   | `crc`    | CRC32C of its bytes                                                    |
 /// | 8..16  | `offset` | where it begins, from the start of the snapshot                        |
@@ -86,46 +88,55 @@ struct RawSection {
 const _: () = assert!(size_of::<RawSection>() == 32);
 
 /// Kinds of sections, in the order in which they lie. `directory` describes their contents.
-pub mod kind {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[repr(u16)]
+pub enum SectionKind {
     /// The typed columns, by id; `param` is bytes before their values. Absent when the image has none. Earlier
     /// releases ignore it. It lies first, since kinds ascend and what is read by id comes before the names.
-    pub(crate) const TYPED: u16 = 0;
+    Typed = 0,
     /// Parts, fields, class names and freed cells, in the encoding of the generation record.
-    pub const FACTS: u16 = 1;
+    Facts = 1,
     /// The chunk table.
-    pub const CHUNKS: u16 = 2;
+    Chunks = 2,
     /// The position of every 32nd slot.
-    pub const CHECKPOINTS: u16 = 3;
+    Checkpoints = 3,
     /// u32 length of each sample, by slot.
-    pub const LENGTHS: u16 = 4;
+    Lengths = 4,
     /// u32 CRC32C of each sample, by slot.
-    pub const CHECKSUMS: u16 = 5;
+    Checksums = 5,
     /// Keys of the lookup tree; `param` is the number of its entries.
-    pub const TREE_KEYS: u16 = 6;
+    TreeKeys = 6,
     /// Ids of the lookup tree; `param` is bytes an id.
-    pub const TREE_IDS: u16 = 7;
+    TreeIds = 7,
     /// One bit an id: deleted. Absent when none is.
-    pub const DELETED_IDS: u16 = 8;
+    DeletedIds = 8,
     /// One bit a slot: deleted. Absent when none is.
-    pub const DELETED_SLOTS: u16 = 9;
+    DeletedSlots = 9,
     /// Label of each sample, by id; `param` is bytes a label. Absent when no sample has one.
-    pub const LABELS: u16 = 10;
-    /// The start of every 16th name in `NAMES`.
-    pub const NAME_BLOCKS: u16 = 11;
+    Labels = 10,
+    /// The start of every 16th name in [`SectionKind::Names`].
+    NameBlocks = 11,
     /// The names, front-coded, by id.
-    pub const NAMES: u16 = 12;
+    Names = 12,
     /// Ids in the order of names; absent where that is the order of ids. `param` is bytes an id.
-    pub(crate) const NAME_ORDER: u16 = 13;
+    NameOrder = 13,
     /// The objects that the image was imported from: groups of [`crate::format::origins`]. Absent when it was imported
     /// from none. Earlier releases ignore it. It lies behind the names, since nothing but a listing of it needs it.
-    pub const ORIGINS: u16 = 15;
+    Origins = 15,
+}
+
+impl SectionKind {
+    /// The kind with this number; `None`: a later release has it.
+    fn of_number(number: u16) -> Option<SectionKind> {
+        SectionKind::try_read_from_bytes(number.as_bytes()).ok()
+    }
 }
 
 /// The location of one section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Section {
     /// The kind of its content.
-    pub kind: u16,
+    pub kind: SectionKind,
     /// First byte, from the start of the snapshot.
     pub offset: u64,
     /// Bytes.
@@ -171,9 +182,9 @@ impl SnapshotHead {
         let mut sections = [RawSection::new_zeroed(); MAX_SECTIONS];
         for (raw, section) in sections[..self.sections.len()].iter_mut().zip(&self.sections) {
             *raw = RawSection {
-                kind: section.kind.into(),
+                kind: (section.kind as u16).into(),
                 flags: match section.kind {
-                    kind::TYPED | kind::ORIGINS => 0,
+                    SectionKind::Typed | SectionKind::Origins => 0,
                     _ => FLAG_REQUIRED,
                 }
                 .into(),
@@ -185,7 +196,7 @@ impl SnapshotHead {
         }
         let mut raw = RawSnapshotHead {
             magic: MAGIC,
-            version: self.layout.version.number().into(),
+            version: FORMAT_VERSION.into(),
             num_sections: (self.sections.len() as u16).into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: self.layout.pack.to_byte(),
@@ -213,17 +224,7 @@ impl SnapshotHead {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(bytes: &[u8]) -> Result<SnapshotHead, FormatError> {
-        enough("snapshot head", SNAPSHOT_HEAD_BYTES as u64, bytes.len())?;
-        let (raw, _) = RawSnapshotHead::read_from_prefix(bytes).expect("4,096 bytes are there");
-        if raw.magic != MAGIC {
-            return Err(FormatError::Magic { what: "snapshot" });
-        }
-        let expected = raw.crc.get();
-        let found = crc32c(&bytes[..SNAPSHOT_HEAD_BYTES - 4]);
-        if expected != found {
-            return Err(FormatError::Checksum { what: "snapshot head", expected, found });
-        }
-        raw.decode(FormatVersion::parse("snapshot", raw.version.get())?)
+        read_sealed::<RawSnapshotHead>("snapshot", MAGIC, bytes)?.decode()
     }
 
     /// Checks that it is the head of the snapshot that `superblock` names.
@@ -239,13 +240,13 @@ impl SnapshotHead {
     }
 
     /// The section of `kind`, if there is one.
-    pub fn section(&self, kind: u16) -> Option<&Section> {
+    pub fn section(&self, kind: SectionKind) -> Option<&Section> {
         self.sections.iter().find(|section| section.kind == kind)
     }
 
     /// Bytes from the start of the snapshot up to the names.
     pub fn core_len(&self) -> u64 {
-        let names = self.section(kind::NAME_BLOCKS);
+        let names = self.section(SectionKind::NameBlocks);
         names.map_or(self.len_bytes, |section| section.offset)
     }
 
@@ -257,13 +258,15 @@ impl SnapshotHead {
 
     /// The range of the origins, to the end of the snapshot; empty if there are none.
     pub fn origins_range(&self) -> Range<u64> {
-        let origins = self.section(kind::ORIGINS);
+        let origins = self.section(SectionKind::Origins);
         origins.map_or(self.len_bytes, |section| section.offset)..self.len_bytes
     }
 
     /// The range of the lookup tree, from its first section to the end of its last; empty if there is none.
     pub fn tree_range(&self) -> Range<u64> {
-        let is_tree = |section: &&Section| matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS);
+        let is_tree = |section: &&Section| {
+            matches!(section.kind, SectionKind::TreeKeys | SectionKind::TreeIds)
+        };
         let mut tree = self.sections.iter().filter(is_tree);
         let Some(first) = tree.next() else { return 0..0 };
         let last = tree.next_back().unwrap_or(first);
@@ -282,12 +285,12 @@ impl SnapshotHead {
 }
 
 impl RawSnapshotHead {
-    fn decode(&self, version: FormatVersion) -> Result<SnapshotHead, FormatError> {
+    fn decode(&self) -> Result<SnapshotHead, FormatError> {
         let pack = Pack::from_byte(self.pack)?;
         let uuid = Uuid(self.uuid);
         let namespaces = self.num_namespaces.get();
         let chunk_size = self.chunk_size.get();
-        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
+        let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
         let len_bytes = at_most("length of a snapshot", self.len.get(), MAX_NAMESPACE_BYTES)?;
         at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
         let record = CellRange {
@@ -305,41 +308,34 @@ impl RawSnapshotHead {
             num_samples: self.num_samples.get(),
             record,
             len_bytes,
-            sections: self.decode_sections(version, len_bytes)?,
+            sections: self.decode_sections(len_bytes)?,
         })
     }
 
     /// The section table: ascending kinds, no overlap, none past the end.
-    fn decode_sections(
-        &self,
-        version: FormatVersion,
-        len_bytes: u64,
-    ) -> Result<Vec<Section>, FormatError> {
+    fn decode_sections(&self, len_bytes: u64) -> Result<Vec<Section>, FormatError> {
         let count = u64::from(self.num_sections.get());
         at_most("sections of a snapshot", count, MAX_SECTIONS as u64)?;
         let mut sections = Vec::new();
         let mut end = 0;
         let mut last_kind = 0;
         for raw in &self.sections[..count as usize] {
-            let kind = raw.kind.get();
+            let number = raw.kind.get();
             let offset = raw.offset.get();
             let len = raw.len.get();
-            let alignment = section_alignment(version, kind);
+            let alignment = section_alignment(number);
             at_most("offset of a section within its alignment", offset % alignment, 0)?;
             at_most("end of the section before", end, offset)?;
             at_most("length of a section", len, len_bytes)?;
             at_most("offset of a section", offset, len_bytes - len)?;
-            at_most("kind of the section before", last_kind, u64::from(kind))?;
+            at_most("kind of the section before", last_kind, u64::from(number))?;
             end = offset + len;
-            last_kind = u64::from(kind) + 1;
-            if kind > kind::NAME_ORDER && kind != kind::ORIGINS {
-                equal(
-                    "flags of an unknown section",
-                    0,
-                    u64::from(raw.flags.get() & FLAG_REQUIRED),
-                )?;
+            last_kind = u64::from(number) + 1;
+            let Some(kind) = SectionKind::of_number(number) else {
+                let required = raw.flags.get() & FLAG_REQUIRED;
+                equal("flags of an unknown section", 0, required.into())?;
                 continue;
-            }
+            };
             let crc32c = raw.crc.get();
             let param = raw.param.get();
             sections.push(Section { kind, offset, len, crc32c, param });
@@ -350,11 +346,8 @@ impl RawSnapshotHead {
 
 /// Alignment of a section's offset, in bytes. Names begin with a block of their own, so that they can be left on the
 /// media; 128 bytes are a node of the lookup tree.
-pub(crate) fn section_alignment(version: FormatVersion, kind: u16) -> u64 {
-    match (version, kind) {
-        (FormatVersion::V2, kind) if kind != kind::NAME_BLOCKS => 128,
-        _ => 4096,
-    }
+pub(crate) fn section_alignment(kind: u16) -> u64 {
+    if kind == SectionKind::NameBlocks as u16 { BLOCK_BYTES } else { 128 }
 }
 
 /// Alignment of the start of each range to read, in bytes.

@@ -225,22 +225,19 @@ pub fn without(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{FormatVersion, Pack, Uuid};
+    use crate::format::{Pack, Uuid};
     use proptest::prelude::*;
 
-    fn layout(version: FormatVersion) -> ImageLayout {
-        ImageLayout::of_version(version, Uuid::default(), 64 << 10, Pack::Aligned, 1).unwrap()
-    }
-
-    /// Space in version 1, with a single cell of superblocks.
+    /// Space of namespaces with so many cells.
     fn space(len_cells: &[u64]) -> Space {
-        let lens: Vec<u64> = len_cells.iter().map(|cells| cells << 16).collect();
-        Space::new(&layout(FormatVersion::V1), &lens)
+        let layout = ImageLayout::new(Uuid::default(), 64 << 10, Pack::Aligned, 1).unwrap();
+        let lens: Vec<u64> = len_cells.iter().map(|cells| cells << 12).collect();
+        Space::new(&layout, &lens)
     }
 
     #[test]
     fn cells_of_4_kib_follow_the_36_kib_of_the_superblocks() {
-        let mut space = Space::new(&layout(FormatVersion::V2), &[64 << 10]);
+        let mut space = space(&[16]);
         assert_eq!(space.allocate(0, 2), Some(CellRange { namespace: 0, cell: 9, cells: 2 }));
         assert_eq!(space.free_cells(), 5);
         assert_eq!(space.end_cell(0), 11);
@@ -254,23 +251,23 @@ mod tests {
 
     #[test]
     fn chunks_go_round_the_namespaces_and_past_full_ones() {
-        let mut space = space(&[3, 2, 4]);
+        let mut space = space(&[11, 10, 12]);
         let cells: Vec<(u16, u64)> = (0..6)
             .map(|chunk| {
                 space.allocate(chunk, 1).map(|range| (range.namespace, range.cell)).unwrap()
             })
             .collect();
-        assert_eq!(cells, [(0, 1), (1, 1), (2, 1), (0, 2), (2, 2), (2, 3)]);
+        assert_eq!(cells, [(0, 9), (1, 9), (2, 9), (0, 10), (2, 10), (2, 11)]);
         assert_eq!(space.free_cells(), 0);
         assert_eq!(space.allocate(6, 1), None);
     }
 
     #[test]
     fn a_run_that_fits_nowhere_is_refused_whatever_its_length() {
-        let mut space = space(&[10]);
+        let mut space = space(&[18]);
         assert_eq!(space.allocate(0, 10), None);
         assert_eq!(space.allocate(0, u64::MAX), None);
-        assert_eq!(space.allocate(0, 9).map(|range| range.cell), Some(1));
+        assert_eq!(space.allocate(0, 9).map(|range| range.cell), Some(9));
     }
 
     #[test]
@@ -299,7 +296,7 @@ mod tests {
         ) {
             let mut space = space(&[64]);
             let mut used = [false; 64];
-            used[0] = true;
+            used[..9].fill(true);
             for (reserve, cell, cells) in steps {
                 if reserve {
                     space.reserve(CellRange { namespace: 0, cell, cells });

@@ -4,9 +4,11 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
-use crate::format::error::{at_most, enough};
-use crate::format::geometry::{ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation};
-use crate::format::{FormatError, FormatVersion, Pack, Uuid};
+use crate::format::error::at_most;
+use crate::format::geometry::{
+    FORMAT_VERSION, ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, read_sealed,
+};
+use crate::format::{FormatError, Pack, Uuid};
 use dlfs_base::units::{Generation, total};
 
 /// A superblock copy as it lies on media: one block of 4,096 bytes.
@@ -22,7 +24,7 @@ use dlfs_base::units::{Generation, total};
 /// | bytes      | field                | meaning                                                |
 /// |------------|----------------------|--------------------------------------------------------|
 /// | 0..8       | `magic`              | "DLFSIMG" and NUL                                      |
-/// | 8..10      | `version`            | 1 or 2: that of the whole image                        |
+/// | 8..10      | `version`            | 2: that of the whole image                             |
 /// | 10..12     | `namespace`          | index of this namespace, from 0                        |
 /// | 12..14     | `num_namespaces`     | how many the image has                                 |
 /// | 14         | `pack`               | 0 aligned, 1 tight                                     |
@@ -133,7 +135,7 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut raw = RawSuperblock {
             magic: MAGIC,
-            version: self.layout.version.number().into(),
+            version: FORMAT_VERSION.into(),
             namespace: self.namespace.into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: self.layout.pack.to_byte(),
@@ -170,22 +172,12 @@ impl Superblock {
     /// `Magic`: there is no superblock here. `Version`, `RequiredFeatures`: a later release wrote it.
     /// Otherwise it is damaged.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
-        if !bytes.starts_with(&MAGIC) {
-            return Err(FormatError::Magic { what: "superblock" });
-        }
-        enough("superblock", SUPERBLOCK_BYTES as u64, bytes.len())?;
-        let (raw, _) = RawSuperblock::read_from_prefix(bytes).expect("4,096 bytes are there");
-        let expected = raw.crc.get();
-        let found = crc32c(&bytes[..SUPERBLOCK_BYTES - 4]);
-        if expected != found {
-            return Err(FormatError::Checksum { what: "superblock", expected, found });
-        }
-        let version = FormatVersion::parse("superblock", raw.version.get())?;
+        let raw: RawSuperblock = read_sealed("superblock", MAGIC, bytes)?;
         let unknown = raw.required.get() & !REQUIRED_FEATURES;
         if unknown != 0 {
             return Err(FormatError::RequiredFeatures { unknown });
         }
-        raw.decode(version)
+        raw.decode()
     }
 
     /// An error if this release must not write to the image.
@@ -208,12 +200,12 @@ impl Superblock {
 }
 
 impl RawSuperblock {
-    fn decode(&self, version: FormatVersion) -> Result<Superblock, FormatError> {
+    fn decode(&self) -> Result<Superblock, FormatError> {
         let pack = Pack::from_byte(self.pack)?;
         let uuid = Uuid(self.uuid);
         let namespaces = self.num_namespaces.get();
         let chunk_size = self.chunk_size.get();
-        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
+        let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
         let last = u64::from(namespaces) - 1;
         at_most("index of a namespace", u64::from(self.namespace.get()), last)?;
         at_most("namespace of the snapshot", u64::from(self.snapshot_namespace.get()), last)?;

@@ -2,85 +2,57 @@
 //!
 //! It begins with the names of the fields, each a u16 length and the bytes.
 //!
-//! In version 1, an entry of 32 bytes for each sample and the names follow. In version 2, *columns* follow:
-//! each a kind and the number of its bytes, both LEB128, and the bytes. Kinds ascend. A reader refuses a
-//! kind below [`kind::MAY_BE_IGNORED`] that it does not know, and ignores others. The columns of
+//! *Columns* follow: each a kind and the number of its bytes, both LEB128, and the bytes. Kinds ascend. A reader
+//! refuses a kind below [`kind::MAY_BE_IGNORED`] that it does not know, and ignores others. The columns of
 //! [`kind`] hold one value for each sample, in the order of slots, unless their description says otherwise.
 //!
-//! Ids are not stored in version 2. They follow from the slots by the placement of the part.
+//! Ids are not stored. They follow from the slots by the placement of the part.
 //!
 //! Names are front-coded: the number of bytes shared with the name before, the number of the other bytes,
 //! and these. The name before is the last one that is not empty. Names lie in their order, so that
 //! neighbours share much: often that is the order of ids, and else a column gives it.
-
-use zerocopy::little_endian::{I64, U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::FormatError;
 use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
 use crate::format::error::{at_most, enough, equal};
 use crate::format::field_type::FieldTypes;
-use crate::format::geometry::{FormatVersion, ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
+use crate::format::geometry::{ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
 use crate::format::meta::{SampleMeta, check_label, check_name};
 use crate::format::names::{common, compare};
 use crate::format::pieces::{PIECE_BYTES, num_pieces};
 use crate::format::placement::{Part, Placement};
 use dlfs_base::units::Slot;
 
-/// One sample in the table of a header of version 1.
-///
-/// | bytes  | field      | meaning                                                       |
-/// |--------|------------|---------------------------------------------------------------|
-/// | 0..8   | `id`       | the sample's id                                               |
-/// | 8..16  | `label`    | its label, if flag bit 0 is set                               |
-/// | 16..20 | `len`      | bytes of its record                                           |
-/// | 20..24 | `crc32c`   | CRC32C of its record                                          |
-/// | 24..26 | `name_len` | bytes of its name                                             |
-/// | 26..28 | `flags`    | bit 0: has a label; bit 1: purged, an empty place of its slot |
-/// | 28..32 | `reserved` | zero                                                          |
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawEntry {
-    id: U64,
-    label: I64,
-    len: U32,
-    crc32c: U32,
-    name_len: U16,
-    flags: U16,
-    reserved: U32,
-}
-const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
-
 /// Kinds of columns.
-pub mod kind {
+pub(crate) mod kind {
     /// The number of samples of the part, a LEB128 number: with it, ids follow from slots. Absent where they
     /// are equal, which they are if the part's window is 0 or 1.
-    pub const PART: u64 = 1;
+    pub(crate) const PART: u64 = 1;
     /// Bytes of the record, LEB128.
-    pub const LENGTHS: u64 = 2;
+    pub(crate) const LENGTHS: u64 = 2;
     /// u32 CRC32C of the record.
-    pub const CHECKSUMS: u64 = 3;
+    pub(crate) const CHECKSUMS: u64 = 3;
     /// 0 for no label; otherwise twice the label plus 1, or minus twice the label if that is negative.
     /// LEB128. Absent if no sample has one.
-    pub const LABELS: u64 = 4;
+    pub(crate) const LABELS: u64 = 4;
     /// One bit: purged, an empty place of its slot. Absent if none is.
     pub(crate) const PURGED: u64 = 5;
     /// In the order in which the names lie, the u16 index of each sample in the chunk. Absent if that is the
     /// order of ids.
     pub(crate) const NAME_ORDER: u64 = 6;
     /// The names, front-coded.
-    pub const NAMES: u64 = 7;
+    pub(crate) const NAMES: u64 = 7;
     /// Columns of this kind and above may be ignored.
-    pub const MAY_BE_IGNORED: u64 = 64;
+    pub(crate) const MAY_BE_IGNORED: u64 = 64;
     /// The logarithm to base 2 of the bytes of a piece, LEB128, and then, for each record of more than 1 MiB,
     /// a u32 CRC32C of each of its pieces. Absent if no record is that long, or if an earlier release wrote
     /// the chunk. A reader ignores it if it has pieces of other lengths.
-    pub const PIECES: u64 = MAY_BE_IGNORED;
+    pub(crate) const PIECES: u64 = MAY_BE_IGNORED;
     /// The typed columns of the user: see [`crate::format::columns`]. Absent if the image has none.
     pub(crate) const TYPED: u64 = 65;
     /// The types of the fields: see [`crate::format::field_type`]. Absent if no field has one.
-    pub const FIELD_TYPES: u64 = 66;
+    pub(crate) const FIELD_TYPES: u64 = 66;
 }
 
 /// A row of a table: one sample.
@@ -168,22 +140,11 @@ impl Table {
     ///
     /// A record may have so many pieces that `out` would have more than `max_len` bytes with their checksums:
     /// then these are left out.
-    pub(crate) fn encode(
-        &self,
-        version: FormatVersion,
-        part: &Part,
-        max_len: usize,
-        out: &mut Vec<u8>,
-    ) {
-        match version {
-            FormatVersion::V1 => self.encode_entries(out),
-            FormatVersion::V2 => {
-                self.encode_columns(part, out);
-                let typed = self.encode_typed();
-                self.encode_pieces(max_len.saturating_sub(typed.len()), out);
-                out.extend_from_slice(&typed);
-            }
-        }
+    pub(crate) fn encode(&self, part: &Part, max_len: usize, out: &mut Vec<u8>) {
+        self.encode_columns(part, out);
+        let typed = self.encode_typed();
+        self.encode_pieces(max_len.saturating_sub(typed.len()), out);
+        out.extend_from_slice(&typed);
     }
 
     /// Decodes the bytes behind the names of the fields. Checks every row, and that the records have the
@@ -192,10 +153,7 @@ impl Table {
     /// # Errors
     /// What is wrong with them.
     pub(crate) fn decode(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
-        let table = match head.layout.version {
-            FormatVersion::V1 => Table::decode_entries(head, bytes)?,
-            FormatVersion::V2 => Table::decode_columns(head, bytes)?,
-        };
+        let table = Table::decode_columns(head, bytes)?;
         let mut end = 0;
         for row in &table.rows {
             at_most("id of a sample", row.id, MAX_SAMPLES - 1)?;
@@ -212,49 +170,6 @@ impl Table {
         }
         equal("data of a chunk", end, head.data_len)?;
         Ok(table)
-    }
-
-    fn encode_entries(&self, out: &mut Vec<u8>) {
-        for row in &self.rows {
-            let label = if row.label.is_some() { FLAG_LABEL } else { 0 };
-            let purged = if row.purged { FLAG_PURGED } else { 0 };
-            let raw = RawEntry {
-                id: row.id.into(),
-                label: row.label.unwrap_or(0).into(),
-                len: row.len.into(),
-                crc32c: row.crc32c.into(),
-                name_len: row.name_len.into(),
-                flags: (label | purged).into(),
-                reserved: 0.into(),
-            };
-            out.extend_from_slice(raw.as_bytes());
-        }
-        out.extend_from_slice(&self.names);
-    }
-
-    fn decode_entries(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
-        let needed = usize::from(head.num_samples) * ENTRY_BYTES;
-        enough("entries of a chunk", needed as u64, bytes.len())?;
-        let (entries, names) = bytes.split_at(needed);
-        let entries = <[RawEntry]>::ref_from_bytes(entries).expect("whole unaligned entries");
-        let mut rows = Vec::with_capacity(entries.len());
-        let mut name_at = 0;
-        for entry in entries {
-            let flags = entry.flags.get();
-            at_most("flags of a sample", u64::from(flags), 3)?;
-            rows.push(Row {
-                id: entry.id.get(),
-                label: (flags & FLAG_LABEL != 0).then(|| entry.label.get()),
-                len: entry.len.get(),
-                crc32c: entry.crc32c.get(),
-                name_at,
-                name_len: entry.name_len.get(),
-                purged: flags & FLAG_PURGED != 0,
-            });
-            name_at += u32::from(entry.name_len.get()); // 65,535 times 65,535 at most
-        }
-        equal("length of the names of a chunk", names.len() as u64, name_at.into())?;
-        Ok(Table { rows, names: names.to_vec(), ..Table::default() })
     }
 
     fn encode_columns(&self, part: &Part, out: &mut Vec<u8>) {
@@ -460,7 +375,7 @@ impl Table {
     }
 }
 
-/// The columns of a table of version 2.
+/// The columns of a table.
 struct Columns<'a> {
     found: [Option<&'a [u8]>; KNOWN_KINDS],
     pieces: Option<&'a [u8]>,
@@ -555,7 +470,7 @@ fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
     Ok(order)
 }
 
-/// At most how many bytes the table of a chunk takes, behind the names of the fields, in version 2: from
+/// At most how many bytes the table of a chunk takes, behind the names of the fields: from
 /// what each of its samples adds, whatever their order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Bound {
@@ -630,27 +545,13 @@ fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
     number_len(len.into()) + 4 + label + pieces
 }
 
-/// The minimum number of bytes that a sample takes in the table of its chunk.
-#[doc(hidden)]
-pub fn min_entry_bytes(version: FormatVersion) -> u64 {
-    match version {
-        FormatVersion::V1 => ENTRY_BYTES as u64,
-        FormatVersion::V2 => MIN_ENTRY_BYTES,
-    }
-}
-
-/// Bytes of one sample in a table of version 1, without its name.
-pub const ENTRY_BYTES: usize = 32;
-/// The least that a sample takes in a table of version 2: a length, a checksum, and two lengths of a name.
-const MIN_ENTRY_BYTES: u64 = 7;
+/// The least that a sample takes in a table: a length, a checksum, and two lengths of a name.
+pub const MIN_ENTRY_BYTES: u64 = 7;
 /// Kinds and lengths of all columns, and the number of the part's samples.
 const COLUMN_HEADS: usize = KNOWN_KINDS * 6 + 10;
 const KNOWN_KINDS: usize = kind::NAMES as usize + 1;
 /// At most the kind and length of the column of pieces.
 const PIECES_HEAD: usize = 6;
-const FLAG_LABEL: u16 = 1;
-const FLAG_PURGED: u16 = 2;
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::directory::Directory;
-use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::cursor::{Cursor, put_number, put_string, utf8};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::checksum::{crc32c, crc32c_append};
 use dlfs_base::units::Generation;
@@ -202,8 +202,8 @@ impl ViewFile {
         let mut cursor = Cursor::new(WHAT, body);
         let mut views = Vec::new();
         for _ in 0..header.num_views.get() {
-            let name = text(&mut cursor)?;
-            let made = text(&mut cursor)?;
+            let name = utf8(WHAT, cursor.string()?)?.to_owned();
+            let made = utf8(WHAT, cursor.string()?)?.to_owned();
             let splits = cursor.number()?;
             let splits = u32::try_from(splits)
                 .map_err(|_| out_of_range("splits of a view", splits, u32::MAX.into()))?;
@@ -233,14 +233,6 @@ fn header(bytes: &[u8]) -> Result<ViewHeader, ViewError> {
         return Err(FormatError::Version { what: WHAT, found, known }.into());
     }
     Ok(header)
-}
-
-fn text(cursor: &mut Cursor<'_>) -> Result<String, ViewError> {
-    let bytes = cursor.string()?;
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        out_of_range("text of a view that is UTF-8", error.valid_up_to() as u64, bytes.len() as u64)
-    })?;
-    Ok(text.to_owned())
 }
 
 fn put_set(bytes: &mut Vec<u8>, ids: &IdSet) {

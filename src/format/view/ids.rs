@@ -29,13 +29,15 @@ impl IdSet {
         self.limit
     }
 
-    /// Adds `id`.
+    /// Adds `id`; returns whether it is new.
     ///
     /// # Panics
     /// If it is not below the limit.
-    pub fn insert(&mut self, id: u64) {
+    pub fn insert(&mut self, id: u64) -> bool {
         assert!(id < self.limit, "id {id} of a set of ids below {}", self.limit);
+        let is_new = !self.contains(id);
         self.words[(id / 64) as usize] |= 1 << (id % 64);
+        is_new
     }
 
     /// Returns whether `id` is in the set.
@@ -46,13 +48,7 @@ impl IdSet {
 
     /// Removes `ids`, which end at the limit at most.
     pub(super) fn remove_range(&mut self, ids: Range<u64>) {
-        let mut next = ids.start;
-        while next < ids.end {
-            let bit = next % 64;
-            let end = ids.end.min((next / 64 + 1) * 64);
-            self.words[(next / 64) as usize] &= !((!0 >> (64 - (end - next))) << bit);
-            next = end;
-        }
+        by_word(ids).for_each(|(word, bits)| self.words[word] &= !bits);
     }
 
     /// Removes what is in `other`, too, a set with the same limit.
@@ -91,13 +87,7 @@ impl IdSet {
 
     /// Adds `ids`, which end at the limit at most.
     pub(super) fn insert_range(&mut self, ids: Range<u64>) {
-        let mut next = ids.start;
-        while next < ids.end {
-            let bit = next % 64;
-            let end = ids.end.min((next / 64 + 1) * 64);
-            self.words[(next / 64) as usize] |= (!0 >> (64 - (end - next))) << bit;
-            next = end;
-        }
+        by_word(ids).for_each(|(word, bits)| self.words[word] |= bits);
     }
 
     /// One bit for each id, 64 in a word, the least first. Bits past the limit are 0.
@@ -123,6 +113,16 @@ impl Iterator for Ones {
     }
 }
 
+/// The words that `ids` lie in, and their bits there.
+fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+    (ids.start / 64..ids.end.div_ceil(64)).map(move |word| {
+        let first = ids.start.max(word * 64) - word * 64;
+        let end = ids.end.min((word + 1) * 64) - word * 64;
+        let bits = if first < end { (!0 >> (64 - (end - first))) << first } else { 0 };
+        (word as usize, bits)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,7 +136,7 @@ mod tests {
         ) {
             let mut model: BTreeSet<u64> = ids.into_iter().filter(|id| *id < limit).collect();
             let mut set = IdSet::new(limit);
-            model.iter().for_each(|id| set.insert(*id));
+            model.iter().for_each(|id| assert!(set.insert(*id)));
             prop_assert!(set.iter().eq(model.iter().copied()));
             let mut back = IdSet::new(limit);
             set.ranges().into_iter().for_each(|range| back.insert_range(range));

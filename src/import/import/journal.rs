@@ -11,15 +11,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use dlfs_base::units::Generation;
 use dlfs_format::format::checksum::crc32c;
-use dlfs_format::format::geometry::check_generation;
-use dlfs_format::format::{FormatError, FormatVersion, ImageLayout, Pack, Part, Uuid};
+use dlfs_format::format::geometry::{FORMAT_VERSION, check_generation, read_sealed};
+use dlfs_format::format::{FormatError, ImageLayout, Pack, Part, Uuid};
 
 /// A journal as it lies on media: one block of 4,096 bytes.
 ///
 /// | bytes      | field            | meaning                                            |
 /// |------------|------------------|----------------------------------------------------|
 /// | 0..8       | `magic`          | "DLFSJRNL"                                         |
-/// | 8..10      | `version`        | 1 or 2: that of the image                          |
+/// | 8..10      | `version`        | 2: that of the image                               |
 /// | 10..12     | `namespace`      | index of this namespace, from 0                    |
 /// | 12..14     | `num_namespaces` | how many the image has                             |
 /// | 14         | `pack`           | 0 aligned, 1 tight                                 |
@@ -78,7 +78,7 @@ impl Journal {
     pub fn encode(&self) -> [u8; JOURNAL_BYTES] {
         let mut raw = RawJournal {
             magic: MAGIC,
-            version: self.layout.version.number().into(),
+            version: FORMAT_VERSION.into(),
             namespace: self.namespace.into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: u8::from(self.layout.pack == Pack::Tight),
@@ -103,26 +103,12 @@ impl Journal {
     /// # Errors
     /// `Magic`: there is no journal here. Otherwise it is damaged, or a later release wrote it.
     pub fn parse(bytes: &[u8]) -> Result<Journal, FormatError> {
-        let what = "journal of an import";
-        let Ok((raw, _)) = RawJournal::read_from_prefix(bytes) else {
-            let expected = JOURNAL_BYTES as u64;
-            let found = bytes.len() as u64;
-            return Err(FormatError::Truncated { what, expected, found });
-        };
-        if raw.magic != MAGIC {
-            return Err(FormatError::Magic { what });
-        }
-        let expected = raw.crc.get();
-        let found = crc32c(&bytes[..JOURNAL_BYTES - 4]);
-        if expected != found {
-            return Err(FormatError::Checksum { what, expected, found });
-        }
-        let version = FormatVersion::parse(what, raw.version.get())?;
+        let raw: RawJournal = read_sealed("journal of an import", MAGIC, bytes)?;
         let pack = if raw.pack == 0 { Pack::Aligned } else { Pack::Tight };
         let namespaces = raw.num_namespaces.get();
         let uuid = Uuid(raw.uuid);
         let chunk_size = raw.chunk_size.get();
-        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
+        let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
         let part = Part {
             first: raw.part_first.get(),
             count: 0,

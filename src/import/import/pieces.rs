@@ -19,7 +19,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{ChunkInfo, Directory};
 use dlfs_format::format::chunk::HEAD_BYTES;
 use dlfs_format::format::pieces::num_pieces;
-use dlfs_format::format::{ChunkHeader, FormatVersion, RecordSums, Uuid};
+use dlfs_format::format::{ChunkHeader, RecordSums, Uuid};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
@@ -44,8 +44,8 @@ pub struct PiecesReport {
 /// place. Reads these samples whole.
 ///
 /// # Errors
-/// `Unsupported`: the image has version 1 of the format, which has no place for them. `Interrupted`: `progress`
-/// asked to stop; what was added stays. `Busy`: an import is running. Those of reading and writing.
+/// `Interrupted`: `progress` asked to stop; what was added stays. `Busy`: an import is running. Those of reading and
+/// writing.
 pub fn add_pieces(
     image: &[Address],
     options: &EditOptions,
@@ -74,10 +74,6 @@ fn add_pieces_with(
 ) -> Result<PiecesReport> {
     let edit = Edit::begin(devices, options)?;
     let directory = &edit.current.directory;
-    if directory.layout().version == FormatVersion::V1 {
-        let text = "an image of version 1 of the format has no place for checksums of pieces";
-        return Err(Error::new(ErrorKind::Unsupported, text).hint("import the data set again"));
-    }
     let mut report = PiecesReport {
         uuid: directory.uuid(),
         generation: directory.generation(),

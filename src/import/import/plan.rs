@@ -6,8 +6,7 @@ use crate::import::sources::Index;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_format::format::columns::RowValues;
 use dlfs_format::format::{
-    CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, FormatVersion, Placement, SampleMeta,
-    Space, fields,
+    CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, Placement, SampleMeta, Space, fields,
 };
 
 /// The rows of a source with their field, label and id in the image.
@@ -192,10 +191,7 @@ impl Plan {
             }
             let len = draft.finish();
             media.add(&len, &spec.layout);
-            let cells = match spec.layout.version {
-                FormatVersion::V1 if !oversize => 1,
-                _ => spec.layout.cells_of(len.len_bytes()),
-            };
+            let cells = spec.layout.cells_of(len.len_bytes());
             let sequence = chunks.len() as u64;
             let range = space.allocate(sequence, cells).ok_or_else(|| space.no_room(cells))?;
             let num_slots = (next - first_slot.0) as u32;

@@ -34,7 +34,7 @@ use dlfs_format::format::superblock::{
     COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index,
 };
 use dlfs_format::format::superblock_set::{SuperblockCopies, select_generation};
-use dlfs_format::format::table::min_entry_bytes;
+use dlfs_format::format::table::MIN_ENTRY_BYTES;
 use dlfs_format::format::{
     CellRange, ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space,
     Superblock, Uuid,
@@ -478,7 +478,7 @@ fn assemble(
     }
     // Each slot that was ever assigned has an entry in the header of some chunk.
     let lens = media.devices().iter().map(|device| device.namespace().len_bytes());
-    let most_slots = lens.fold(0, u64::saturating_add) / min_entry_bytes(layout.version);
+    let most_slots = lens.fold(0, u64::saturating_add) / MIN_ENTRY_BYTES;
     let since = base.map_or(Generation(0), Directory::generation);
     // Chunks of a generation that was not committed belong to none.
     let until = committed.unwrap_or(Generation(u64::MAX));

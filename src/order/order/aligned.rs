@@ -86,7 +86,7 @@ impl Class {
         let rank = u64::from(shard.rank);
         let world_size = u64::from(shard.world_size.max(1));
         let num_lanes = u64::from(order.num_lanes());
-        let classes = if order.has_equal_lanes() { gcd(world_size, num_lanes) } else { 1 };
+        let classes = gcd(world_size, num_lanes);
         // Batches begin a multiple of the world size, and so of the classes, after what is consumed.
         let first_lane = (shard.consumed % classes + rank % classes) % classes;
         Class {
@@ -172,30 +172,16 @@ impl Aligner {
     }
 
     /// The lanes of `class`, with the samples of each at `positions`.
-    fn find_lanes(&mut self, order: &mut Chunked, positions: Range<u64>, class: &Class) {
+    fn find_lanes(&mut self, order: &Chunked, positions: Range<u64>, class: &Class) {
         let num_lanes = u64::from(order.num_lanes());
+        let lanes = (class.first_lane..num_lanes).step_by(class.classes as usize);
+        let before = |position: u64, lane| position.saturating_sub(lane).div_ceil(num_lanes);
         self.lanes.clear();
-        if order.has_equal_lanes() {
-            let lanes = (class.first_lane..num_lanes).step_by(class.classes as usize);
-            let before = |position: u64, lane| position.saturating_sub(lane).div_ceil(num_lanes);
-            self.lanes.extend(lanes.map(|lane| {
-                let start = before(positions.start, lane);
-                let end = before(positions.end, lane);
-                LaneRange { lane: lane as u32, start, end }
-            }));
-            return;
-        }
-        // Exhausted lanes stay in the list, without samples.
-        let nothing = |lane| LaneRange { lane: lane as u32, start: 0, end: 0 };
-        self.lanes.extend((0..num_lanes).map(nothing));
-        for position in positions {
-            let (lane, index) = order.locate(position);
-            let range = &mut self.lanes[lane as usize];
-            if range.end == 0 {
-                range.start = index;
-            }
-            range.end = index + 1;
-        }
+        self.lanes.extend(lanes.map(|lane| {
+            let start = before(positions.start, lane);
+            let end = before(positions.end, lane);
+            LaneRange { lane: lane as u32, start, end }
+        }));
     }
 
     /// Assigns the samples of the lanes to the ranks of the class, and keeps those of this rank.

@@ -4,24 +4,19 @@
 //! 2. They are concatenated in that order and divided into K lanes: of N samples, lane l takes N / K, and
 //!    one more if l < N mod K. A chunk at a lane border is divided in slot order: its first samples end
 //!    one lane, the others begin the next.
-//!    (In version 1 each chunk goes as a whole to the lane with the fewest samples so far, the lowest of
-//!    several.)
 //! 3. Each lane is divided into groups of `group` consecutive chunks. A chunk of several cells, with one
 //!    oversize sample, counts as so many chunks; a group ends before a chunk that would exceed its size.
 //! 4. The samples of a group are shuffled together, by a key of the epoch, the lane and the group.
-//! 5. The sequence takes one sample of each lane in turn, and skips exhausted lanes.
+//! 5. The sequence takes one sample of each lane in turn: of K lanes, position p is sample p / K of lane p mod K.
 //!
 //! With one lane this is DIESEL's algorithm: one group after the other. With more lanes, a batch draws from
 //! `lanes * group` chunks at a time. If the world size divides the number of lanes, each rank has lanes, and
-//! so chunks, of its own: lanes have equal lengths, so none is exhausted before the last round. (In version 1
-//! some are, and ranks then read from each other's lanes.) Slot order has one lane, and shuffles nothing.
+//! so chunks, of its own: lanes have equal lengths, so none is exhausted before the last round. Slot order
+//! has one lane, and shuffles nothing.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use super::Population;
-use super::interleave::Interleave;
 use dlfs_base::permutation::{Key, Permutation};
 
 /// The sample at a position, as a sample of a chunk.
@@ -37,7 +32,7 @@ pub struct Pick {
     pub alone: bool,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Chunked {
     /// The chunks of all lanes, lane after lane, in the order of each lane.
     chunks: Vec<u32>,
@@ -49,9 +44,6 @@ pub(super) struct Chunked {
     lanes: Vec<u32>,
     /// For each lane, how many samples of its first chunk belong to the previous lane.
     skips: Vec<u32>,
-    interleave: Interleave,
-    /// Lengths of lanes differ by at most one sample: position p belongs to lane p mod K.
-    has_equal_lanes: bool,
     /// The key that shuffles the samples of groups; `None` leaves them in slot order.
     key: Option<Key>,
     cursors: Vec<Cursor>,
@@ -65,8 +57,6 @@ struct Dealt {
     /// For each lane: samples of its first chunk that belong to the previous lane, and the most samples it
     /// may have.
     bounds: Vec<(u32, u64)>,
-    /// Each lane and its samples so far, the lane with the fewest first.
-    shortest: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 /// The current group of a lane, and what its next sample is computed from.
@@ -92,18 +82,9 @@ impl Cursor {
     }
 }
 
-/// How the shuffled chunks are distributed among lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dealing {
-    /// As wholes, to the lane with the fewest samples: version 1.
-    Whole,
-    /// Concatenated and divided into lanes of equal length.
-    Equal,
-}
-
 impl Chunked {
     pub(super) fn in_slot_order(population: &(impl Population + ?Sized)) -> Chunked {
-        let mut order = Chunked::empty();
+        let mut order = Chunked::default();
         let chunks = (0..population.num_chunks()).filter(|&c| population.live_in_chunk(c) > 0);
         order.dealt.lanes.push(chunks.collect());
         order.dealt.bounds.push(UNBOUNDED);
@@ -113,12 +94,11 @@ impl Chunked {
 
     pub(super) fn shuffled(
         population: &(impl Population + ?Sized),
-        dealing: Dealing,
-        (lanes, group): (u32, u32),
+        lanes_and_group: (u32, u32),
         key: Key,
     ) -> Chunked {
-        let mut order = Chunked::empty();
-        order.shuffle_anew(population, dealing, (lanes, group), key);
+        let mut order = Chunked::default();
+        order.shuffle_anew(population, lanes_and_group, key);
         order
     }
 
@@ -126,44 +106,23 @@ impl Chunked {
     pub(super) fn shuffle_anew(
         &mut self,
         population: &(impl Population + ?Sized),
-        dealing: Dealing,
         (lanes, group): (u32, u32),
         key: Key,
     ) {
         self.dealt.clear(population.num_chunks(), lanes);
-        match dealing {
-            Dealing::Whole => self.dealt.deal_whole(population, lanes, key.with(CHUNKS)),
-            Dealing::Equal => self.dealt.deal_equally(population, lanes, key.with(CHUNKS)),
-        }
-        self.has_equal_lanes = dealing == Dealing::Equal;
+        self.dealt.deal(population, lanes, key.with(CHUNKS));
         self.key = Some(key.with(SAMPLES));
         self.cut(population, group);
     }
 
-    fn empty() -> Chunked {
-        Chunked {
-            chunks: Vec::new(),
-            ends: Vec::new(),
-            groups: Vec::new(),
-            lanes: Vec::new(),
-            skips: Vec::new(),
-            interleave: Interleave::default(),
-            has_equal_lanes: true,
-            key: None,
-            cursors: Vec::new(),
-            dealt: Dealt::default(),
-        }
-    }
-
     /// Divides the lanes into groups.
     fn cut(&mut self, population: &(impl Population + ?Sized), group: u32) {
-        let Chunked { chunks, ends, groups, lanes, skips, interleave, cursors, dealt, .. } = self;
+        let Chunked { chunks, ends, groups, lanes, skips, cursors, dealt, .. } = self;
         chunks.clear();
         ends.clear();
         groups.clear();
         lanes.clear();
         skips.clear();
-        interleave.clear();
         for (lane, &(skip, limit)) in dealt.lanes.iter().zip(&dealt.bounds) {
             lanes.push(groups.len() as u32);
             skips.push(skip);
@@ -182,11 +141,9 @@ impl Chunked {
                 ends.push(samples);
             }
             chunks.extend_from_slice(lane);
-            interleave.add_lane(samples);
         }
         lanes.push(groups.len() as u32);
         groups.push(chunks.len() as u32);
-        interleave.begin();
         cursors.clear();
         let nowhere = Cursor { group: 0, start: 0, end: 0, skip: 0, shuffle: None };
         cursors.resize(dealt.lanes.len(), nowhere);
@@ -194,7 +151,9 @@ impl Chunked {
 
     #[inline]
     pub(super) fn pick(&mut self, position: u64) -> Pick {
-        let (lane, index) = self.interleave.locate(position);
+        let lanes = u64::from(self.num_lanes());
+        let lane = (position % lanes) as u32;
+        let index = position / lanes;
         let (at, nth) = self.locate_in_lane(lane, index);
         let group = self.cursors[lane as usize].group;
         Pick { chunk: self.chunks[at], nth, group, alone: false }
@@ -273,22 +232,9 @@ impl Chunked {
         self.lanes.len() as u32 - 1
     }
 
-    pub(super) fn has_equal_lanes(&self) -> bool {
-        self.has_equal_lanes
-    }
-
-    /// The lane of `position`, and the index of its sample in the lane.
-    pub(super) fn locate(&mut self, position: u64) -> (u32, u64) {
-        self.interleave.locate(position)
-    }
-
     /// The position of the sample `index` of `lane`.
     pub(super) fn position(&self, lane: u32, index: u64) -> u64 {
-        if self.has_equal_lanes {
-            index * u64::from(self.num_lanes()) + u64::from(lane)
-        } else {
-            self.interleave.position(lane, index)
-        }
+        index * u64::from(self.num_lanes()) + u64::from(lane)
     }
 
     /// Indices of the chunks of `group`: the first, and one past the last.
@@ -335,20 +281,8 @@ impl Dealt {
         self.bounds.clear();
     }
 
-    /// Assigns each shuffled chunk, as a whole, to the lane with the fewest samples so far.
-    fn deal_whole(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
-        self.bounds.resize(lanes as usize, UNBOUNDED);
-        self.shortest.clear();
-        self.shortest.extend((0..lanes).map(|lane| Reverse((0, lane))));
-        for (chunk, live) in shuffled_chunks(population, key) {
-            let mut lane = self.shortest.peek_mut().expect("an order has at least one lane");
-            self.lanes[lane.0.1 as usize].push(chunk);
-            lane.0.0 += u64::from(live);
-        }
-    }
-
     /// Concatenates the shuffled chunks, and divides them where a lane has its share of the samples.
-    fn deal_equally(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
+    fn deal(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
         let each = population.num_live() / u64::from(lanes);
         let extra = population.num_live() % u64::from(lanes);
         let mut chunks = shuffled_chunks(population, key);

@@ -1,41 +1,34 @@
-//! Hashes that a state names: of weights. They stand below what names them, so that an order's kind may hold one.
+//! Names of 128 bits: of an image, a view, or weights. They stand below what holds them, so that an order's kind
+//! may.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A hash of weights: 32 hexadecimal digits in JSON.
+/// The UUID of an image, or the hash of a view or of weights: 32 hexadecimal digits as text and in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub struct WeightsId(pub [u8; 16]);
+pub struct HexId(pub [u8; 16]);
 
-impl fmt::Display for WeightsId {
+impl fmt::Display for HexId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt_hash(self.0, f)
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
-impl From<WeightsId> for String {
-    fn from(id: WeightsId) -> String {
+impl From<HexId> for String {
+    fn from(id: HexId) -> String {
         id.to_string()
     }
 }
 
-impl TryFrom<String> for WeightsId {
+impl TryFrom<String> for HexId {
     type Error = &'static str;
 
-    fn try_from(text: String) -> Result<WeightsId, &'static str> {
-        parse_hash(&text).map(WeightsId).ok_or("a hash of weights has 32 hexadecimal digits")
+    fn try_from(text: String) -> Result<HexId, &'static str> {
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
+        let id = number.map(|number| HexId(number.to_be_bytes()));
+        id.ok_or("an image, a view and weights are named by 32 hexadecimal digits")
     }
-}
-
-pub(super) fn fmt_hash(hash: [u8; 16], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "{:032x}", u128::from_be_bytes(hash))
-}
-
-/// 32 hexadecimal digits.
-pub(super) fn parse_hash(text: &str) -> Option<[u8; 16]> {
-    let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let number = u128::from_str_radix(text, 16).ok().filter(|_| digits);
-    number.map(u128::to_be_bytes)
 }

@@ -13,7 +13,7 @@
 //! This module reads no samples. A [`Population`] gives the number of samples and their chunks, a reader
 //! reads the ids or [`Pick`]s, and `report` measures how random an order is.
 //!
-//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
+//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order);
 //! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder;
 //! `shares.rs` says what each rank has and exchanges where ranks have shares of their own; [`mixture`] makes
 //! one sequence of several data sets; [`weighted`] draws samples by weights, and keeps a few bytes for each;
@@ -24,7 +24,6 @@ pub mod budget;
 mod by_node;
 mod chunked;
 mod hash;
-mod interleave;
 pub mod mixture;
 mod partial;
 mod reads;
@@ -44,14 +43,14 @@ use dlfs_base::units::{Epoch, SampleId};
 pub use aligned::{Aligner, Counted};
 pub use by_node::{ByNode, Locality, deal};
 pub use chunked::Pick;
-pub use hash::WeightsId;
+pub use hash::HexId;
 pub use reads::Reads;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
 pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
-pub use state::{ImageId, Refusal, State, ViewId};
+pub use state::{Refusal, State};
 
-use chunked::{Chunked, Dealing};
+use chunked::Chunked;
 use partial::Partial;
 use weighted::{Weighted, Weights};
 
@@ -131,18 +130,9 @@ impl EpochOrder {
                 Sequence::Chunked(Chunked::in_slot_order(population))
             }
             OrderKind::Global => Sequence::Global(Permutation::new(len, key)),
-            OrderKind::Grouped { lanes, group } => Sequence::Chunked(Chunked::shuffled(
-                population,
-                Dealing::Equal,
-                (lanes, group),
-                key,
-            )),
-            OrderKind::GroupedV1 { lanes, group } => Sequence::Chunked(Chunked::shuffled(
-                population,
-                Dealing::Whole,
-                (lanes, group),
-                key,
-            )),
+            OrderKind::Grouped { lanes, group } => {
+                Sequence::Chunked(Chunked::shuffled(population, (lanes, group), key))
+            }
             OrderKind::Local { world_size } => {
                 Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, 0.0))
             }
@@ -194,11 +184,7 @@ impl EpochOrder {
                 spec.check()?;
                 spec.check_epoch(epoch)?;
                 let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
-                let dealing = match spec.kind {
-                    OrderKind::GroupedV1 { .. } => Dealing::Whole,
-                    _ => Dealing::Equal,
-                };
-                chunked.shuffle_anew(population, dealing, lanes_and_group, key);
+                chunked.shuffle_anew(population, lanes_and_group, key);
                 (self.len, self.epoch) = (population.num_live(), epoch);
             }
             (_, Sequence::Weighted(weighted)) => {
@@ -247,24 +233,23 @@ impl EpochOrder {
         positions: impl Iterator<Item = u64>,
         out: &mut Vec<SampleId>,
     ) {
+        out.extend(positions.map(|position| self.id_at(population, position)));
+    }
+
+    #[inline]
+    fn id_at(&mut self, population: &(impl Population + ?Sized), position: u64) -> SampleId {
         match &mut self.sequence {
-            Sequence::ById => out.extend(positions.map(|rank| population.id_of_live(rank))),
-            Sequence::Global(permutation) => {
-                out.extend(
-                    positions.map(|position| population.id_of_live(permutation.forward(position))),
-                );
-            }
-            Sequence::Chunked(chunked) => out.extend(positions.map(|position| {
+            Sequence::ById => population.id_of_live(position),
+            Sequence::Global(permutation) => population.id_of_live(permutation.forward(position)),
+            Sequence::Chunked(chunked) => {
                 let pick = chunked.pick(position);
                 population.id_in_chunk(pick.chunk, pick.nth)
-            })),
-            Sequence::Partial(partial) => out.extend(positions.map(|position| {
+            }
+            Sequence::Partial(partial) => {
                 let (chunk, nth) = partial.locate(position);
                 population.id_in_chunk(chunk, nth)
-            })),
-            Sequence::Weighted(weighted) => out.extend(
-                positions.map(|position| population.id_of_live(weighted.rank_at(position))),
-            ),
+            }
+            Sequence::Weighted(weighted) => population.id_of_live(weighted.rank_at(position)),
         }
     }
 
@@ -366,15 +351,9 @@ impl EpochOrder {
     /// The chunk of the sample at `position`, which is one of the epoch's.
     fn chunk_at(&mut self, population: &(impl Population + ?Sized), position: u64) -> Option<u32> {
         match &mut self.sequence {
-            Sequence::ById => population.chunk_of(population.id_of_live(position)),
-            Sequence::Global(permutation) => {
-                population.chunk_of(population.id_of_live(permutation.forward(position)))
-            }
             Sequence::Chunked(chunked) => Some(chunked.pick(position).chunk),
             Sequence::Partial(partial) => Some(partial.locate(position).0),
-            Sequence::Weighted(weighted) => {
-                population.chunk_of(population.id_of_live(weighted.rank_at(position)))
-            }
+            _ => population.chunk_of(self.id_at(population, position)),
         }
     }
 

@@ -24,8 +24,7 @@ impl EpochOrder {
     /// Predicts the reads of an epoch that `world_size` ranks share by `sharding`, each in batches of
     /// `batch_size`. `None` if the order does not visit chunks, or if shares follow the chunks' holders.
     ///
-    /// Visits each chunk once, or the first global batch. It assumes lanes of equal length; version 1 of
-    /// grouped order reads more towards the end of an epoch.
+    /// Visits each chunk once, or the first global batch.
     pub fn reads(&mut self, sharding: Sharding, world_size: u32, batch_size: u64) -> Option<Reads> {
         let len = self.len;
         if !self.is_chunked() || len == 0 || sharding == Sharding::Local {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::hash::WeightsId;
+use super::hash::HexId;
 use dlfs_base::error::{Error, ErrorKind};
 use dlfs_base::units::Epoch;
 
@@ -32,20 +32,11 @@ pub enum OrderKind {
     Global,
     /// DIESEL's chunk-based shuffle in `lanes` lanes of equal length: chunks are shuffled and divided among
     /// the lanes, each lane shuffles the samples of `group` chunks together, and the sequence takes one sample
-    /// of each lane in turn. (Version 2 of this order.)
+    /// of each lane in turn. A state names it "grouped2".
     #[serde(rename = "grouped2")]
     Grouped {
         /// The number of lanes; 1 is DIESEL's algorithm. 0 in a request: chosen by the world size when a run
         /// starts, or taken from the state that it resumes from.
-        lanes: u32,
-        /// Chunks of one lane whose samples are shuffled together.
-        group: u32,
-    },
-    /// Version 1 of the same, for states that name it. Lanes consist of whole chunks and differ in length, so
-    /// that towards the end of an epoch several ranks read the same chunk.
-    #[serde(rename = "grouped")]
-    GroupedV1 {
-        /// The number of lanes.
         lanes: u32,
         /// Chunks of one lane whose samples are shuffled together.
         group: u32,
@@ -65,7 +56,7 @@ pub enum OrderKind {
     /// Samples are drawn in proportion to weights ([`Weights`](super::weighted::Weights)).
     Weighted {
         /// The hash of the weights.
-        weights: WeightsId,
+        weights: HexId,
         /// True if a sample may be drawn several times in an epoch.
         replacement: bool,
         /// Positions of an epoch.
@@ -90,14 +81,10 @@ impl OrderSpec {
     /// The first parameter that is not.
     pub fn check(&self) -> Result<(), OrderError> {
         match self.kind {
-            OrderKind::Grouped { lanes, .. } | OrderKind::GroupedV1 { lanes, .. }
-                if !(1..=MAX_LANES).contains(&lanes) =>
-            {
+            OrderKind::Grouped { lanes, .. } if !(1..=MAX_LANES).contains(&lanes) => {
                 Err(OrderError::Lanes { lanes })
             }
-            OrderKind::Grouped { group: 0, .. } | OrderKind::GroupedV1 { group: 0, .. } => {
-                Err(OrderError::EmptyGroup)
-            }
+            OrderKind::Grouped { group: 0, .. } => Err(OrderError::EmptyGroup),
             OrderKind::Local { world_size: 0 } | OrderKind::Partial { world_size: 0, .. } => {
                 Err(OrderError::EmptyWorld)
             }
@@ -163,9 +150,6 @@ impl fmt::Display for OrderKind {
             OrderKind::Grouped { lanes, group } => {
                 write!(f, "grouped ({}group {group})", lanes_of(lanes))
             }
-            OrderKind::GroupedV1 { lanes, group } => {
-                write!(f, "grouped, version 1 ({}group {group})", lanes_of(lanes))
-            }
             OrderKind::Local { world_size } => write!(f, "local (world size {world_size})"),
             OrderKind::Partial { q, world_size } => {
                 write!(f, "partial (exchange {q}, world size {world_size})")
@@ -183,11 +167,11 @@ impl fmt::Display for OrderKind {
 
 impl OrderKind {
     /// Returns whether a run with the requested order `asked` may resume in this order, which a state has:
-    /// it is the same, an earlier version of it, or has the number of lanes that `asked` leaves open.
+    /// it is the same, or has the number of lanes that `asked` leaves open.
     pub fn continues(&self, asked: &OrderKind) -> bool {
         match (*self, *asked) {
             (
-                OrderKind::Grouped { lanes, group } | OrderKind::GroupedV1 { lanes, group },
+                OrderKind::Grouped { lanes, group },
                 OrderKind::Grouped { lanes: wanted, group: size },
             ) => group == size && (wanted == 0 || wanted == lanes),
             (kind, asked) => kind == asked,
@@ -197,9 +181,7 @@ impl OrderKind {
     /// The numbers of lanes and of chunks per group, for grouped order.
     pub fn lanes_and_group(&self) -> Option<(u32, u32)> {
         match *self {
-            OrderKind::Grouped { lanes, group } | OrderKind::GroupedV1 { lanes, group } => {
-                Some((lanes, group))
-            }
+            OrderKind::Grouped { lanes, group } => Some((lanes, group)),
             _ => None,
         }
     }
@@ -227,7 +209,6 @@ impl OrderKind {
         match self {
             OrderKind::Sequential { .. } => 0,
             OrderKind::Global => 1,
-            OrderKind::GroupedV1 { .. } => 2,
             OrderKind::Local { .. } | OrderKind::Partial { .. } => 3,
             OrderKind::Grouped { .. } => 4,
             OrderKind::Weighted { .. } => 5,
@@ -325,9 +306,6 @@ mod tests {
         let json = serde_json::to_string(&spec).unwrap();
         assert_eq!(json, r#"{"kind":"grouped2","lanes":8,"group":4,"seed":7}"#);
         assert_eq!(serde_json::from_str::<OrderSpec>(&json).unwrap(), spec);
-        let earlier = r#"{"kind":"grouped","lanes":8,"group":4,"seed":7}"#;
-        let kind = OrderKind::GroupedV1 { lanes: 8, group: 4 };
-        assert_eq!(serde_json::from_str::<OrderSpec>(earlier).unwrap().kind, kind);
     }
 
     #[test]
@@ -371,16 +349,11 @@ mod tests {
     #[test]
     fn a_run_resumes_in_the_order_of_its_state_if_the_options_match() {
         let grouped = |lanes, group| OrderKind::Grouped { lanes, group };
-        let earlier = |lanes, group| OrderKind::GroupedV1 { lanes, group };
         for (state, asked, goes_on) in [
             (grouped(8, 4), grouped(8, 4), true),
             (grouped(8, 4), grouped(0, 4), true),
-            (earlier(8, 4), grouped(0, 4), true),
-            (earlier(8, 4), grouped(8, 4), true),
             (grouped(8, 4), grouped(16, 4), false),
             (grouped(8, 4), grouped(0, 2), false),
-            (grouped(8, 4), earlier(8, 4), false),
-            (earlier(8, 4), earlier(8, 4), true),
             (OrderKind::Global, grouped(0, 4), false),
             (OrderKind::Global, OrderKind::Global, true),
         ] {

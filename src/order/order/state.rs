@@ -1,12 +1,11 @@
 //! The state of a run: all that is needed to resume it exactly, as JSON.
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Budget, BudgetDifference};
-use super::hash::{WeightsId, fmt_hash, parse_hash};
+use super::budget::Budget;
+use super::hash::HexId;
 use super::mixture::MixtureSpec;
 use super::{OrderKind, OrderSpec};
 use dlfs_base::error::{Error, ErrorKind};
@@ -21,12 +20,12 @@ pub struct State {
     /// Version of this record; other versions are refused.
     pub version: u32,
     /// The image, by its UUID's 32 hexadecimal digits.
-    pub image: ImageId,
+    pub image: HexId,
     /// The generation of the image: positions count its live samples.
     pub generation: Generation,
     /// The hash of the view, if positions count the samples of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub view: Option<ViewId>,
+    pub view: Option<HexId>,
     /// The order, with its seed.
     pub order: OrderSpec,
     /// The epoch that is being read.
@@ -46,7 +45,7 @@ impl State {
     pub fn start(image: [u8; 16], generation: Generation, order: OrderSpec) -> State {
         State {
             version: VERSION,
-            image: ImageId(image),
+            image: HexId(image),
             generation,
             view: None,
             order,
@@ -60,7 +59,7 @@ impl State {
     /// The same state of a run over the view with this hash.
     #[must_use]
     pub fn of_view(self, view: Option<[u8; 16]>) -> State {
-        State { view: view.map(ViewId), ..self }.versioned()
+        State { view: view.map(HexId), ..self }.versioned()
     }
 
     /// The same state of a run whose batches have this budget.
@@ -107,8 +106,8 @@ impl State {
     }
 
     /// Checks that a run on `image` at `generation`, or on a `view` of it, with `order` and `world_size` ranks
-    /// over `len` samples can resume from this state. It resumes in the order of the state, which may be an
-    /// earlier version of the requested one, or have a number of lanes if none was requested. An order with a
+    /// over `len` samples can resume from this state. It resumes in the order of the state, which may
+    /// have a number of lanes if none was requested. An order with a
     /// share for each rank names the number of shares; several processes may divide each.
     ///
     /// # Errors
@@ -123,15 +122,15 @@ impl State {
     ) -> Result<(), Refusal> {
         let consumed = self.consumed;
         if self.mixture.is_some() {
-            return Err(Refusal::Mixture { open: ImageId(image) });
+            return Err(Refusal::Mixture { open: HexId(image) });
         }
         if self.image.0 != image {
-            return Err(Refusal::Image { state: self.image, open: ImageId(image) });
+            return Err(Refusal::Image { state: self.image, open: HexId(image) });
         }
         if self.generation != generation {
             return Err(Refusal::Generation { state: self.generation, open: generation });
         }
-        let view = view.map(ViewId);
+        let view = view.map(HexId);
         if self.view != view {
             return Err(Refusal::View { state: self.view, open: view });
         }
@@ -177,8 +176,12 @@ impl State {
     pub fn check_budget(&self, asked: Option<&Budget>) -> Result<(), Refusal> {
         let difference = match (self.budget.as_deref(), asked) {
             (None, None) => None,
-            (None, Some(_)) => Some(BudgetDifference::Absent),
-            (Some(_), None) => Some(BudgetDifference::Unasked),
+            (None, Some(_)) => Some(
+                "the state's batches have a number of samples, and a budget was asked for".into(),
+            ),
+            (Some(_), None) => {
+                Some("the state's batches have a budget of tokens, and none was asked for".into())
+            }
             (Some(state), Some(asked)) => state.difference(asked),
         };
         difference.map_or(Ok(()), |difference| Err(Refusal::Budget { difference }))
@@ -207,22 +210,22 @@ impl State {
 }
 
 /// Why a run cannot resume from a state.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// Another data set.
     #[error("the state belongs to image {state}, and this is image {open}")]
     Image {
         /// The state's image.
-        state: ImageId,
+        state: HexId,
         /// The open image.
-        open: ImageId,
+        open: HexId,
     },
     /// A run over a mixture of data sets.
     #[error("the state belongs to a mixture, and this is image {open}")]
     Mixture {
         /// The open image.
-        open: ImageId,
+        open: HexId,
     },
     /// Samples were added or deleted since, so positions mean other samples.
     #[error("{}", of_another_generation(*state, *open))]
@@ -236,9 +239,9 @@ pub enum Refusal {
     #[error("the state counts samples of {}, and this is {}", of_view(*state), of_view(*open))]
     View {
         /// The state's view.
-        state: Option<ViewId>,
+        state: Option<HexId>,
         /// The open view.
-        open: Option<ViewId>,
+        open: Option<HexId>,
     },
     /// Another order.
     #[error("the state's order is {state}, and {asked} was asked for")]
@@ -252,9 +255,9 @@ pub enum Refusal {
     #[error("the state draws by weights {state}, and these are weights {asked}")]
     Weights {
         /// The hash of those of the state.
-        state: WeightsId,
+        state: HexId,
         /// The hash of the requested ones.
-        asked: WeightsId,
+        asked: HexId,
     },
     /// Another seed.
     #[error("the state's seed is {state}, and {asked} was asked for")]
@@ -268,7 +271,7 @@ pub enum Refusal {
     #[error("{difference}")]
     Budget {
         /// In what they differ.
-        difference: BudgetDifference,
+        difference: String,
     },
     /// Each rank has a share of its own in this order, and shares depend on the world size.
     #[error(
@@ -381,59 +384,8 @@ fn of_another_generation(state: Generation, open: Generation) -> String {
     }
 }
 
-fn of_view(view: Option<ViewId>) -> String {
+fn of_view(view: Option<HexId>) -> String {
     view.map_or("the whole data set".into(), |view| format!("view {view}"))
-}
-
-/// A view's hash: 32 hexadecimal digits in JSON.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct ViewId(pub [u8; 16]);
-
-impl fmt::Display for ViewId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        ImageId(self.0).fmt(f)
-    }
-}
-
-impl From<ViewId> for String {
-    fn from(id: ViewId) -> String {
-        id.to_string()
-    }
-}
-
-impl TryFrom<String> for ViewId {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<ViewId, &'static str> {
-        let id = ImageId::try_from(text).map_err(|_| "a view's hash has 32 hexadecimal digits")?;
-        Ok(ViewId(id.0))
-    }
-}
-
-/// An image's UUID: 32 hexadecimal digits in JSON.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct ImageId(pub [u8; 16]);
-
-impl fmt::Display for ImageId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt_hash(self.0, f)
-    }
-}
-
-impl From<ImageId> for String {
-    fn from(id: ImageId) -> String {
-        id.to_string()
-    }
-}
-
-impl TryFrom<String> for ImageId {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<ImageId, &'static str> {
-        parse_hash(&text).map(ImageId).ok_or("an image is named by 32 hexadecimal digits")
-    }
 }
 
 const VERSION: u32 = 1;
@@ -496,7 +448,7 @@ mod tests {
         assert!(why(&whole, Some([1; 16])).contains("of the whole data set"));
         assert_eq!(view.of_view(None), whole);
         let bad = json.replace("abab", "+bab");
-        assert!(State::from_json(&bad).unwrap_err().report().contains("a view's hash"));
+        assert!(State::from_json(&bad).unwrap_err().report().contains("32 hexadecimal digits"));
     }
 
     #[test]

@@ -24,7 +24,7 @@
 
 use super::PlanError;
 use super::error::MAX_MEMBERS;
-use crate::order::ImageId;
+use crate::order::HexId;
 use dlfs_base::permutation::Key;
 
 /// A node of the job that holds chunks for all.
@@ -56,7 +56,7 @@ impl ChunkHolders {
     /// # Errors
     /// There are no members or more than [`MAX_MEMBERS`], or two have the same id.
     pub fn new(
-        image: ImageId,
+        image: HexId,
         members: &[Member],
         chunk_bytes: &[u64],
     ) -> Result<ChunkHolders, PlanError> {
@@ -228,7 +228,7 @@ const fn log2_of_mantissa(mut mantissa: u64) -> u64 {
 }
 
 /// The key of an image's draws. Not of its generation: what a later generation keeps stays where it is.
-fn key_of(image: ImageId) -> Key {
+fn key_of(image: HexId) -> Key {
     let (high, low) = image.0.split_at(8);
     let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
     Key::derive(u64::from_be_bytes(*b"holders1"), &[word(high), word(low)])
@@ -248,7 +248,7 @@ const FRACTION_BITS: u32 = 40;
 mod tests {
     use super::*;
 
-    const IMAGE: ImageId = ImageId([7; 16]);
+    const IMAGE: HexId = HexId([7; 16]);
     const MIB: u64 = 1 << 20;
 
     /// `num` members with room for `room_bytes` in all.

@@ -1,8 +1,7 @@
 //! Invalid inputs of a plan.
 
-use crate::order::{ImageId, OrderError};
+use crate::order::OrderError;
 use dlfs_base::error::{Error, ErrorKind};
-use dlfs_base::units::Generation;
 
 /// Why a plan cannot be made or used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -45,22 +44,6 @@ pub enum PlanError {
         /// The requested number.
         ranks: usize,
     },
-    /// The plan belongs to another data set, whose ids denote other samples.
-    #[error("the plan belongs to image {planned}, but image {open} is open")]
-    OtherImage {
-        /// The plan's image.
-        planned: ImageId,
-        /// The open image.
-        open: ImageId,
-    },
-    /// The plan belongs to another generation, which has other samples.
-    #[error("the plan is of generation {planned}, and the image is at generation {open}")]
-    OtherGeneration {
-        /// The plan's generation.
-        planned: Generation,
-        /// The open generation.
-        open: Generation,
-    },
     /// More tiers than an address can encode.
     #[error("a rank has at most {MAX_TIERS} tiers, not {tiers}")]
     Tiers {
@@ -91,29 +74,11 @@ pub enum PlanError {
         /// The id of both.
         id: u64,
     },
-    /// The inputs of a rank are too long to gather.
-    #[error(
-        "the inputs of a rank take {len_bytes} bytes; at most {MAX_RANK_INPUT_BYTES} are gathered"
-    )]
-    InputsTooLong {
-        /// Their length.
-        len_bytes: usize,
-    },
-    /// The inputs of a rank cannot be decoded.
-    #[error("the inputs of a rank cannot be read: {why}")]
-    BadInputs {
-        /// The decoder's message.
-        why: String,
-    },
 }
 
 impl From<PlanError> for Error {
     fn from(error: PlanError) -> Error {
-        let kind = match error {
-            PlanError::OtherGeneration { .. } => ErrorKind::Stale,
-            _ => ErrorKind::InvalidArgument,
-        };
-        Error::new(kind, error.to_string())
+        Error::new(ErrorKind::InvalidArgument, error.to_string())
     }
 }
 
@@ -137,6 +102,3 @@ pub(super) const MAX_TIERS: usize = 15;
 
 /// Most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
 pub(super) const MAX_BLOCKS: u64 = 1 << 36;
-
-/// The longest inputs that one rank contributes to the rendezvous.
-pub(super) const MAX_RANK_INPUT_BYTES: usize = 1024;

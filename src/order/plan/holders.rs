@@ -1,7 +1,7 @@
 //! Holders of samples' copies, with the addresses; computed for every rank without messages.
 
+use super::PlannedCopy;
 use super::error::{MAX_BLOCKS, MAX_RANKS};
-use super::{Accesses, Lengths, PlanError, PlannedCopy, Planner, Tier};
 use dlfs_base::units::{Lba, SampleId};
 
 /// A planned copy as another rank sees it.
@@ -26,24 +26,7 @@ pub struct HolderMap {
 }
 
 impl HolderMap {
-    /// Plans all ranks; `tiers` returns the tiers of a rank.
-    ///
-    /// Costs [`Planner::plan`] for every rank.
-    ///
-    /// # Errors
-    /// An address cannot encode the tiers.
-    pub fn new<A: Accesses + ?Sized, L: Lengths + ?Sized>(
-        planner: &mut Planner<'_, A, L>,
-        tiers: impl Fn(u32) -> Vec<Tier>,
-    ) -> Result<HolderMap, PlanError> {
-        let mut map = HolderMap::empty(planner.num_samples());
-        for rank in 0..planner.num_ranks() {
-            planner.plan(rank, &tiers(rank), &mut |copy| map.add(rank, &copy))?;
-        }
-        Ok(map)
-    }
-
-    /// A map without copies, for callers that plan ranks themselves.
+    /// A map without copies.
     pub fn empty(num_samples: u64) -> HolderMap {
         HolderMap { packed: vec![NONE; num_samples as usize] }
     }
@@ -62,31 +45,6 @@ impl HolderMap {
     /// Memory of the map.
     pub fn memory_bytes(&self) -> usize {
         self.packed.capacity() * size_of::<u64>()
-    }
-}
-
-/// The copies that one rank plans: 8 bytes per sample.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankCopies(HolderMap);
-
-impl RankCopies {
-    /// Plans `rank` with `tiers`.
-    ///
-    /// # Errors
-    /// An address cannot encode the tiers.
-    pub fn new<A: Accesses + ?Sized, L: Lengths + ?Sized>(
-        planner: &mut Planner<'_, A, L>,
-        rank: u32,
-        tiers: &[Tier],
-    ) -> Result<RankCopies, PlanError> {
-        let mut map = HolderMap::empty(planner.num_samples());
-        planner.plan(rank, tiers, &mut |copy| map.add(rank, &copy))?;
-        Ok(RankCopies(map))
-    }
-
-    /// This rank's copy of `sample`, if one is planned.
-    pub fn copy(&self, sample: SampleId) -> Option<Holder> {
-        self.0.holder(sample)
     }
 }
 
@@ -114,8 +72,8 @@ const NONE: u64 = u64::MAX;
 mod tests {
     use super::*;
     use crate::order::Tail;
-    use crate::plan::TrainingRun;
     use crate::plan::access::tests::{GLOBAL, Samples};
+    use crate::plan::{Planner, Tier, TrainingRun};
 
     #[test]
     fn every_rank_finds_the_best_copy_of_every_sample() {
@@ -128,16 +86,16 @@ mod tests {
             let num_blocks = 500 + 300 * u64::from(rank);
             vec![Tier { num_blocks }, Tier { num_blocks: 900 }]
         };
-        let map = HolderMap::new(&mut planner, tiers).unwrap();
+        let mut map = HolderMap::empty(3_000);
         let mut best: Vec<Option<(u8, u64, u32)>> = vec![None; 3_000];
         for rank in 0..5 {
-            let own = RankCopies::new(&mut planner, rank, &tiers(rank)).unwrap();
-            for (id, best) in (0..).zip(&mut best) {
-                let Some(copy) = own.copy(SampleId(id)) else { continue };
-                assert_eq!(copy.rank, rank);
-                let copy = (copy.tier, copy.lba.0, rank);
+            let mut own = |planned: PlannedCopy| {
+                map.add(rank, &planned);
+                let best = &mut best[planned.sample.0 as usize];
+                let copy = (planned.tier, planned.lba.0, rank);
                 *best = Some(best.map_or(copy, |best| best.min(copy)));
-            }
+            };
+            planner.plan(rank, &tiers(rank), &mut own).unwrap();
         }
         let found = (0..3_000).map(|id| map.holder(SampleId(id)));
         let found: Vec<_> = found.map(|h| h.map(|h| (h.tier, h.lba.0, h.rank))).collect();

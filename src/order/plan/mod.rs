@@ -2,8 +2,7 @@
 //!
 //! The order of a run is known in advance, so every rank knows how often each rank will read each
 //! sample ([`Frequencies`]), and when for the first time. From that and the capacities of all
-//! tiers, which are gathered once at the start ([`Inputs`]), each rank computes the same plan
-//! without messages:
+//! tiers, which are gathered once at the start, each rank computes the same plan without messages:
 //!
 //! - *Tiers.* A rank sorts its samples by its own access frequency over all epochs and fills its
 //!   tiers with them, the fastest first ([`Planner`]). Nothing is evicted or migrated. Inside a
@@ -11,8 +10,7 @@
 //!   copied.
 //! - *Holders.* Of all ranks that plan a copy of a sample, the one with the fastest tier, and in it
 //!   the lowest address, holds it for the others ([`HolderMap`]): the lowest address is copied
-//!   first. A [`JointPlan`] is that map, bound to its inputs and data set; for another data set it
-//!   is refused.
+//!   first.
 //! - *Holders by hash.* [`ChunkHolders`] ignores frequencies: a hash distributes the chunks over the nodes
 //!   of a job in proportion to their rooms, so that everything is held once wherever there is room for it.
 //! - *Source.* The [`Model`] says which of own copy, holder's copy and origin is read fastest;
@@ -38,8 +36,6 @@ mod chunk_holders;
 mod error;
 mod frequency;
 mod holders;
-mod inputs;
-mod joint;
 mod model;
 mod planner;
 mod population;
@@ -50,9 +46,7 @@ pub use by_portion::ByPortion;
 pub use chunk_holders::{ChunkHolders, Member};
 pub use error::{MAX_MEMBERS, PlanError};
 pub use frequency::Frequencies;
-pub use holders::{Holder, HolderMap, RankCopies};
-pub use inputs::{Inputs, RankInputs, TierInputs};
-pub use joint::JointPlan;
+pub use holders::{Holder, HolderMap};
 pub use model::{Curve, Model, Rate, Source, Stage};
 pub use planner::{PlannedCopy, Planner, Tier};
 pub use sources::{OriginClient, SourceRates};

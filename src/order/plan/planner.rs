@@ -12,6 +12,7 @@
 use super::error::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, check_block_len};
 use super::{Accesses, Frequencies, Lengths, PlanError};
 use dlfs_base::units::{Lba, SampleId};
+use dlfs_format::view::IdSet;
 
 /// A tier of one rank, as seen by the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +43,6 @@ pub struct Planner<'a, A: ?Sized, L: ?Sized> {
     lengths: &'a L,
     block_len_bytes: u32,
     frequencies: Frequencies,
-    seen: BitSet,
 }
 
 impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
@@ -61,8 +61,7 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
             return Err(PlanError::Ranks { ranks });
         }
         let frequencies = Frequencies::new(lengths);
-        let seen = BitSet::new(lengths.num_samples());
-        Ok(Planner { accesses, lengths, block_len_bytes, frequencies, seen })
+        Ok(Planner { accesses, lengths, block_len_bytes, frequencies })
     }
 
     /// Calls `visit` with each copy that `rank` plans in `tiers`, in the order of first access.
@@ -99,23 +98,13 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         Ok(())
     }
 
-    /// All ids are below this.
-    pub fn num_samples(&self) -> u64 {
-        self.lengths.num_samples()
-    }
-
-    /// Number of ranks that can be planned.
-    pub fn num_ranks(&self) -> u32 {
-        self.accesses.num_ranks()
-    }
-
     /// How often the last planned rank reads each sample.
     pub fn frequencies(&self) -> &Frequencies {
         &self.frequencies
     }
 
     /// For each frequency, how full the tiers are when its first sample is placed.
-    fn cut(&mut self, rank: u32, tiers: &[Tier]) -> Vec<Fill> {
+    fn cut(&self, rank: u32, tiers: &[Tier]) -> Vec<Fill> {
         let sums = self.blocks_by_frequency();
         let mut fills = vec![Fill { tier: tiers.len(), used: 0 }; sums.len()];
         let mut fill = Fill { tier: 0, used: 0 };
@@ -151,9 +140,8 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
 
     /// Calls `visit` with each sample of the rank in the order of first access: sample, position in
     /// the access string, frequency, blocks.
-    fn walk_first_accesses(&mut self, rank: u32, visit: &mut dyn FnMut(SampleId, u64, u16, u64)) {
-        let mut seen = std::mem::take(&mut self.seen);
-        seen.clear();
+    fn walk_first_accesses(&self, rank: u32, visit: &mut dyn FnMut(SampleId, u64, u16, u64)) {
+        let mut seen = IdSet::new(self.lengths.num_samples());
         let mut index = 0;
         self.accesses.walk(rank, &mut |ids| {
             for (index, &id) in (index..).zip(ids) {
@@ -163,7 +151,6 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
             }
             index += ids.len() as u64;
         });
-        self.seen = seen;
     }
 
     /// A sample occupies whole blocks, at least one.
@@ -190,29 +177,6 @@ impl Fill {
             *self = Fill { tier: self.tier + 1, used: 0 };
         }
         None
-    }
-}
-
-/// One bit per sample.
-#[derive(Debug, Default)]
-struct BitSet(Vec<u64>);
-
-impl BitSet {
-    fn new(len: u64) -> BitSet {
-        BitSet(vec![0; len.div_ceil(64) as usize])
-    }
-
-    fn clear(&mut self) {
-        self.0.fill(0);
-    }
-
-    /// Sets bit `index`; returns whether it was clear.
-    fn insert(&mut self, index: u64) -> bool {
-        let word = &mut self.0[(index / 64) as usize];
-        let bit = 1 << (index % 64);
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
     }
 }
 

@@ -20,20 +20,15 @@ pub enum Policy {
     Clairvoyant,
 }
 
-/// The text is not the name of a policy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a policy: none, first-touch or clairvoyant")]
-pub struct NotAPolicy(String);
-
 impl FromStr for Policy {
-    type Err = NotAPolicy;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Policy, NotAPolicy> {
+    fn from_str(text: &str) -> Result<Policy, String> {
         match text {
             "none" => Ok(Policy::None),
             "first-touch" => Ok(Policy::FirstTouch),
             "clairvoyant" => Ok(Policy::Clairvoyant),
-            _ => Err(NotAPolicy(text.to_owned())),
+            _ => Err(format!("'{text}' is not a policy: none, first-touch or clairvoyant")),
         }
     }
 }

@@ -98,7 +98,7 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         "policy" => {
             let text: String = value.extract()?;
             let policy = text.parse::<Policy>();
-            options.open.tiers.policy = policy.map_err(|e| raise_invalid(py, e.to_string()))?;
+            options.open.tiers.policy = policy.map_err(|why| raise_invalid(py, why))?;
         }
         "copy_bandwidth" if value.is_none() => {}
         "copy_bandwidth" => {

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use dlfs::order::ImageId;
+use dlfs::order::HexId;
 use dlfs::permutation::Key;
 use dlfs::plan::{ChunkHolders, Member, PlanError, Source};
 
@@ -67,7 +67,7 @@ pub fn holders(job: &Job, keep_shares: bool) -> Result<ChunkHolders, PlanError> 
     let id = |node: u32| Key::derive(u64::from_be_bytes(*b"sim node"), &[node.into()]).word();
     let members: Vec<Member> =
         (0..nodes).map(|node| Member { id: id(node), room_bytes, share_bytes }).collect();
-    ChunkHolders::new(ImageId([0; 16]), &members, &chunk_bytes)
+    ChunkHolders::new(HexId([0; 16]), &members, &chunk_bytes)
 }
 
 impl ByHash {

@@ -19,7 +19,6 @@ use crate::import::options::{ColumnCounts, ColumnsFrom};
 use crate::import::sources::Index;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::format::FormatVersion;
 use dlfs_format::format::columns::{
     ColumnSpec, ColumnTable, ColumnType, MAX_COLUMNS, MAX_NAMES_BYTES, MAX_TEXTS_BYTES, RowValues,
     Value, check_column_name,
@@ -66,14 +65,10 @@ impl ColumnFile {
     /// The file for an image, whose columns keep their types.
     ///
     /// # Errors
-    /// `Unsupported`: the image is of version 1. `BadSource`: a column has another type there, or there are too many.
+    /// `BadSource`: a column has another type there, or there are too many.
     pub(super) fn for_image(self, image: Option<&Directory>) -> Result<ColumnFile> {
         let Some(image) = image else { return Ok(self) };
         let path = self.from.path.clone();
-        if image.layout().version == FormatVersion::V1 {
-            let text = "an image of version 1 of the format has no typed columns";
-            return Err(Error::new(ErrorKind::Unsupported, text).hint("import the data set again"));
-        }
         let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path.clone());
         let mut from = self.from.clone();
         let mut differs = false;

@@ -6,11 +6,11 @@ use crate::import::field_types::{FieldColumn, is_named, no_field};
 use crate::import::sources::{BadEntry, BadReason, Index, Source};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
+use dlfs_format::format::FieldTypes;
 use dlfs_format::format::columns::{
     ColumnSpec, ColumnTable, ColumnType, MAX_TEXTS_BYTES, OwnedValue, Value,
 };
 use dlfs_format::format::field_type::{Element, FieldType};
-use dlfs_format::format::{FieldTypes, FormatVersion};
 
 use super::records::Cell;
 use super::{ColumnFile, check_room, columns_of};
@@ -37,7 +37,7 @@ impl FieldColumns {
     /// The columns `given` of a source whose fields have these names and types, beside those of `file`.
     ///
     /// # Errors
-    /// `Unsupported`: the image is of version 1. `InvalidArgument`: what does not fit.
+    /// `InvalidArgument`: what does not fit.
     pub(in crate::import) fn new(
         given: &[FieldColumn],
         fields: &[Vec<u8>],
@@ -45,12 +45,6 @@ impl FieldColumns {
         file: Option<&ColumnFile>,
         image: Option<&Directory>,
     ) -> Result<FieldColumns> {
-        if !given.is_empty()
-            && image.is_some_and(|image| image.layout().version == FormatVersion::V1)
-        {
-            let text = "an image of version 1 of the format has no typed columns";
-            return Err(Error::new(ErrorKind::Unsupported, text).hint("import the data set again"));
-        }
         let refused = |what: String| Error::new(ErrorKind::InvalidArgument, what);
         let mut specs = file.map_or_else(Vec::new, |file| file.columns.clone());
         let mut columns = Vec::new();

@@ -1,6 +1,6 @@
 //! Why there are no batches by a budget.
 
-use super::{Cost, MAX_WINDOW};
+use super::MAX_WINDOW;
 use dlfs_base::error::{Error, ErrorKind};
 use dlfs_base::units::SampleId;
 
@@ -110,89 +110,5 @@ fn there_are(known: &[String]) -> String {
     match known {
         [] => "no column has ints".to_owned(),
         known => format!("those of ints are {}", known.join(", ")),
-    }
-}
-
-/// In what the budget of a state and the one that was asked for differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BudgetDifference {
-    /// The state has none.
-    Absent,
-    /// None was asked for.
-    Unasked,
-    /// The most tokens of a batch.
-    Tokens {
-        /// Those of the state.
-        state: u64,
-        /// Those asked for.
-        asked: u64,
-    },
-    /// Positions of a window.
-    Window {
-        /// Those of the state.
-        state: u32,
-        /// Those asked for.
-        asked: u32,
-    },
-    /// The most samples of a batch.
-    MaxSamples {
-        /// The state's limit.
-        state: Option<u32>,
-        /// The requested limit.
-        asked: Option<u32>,
-    },
-    /// The cost of a batch.
-    Cost {
-        /// The state's cost.
-        state: Cost,
-        /// The requested cost.
-        asked: Cost,
-    },
-    /// The definition of a sample's length.
-    Lengths,
-}
-
-impl std::fmt::Display for BudgetDifference {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let most = |samples: Option<u32>| match samples {
-            Some(samples) => format!("at most {samples}"),
-            None => "any number of".to_owned(),
-        };
-        match *self {
-            BudgetDifference::Absent => {
-                write!(
-                    f,
-                    "the state's batches have a number of samples, and a budget was asked for"
-                )
-            }
-            BudgetDifference::Unasked => {
-                write!(f, "the state's batches have a budget of tokens, and none was asked for")
-            }
-            BudgetDifference::Tokens { state, asked } => {
-                write!(
-                    f,
-                    "the state's batches have up to {state} tokens, and {asked} were asked for"
-                )
-            }
-            BudgetDifference::Window { state, asked } => write!(
-                f,
-                "the state sorts {state} positions by length together, and {asked} were asked for"
-            ),
-            BudgetDifference::MaxSamples { state, asked } => write!(
-                f,
-                "the state's batches have {} samples, and {} were asked for",
-                most(state),
-                most(asked)
-            ),
-            BudgetDifference::Cost { state, asked } => {
-                write!(
-                    f,
-                    "the state's batches have a {state} cost, and a {asked} one was asked for"
-                )
-            }
-            BudgetDifference::Lengths => {
-                write!(f, "the state's lengths are others than those asked for")
-            }
-        }
     }
 }

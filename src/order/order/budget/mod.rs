@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use dlfs_base::permutation::Key;
 
 pub use deal::{Deal, Dealt, count_batches};
-pub use error::{BudgetDifference, BudgetError};
+pub use error::BudgetError;
 pub use window::{Cut, Cutter};
 
 /// How batches are made of samples of different lengths: the same budget makes the same batches.
@@ -115,31 +115,28 @@ impl Budget {
         Ok(())
     }
 
-    /// The first number in which this budget, that of a state, differs from the one `asked` for.
-    pub fn difference(&self, asked: &Budget) -> Option<BudgetDifference> {
-        let state = self;
-        let asked_for = asked;
-        if state.tokens != asked_for.tokens {
-            let state = state.tokens;
-            let asked = asked_for.tokens;
-            return Some(BudgetDifference::Tokens { state, asked });
-        }
-        if state.window != asked_for.window {
-            let state = state.window;
-            let asked = asked_for.window;
-            return Some(BudgetDifference::Window { state, asked });
-        }
-        if state.max_samples != asked_for.max_samples {
-            let state = state.max_samples;
-            let asked = asked_for.max_samples;
-            return Some(BudgetDifference::MaxSamples { state, asked });
-        }
-        if state.cost != asked_for.cost {
-            let state = state.cost;
-            let asked = asked_for.cost;
-            return Some(BudgetDifference::Cost { state, asked });
-        }
-        (state.lengths != asked_for.lengths).then_some(BudgetDifference::Lengths)
+    /// The first number in which this budget, that of a state, differs from the one `asked` for, in words.
+    pub fn difference(&self, asked: &Budget) -> Option<String> {
+        let most = |samples: Option<u32>| match samples {
+            Some(samples) => format!("at most {samples}"),
+            None => "any number of".to_owned(),
+        };
+        let Budget { tokens, window, cost, .. } = self;
+        let what = if *tokens != asked.tokens {
+            format!("batches have up to {tokens} tokens, and {} were", asked.tokens)
+        } else if *window != asked.window {
+            format!("windows have {window} positions by length, and {} were", asked.window)
+        } else if self.max_samples != asked.max_samples {
+            let state = most(self.max_samples);
+            format!("batches have {state} samples, and {} were", most(asked.max_samples))
+        } else if *cost != asked.cost {
+            format!("batches have a {cost} cost, and a {} one was", asked.cost)
+        } else if self.lengths != asked.lengths {
+            "lengths are others than those".to_owned()
+        } else {
+            return None;
+        };
+        Some(format!("the state's {what} asked for"))
     }
 
     /// Returns whether a sample of `tokens` costs more than a batch may.

@@ -27,7 +27,7 @@ pub struct BudgetReport {
 }
 
 /// Observes the batches of an epoch, by the tokens of their samples.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct BudgetObserver {
     budget: u64,
     is_padded: bool,
@@ -42,13 +42,7 @@ pub struct BudgetObserver {
 impl BudgetObserver {
     /// An observer of batches of at most `budget` tokens; `is_padded`: as padded tensors.
     pub fn new(budget: u64, is_padded: bool) -> BudgetObserver {
-        let batches = 0;
-        let samples = 0;
-        let tokens = 0;
-        let padded = 0;
-        let cost = 0;
-        let too_long = 0;
-        BudgetObserver { budget, is_padded, batches, samples, tokens, padded, cost, too_long }
+        BudgetObserver { budget, is_padded, ..BudgetObserver::default() }
     }
 
     /// Observes the next batch.

@@ -45,7 +45,7 @@ pub struct SourceReport {
 }
 
 /// Observes the samples of an epoch of a mixture in their order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct MixtureObserver {
     batch: u64,
     samples: u64,
@@ -58,7 +58,7 @@ pub struct MixtureObserver {
 }
 
 /// Observations of a source.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Seen {
     name: String,
     samples: u64,
@@ -80,26 +80,11 @@ impl MixtureObserver {
         batch: u64,
         sources: impl IntoIterator<Item = (String, u64, u64)>,
     ) -> MixtureObserver {
-        let seen = |(name, samples, expected)| Seen {
-            name,
-            samples,
-            expected,
-            drawn: 0,
-            distinct: 0,
-            ids: Vec::new(),
-            in_batch: 0,
-            shares: 0.0,
-            largest: 0.0,
-            squares: 0.0,
-        };
+        let seen = |(name, samples, expected)| Seen { name, samples, expected, ..Seen::default() };
         MixtureObserver {
             batch: batch.max(1),
-            samples: 0,
-            batches: 0,
-            batches_with_repeats: 0,
             sources: sources.into_iter().map(seen).collect(),
-            in_batch: BTreeSet::new(),
-            has_repeat: false,
+            ..MixtureObserver::default()
         }
     }
 

@@ -94,7 +94,7 @@ pub struct ClassReport {
 }
 
 /// Observes the samples of an epoch in their order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Observer {
     batch: u64,
     samples: u64,
@@ -117,16 +117,7 @@ struct Ends {
 impl Observer {
     /// An observer of an epoch in batches of `batch` samples; 0 counts as 1.
     pub fn new(batch: u64) -> Observer {
-        Observer {
-            batch: batch.max(1),
-            samples: 0,
-            displacement: 0,
-            neighbour_products: 0,
-            ranks: Ends::default(),
-            chunks: Kinds::default(),
-            classes: Kinds::default(),
-            class_numbers: BTreeMap::new(),
-        }
+        Observer { batch: batch.max(1), ..Observer::default() }
     }
 
     /// Observes the next sample of the sequence.

@@ -25,7 +25,7 @@ pub struct RankReport {
 }
 
 /// Observes the shares of all ranks, one rank after the other; keeps a few words for each class.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RankObserver {
     world_size: u32,
     /// Samples of a batch on one rank.
@@ -42,16 +42,7 @@ impl RankObserver {
     /// An observer of an epoch that `world_size` ranks read in global batches of `batch` samples.
     pub fn new(world_size: u32, batch: u64) -> RankObserver {
         let batch = (batch / u64::from(world_size.max(1))).max(1);
-        RankObserver {
-            world_size,
-            batch,
-            samples: 0,
-            in_batch: 0,
-            num_batches: 0,
-            class_numbers: BTreeMap::new(),
-            shares: Kinds::default(),
-            batches: Kinds::default(),
-        }
+        RankObserver { world_size, batch, ..RankObserver::default() }
     }
 
     /// Observes the class of the rank's next sample.

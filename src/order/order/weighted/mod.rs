@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::hash::WeightsId;
+use super::hash::HexId;
 use super::spec::{MAX_EPOCH_SIZE, OrderKind, OrderSpec};
 use dlfs_base::permutation::Key;
 
@@ -178,7 +178,7 @@ impl Weights {
         if !(1..=most).contains(&epoch_size) {
             return Err(WeightsError::EpochSize { epoch_size, most, replacement });
         }
-        let weights = WeightsId(hasher.digest128().to_be_bytes());
+        let weights = HexId(hasher.digest128().to_be_bytes());
         let kind = OrderKind::Weighted { weights, replacement, epoch_size };
         Ok(Weights { len, drawn, kind })
     }
