@@ -1,6 +1,6 @@
 //! How many bytes an import makes of those that it reads: the one place that decides.
 //!
-//! A few bytes can stand for many: compressed ones, holes of sparse files, links to a file, rows that share a value.
+//! A few bytes can stand for many: compressed ones, links to a file, rows that share a value.
 //! Whatever makes more bytes of fewer counts both here, and stops where they are too many; so a small source does not
 //! fill a disk. All sources of an import share the counts.
 
@@ -19,7 +19,7 @@ struct ExpansionCounts {
     most: u64,
     read: AtomicU64,
     /// By [`Expands`].
-    made: [AtomicU64; 4],
+    made: [AtomicU64; 3],
 }
 
 /// Causes of expansion. Each has a limit of its own, since another may expand its output further.
@@ -27,8 +27,6 @@ struct ExpansionCounts {
 pub enum Expands {
     /// Compression.
     Packed,
-    /// Sparse files.
-    Holes,
     /// Links to what was taken already.
     Links,
     /// Rows, which may share their values.
@@ -114,13 +112,13 @@ mod tests {
     #[test]
     fn each_kind_may_make_a_multiple_of_what_was_read_or_256_mib() {
         let expansion = Expansion::new(100);
-        assert_eq!(expansion.make(Expands::Holes, FREE_BYTES), Ok(()));
+        assert_eq!(expansion.make(Expands::Packed, FREE_BYTES), Ok(()));
         let refused = Err(BadReason::Expands(100));
-        assert_eq!(expansion.make(Expands::Holes, 1), refused);
+        assert_eq!(expansion.make(Expands::Packed, 1), refused);
         expansion.read(3 << 20);
-        assert_eq!(expansion.make(Expands::Holes, 44 << 20), Ok(()));
-        assert_eq!(expansion.clone().make(Expands::Holes, 1), refused, "clones share it");
-        assert_eq!(expansion.make(Expands::Holes, u64::MAX), refused);
+        assert_eq!(expansion.make(Expands::Packed, 44 << 20), Ok(()));
+        assert_eq!(expansion.clone().make(Expands::Packed, 1), refused, "clones share it");
+        assert_eq!(expansion.make(Expands::Packed, u64::MAX), refused);
         assert_eq!(expansion.make(Expands::Links, 300 << 20), Ok(()));
         expansion.read(u64::MAX);
         assert_eq!(expansion.make(Expands::Rows, u64::MAX), Ok(()));

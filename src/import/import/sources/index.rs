@@ -10,12 +10,10 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
-use super::sparse::SparseMap;
 use dlfs_format::format::builder::MAX_FIELD_NAMES_BYTES;
 use dlfs_format::format::columns::ColumnTable;
 
@@ -46,8 +44,6 @@ pub struct Index {
     values: Vec<Values>,
     /// Values of typed columns, by row, if fields give any.
     columns: Option<ColumnTable>,
-    /// The sparse members of archives; their payloads have a number here in the place of an offset.
-    sparse: Vec<Arc<SparseMap>>,
 }
 
 /// The bytes of a field of every row, equally many.
@@ -76,8 +72,7 @@ pub struct Payload {
     pub field: u16,
     /// Length in bytes.
     pub len_bytes: u32,
-    /// Byte offset in the container; for a file of a folder, its stamp; for a sparse member of an archive, what
-    /// [`Index::push_sparse`] returns.
+    /// Byte offset in the container; for a file of a folder, its stamp.
     pub offset_or_stamp: u64,
     /// Index of its container.
     pub container: u32,
@@ -373,26 +368,6 @@ impl Index {
         values.bytes.get(start..start + values.width)
     }
 
-    /// Adds the map of a sparse member; returns what its payload has as its offset. `None` beyond the limit.
-    pub fn push_sparse(&mut self, map: Arc<SparseMap>) -> Option<u64> {
-        let number = self.sparse.len() as u64;
-        self.sparse.push(map);
-        (number < SPARSE >> 32).then_some(SPARSE | number << 32)
-    }
-
-    /// The map of a payload that is sparse, and where in the file it begins.
-    pub fn sparse(&self, payload: &Payload) -> Option<(&SparseMap, u64)> {
-        let map = self.sparse.get(self.sparse_number(payload)?)?;
-        Some((map, payload.offset_or_stamp & u64::from(u32::MAX)))
-    }
-
-    /// The number of the map of a payload that is sparse.
-    fn sparse_number(&self, payload: &Payload) -> Option<usize> {
-        let place = payload.offset_or_stamp;
-        let is_sparse = !self.sparse.is_empty() && place & SPARSE != 0;
-        is_sparse.then_some(((place & !SPARSE) >> 32) as usize)
-    }
-
     /// Sets the values of typed columns, a row for each row.
     pub(in crate::import) fn set_columns(&mut self, columns: ColumnTable) {
         self.columns = Some(columns);
@@ -451,34 +426,15 @@ impl Index {
 
     /// The same source without the rows of `drop`, which is sorted; ids are renumbered without gaps.
     pub fn without(&self, drop: &[u64]) -> Index {
-        let mut kept = Index {
-            containers: self.containers.clone(),
-            fields: self.fields.clone(),
-            classes: self.classes.clone(),
-            bad: self.bad.clone(),
-            file_counts: self.file_counts.clone(),
-            sparse: self.sparse.clone(),
-            ..Index::default()
-        };
-        let mut columns = self.columns.as_ref().map(ColumnTable::without_rows);
-        for row in 0..self.len() {
-            if drop.binary_search(&row).is_err() {
-                if let (Some(kept), Some(all)) = (&mut columns, &self.columns) {
-                    kept.push(|column| all.row(row as usize).get(column));
-                }
-                kept.push(self.name(row), self.label(row));
-                for payload in self.payloads(row) {
-                    kept.push_payload(payload);
-                    if let Some(value) = self.value(row, payload.field) {
-                        let row = kept.len() - 1;
-                        let place = kept.payload_lens.len() - 1;
-                        kept.replace(row, place, value);
-                    }
-                }
-            }
-        }
-        kept.columns = columns;
-        kept
+        let left = || (0..self.len()).filter(|row| drop.binary_search(row).is_err());
+        let columns = self.columns.as_ref().map(|all| {
+            let mut kept = all.without_rows();
+            left().for_each(|row| kept.push(|column| all.row(row as usize).get(column)));
+            kept
+        });
+        let bad = self.bad.clone();
+        let file_counts = self.file_counts.clone();
+        Index { columns, bad, file_counts, ..self.select(left()) }
     }
 
     /// The rows `rows` alone, in this order, for another process to read: without the values of typed columns, the
@@ -493,15 +449,7 @@ impl Index {
         for row in rows {
             selected.push(self.name(row), self.label(row));
             for payload in self.payloads(row) {
-                let offset_or_stamp = match self.sparse_number(&payload) {
-                    None => payload.offset_or_stamp,
-                    Some(number) => {
-                        let place = selected.push_sparse(self.sparse[number].clone());
-                        let place = place.expect("fewer maps than this index has");
-                        place | payload.offset_or_stamp & u64::from(u32::MAX)
-                    }
-                };
-                selected.push_payload(Payload { offset_or_stamp, ..payload });
+                selected.push_payload(payload);
                 if let Some(value) = self.value(row, payload.field) {
                     let row = selected.len() - 1;
                     let place = selected.payload_lens.len() - 1;
@@ -758,10 +706,6 @@ impl Names {
 
 /// The label column's value for a row without a label: ImageFolder's classes count from 0.
 pub const NO_LABEL: i64 = -1;
-
-/// Marks the place of a sparse payload: no offset in a file is so large. The number of its map follows in 31 bits, and
-/// in 32 where in the file the payload begins, which is 0 unless its front is left out.
-const SPARSE: u64 = 1 << 63;
 
 /// Maximum bytes of a name.
 pub const MAX_NAME_BYTES: usize = 4096;

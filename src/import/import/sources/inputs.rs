@@ -102,11 +102,6 @@ impl Inputs {
         Ok(Inputs { files, objects, begun: number, first, ahead: None, expansion })
     }
 
-    /// The limit on the expansion of the bytes that are read.
-    pub(super) fn expansion(&self) -> &Expansion {
-        &self.expansion
-    }
-
     /// How many objects were given, or left out at the beginning; `None`: they are files.
     pub(super) fn begun_objects(&self) -> Option<u64> {
         self.objects.as_ref().map(|_| self.begun)

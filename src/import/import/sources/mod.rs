@@ -34,7 +34,6 @@ pub mod row_indexes;
 pub mod sample_stream;
 pub mod shard;
 pub(in crate::import) mod shuffled;
-pub mod sparse;
 pub mod spool;
 pub mod stream;
 pub mod tar;
@@ -597,13 +596,7 @@ fn read_member(
 ) -> Result<(), BadReason> {
     let number = payload.container;
     let container = &index.containers[payload.container as usize];
-    match index.sparse(payload) {
-        None => open.read(number, container, payload.offset_or_stamp + at, into),
-        Some((map, start)) => {
-            let stored = |offset: u64, into: &mut [u8]| open.read(number, container, offset, into);
-            if map.read(start + at, into, stored)? { Ok(()) } else { Err(BadReason::Changed) }
-        }
-    }
+    open.read(number, container, payload.offset_or_stamp + at, into)
 }
 
 fn unreadable(error: &io::Error) -> BadReason {

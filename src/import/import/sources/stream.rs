@@ -166,7 +166,7 @@ impl StreamSource {
                 return Err(BadReason::InStream("is a link, which a stream does not lead back to"));
             }
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Refused(reason) => return Err(reason.clone()),
+            MemberKind::Refused(why) => return Err(BadReason::Syntax(why)),
         }
         if member.len_bytes > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(member.len_bytes));
@@ -357,8 +357,7 @@ impl SampleStream for StreamSource {
                     self.here.clear();
                 }
                 self.shard = file.name;
-                let members = Members::from(ReadInput::new(stream), at);
-                self.members = Some((file.path, members.within(self.inputs.expansion())));
+                self.members = Some((file.path, Members::from(ReadInput::new(stream), at)));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
             let done = match members.next_member() {

@@ -84,7 +84,7 @@ impl Rows {
         Rows { grouped, hidden, ..Rows::default() }
     }
 
-    /// The same, with as many holes and links as `expansion` allows.
+    /// The same, with as many links as `expansion` allows.
     pub fn within(self, expansion: &Expansion) -> Rows {
         Rows { expansion: expansion.clone(), ..self }
     }
@@ -129,7 +129,7 @@ impl Rows {
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let input = FrontToBack::within(file.clone(), archive.bytes.clone());
-        let mut members = Members::from(input, archive.bytes.start).within(&self.expansion);
+        let mut members = Members::from(input, archive.bytes.start);
         loop {
             let mut member = match members.next_member() {
                 Ok(Some(member)) => member,
@@ -165,8 +165,8 @@ impl Rows {
 
     /// The archive that a member is, if it is to be taken apart.
     fn archive_within(&self, member: &Member, depth: usize) -> Option<Archive> {
-        let is_plain = member.kind == MemberKind::File && member.sparse.is_none();
-        if !self.nested || self.grouped || !is_plain || depth == MAX_NESTED {
+        let is_file = member.kind == MemberKind::File;
+        if !self.nested || self.grouped || !is_file || depth == MAX_NESTED {
             return None;
         }
         let name = clean_name(&member.name).ok()?;
@@ -260,18 +260,13 @@ impl Rows {
             MemberKind::HardLink(target) => Some((clean_name(target)?, index.len())),
             MemberKind::SymLink(target) => Some((beside(&name, target)?, u64::MAX)),
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Refused(reason) => return Err(reason.clone()),
+            MemberKind::Refused(why) => return Err(BadReason::Syntax(why)),
             MemberKind::Folder => unreachable!("returned above"),
         };
         if member.len_bytes > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(member.len_bytes));
         }
-        let offset_or_stamp = match &member.sparse {
-            None => member.offset,
-            Some(map) => index.push_sparse(Arc::clone(map)).ok_or(BadReason::Syntax(
-                "is one sparse file too many: an import has at most 2,147,483,648",
-            ))?,
-        };
+        let offset_or_stamp = member.offset;
         let len_bytes = member.len_bytes as u32; // within the limit just tested
         let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container };
         if self.grouped {
@@ -499,8 +494,7 @@ pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
 const MAX_LINKS: u32 = 40;
 /// Archives within each other.
 const MAX_NESTED: usize = 8;
-const NOT_TAKEN_APART: &str = "is an archive within an archive that is compressed, sparse, or within 8 others, and is \
-                               not taken apart";
+const NOT_TAKEN_APART: &str = "is an archive within an archive that is compressed, or within 8 others, and is not taken apart";
 const MAX_LABEL_BYTES: usize = 32;
 const MEMBERS_LOOKED_AT: u32 = 64;
 
