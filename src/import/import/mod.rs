@@ -62,7 +62,7 @@ mod worker;
 mod write_behind;
 mod writer;
 
-pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
+pub use edit::{EditReport, delete, delete_ids, delete_on};
 pub use field_types::{FieldColumn, FieldSpec};
 pub use importer::{import, import_onto};
 pub use media_use::MediaUse;

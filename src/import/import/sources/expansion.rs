@@ -24,7 +24,7 @@ struct ExpansionCounts {
 
 /// Causes of expansion. Each has a limit of its own, since another may expand its output further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expands {
+pub(crate) enum Expands {
     /// Compression.
     Packed,
     /// Links to what was taken already.
@@ -48,7 +48,7 @@ impl Expansion {
     }
 
     /// So many bytes were read, or are there to be read.
-    pub fn read(&self, bytes: u64) {
+    pub(crate) fn read(&self, bytes: u64) {
         add(&self.0.read, bytes);
     }
 
@@ -56,7 +56,7 @@ impl Expansion {
     ///
     /// # Errors
     /// `Expands`: they are too many, and do not count.
-    pub fn make(&self, how: Expands, bytes: u64) -> Result<(), BadReason> {
+    pub(crate) fn make(&self, how: Expands, bytes: u64) -> Result<(), BadReason> {
         let ExpansionCounts { most, read, made } = &*self.0;
         let limit = read.load(Ordering::Relaxed).saturating_mul(*most);
         let made = &made[how as usize];
@@ -78,7 +78,7 @@ fn add(to: &AtomicU64, bytes: u64) -> u64 {
 
 /// Counts what is read.
 #[derive(Debug)]
-pub struct Compressed<R>(pub R, pub Expansion);
+pub(crate) struct Compressed<R>(pub R, pub Expansion);
 
 impl<R: Read> Read for Compressed<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
@@ -59,7 +60,7 @@ struct Values {
 pub struct Container {
     /// How to open it again.
     pub path: PathBuf,
-    /// Changes when the file changes: see [`super::stamp`]. Zero for folders.
+    /// Changes when the file changes: see `stamp` of `mod.rs`. Zero for folders.
     pub stamp: u64,
     /// Length in bytes; of folders and lists, that of what is in front of their names.
     pub len_bytes: u64,
@@ -185,7 +186,18 @@ impl From<&io::Error> for BadReason {
     }
 }
 
+impl From<Errno> for BadReason {
+    fn from(errno: Errno) -> BadReason {
+        BadReason::Unreadable(errno.raw_os_error())
+    }
+}
+
 impl BadReason {
+    /// The operating system's error.
+    pub(in crate::import) fn unreadable(error: io::Error) -> BadReason {
+        BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
     /// The reason that a reader gave as its error.
     pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
         error.get_ref()?.downcast_ref()
@@ -203,7 +215,7 @@ impl fmt::Display for BadEntry {
 
 impl BadEntry {
     /// `name` is bad because of `reason`.
-    pub fn new(name: &[u8], reason: BadReason) -> BadEntry {
+    pub(crate) fn new(name: &[u8], reason: BadReason) -> BadEntry {
         BadEntry { name: name.to_vec(), reason, within: None, rest: None }
     }
 
@@ -220,12 +232,12 @@ impl BadEntry {
     }
 
     /// Names the shard, list or folder that contains it.
-    pub fn within(self, path: &Path) -> BadEntry {
+    pub(crate) fn within(self, path: &Path) -> BadEntry {
         BadEntry { within: Some(path.to_path_buf()), ..self }
     }
 
     /// Sets the byte range of the shard that is not read.
-    pub fn rest(self, rest: Range<u64>) -> BadEntry {
+    pub(crate) fn rest(self, rest: Range<u64>) -> BadEntry {
         BadEntry { rest: Some(rest), ..self }
     }
 }
@@ -255,7 +267,7 @@ impl Index {
     ///
     /// Rows are used in the order of their slots, which is random: each first access to a column waits for
     /// memory. Here no access depends on the one before, so the processor waits for many at once.
-    pub fn touch(&self, rows: &[u64]) {
+    pub(crate) fn touch(&self, rows: &[u64]) {
         let mut sum = 0u64;
         for &row in rows {
             let at = row as usize;
@@ -299,7 +311,7 @@ impl Index {
     }
 
     /// Appends a row; [`Index::push_payload`] then adds its payloads.
-    pub fn push(&mut self, name: &[u8], label: Option<i64>) {
+    pub(crate) fn push(&mut self, name: &[u8], label: Option<i64>) {
         let row = self.names.len();
         self.names.push(name);
         if label.is_some() && self.labels.is_empty() {
@@ -313,8 +325,32 @@ impl Index {
         }
     }
 
+    /// Appends a row that is a file or a record, and its payload.
+    ///
+    /// # Errors
+    /// No image can hold its name or its length.
+    pub(super) fn push_file(
+        &mut self,
+        name: &[u8],
+        label: Option<i64>,
+        len: u64,
+        offset_or_stamp: u64,
+        container: u32,
+    ) -> Result<(), BadReason> {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(TOO_LONG_A_NAME);
+        }
+        if len > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(len));
+        }
+        self.push(name, label);
+        let len_bytes = len as u32; // within the limit just tested
+        self.push_payload(Payload { field: 0, len_bytes, offset_or_stamp, container });
+        Ok(())
+    }
+
     /// Appends a payload to the last row.
-    pub fn push_payload(&mut self, payload: Payload) {
+    pub(crate) fn push_payload(&mut self, payload: Payload) {
         let rows = self.names.len();
         let payloads = self.payload_lens.len();
         let plain = payload.field == 0 && payloads + 1 == rows;
@@ -405,7 +441,7 @@ impl Index {
     }
 
     /// The number of the field called `name`, added if it is new; `None` beyond the limit.
-    pub fn field(&mut self, name: &[u8]) -> Option<u16> {
+    pub(crate) fn field(&mut self, name: &[u8]) -> Option<u16> {
         if let Some(at) = self.fields.iter().position(|field| field == name) {
             return u16::try_from(at).ok();
         }
@@ -425,7 +461,7 @@ impl Index {
     }
 
     /// The same source without the rows of `drop`, which is sorted; ids are renumbered without gaps.
-    pub fn without(&self, drop: &[u64]) -> Index {
+    pub(crate) fn without(&self, drop: &[u64]) -> Index {
         let left = || (0..self.len()).filter(|row| drop.binary_search(row).is_err());
         let columns = self.columns.as_ref().map(|all| {
             let mut kept = all.without_rows();
@@ -656,6 +692,10 @@ pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
     fields.len() < MAX_FIELDS && bytes + 2 + name.len() <= MAX_FIELD_NAMES_BYTES
 }
 
+/// Why a name beyond [`MAX_NAME_BYTES`] is rejected.
+pub(in crate::import) const TOO_LONG_A_NAME: BadReason =
+    BadReason::Name("is longer than 4,096 bytes");
+
 /// Why a member of a field beyond the limit is rejected.
 pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
     "has one field too many: an image has at most 256, with 8 KiB for their \
@@ -705,13 +745,13 @@ impl Names {
 }
 
 /// The label column's value for a row without a label: ImageFolder's classes count from 0.
-pub const NO_LABEL: i64 = -1;
+pub(crate) const NO_LABEL: i64 = -1;
 
 /// Maximum bytes of a name.
-pub const MAX_NAME_BYTES: usize = 4096;
+pub(crate) const MAX_NAME_BYTES: usize = 4096;
 
 /// Maximum bytes of a sample.
-pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
+pub(crate) const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
 
 /// Maximum fields of a sample: more than any data set has, and a limit for damaged archives.
 const MAX_FIELDS: usize = 256;

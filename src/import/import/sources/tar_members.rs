@@ -8,10 +8,10 @@
 
 use std::io;
 
-use super::index::{BadReason, MAX_NAME_BYTES};
+use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
 
 /// The input of an archive.
-pub trait Input {
+pub(crate) trait Input {
     /// Reads some bytes; 0 at the end.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
@@ -24,7 +24,7 @@ pub trait Input {
 
 /// Reads members one after the other.
 #[derive(Debug)]
-pub struct Members<I> {
+pub(crate) struct Members<I> {
     input: I,
     position: u64,
     /// Offset of the current or last header.
@@ -40,7 +40,7 @@ pub struct Members<I> {
 
 /// One member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub(crate) struct Member {
     /// Its name, as spelled in the archive.
     pub name: Vec<u8>,
     /// Its type.
@@ -67,7 +67,7 @@ impl Member {
 
 /// The type of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MemberKind {
+pub(crate) enum MemberKind {
     /// A regular file.
     File,
     /// A folder.
@@ -84,7 +84,7 @@ pub enum MemberKind {
 
 /// Archives after the first one of a file, as `cat a.tar b.tar` produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Appended {
+pub(crate) struct Appended {
     /// Their number.
     pub archives: u64,
     /// Offset of the first of them.
@@ -125,7 +125,7 @@ struct Extended {
 
 impl<I: Input> Members<I> {
     /// The members of `input`, which is at the archive's first byte.
-    pub fn new(input: I) -> Members<I> {
+    pub(crate) fn new(input: I) -> Members<I> {
         Members {
             input,
             position: 0,
@@ -138,7 +138,7 @@ impl<I: Input> Members<I> {
     }
 
     /// The members from byte `position` of an archive on, where one begins and where `input` is.
-    pub fn from(input: I, position: u64) -> Members<I> {
+    pub(crate) fn from(input: I, position: u64) -> Members<I> {
         Members { position, ..Members::new(input) }
     }
 
@@ -153,17 +153,17 @@ impl<I: Input> Members<I> {
     }
 
     /// The archives that follow the first one, as far as they were read.
-    pub fn appended(&self) -> Option<Appended> {
+    pub(crate) fn appended(&self) -> Option<Appended> {
         self.appended
     }
 
     /// Bytes consumed so far.
-    pub fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
     /// After an error: the byte range that was not read, as far as the end is known.
-    pub fn rest(&self) -> std::ops::Range<u64> {
+    pub(crate) fn rest(&self) -> std::ops::Range<u64> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
     }
 
@@ -299,7 +299,7 @@ impl<I: Input> Members<I> {
         if !has_payload && len_bytes != 0 && header.kind != b'1' {
             return Err(syntax("a length where there can be no payload"));
         }
-        // Where the archive ends in the map of a sparse member, what follows says so, and the member is named.
+        // If the archive ends in the map of a sparse member, what follows says so, and the member is named.
         let is_there = has_payload && self.pass_over_map(header.goes_on)?;
         let len_bytes = if is_there { len_bytes } else { 0 };
         let offset = self.position;
@@ -561,7 +561,7 @@ pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
     match clean.len() {
         0 => Err(BadReason::Name("is empty")),
         1..=MAX_NAME_BYTES => Ok(clean),
-        _ => Err(BadReason::Name("is longer than 4,096 bytes")),
+        _ => Err(TOO_LONG_A_NAME),
     }
 }
 
