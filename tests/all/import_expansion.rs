@@ -181,32 +181,6 @@ fn lines_that_name_one_file_again_count() {
     assert_eq!((report.samples, report.bad.len()), (32, 8));
 }
 
-#[test]
-fn lengths_that_add_up_to_more_than_any_number_are_bad_one_by_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let sparse = |name: &str, len: u64| {
-        let text = |key: &str, value: &str| format!("GNU.sparse.{key}={value}\n");
-        let len = len.to_string();
-        let records = [("major", "1"), ("minor", "0"), ("name", name), ("realsize", &*len)];
-        let pax: String = records
-            .iter()
-            .map(|(key, value)| {
-                let text = text(key, value);
-                let len = text.len() + 3; // two digits and a space
-                format!("{len} {text}")
-            })
-            .collect();
-        let mut map = b"0\n".to_vec();
-        map.resize(512, 0);
-        [member("pax", b'x', "", pax.as_bytes()), member(name, b'0', "", &map)].concat()
-    };
-    let members = [sparse("a", u64::MAX), sparse("b", u64::MAX), member("c", b'0', "", b"c")];
-    let source = open(&archive(dir.path(), "a.tar", &members), SourceKind::Tar, 100);
-    let bad: Vec<&BadReason> = source.index().bad.iter().map(|bad| &bad.reason).collect();
-    assert_eq!(bad, [&BadReason::TooLarge(u64::MAX); 2]);
-    assert_eq!(source.index().len(), 1);
-}
-
 /// A pipe through which `parts` come, one after the other.
 fn pipe(dir: &Path, name: &str, parts: Vec<Vec<u8>>) -> PathBuf {
     let path = dir.join(name);

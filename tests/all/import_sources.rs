@@ -566,6 +566,35 @@ fn what_two_tools_would_read_differently_in_a_tar_is_refused() {
 }
 
 #[test]
+pub fn sparse_members_are_refused_by_name_and_what_follows_them_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    // So many pieces that the old form needs blocks of its map behind the header.
+    let file = fs::File::create(dir.path().join("holes")).unwrap();
+    for piece in 0..120 {
+        std::os::unix::fs::FileExt::write_all_at(&file, b"data", piece * 65536).unwrap();
+    }
+    fs::write(dir.path().join("whole"), "whole").unwrap();
+    let posix = ["0.0", "0.1", "1.0"].map(|form| format!("--format=posix --sparse-version={form}"));
+    for form in posix.iter().map(String::as_str).chain(["--format=gnu"]) {
+        let path = dir.path().join("a.tar");
+        let mut tar = std::process::Command::new("tar");
+        tar.args(["--sparse", "--hole-detection=raw"]).args(form.split(' '));
+        tar.arg("-C").arg(dir.path()).arg("-cf").arg(&path).args(["holes", "whole"]);
+        assert!(tar.status().expect("the tests need tar").success());
+        let source = open_tar(&path).unwrap();
+        assert_eq!(samples(&source), [(b"whole".to_vec(), None, b"whole".to_vec())], "{form}");
+        let reason = bad(&source).into_iter().next().expect("the sparse member");
+        assert_eq!(reason.0, b"holes", "{form}");
+        assert!(reason.1.to_string().contains("without --sparse"), "{form}: {}", reason.1);
+        // An archive that ends within the map still names the member.
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..512 + 512 * 3 + 100]).unwrap();
+        let source = open_tar(&path).unwrap();
+        assert!(source.index().is_empty() && !source.index().bad.is_empty(), "{form}");
+    }
+}
+
+#[test]
 fn an_extended_header_of_any_stated_length_takes_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let mut header = member("x", b'x', "", &[]);

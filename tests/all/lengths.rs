@@ -15,7 +15,7 @@ use crate::import_support::options;
 use crate::support::alone::again;
 use crate::support::archives::{fix_checksum, masked, member};
 use crate::{
-    catalog, format_damage, import_damage, import_rows, import_sparse, lying_images, metrics,
+    catalog, format_damage, import_damage, import_rows, import_sources, lying_images, metrics,
     sample_ranges, target_authentication, target_hostile, tcp_hostile,
 };
 #[cfg(feature = "cloud")]
@@ -157,7 +157,7 @@ const TESTS: &[Place<fn()>] = &[
     ("image: chunk headers", format_damage::forged_chunk_headers_are_refused_or_harmless),
     ("image: records of generations", format_damage::forged_generation_records_are_refused_or_harmless),
     ("journal", import_damage::a_journal_that_names_ids_which_the_image_does_not_have_is_refused),
-    ("archive: maps of sparse members", import_sparse::a_map_that_lies_names_its_member_and_what_follows_is_read),
+    ("archive: sparse members", import_sources::sparse_members_are_refused_by_name_and_what_follows_them_is_read),
     ("shards of rows", import_rows::damaged_shards_are_refused_with_their_names),
     (
         "catalogue: entries",

@@ -51,7 +51,6 @@ mod import_restart_rows;
 mod import_rows;
 mod import_shards;
 mod import_sources;
-mod import_sparse;
 mod import_values;
 mod interop_linux_host;
 mod interop_linux_target;

@@ -10,12 +10,10 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, OpenOptions, Options, SampleRange};
-use dlfs::format::checksum::crc32c;
 use dlfs::format::pieces::{PIECE_BYTES, PIECED_ABOVE_BYTES};
-use dlfs::format::{ChunkHeader, Pack};
+use dlfs::format::Pack;
 use dlfs::import::{
-    EditOptions, ImportOptions, Onto, Progress, Stage, add_pieces_on, delete_ids, import, purge,
-    rebuild,
+    EditOptions, ImportOptions, Onto, Progress, Stage, delete_ids, import, purge, rebuild,
 };
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
@@ -481,90 +479,4 @@ fn settle(dataset: &Dataset) {
         assert!(Instant::now() < until, "still copying: {:#?}", tiers.stats());
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// The bytes of an image as a release wrote it that knew no checksums of pieces.
-fn without_pieces(bytes: &[u8]) -> Vec<u8> {
-    let (_, image) = counted(bytes);
-    let mut bytes = bytes.to_vec();
-    for chunk in 0..image.directory().num_chunks() {
-        let info = image.directory().chunk(chunk);
-        let at = info.offset_bytes as usize;
-        let header = ChunkHeader::parse(&bytes[at..]).unwrap();
-        let sums: usize = header.samples().map(|sample| sample.pieces.len()).sum();
-        if sums == 0 {
-            continue;
-        }
-        // The last column: its kind, the length of its content, the size of a piece, and the checksums.
-        let content = 1 + 4 * sums;
-        let column = 1 + if content < 128 { 1 } else { 2 } + content;
-        let end = header.head().header_len as usize;
-        bytes[at + end - column..at + end].fill(0);
-        let table_crc = crc32c(&bytes[at + 128..at + end - column]);
-        bytes[at + 12..at + 16].copy_from_slice(&((end - column) as u32).to_le_bytes());
-        bytes[at + 120..at + 124].copy_from_slice(&table_crc.to_le_bytes());
-        let head_crc = crc32c(&bytes[at..at + 124]);
-        bytes[at + 124..at + 128].copy_from_slice(&head_crc.to_le_bytes());
-    }
-    bytes
-}
-
-/// All bytes of the namespace.
-fn content(device: &Faulty) -> Vec<u8> {
-    let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
-    let len = device.namespace().len_bytes() as usize;
-    let content = blocking.read(0, len).unwrap().to_vec();
-    device.take_seen();
-    content
-}
-
-#[test]
-fn checksums_of_pieces_are_added_in_place_and_a_power_loss_leaves_every_header_valid() {
-    let files = Files::new();
-    files.import("a", Onto::Empty);
-    let old = without_pieces(&fs::read(files.path()).unwrap());
-    let large = LENS.iter().filter(|&&len| len > ABOVE).count() as u64;
-    let (device, image) = counted(&old);
-    let costs = |device: &Faulty, image: Image| {
-        device.take_seen();
-        let read = dataset(image).read_range(SampleId(8), PIECE..PIECE + 9, &mut ()).unwrap();
-        assert_eq!(read.bytes(0), part(&files.samples[8], PIECE..PIECE + 9));
-        bytes_read(device)
-    };
-    let directory = Arc::clone(image.directory());
-    assert!(costs(&device, image) > LENS[8], "the image has none");
-
-    // Without a flush nothing is durable, so the heads are not written yet.
-    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device.clone())];
-    let before = content(&device);
-    device.add(Rule { op: IoOp::Flush, blocks: 0..u64::MAX, times: 1, fault: Fault::Os(5) });
-    add_pieces_on(&devices, &mut ()).unwrap_err();
-    let tables = content(&device);
-    let report = add_pieces_on(&devices, &mut ()).unwrap();
-    assert_eq!((report.added, report.had, report.no_room, report.damaged), (large, 0, 0, 0));
-    let done = content(&device);
-    for chunk in 0..directory.num_chunks() {
-        let at = directory.chunk(chunk).offset_bytes as usize;
-        for (was, is) in [(&before, &tables), (&tables, &done)] {
-            for subset in 0..1u32 << 8 {
-                let mut torn = was[at..at + 4096].to_vec();
-                for sector in (0..8).filter(|sector| subset >> sector & 1 == 1) {
-                    let range = sector * 512..(sector + 1) * 512;
-                    torn[range.clone()].copy_from_slice(&is[at..][range]);
-                }
-                ChunkHeader::parse(&torn).unwrap_or_else(|error| panic!("{subset:08b}: {error}"));
-            }
-        }
-    }
-    let image = Image::from_devices(devices.clone(), &OpenOptions::default()).unwrap();
-    assert!(image.verify(&Default::default(), &mut |_| ()).unwrap().damages.is_empty());
-    assert!(costs(&device, image) < 2 * PIECE);
-    let again = add_pieces_on(&devices, &mut ()).unwrap();
-    assert_eq!((again.added, again.had), (0, large));
-
-    let mut damaged = old.clone();
-    damaged[directory.extent(SampleId(8)).unwrap().offset_bytes as usize + 5] ^= 1;
-    let (device, _) = counted(&damaged);
-    let report = add_pieces_on(&[Arc::new(device)], &mut ()).unwrap();
-    assert_eq!((report.added, report.damaged), (large - 1, 1));
 }

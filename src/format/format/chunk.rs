@@ -426,20 +426,6 @@ impl ChunkHeader {
         })
     }
 
-    /// The same header with these checksums of the pieces of its large samples. `None`: it has no room for them
-    /// without moving the samples, or has columns behind them.
-    pub fn with_pieces(&self, sums: Vec<u32>) -> Option<ChunkHeader> {
-        let mut table = self.table.clone();
-        table.pieces = sums;
-        let room = self.head.data_start().min(self.head.layout.max_header_bytes().into());
-        let mut encoded = self.encoded.clone();
-        table.encode_pieces(room as usize - HEAD_BYTES, &mut encoded);
-        let header_len = (HEAD_BYTES + encoded.len()) as u32;
-        let head = ChunkHead { header_len, table_crc: crc32c(&encoded), ..self.head };
-        let header = ChunkHeader::from_parts(head, encoded).ok()?;
-        (header.table.pieces == table.pieces).then_some(header)
-    }
-
     /// Writes the header, padded to a multiple of 4,096, over the front of `out`.
     ///
     /// # Panics

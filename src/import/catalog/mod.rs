@@ -135,7 +135,7 @@ impl Catalog {
         let owned = name.to_owned();
         let versions =
             self.within("reading versions", move |store| live_versions(store, &owned))?;
-        if versions.is_empty() { Err(self.no_such(name)) } else { Ok(versions) }
+        if versions.is_empty() { Err(no_such(&self.place, name)) } else { Ok(versions) }
     }
 
     /// The aliases of a data set, sorted by name.
@@ -261,7 +261,7 @@ impl Catalog {
     /// `NotFound`: there is no such alias. As [`Catalog::names`].
     pub fn remove_alias(&self, name: &str, alias: &str) -> Result<()> {
         let log = Log::Alias(name.to_owned(), alias.to_owned());
-        let no_alias = self.no_alias(name, alias);
+        let no_alias = none_of(name, &format!("alias {alias}"));
         self.within("removing an alias", move |store| {
             match newest_entry::<AliasEntry>(store, &log)? {
                 Some((_, AliasEntry { to: Some(_), .. })) => {
@@ -286,9 +286,8 @@ impl Catalog {
             .map(|(number, _)| *number)
             .collect();
         if numbers.is_empty() {
-            return Err(
-                self.no_version(name, &format!("generation {}", generation.unwrap_or_default()))
-            );
+            let what = format!("generation {}", generation.unwrap_or_default());
+            return Err(none_of(name, &what).target(self.place.to_string()));
         }
         if let Some(alias) = pointing.iter().find(|alias| numbers.contains(&alias.version)) {
             let message = format!(
@@ -369,19 +368,12 @@ impl Catalog {
         thread.join_within(self.deadline);
         found.map_err(|error| error.target(place))
     }
+}
 
-    fn no_such(&self, name: &str) -> Error {
-        no_such(&self.place, name)
-    }
-
-    fn no_version(&self, name: &str, version: &str) -> Error {
-        let message = format!("the catalogue has no {version} of {name}");
-        Error::new(ErrorKind::NotFound, message).target(self.place.to_string()).hint(LIST)
-    }
-
-    fn no_alias(&self, name: &str, alias: &str) -> Error {
-        self.no_version(name, &format!("alias {alias}"))
-    }
+/// The error for a data set without a version or alias.
+fn none_of(name: &str, what: &str) -> Error {
+    let message = format!("the catalogue has no {what} of {name}");
+    Error::new(ErrorKind::NotFound, message).hint("dlfs catalog show lists what there is")
 }
 
 fn no_such(place: &CatalogPlace, name: &str) -> Error {
@@ -392,14 +384,7 @@ fn no_such(place: &CatalogPlace, name: &str) -> Error {
 /// The version that `asked` stands for.
 fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
     let name = &asked.name;
-    let gone = |what: String| {
-        let message = format!("the catalogue has no {what} of {name}");
-        Error::new(ErrorKind::NotFound, message).hint(LIST)
-    };
-    let newest_first = |mut versions: Vec<(u64, Record)>| {
-        versions.reverse();
-        versions
-    };
+    let gone = |what: String| none_of(name, &what);
     match &asked.version {
         None => {
             // Most often the last entry is the newest version, and nothing else needs to be read.
@@ -411,12 +396,12 @@ fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
             live_versions(store, name)?.pop().ok_or_else(|| no_such(&asked.catalog, name))
         }
         Some(CatalogVersion::Generation(generation)) => {
-            let versions = newest_first(live_versions(store, name)?);
+            let versions = live_versions(store, name)?;
             if versions.is_empty() {
                 return Err(no_such(&asked.catalog, name));
             }
-            let mut found =
-                versions.into_iter().filter(|(_, record)| record.generation == generation.0);
+            let is_it = |(_, record): &(u64, Record)| record.generation == generation.0;
+            let mut found = versions.into_iter().rev().filter(is_it);
             let first = found.next().ok_or_else(|| gone(format!("generation {generation}")))?;
             if let Some((_, other)) = found.find(|(_, record)| record.image != first.1.image) {
                 let message = format!(
@@ -572,5 +557,3 @@ pub const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Entries that may appear while a log is listed.
 const MAX_MISSED: u64 = 1000;
-
-const LIST: &str = "dlfs catalog show lists what there is";

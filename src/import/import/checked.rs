@@ -7,10 +7,9 @@ use std::cell::OnceCell;
 use crate::import::columns::{ColumnFile, FieldColumns};
 use crate::import::field_types::{FieldSpec, Typing, is_named};
 use crate::import::options::ImportOptions;
-use crate::import::sources::file_counts::FileCount;
+use crate::import::sources::BadReason;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
-use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
-use crate::import::sources::{BadEntry, BadReason};
+use crate::import::sources::sample_stream::{SampleStream, StreamSample};
 use dlfs_base::Result;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::{FieldTypes, fields};
@@ -50,7 +49,7 @@ impl<'a> Checked<'a> {
     }
 
     /// The inner error says why the sample is rejected.
-    fn check(&mut self, sample: &mut StreamSample) -> Result<std::result::Result<(), BadReason>> {
+    fn check(&mut self, sample: &mut StreamSample) -> Result<Result<(), BadReason>> {
         if let Err(reason) = self.typing()?.of_sample(sample) {
             return Ok(Err(reason));
         }
@@ -90,7 +89,7 @@ impl<'a> Checked<'a> {
     }
 
     /// Gives the sample the values that its fields have in columns.
-    fn values(&mut self, sample: &mut StreamSample) -> Result<std::result::Result<(), BadReason>> {
+    fn values(&mut self, sample: &mut StreamSample) -> Result<Result<(), BadReason>> {
         let Checks { image, file, options, field_columns } = self.checks;
         if options.field_columns.is_empty() {
             return Ok(Ok(()));
@@ -114,20 +113,16 @@ impl<'a> Checked<'a> {
 }
 
 impl SampleStream for Checked<'_> {
-    fn fields(&self) -> &[Vec<u8>] {
-        self.from.fields()
+    fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
+        Some(&*self.from)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut (dyn SampleStream + '_)> {
+        Some(&mut *self.from)
     }
 
     fn field_types(&self) -> FieldTypes {
         self.typing.as_ref().map(Typing::types).unwrap_or_default()
-    }
-
-    fn classes(&self) -> &[Vec<u8>] {
-        self.from.classes()
-    }
-
-    fn found_classes(&self) -> &[Vec<u8>] {
-        self.from.found_classes()
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
@@ -144,33 +139,5 @@ impl SampleStream for Checked<'_> {
             }
         }
         Ok(None)
-    }
-
-    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
-        self.from.read_on(into)
-    }
-
-    fn reject(&mut self, name: &[u8], reason: BadReason) {
-        self.from.reject(name, reason);
-    }
-
-    fn place(&self) -> Option<StreamPlace> {
-        self.from.place()
-    }
-
-    fn give_back(&mut self, sample: StreamSample) {
-        self.from.give_back(sample);
-    }
-
-    fn bad(&self) -> &[BadEntry] {
-        self.from.bad()
-    }
-
-    fn appended(&self) -> Vec<FileCount> {
-        self.from.appended()
-    }
-
-    fn piped_bytes(&self) -> u64 {
-        self.from.piped_bytes()
     }
 }

@@ -14,8 +14,8 @@ use crate::import::read_back::check_chunks;
 use crate::import::write_behind::{FLUSH_EVERY_BYTES, PIECE_BYTES, ReturnTo, WriteBehind};
 use dlfs_base::units::{ALIGN_BYTES, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::DirectoryBuilder;
-use dlfs_format::directory::commit::{Commit, freed_by_next};
+use dlfs_format::directory::commit::Commit;
+use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::builder::{ChunkLocation, FinishedChunk};
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::{
@@ -432,15 +432,13 @@ impl<'a> ChunkStream<'a> {
             return Err(Error::new(ErrorKind::Internal, "a part is committed with the others"));
         };
         if let Some(current) = &self.state.current {
-            let kept: Vec<CellRange> = builder.cell_ranges().collect();
-            let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
-            builder.set_freed(freed);
+            builder.set_freed(current.freed(builder.cell_ranges()));
         }
         let journal = &self.state.journal;
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         if !self.state.media.checks_writes() {
             // The samples do not come again, so damage is reported and not repaired.
-            let kept = self.state.current.as_ref().map_or(0, |it| it.directory.num_chunks());
+            let kept = self.state.image().map_or(0, Directory::num_chunks);
             check_chunks(self.writes.channel(), &directory, kept)?;
         }
         let commit = commit::prepare(&self.state.media, directory, &mut self.space)?;

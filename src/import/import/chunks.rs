@@ -1,6 +1,6 @@
 //! Builds one chunk from the source and writes it, or finds it already written.
 
-use crate::import::media::Channel;
+use crate::import::media::{Channel, pieces};
 use crate::import::plan::{ChunkLayout, RowOrder, Rows, RowsAhead};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
 use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
@@ -387,18 +387,15 @@ pub(super) fn oversize_is_sound(
 ) -> Result<bool> {
     let Some(sample) = header.samples().next() else { return Ok(false) };
     let mut sums = RecordSums::default();
-    let mut at = 0;
     let len = u64::from(sample.len_bytes);
     let end = header.head().len_bytes() - sample.offset_bytes;
-    while at < end {
-        let piece = (end - at).min(PIECE_BYTES as u64) as usize;
+    for (at, piece) in pieces(end, PIECE_BYTES as u64) {
         let bytes = channel.read(namespace, start + sample.offset_bytes + at, piece)?;
         let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
         sums.push(&bytes[..payload]);
         if bytes[payload..].iter().any(|&byte| byte != 0) {
             return Ok(false);
         }
-        at += piece as u64;
     }
     Ok(is_right(&sample, &sums))
 }

@@ -2,7 +2,7 @@
 //! generation or the previous one after a crash.
 
 use crate::import::lease::Lease;
-use crate::import::media::{Channel, Media};
+use crate::import::media::{Channel, Media, pieces};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::{Error, Result};
 use dlfs_format::directory::Directory;
@@ -70,13 +70,10 @@ fn write_range(
 ) -> Result<()> {
     let start = layout.offset_of(range.cell).map_err(Error::from)?;
     let mut buf = IoBuf::zeroed(len.min(PIECE_BYTES) as usize);
-    let mut at = 0;
-    while at < len {
-        buf.truncate((len - at).min(PIECE_BYTES) as usize);
+    for (at, piece) in pieces(len, PIECE_BYTES) {
+        buf.truncate(piece);
         fill(at, &mut buf)?;
-        let written = buf.len() as u64;
         buf = channel.write(range.namespace, start + at, buf)?;
-        at += written;
     }
     Ok(())
 }

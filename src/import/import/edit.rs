@@ -16,8 +16,7 @@ use crate::import::retry::with_retry;
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::directory::commit::freed_by_next;
-use dlfs_format::format::{CellRange, Space, Uuid};
+use dlfs_format::format::{Space, Uuid};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
@@ -74,14 +73,6 @@ pub fn delete_ids(
 /// As [`delete`].
 pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditReport> {
     delete_with(devices, &EditOptions::default(), |directory| ids_of(directory, names))
-}
-
-/// As [`delete_ids`] with the default options, on namespaces that are open.
-///
-/// # Errors
-/// As [`delete_ids`].
-pub fn delete_ids_on(devices: &[Arc<dyn Device>], ids: &[SampleId]) -> Result<EditReport> {
-    delete_with(devices, &EditOptions::default(), |directory| known_ids(directory, ids))
 }
 
 fn ids_of(directory: &Directory, names: &[Vec<u8>]) -> Result<Vec<SampleId>> {
@@ -146,8 +137,7 @@ fn delete_with(
     let old = &edit.current.directory;
     let ids = select(old)?;
     let mut directory = old.with_deleted(&ids, edit.next_generation(), edit.time_ns())?;
-    let kept: Vec<CellRange> = directory.cell_ranges().collect();
-    directory.set_freed(freed_by_next(old, &edit.current.superblocks[0], kept));
+    directory.set_freed(edit.current.freed(directory.cell_ranges()));
     let samples = old.num_live() - directory.num_live();
     let result = with_retry(edit.media.retry_budget(), || {
         edit.commit(directory.clone(), &mut edit.free_space(), samples)

@@ -27,7 +27,7 @@ impl FromStr for FieldSpec {
 
     /// `FIELD:TYPE`, where TYPE may end in `=raw`, `=text` or `=npy`, which is what files of the field hold: without
     /// it, [`FileForm::of_name`] of the field. `FIELD:npy` takes the type from the first file.
-    fn from_str(text: &str) -> std::result::Result<FieldSpec, String> {
+    fn from_str(text: &str) -> Result<FieldSpec, String> {
         let Some((field, kind)) = text.rsplit_once(':').filter(|(field, _)| !field.is_empty())
         else {
             return Err(format!("{text:?} is not FIELD:TYPE"));
@@ -60,7 +60,7 @@ impl FromStr for FieldColumn {
     type Err = String;
 
     /// `FIELD`, `FIELD:TYPE`, or one of them behind `COLUMN=`.
-    fn from_str(text: &str) -> std::result::Result<FieldColumn, String> {
+    fn from_str(text: &str) -> Result<FieldColumn, String> {
         let (column, rest) = match text.split_once('=') {
             Some((column, rest)) => (Some(column), rest),
             None => (None, text),
@@ -177,10 +177,7 @@ impl Typing {
     ///
     /// # Errors
     /// What a file holds instead. The first sample determines the types that are not given.
-    pub(super) fn of_sample(
-        &mut self,
-        sample: &mut StreamSample,
-    ) -> std::result::Result<(), BadReason> {
+    pub(super) fn of_sample(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
         let mut buffer = Vec::new();
         for (field, bytes) in sample.fields.iter_mut().enumerate() {
             let Some(bytes) = bytes else { continue };
@@ -205,11 +202,7 @@ impl Typing {
     }
 
     /// The elements in the file of a field.
-    fn elements(
-        &mut self,
-        field: usize,
-        front: &mut Front<'_>,
-    ) -> std::result::Result<Elements, BadReason> {
+    fn elements(&mut self, field: usize, front: &mut Front<'_>) -> Result<Elements, BadReason> {
         let found = match self.kinds.get(field) {
             None | Some(Kind::Bytes) => return Ok(Elements::All),
             Some(Kind::OfFirst) => of_npy(None, front),
@@ -284,8 +277,7 @@ fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
 }
 
 /// Elements, and the type where it was not known; the inner error says what the file holds instead.
-type Found =
-    std::result::Result<std::result::Result<(Elements, Option<FieldType>), String>, BadReason>;
+type Found = Result<Result<(Elements, Option<FieldType>), String>, BadReason>;
 
 fn of_text(kind: &FieldType, front: &mut Front<'_>) -> Found {
     let len = front.len();
@@ -317,7 +309,7 @@ fn fits_npy(
     kind: Option<&FieldType>,
     header: &NpyHeader,
     len: u64,
-) -> std::result::Result<Option<FieldType>, String> {
+) -> Result<Option<FieldType>, String> {
     let shown = header.shown();
     let (element, found) =
         match kind {

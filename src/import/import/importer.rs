@@ -26,7 +26,7 @@ use crate::import::plan::{Plan, RowOrder, Rows};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
 use crate::import::sources::expansion::Expansion;
-use crate::import::sources::objects::{self, FoundObjects};
+use crate::import::sources::objects;
 use crate::import::sources::{
     BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, SourceOptions,
     Step, detect,
@@ -35,11 +35,11 @@ use crate::import::streamed;
 use crate::import::write_behind::PIECE_BYTES;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::commit::{Commit, freed_by_next};
+use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::space::without;
 use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, used_bytes};
-use dlfs_format::format::{CellRange, ChunkSpec, Placement};
+use dlfs_format::format::{CellRange, ChunkSpec, Placement, Superblock};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
@@ -139,37 +139,27 @@ pub(super) fn open_source(
         !progress.stop()
     };
     let indexing = &mut Indexing::new(&mut tell);
-    if objects::are_objects(sources, options.from)? {
-        return open_objects(sources, &source_options, options, indexing);
-    }
-    if !options.splits.is_empty() {
+    let ImportOptions { splits, places, .. } = options;
+    let are_objects = objects::are_objects(sources, options.from)?;
+    let found = if are_objects {
+        objects::look(sources, &source_options, splits, places, indexing)?
+    } else if splits.is_empty() {
+        detect::look(sources, &source_options, indexing)?
+    } else {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
-    }
-    let found = detect::look(sources, &source_options, indexing)?;
-    if !found.kind.is_rows() && options.rows != RowOptions::default() {
+    };
+    if !are_objects && !found.kind.is_rows() && options.rows != RowOptions::default() {
         let text = format!("columns are chosen of rows, and the source is a {}", found.kind);
         let hint = "leave out --name, --label, --fields and --files";
         return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
     }
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
-    if found.kind.is_rows() || in_order && found.is_streams()? {
+    let are_shards = are_objects && !found.files.is_empty();
+    if are_shards || found.kind.is_rows() || in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));
     }
     unless_bad(Source::index_found(found, &source_options, indexing)?, options)
-}
-
-fn open_objects(
-    sources: &[PathBuf],
-    source_options: &SourceOptions,
-    options: &ImportOptions,
-    indexing: &mut Indexing<'_>,
-) -> Result<OpenSource> {
-    let ImportOptions { splits, places, .. } = options;
-    match objects::look(sources, source_options, splits, places, indexing)? {
-        FoundObjects::Shards(found) => Ok(OpenSource::Streams(found)),
-        FoundObjects::Samples(found) => unless_bad(Source::of_objects(*found)?, options),
-    }
 }
 
 fn unless_bad(source: Source, options: &ImportOptions) -> Result<OpenSource> {
@@ -257,7 +247,7 @@ pub(super) fn ready<'a>(
     if state.done {
         return Ok(Ready::Done(Box::new(report_of_done(&state, &source))));
     }
-    let image = state.current.as_ref().map(|current| &*current.directory);
+    let image = state.image();
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let (typing, field_columns, bad) = match given {
         Some(given) => given,
@@ -335,8 +325,6 @@ struct Written {
     commit: Commit,
     chunks: u64,
     found: u64,
-    samples: u64,
-    sample_bytes: u64,
     media: MediaUse,
     columns: Option<ColumnCounts>,
 }
@@ -416,8 +404,7 @@ impl Import<'_> {
         self.source.origins().encode(journal.generation, &mut origins);
         builder.add_origins(&origins);
         if let Some(current) = current {
-            let kept: Vec<CellRange> = builder.cell_ranges().collect();
-            builder.set_freed(freed_by_next(&current.directory, &current.superblocks[0], kept));
+            builder.set_freed(current.freed(builder.cell_ranges()));
         }
         progress.stage(Stage::Committing, 0, 0);
         let progress = RefCell::new(progress);
@@ -436,9 +423,8 @@ impl Import<'_> {
             return Ok(Err(bad));
         }
         let media = plan.media.with_commit(&commit);
-        let samples = index.len();
         let columns = rows.values.as_ref().map(RowColumns::counts);
-        Ok(Ok(Written { commit, chunks, found, samples, sample_bytes, media, columns }))
+        Ok(Ok(Written { commit, chunks, found, media, columns }))
     }
 
     /// Commits. After a lost connection it first verifies every chunk that may have been lost.
@@ -493,8 +479,8 @@ impl Import<'_> {
             [only] if only.is_empty() => Vec::new(),
             fields => fields.to_vec(),
         };
-        let directory = self.state.current.as_ref().map(|current| &current.directory);
-        let mut classes = self.options.numbered(directory.map(|directory| &**directory))?;
+        let directory = self.state.image();
+        let mut classes = self.options.numbered(directory)?;
         let fields = match directory {
             None => own_fields(),
             Some(directory) => directory.fields().to_vec(),
@@ -509,8 +495,8 @@ impl Import<'_> {
         let class_numbers = class_numbers.collect();
         let source_fields = match_fields(&fields, &own_fields(), index)?;
         let columns = match &self.columns {
-            Some(given) => given.join(directory.map(|directory| &**directory)),
-            None => columns_of(directory.map(|directory| &**directory)),
+            Some(given) => given.join(directory),
+            None => columns_of(directory),
         };
         let columns = self.field_columns.join(columns);
         let values = self.columns.as_ref().map(|given| given.of_rows(index)).transpose()?;
@@ -578,24 +564,14 @@ impl Import<'_> {
     }
 
     fn report(&self, written: Written) -> ImportReport {
-        let directory = &written.commit.directory;
+        let Commit { directory, superblocks, .. } = &written.commit;
         ImportReport {
-            uuid: directory.uuid(),
-            generation: directory.generation(),
-            kind: self.source.kind(),
-            decided: self.source.decided().cloned(),
-            samples: written.samples,
-            sample_bytes: written.sample_bytes,
-            live_samples: directory.num_live(),
             chunks: written.chunks,
             chunks_found: written.found,
-            image_bytes: used_bytes(&written.commit.superblocks),
             media: written.media,
-            pack: directory.layout().pack,
             bad: self.all_bad(),
-            file_counts: self.source.file_counts().to_vec(),
             columns: written.columns,
-            field_types: typed_fields(directory),
+            ..report_of(&self.source, directory, superblocks)
         }
     }
 }
@@ -650,24 +626,33 @@ fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec
 
 fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
     let current = state.current.as_ref().expect("what is done is committed");
+    ImportReport {
+        samples: current.directory.num_samples() - state.journal.part.first,
+        chunks_found: u64::from(current.directory.num_chunks()),
+        ..report_of(source, &current.directory, &current.superblocks)
+    }
+}
+
+/// The report of an import of all rows of `source`, which has written nothing.
+fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock]) -> ImportReport {
     let index = source.index();
     ImportReport {
-        uuid: current.directory.uuid(),
-        generation: current.directory.generation(),
+        uuid: directory.uuid(),
+        generation: directory.generation(),
         kind: source.kind(),
         decided: source.decided().cloned(),
-        samples: current.directory.num_samples() - state.journal.part.first,
+        samples: index.len(),
         sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
-        live_samples: current.directory.num_live(),
+        live_samples: directory.num_live(),
         chunks: 0,
-        chunks_found: u64::from(current.directory.num_chunks()),
-        image_bytes: used_bytes(&current.superblocks),
+        chunks_found: 0,
+        image_bytes: used_bytes(superblocks),
         media: MediaUse::default(),
-        pack: current.directory.layout().pack,
+        pack: directory.layout().pack,
         bad: index.bad.clone(),
         file_counts: index.file_counts.clone(),
         columns: None,
-        field_types: typed_fields(&current.directory),
+        field_types: typed_fields(directory),
     }
 }
 

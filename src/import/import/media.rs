@@ -272,10 +272,7 @@ impl Channel {
     ///
     /// # Errors
     /// As [`Channel::write`]. `Disconnected` also if its queue pair was abandoned.
-    pub(super) fn take(
-        &mut self,
-        write: PendingWrite,
-    ) -> std::result::Result<Result<IoBuf>, PendingWrite> {
+    pub(super) fn take(&mut self, write: PendingWrite) -> Result<Result<IoBuf>, PendingWrite> {
         let Some(calls) = self.calls.as_mut().filter(|_| self.resets == write.resets) else {
             let message = "a write was given up together with another that failed";
             return Ok(Err(Error::new(ErrorKind::Disconnected, message)));
@@ -316,7 +313,7 @@ impl Channel {
         offset: u64,
         len: usize,
         again: bool,
-    ) -> Result<std::result::Result<IoBuf, String>> {
+    ) -> Result<Result<IoBuf, String>> {
         or_unreadable(self.call(namespace, |calls, pair| {
             if again {
                 calls.report_corrupt(pair, offset, len);
@@ -330,13 +327,10 @@ impl Channel {
     /// # Errors
     /// As [`Channel::write`].
     pub(super) fn zero(&mut self, namespace: u16, offset: u64, len: u64) -> Result<()> {
-        let mut at = 0;
         let mut zeroes = IoBuf::zeroed(len.min(ZERO_BYTES) as usize);
-        while at < len {
-            zeroes.truncate((len - at).min(ZERO_BYTES) as usize);
-            let written = zeroes.len() as u64;
+        for (at, piece) in pieces(len, ZERO_BYTES) {
+            zeroes.truncate(piece);
             zeroes = self.write(namespace, offset + at, zeroes)?;
-            at += written;
         }
         Ok(())
     }
@@ -390,6 +384,11 @@ impl Channel {
         }
         result
     }
+}
+
+/// Offsets and lengths of the pieces of `len` bytes, which have `each` bytes but for the last one.
+pub(super) fn pieces(len: u64, each: u64) -> impl Iterator<Item = (u64, usize)> {
+    (0..len).step_by(each as usize).map(move |at| (at, (len - at).min(each) as usize))
 }
 
 /// Queue pairs on a namespace that are not for writing threads: the lease's, and that of the thread that

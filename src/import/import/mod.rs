@@ -45,7 +45,6 @@ mod options;
 mod orphans;
 mod part_sum;
 mod pass;
-mod pieces;
 mod plan;
 mod points;
 mod prepare;
@@ -63,7 +62,7 @@ mod worker;
 mod write_behind;
 mod writer;
 
-pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
+pub use edit::{EditReport, delete, delete_ids, delete_on};
 pub use field_types::{FieldColumn, FieldSpec};
 pub use importer::{import, import_onto};
 pub use media_use::MediaUse;
@@ -72,7 +71,6 @@ pub use options::{
     PlacementOrder, Progress, RowOptions, Stage,
 };
 pub use orphans::orphans_on;
-pub use pieces::{PiecesReport, add_pieces, add_pieces_on};
 pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};

@@ -59,8 +59,8 @@ pub struct ImportOptions {
     pub prefix: bool,
     /// Takes the files of archives within archives as samples, instead of those archives.
     pub nested: bool,
-    /// How many bytes may be made of each that is read of the sources, by decompression, of holes of sparse files, by
-    /// links to what was taken already, and of rows that share values: each of these makes as many, or 256 MiB.
+    /// How many bytes may be made of each that is read of the sources, by decompression, by links to what was taken
+    /// already, and of rows that share values: each of these makes as many, or 256 MiB.
     pub max_expansion: u64,
     /// How object stores are read.
     pub places: PlaceOptions,

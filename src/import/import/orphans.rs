@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::import::media::Media;
+use crate::import::media::{Media, pieces};
 use crate::import::prepare;
 use dlfs_base::Result;
 use dlfs_format::format::CellRange;
@@ -39,15 +39,12 @@ pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
     for (namespace, cell) in one_by_one {
         let len_bytes = media.devices()[usize::from(namespace)].namespace().len_bytes();
         let start = layout.offset_of(cell)?;
-        let end = (start + layout.cell_bytes()).min(len_bytes);
-        let mut at = start;
-        while at < end {
-            let piece = (end - at).min(PIECE_BYTES);
-            if channel.read(namespace, at, piece as usize)?.iter().any(|byte| *byte != 0) {
+        let len = layout.cell_bytes().min(len_bytes.saturating_sub(start));
+        for (at, piece) in pieces(len, PIECE_BYTES) {
+            if channel.read(namespace, start + at, piece)?.iter().any(|byte| *byte != 0) {
                 found.push(CellRange { namespace, cell, cells: 1 });
                 break;
             }
-            at += piece;
         }
     }
     Ok(found)

@@ -73,12 +73,7 @@ impl<'a> Pass<'a> {
         progress: &mut dyn Progress,
     ) -> Result<Outcome> {
         let shared = Shared {
-            job: self.job,
-            source: self.source,
-            media: self.media,
-            lease: self.lease,
-            look: self.look,
-            chunks: self.chunks,
+            pass: self,
             next: AtomicUsize::new(self.skip_chunks as usize),
             stop: AtomicBool::new(false),
             only_check: AtomicBool::new(self.only_check),

@@ -10,8 +10,8 @@ use crate::import::columns::ColumnFile;
 use crate::import::kept_classes::{self, CLASSES_BYTES, CLASSES_OFFSET};
 use crate::import::options::ImportOptions;
 use crate::import::prepare::ImportState;
-use crate::import::sources::SourceKind;
 use crate::import::sources::sample_stream::SampleStream;
+use crate::import::sources::{FoundFile, SourceKind};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object};
 
@@ -61,14 +61,14 @@ impl Points {
     pub(super) fn saved(
         &self,
         state: &ImportState,
-        objects: &[(Client, Vec<Object>)],
+        files: &[FoundFile],
         shards: &[(Client, Object)],
     ) -> Result<Vec<(Point, Vec<Vec<u8>>)>> {
         let media = &state.media;
         let block = media.channel().read(0, CHECKPOINT_OFFSET, CHECKPOINT_BYTES)?;
         let Some(saved) = Checkpoint::parse(&block) else { return Ok(Vec::new()) };
         let points = saved.points_of(&self.checkpoint, &self.objects);
-        let points = points.map_err(|changed| error(&changed, objects, shards))?;
+        let points = points.map_err(|changed| error(&changed, files, shards))?;
         let mut names = Vec::new();
         if points.iter().any(|point| point.classes.count > 0) {
             let blocks = media.channel().read(0, CLASSES_OFFSET, CLASSES_BYTES)?;
@@ -156,12 +156,15 @@ fn address(client: &Client, object: &Object) -> String {
     client.place().with_key(&*object.key).to_string()
 }
 
+/// The objects among files.
+fn objects(files: &[FoundFile]) -> impl Iterator<Item = &(Client, Object)> {
+    files.iter().filter_map(|file| file.object.as_ref())
+}
+
 /// Objects that were given.
-pub(super) fn listed(objects: &[(Client, Vec<Object>)]) -> ObjectList {
+pub(super) fn listed(files: &[FoundFile]) -> ObjectList {
     let mut list = ObjectList::default();
-    for (client, objects) in objects {
-        list.extend(objects.iter().map(|object| described(client, object)));
-    }
+    list.extend(objects(files).map(|(client, object)| described(client, object)));
     list
 }
 
@@ -169,15 +172,8 @@ fn described<'a>(client: &Client, object: &'a Object) -> (String, u64, Option<&'
     (address(client, object), object.len_bytes, object.etag.as_deref())
 }
 
-fn error(
-    changed: &Changed,
-    objects: &[(Client, Vec<Object>)],
-    shards: &[(Client, Object)],
-) -> Error {
-    let given = objects
-        .iter()
-        .flat_map(|(client, objects)| objects.iter().map(move |object| address(client, object)));
-    let mut all = given.chain(shards.iter().map(|(client, object)| address(client, object)));
+fn error(changed: &Changed, files: &[FoundFile], shards: &[(Client, Object)]) -> Error {
+    let mut all = objects(files).chain(shards);
     let count = changed.among.end - changed.among.start;
     let text = match count {
         1 => "the object has changed since the import began, or another one is in its place"
@@ -187,7 +183,7 @@ fn error(
     let error = Error::new(ErrorKind::BadSource, text)
         .hint("begin again with --force, or with --append if the image had a generation before");
     match usize::try_from(changed.among.start).ok().and_then(|at| all.nth(at)) {
-        Some(address) => error.target(address),
+        Some((client, object)) => error.target(address(client, object)),
         None => error,
     }
 }

@@ -9,11 +9,12 @@ use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
+use crate::import::retry::with_retry;
 use crate::import::scan::Scan;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::directory::commit::reserve_current;
+use dlfs_format::directory::commit::{freed_by_next, reserve_current};
 use dlfs_format::format::chunk::ChunkKind;
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::geometry::check_layout;
@@ -22,7 +23,9 @@ use dlfs_format::format::superblock::{
     COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset,
 };
 use dlfs_format::format::superblock_set::{SuperblockSet, SuperblockSetError, select_generation};
-use dlfs_format::format::{ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid};
+use dlfs_format::format::{
+    CellRange, ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid,
+};
 use dlfs_io::qpair::Device;
 
 /// The committed generation.
@@ -46,6 +49,29 @@ pub(super) struct ImportState {
     pub(super) resumed: bool,
     /// Set if all of it is on the media and committed.
     pub(super) done: bool,
+}
+
+impl Current {
+    /// The cells that are free once a generation with these `kept` follows.
+    pub(super) fn freed(&self, kept: impl Iterator<Item = CellRange>) -> Vec<CellRange> {
+        freed_by_next(&self.directory, &self.superblocks[0], kept)
+    }
+}
+
+impl ImportState {
+    /// The directory of the image, if there is one.
+    pub(super) fn image(&self) -> Option<&Directory> {
+        self.current.as_ref().map(|current| &*current.directory)
+    }
+
+    /// Writes the journals onto namespaces that have room for them: from here on others know that something was begun.
+    pub(super) fn begin(&self) -> Result<()> {
+        let layout = &self.journal.layout;
+        for namespace in 0..self.media.len() {
+            self.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
+        }
+        with_retry(self.media.retry_budget(), || write_journals(&self.media, &self.journal))
+    }
 }
 
 /// Inspects the namespaces and decides, as `options` say, what to import onto. Writes nothing, unless

@@ -18,14 +18,14 @@ use crate::import::retry::with_retry;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{Generation, Lba, SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::commit::{Commit, freed_by_next};
+use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, Rewrite};
 use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::checksum::crc32c;
 use dlfs_format::format::error::equal;
 use dlfs_format::format::{
-    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout,
-    Part, SampleMeta, Space,
+    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout, Part,
+    SampleMeta, Space,
 };
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
@@ -171,7 +171,7 @@ impl<'a> Purge<'a> {
         &self,
         todo: &[Slots],
         progress: &mut dyn Progress,
-    ) -> Result<std::result::Result<(usize, u64, Commit), Error>> {
+    ) -> Result<Result<(usize, u64, Commit), Error>> {
         let mut space = self.free_space();
         // First of all room for the commit: without it, nothing else is of use.
         let commit_cells = self.commit_cells();
@@ -201,8 +201,7 @@ impl<'a> Purge<'a> {
             since: self.since,
         };
         let mut directory = old.rewritten(&rewrite)?;
-        let kept: Vec<CellRange> = directory.cell_ranges().collect();
-        directory.set_freed(freed_by_next(old, &self.edit.current.superblocks[0], kept));
+        directory.set_freed(self.edit.current.freed(directory.cell_ranges()));
         let mut space = self.edit.free_space();
         heads.iter().for_each(|head| space.reserve(head.cell_range()));
         let commit = commit::prepare(&self.edit.media, directory, &mut space)?;

@@ -1,6 +1,6 @@
 //! Verifies written chunks by reading them back, for networks without digests.
 
-use crate::import::media::Channel;
+use crate::import::media::{Channel, pieces};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{ChunkInfo, Directory};
 use dlfs_format::format::ChunkHeader;
@@ -27,11 +27,8 @@ pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: 
 /// The checksum of bytes on media.
 pub(super) fn crc_of(channel: &mut Channel, namespace: u16, offset: u64, len: u64) -> Result<u32> {
     let mut crc = 0;
-    let mut at = 0;
-    while at < len {
-        let piece = (len - at).min(PIECE_BYTES) as usize;
+    for (at, piece) in pieces(len, PIECE_BYTES) {
         crc = crc32c_append(crc, &channel.read(namespace, offset + at, piece)?);
-        at += piece as u64;
     }
     Ok(crc)
 }

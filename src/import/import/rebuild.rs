@@ -615,7 +615,7 @@ fn add(
     step: &Step,
     header: Option<&ChunkHeader>,
     base: Option<&Directory>,
-) -> std::result::Result<(), FormatError> {
+) -> Result<(), FormatError> {
     match (*step, header) {
         (Step::Lost { part, count }, _) => builder.add_lost(part, count),
         (Step::Base(chunk), _) => {

@@ -127,7 +127,7 @@ pub(super) fn each_block(
     namespace: u16,
     bytes: Range<u64>,
     step: u64,
-    mut take: impl FnMut(u64, std::result::Result<&[u8], &str>) -> ControlFlow<(), u64>,
+    mut take: impl FnMut(u64, Result<&[u8], &str>) -> ControlFlow<(), u64>,
 ) -> Result<()> {
     let len = channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
     let end = bytes.end.min(len);
@@ -166,7 +166,7 @@ pub(super) fn read_twice(
     namespace: u16,
     offset: u64,
     len: usize,
-) -> Result<std::result::Result<IoBuf, String>> {
+) -> Result<Result<IoBuf, String>> {
     match channel.read_block(namespace, offset, len, false)? {
         Err(_) => channel.read_block(namespace, offset, len, true),
         found => Ok(found),

@@ -18,9 +18,8 @@ use crate::import::options::{
     stopped,
 };
 use crate::import::points::{self, Points};
-use crate::import::prepare::{self, ImportState, write_journals};
+use crate::import::prepare::{self, ImportState};
 use crate::import::restore::Restored;
-use crate::import::retry::with_retry;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::objects::push_origin;
@@ -53,18 +52,17 @@ pub(super) fn run(
     if state.done {
         return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to resume"));
     }
-    let image = state.current.as_ref().map(|current| &*current.directory);
+    let image = state.image();
     options.numbered(image)?;
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
-    let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let mut judged = Judged { kind: found.kind, decided: found.decided };
     let origins = SharedOrigins::default();
-    let objects = points::listed(&found.objects);
-    let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
+    let objects = points::listed(&found.files);
+    let again = state.resumed.then(|| found.files.clone());
     let field_columns = OnceCell::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
     let expansion = Expansion::new(options.max_expansion);
-    let mut opened = open(found.files, found.objects, &mut judged, checks, &origins, &expansion)?;
+    let mut opened = open(found.files, &mut judged, checks, &origins, &expansion)?;
     if let Opened::Rows(rows) = &mut opened
         && !state.resumed
     {
@@ -74,15 +72,11 @@ pub(super) fn run(
     let shards = opened.shards();
     let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
     progress.stage(Stage::Writing, 0, 0);
-    let layout = &state.journal.layout;
-    for namespace in 0..state.media.len() {
-        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
-    }
-    with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
+    state.begin()?;
     let mut import = StreamImport::new(&state, checks, lease, progress)?;
     import.points = points;
     let restored = match &again {
-        Some((_, objects)) => import.restore(objects, opened.shards())?,
+        Some(files) => import.restore(files, opened.shards())?,
         None => None,
     };
     let mut source = match again.zip(restored) {
@@ -103,7 +97,7 @@ pub(super) fn run(
     if is_older || options.on_error == OnError::Stop && !bad.is_empty() {
         return Err(BadEntries(bad).into_error());
     }
-    if image_fields.is_some_and(|fields| fields != source.fields()) {
+    if image.is_some_and(|image| image.fields() != source.fields()) {
         let message = "samples of the stream have other fields than those of the image";
         return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
@@ -173,28 +167,26 @@ impl<'a> Opened<'a> {
 /// Opens `files`.
 fn open<'a>(
     files: Vec<FoundFile>,
-    objects: Vec<(Client, Vec<Object>)>,
     judged: &mut Judged,
     checks: Checks<'a>,
     origins: &SharedOrigins,
     expansion: &Expansion,
 ) -> Result<Opened<'a>> {
-    for (client, objects) in &objects {
-        objects.iter().for_each(|object| push_origin(&mut origins.lock(), client, object));
+    for (client, object) in files.iter().filter_map(|file| file.object.as_ref()) {
+        push_origin(&mut origins.lock(), client, object);
     }
     let Checks { image, options, .. } = checks;
     Ok(match judged.kind {
         rows if rows.is_rows() => {
-            let rows =
-                formats::open(files, objects, judged.kind, image, options, origins, expansion)?;
+            let rows = formats::open(files, judged.kind, image, options, origins, expansion)?;
             Opened::Rows(Box::new(rows))
         }
         SourceKind::TfRecord => {
-            let inputs = Inputs::new(files, objects, expansion.clone());
+            let inputs = Inputs::new(files, expansion.clone());
             Opened::Other(Box::new(RecordStream::new(inputs).at_once(most_at_once(checks))))
         }
         _ => {
-            let mut inputs = Inputs::new(files, objects, expansion.clone());
+            let mut inputs = Inputs::new(files, expansion.clone());
             if judged.is_open()
                 && let Some(pair) = inputs.pair_at_beginning()?
             {
@@ -219,7 +211,7 @@ fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
 /// The samples of shards in a store behind those that are there.
 fn go_on<'a>(
     opened: Opened<'a>,
-    (files, objects): (Vec<FoundFile>, Vec<(Client, Vec<Object>)>),
+    files: Vec<FoundFile>,
     judged: &Judged,
     checks: Checks<'a>,
     (place, restored): (StreamPlace, Restored),
@@ -231,7 +223,7 @@ fn go_on<'a>(
         let source = Checked::new(Box::new(rows), checks).after(restored.field_types);
         return Ok(placed(source, checks.options, windows));
     }
-    let inputs = Inputs::from(files, objects, input, offset, expansion)?;
+    let inputs = Inputs::from(files, input, offset, expansion)?;
     let source: Box<dyn SampleStream> = match judged.kind {
         SourceKind::TfRecord => {
             Box::new(RecordStream::new(inputs).at_once(most_at_once(checks)).after(offset, record))
@@ -291,7 +283,6 @@ impl<'a> StreamImport<'a> {
         progress: &'a mut dyn Progress,
     ) -> Result<StreamImport<'a>> {
         let columns = checks.file;
-        let current = state.current.as_ref().map(|current| &*current.directory);
         Ok(StreamImport {
             state,
             lease,
@@ -301,7 +292,7 @@ impl<'a> StreamImport<'a> {
             values: columns.map(ColumnFile::of_stream),
             example: None,
             progress,
-            chunks: ChunkStream::new(state, lease, columns_with(columns, current))?,
+            chunks: ChunkStream::new(state, lease, columns_with(columns, state.image()))?,
             points: None,
             samples: 0,
             sample_bytes: 0,
@@ -312,11 +303,11 @@ impl<'a> StreamImport<'a> {
     /// Takes over what is on the media up to the last point of an interrupted import; returns where the source goes on.
     fn restore(
         &mut self,
-        objects: &[(Client, Vec<Object>)],
+        files: &[FoundFile],
         shards: &[(Client, Object)],
     ) -> Result<Option<(StreamPlace, Restored)>> {
         let Some(points) = &mut self.points else { return Ok(None) };
-        for (point, classes) in points.saved(self.state, objects, shards)? {
+        for (point, classes) in points.saved(self.state, files, shards)? {
             let values = &mut self.values;
             let example = &mut self.example;
             let mut seen = |name: &[u8]| {
@@ -333,8 +324,7 @@ impl<'a> StreamImport<'a> {
                 self.progress.advance(self.samples, self.sample_bytes);
                 return Ok(Some((point.place, restored)));
             }
-            let current = self.state.current.as_ref().map(|current| &*current.directory);
-            let columns = columns_with(self.file, current);
+            let columns = columns_with(self.file, self.state.image());
             self.chunks = ChunkStream::new(self.state, self.lease, columns)?;
             (self.values, self.example) = (self.file.map(ColumnFile::of_stream), None);
         }
@@ -369,8 +359,8 @@ impl<'a> StreamImport<'a> {
         let values = match self.field_columns.get() {
             Some(columns) => {
                 let row = self.row.get_or_insert_with(|| {
-                    let image = self.state.current.as_ref().map(|current| &*current.directory);
-                    self.chunks.set_columns(columns.join(columns_with(self.file, image)));
+                    let columns_so_far = columns_with(self.file, self.state.image());
+                    self.chunks.set_columns(columns.join(columns_so_far));
                     columns.table()
                 });
                 row.clear();

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_channel::Sender;
 
-use crate::import::chunks::{ChunkWriter, Job, Started};
-use crate::import::lease::Lease;
-use crate::import::media::Media;
+use crate::import::chunks::{ChunkWriter, Started};
+use crate::import::pass::Pass;
 use crate::import::plan::ChunkLayout;
 use crate::import::retry::{Backoff, is_transient};
-use crate::import::sources::{BadEntry, Source};
+use crate::import::sources::BadEntry;
 use dlfs_base::threads::caught;
 use dlfs_base::{Error, Result};
 use dlfs_format::format::ChunkHeader;
@@ -30,16 +29,8 @@ pub(super) enum Event {
 
 /// State that all threads share.
 pub(super) struct Shared<'a> {
-    /// Source, layout and placement.
-    pub(super) job: Job<'a>,
-    pub(super) source: &'a Source,
-    pub(super) media: &'a Media,
-    /// The right to write.
-    pub(super) lease: &'a Lease,
-    /// Set if chunks may be on the media already.
-    pub(super) look: bool,
-    /// All chunks, and the number of the next one to take.
-    pub(super) chunks: &'a [ChunkLayout],
+    pub(super) pass: &'a Pass<'a>,
+    /// The number of the next chunk to take.
     pub(super) next: AtomicUsize,
     /// Take no more chunks: a thread failed, or the caller wants to stop.
     pub(super) stop: AtomicBool,
@@ -69,8 +60,8 @@ pub(super) struct Worker<'p, 'a> {
 
 impl<'p, 'a> Worker<'p, 'a> {
     pub(super) fn new(shared: &'p Shared<'a>, events: Sender<Event>) -> Worker<'p, 'a> {
-        let reader = shared.source.reader();
-        let writer = ChunkWriter::new(shared.job, reader, shared.media.channel());
+        let pass = shared.pass;
+        let writer = ChunkWriter::new(pass.job, pass.source.reader(), pass.media.channel());
         Worker { shared, events, writer, again: VecDeque::new() }
     }
 
@@ -97,7 +88,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             while let Some(((task, header), ended)) = self.writer.writes().ended() {
                 match ended {
                     Ok(()) => {
-                        self.shared.media.retry_budget().progressed();
+                        self.shared.pass.media.retry_budget().progressed();
                         let header = Box::new(header);
                         self.tell(Event::Made { chunk: task.chunk, header, found: false });
                     }
@@ -122,8 +113,8 @@ impl<'p, 'a> Worker<'p, 'a> {
             return Some(task);
         }
         let next = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        let chunk = *self.shared.chunks.get(next)?;
-        Some(Task { chunk, look: self.shared.look, pause: None })
+        let chunk = *self.shared.pass.chunks.get(next)?;
+        Some(Task { chunk, look: self.shared.pass.look, pause: None })
     }
 
     fn start(&mut self, task: Task) -> Result<()> {
@@ -132,11 +123,11 @@ impl<'p, 'a> Worker<'p, 'a> {
             self.tell(Event::Bad(bad));
             return Ok(());
         }
-        let lease = self.shared.lease.check();
+        let lease = self.shared.pass.lease.check();
         match lease.and_then(|()| self.writer.start(&task.chunk, task.look)) {
             Ok(Started::Writing(header)) => self.writer.writes().close((task, header)),
             Ok(Started::Found(header)) => {
-                self.shared.media.retry_budget().progressed();
+                self.shared.pass.media.retry_budget().progressed();
                 let header = Box::new(header);
                 self.tell(Event::Made { chunk: task.chunk, header, found: true });
             }
@@ -161,7 +152,8 @@ impl<'p, 'a> Worker<'p, 'a> {
     /// write again what is missing.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
         let pause = task.pause.get_or_insert_default();
-        if !is_transient(&error) || !self.shared.media.retry_budget().wait(pause, &self.shared.stop)
+        if !is_transient(&error)
+            || !self.shared.pass.media.retry_budget().wait(pause, &self.shared.stop)
         {
             return Err(error);
         }

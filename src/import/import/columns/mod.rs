@@ -217,12 +217,12 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
         let row = row.ok_or_else(|| "more than 4,294,967,294 rows".to_owned())?;
         if let Some(before) = row_of.insert(name.as_bytes().to_vec(), row) {
             let before = u64::from(before) + 1;
-            return Err(format!("line {}: `{name}` is in row {before} already", record.line));
+            return Err(format!("line {}: `{name}` is in row {before} already", record.line()));
         }
         let mut values = Vec::with_capacity(columns.len());
         for ((at, ..), column) in chosen.iter().zip(&columns) {
             values.push(record.cell(*at, &names).to_value(column.kind).ok_or_else(|| {
-                let line = record.line;
+                let line = record.line();
                 let name = &column.name;
                 let kind = column.kind;
                 let cell = record.cell(*at, &names);
@@ -231,7 +231,7 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
         }
         let texts = values.iter().map(|value| value.text_len()).sum::<usize>();
         if texts > MAX_TEXTS_BYTES {
-            let line = record.line;
+            let line = record.line();
             return Err(format!("line {line}: {texts} bytes of text, more than {MAX_TEXTS_BYTES}"));
         }
         let mut values = values.iter();
@@ -254,7 +254,7 @@ fn names_of(records: &Records<'_>) -> Result<Vec<(String, Option<ColumnType>)>, 
         },
         _ => (name, None),
     };
-    let names: Vec<_> = records.names()?.into_iter().map(typed).collect();
+    let names: Vec<_> = records.header.iter().cloned().map(typed).collect();
     let mut seen = HashSet::new();
     match names.iter().find(|(name, _)| !seen.insert(name)) {
         Some((name, _)) => Err(format!("column `{name}` is there twice")),
@@ -319,7 +319,7 @@ fn types_of(
         for ((at, name, given), found) in chosen.iter().zip(&mut found) {
             let cell = record.cell(*at, &names);
             if let Cell::Nested(what) = cell {
-                let line = record.line;
+                let line = record.line();
                 return Err(format!(
                     "line {line}: column `{name}` is {what}: choose others with --column"
                 ));

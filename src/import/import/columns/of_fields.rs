@@ -97,15 +97,14 @@ impl FieldColumns {
         &self,
         name: &[u8],
         file: Option<&ColumnFile>,
-        bytes: impl Fn(u16) -> std::result::Result<Option<&'b [u8]>, BadReason>,
-    ) -> std::result::Result<Vec<OwnedValue>, BadReason> {
+        bytes: impl Fn(u16) -> Result<Option<&'b [u8]>, BadReason>,
+    ) -> Result<Vec<OwnedValue>, BadReason> {
         let value = |column: &OfField| {
             let value =
                 bytes(column.field)?.map_or(Ok(OwnedValue::None), |bytes| column.value(bytes));
             value.map_err(|what| BadReason::Field { field: column.name.clone(), what })
         };
-        let values: Vec<OwnedValue> =
-            self.columns.iter().map(value).collect::<std::result::Result<_, _>>()?;
+        let values: Vec<OwnedValue> = self.columns.iter().map(value).collect::<Result<_, _>>()?;
         self.check_texts(name, file, &values)?;
         Ok(values)
     }
@@ -116,7 +115,7 @@ impl FieldColumns {
         name: &[u8],
         file: Option<&ColumnFile>,
         own: &[OwnedValue],
-    ) -> std::result::Result<(), BadReason> {
+    ) -> Result<(), BadReason> {
         let longest = own.iter().zip(&self.columns).max_by_key(|(value, _)| value.text_len());
         let Some((_, column)) = longest.filter(|(value, _)| value.text_len() > 0) else {
             return Ok(());
@@ -204,11 +203,7 @@ impl FieldColumns {
     }
 
     /// Checks that a field of `len` bytes fits into its column; otherwise says what is wrong with it.
-    pub(in crate::import) fn check_len(
-        &self,
-        field: u16,
-        len: u64,
-    ) -> std::result::Result<(), BadReason> {
+    pub(in crate::import) fn check_len(&self, field: u16, len: u64) -> Result<(), BadReason> {
         let column = self.columns.iter().find(|column| column.field == field);
         match column.filter(|_| len > MAX_TEXTS_BYTES as u64) {
             Some(column) => Err(column.too_long(len)),
@@ -219,7 +214,7 @@ impl FieldColumns {
 
 impl OfField {
     /// The value that the bytes of the field give.
-    fn value(&self, bytes: &[u8]) -> std::result::Result<OwnedValue, String> {
+    fn value(&self, bytes: &[u8]) -> Result<OwnedValue, String> {
         let column = &self.spec.name;
         let kind = self.spec.kind;
         let Some(from) = &self.from else {
@@ -256,7 +251,7 @@ fn kind_of(
     column: &FieldColumn,
     own: Option<ColumnType>,
     from: Option<&FieldType>,
-) -> std::result::Result<ColumnType, String> {
+) -> Result<ColumnType, String> {
     let name = &column.column;
     let field = column.field.escape_ascii();
     if let (Some(given), Some(own)) = (column.kind, own)

@@ -3,11 +3,12 @@
 //! CSV is that of RFC 4180: a value in quotes may hold commas, line ends, and quotes, which are doubled. Tab-separated
 //! values have no quotes. Empty lines are none in all of them.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
+use std::io::{Chain, Read};
 use std::path::Path;
 
+use csv::{Reader, ReaderBuilder, StringRecord};
 use serde_json::Value as Json;
 
 use dlfs_format::format::columns::{ColumnType, OwnedValue, Value};
@@ -17,7 +18,7 @@ pub(super) struct Records<'a> {
     syntax: Syntax,
     text: &'a str,
     /// The names of the columns: of JSON, of all lines together.
-    header: Vec<String>,
+    pub(super) header: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,13 +30,17 @@ enum Syntax {
 
 /// One record.
 pub(super) struct Record<'a> {
-    /// The line at which it begins, from 1.
-    pub(super) line: usize,
+    text: &'a str,
+    /// Offset in the text, perhaps of empty lines before it.
+    at: usize,
     values: Values<'a>,
 }
 
+/// Takes a record, or says what is wrong with it.
+type Take<'t> = dyn FnMut(&Record<'_>) -> Result<(), String> + 't;
+
 enum Values<'a> {
-    Cells(Vec<Cow<'a, str>>),
+    Cells(&'a StringRecord),
     Object(serde_json::Map<String, Json>),
 }
 
@@ -70,13 +75,7 @@ impl<'a> Records<'a> {
             .map_err(|error| format!("is no UTF-8 at byte {}", error.valid_up_to()))?;
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut records = Records { syntax, text, header: Vec::new() };
-        records.header = match syntax {
-            Syntax::Json => records.keys()?,
-            _ => match records.next(&mut 0, &mut 1)? {
-                Some((_, cells)) => cells.into_iter().map(|cell| cell.trim().to_owned()).collect(),
-                None => return Err("there is no line".to_owned()),
-            },
-        };
+        records.header = if syntax == Syntax::Json { records.keys()? } else { records.titles()? };
         Ok(records)
     }
 
@@ -84,8 +83,14 @@ impl<'a> Records<'a> {
         self.syntax == Syntax::Json
     }
 
-    pub(super) fn names(&self) -> Result<Vec<String>, String> {
-        Ok(self.header.clone())
+    /// The cells of the first line.
+    fn titles(&self) -> Result<Vec<String>, String> {
+        let mut reader = self.reader();
+        let titles = reader.headers().map_err(|error| error.to_string())?;
+        if is_end(titles) {
+            return Err("there is no line".to_owned());
+        }
+        Ok(titles.iter().map(|cell| cell.trim().to_owned()).collect())
     }
 
     /// The keys of all objects, in the order in which they appear.
@@ -107,111 +112,93 @@ impl<'a> Records<'a> {
     }
 
     /// Gives each record to `take`, until it fails.
-    pub(super) fn each(
-        &self,
-        take: &mut dyn FnMut(&Record<'_>) -> Result<(), String>,
-    ) -> Result<(), String> {
-        if self.syntax == Syntax::Json {
-            for (line, text) in
-                (1..).zip(self.text.lines()).filter(|(_, text)| !text.trim().is_empty())
-            {
-                let object = serde_json::from_str(text)
-                    .map_err(|error| format!("line {line}: not an object of JSON: {error}"))?;
-                take(&Record { line, values: Values::Object(object) })?;
-            }
-            return Ok(());
-        }
+    pub(super) fn each(&self, take: &mut Take<'_>) -> Result<(), String> {
+        if self.syntax == Syntax::Json { self.each_object(take) } else { self.each_row(take) }
+    }
+
+    fn each_object(&self, take: &mut Take<'_>) -> Result<(), String> {
         let mut at = 0;
-        let mut line = 1;
-        self.next(&mut at, &mut line)?; // the names
-        while let Some((line, cells)) = self.next(&mut at, &mut line)? {
-            if cells.len() != self.header.len() {
-                let found = cells.len();
-                let expected = self.header.len();
-                let values = if found == 1 { "value" } else { "values" };
-                return Err(format!("line {line}: {found} {values} in place of {expected}"));
+        for line in self.text.split_inclusive('\n') {
+            if !line.trim().is_empty() {
+                let object = serde_json::from_str(line).map_err(|error| {
+                    format!("line {}: not an object of JSON: {error}", line_at(self.text, at))
+                })?;
+                take(&Record { text: self.text, at, values: Values::Object(object) })?;
             }
-            take(&Record { line, values: Values::Cells(cells) })?;
+            at += line.len();
         }
         Ok(())
     }
 
-    /// The cells of the next record that is not an empty line, and its line.
-    fn next(&self, at: &mut usize, line: &mut usize) -> Result<Option<Cells<'a>>, String> {
-        let text = self.text;
-        while let Some(rest) = text.get(*at..).filter(|rest| !rest.is_empty()) {
-            let end = rest.find('\n').map_or(rest.len(), |end| end + 1);
-            if !rest[..end].trim_end_matches(['\n', '\r']).is_empty() {
-                break;
+    fn each_row(&self, take: &mut Take<'_>) -> Result<(), String> {
+        let mut reader = self.reader();
+        let mut cells = StringRecord::new();
+        let mut next = StringRecord::new();
+        while reader.read_record(&mut next).map_err(|error| error.to_string())? {
+            if !cells.is_empty() {
+                self.take_row(&cells, take)?;
             }
-            *at += end;
-            *line += 1;
+            std::mem::swap(&mut cells, &mut next);
         }
-        if *at >= text.len() {
-            return Ok(None);
+        // Within a quote that is not closed lies all that follows it.
+        if is_end(&cells) {
+            return Ok(());
         }
-        let first = *line;
-        let separator = if self.syntax == Syntax::Tab { '\t' } else { ',' };
-        let mut cells = Vec::new();
-        loop {
-            let rest = &text[*at..];
-            let is_quoted = self.syntax == Syntax::Comma && rest.starts_with('"');
-            let (cell, len) = if is_quoted {
-                quoted(rest).ok_or_else(|| format!("line {first}: a quote is not closed"))?
-            } else {
-                let len = rest.find([separator, '\n']).unwrap_or(rest.len());
-                (Cow::Borrowed(&rest[..len]), len)
-            };
-            *line += rest[..len].matches('\n').count();
-            *at += len;
-            let behind = &text[*at..];
-            let is_end =
-                behind.is_empty() || behind.starts_with('\n') || behind.starts_with("\r\n");
-            if !is_end && !behind.starts_with(separator) {
-                return Err(format!("line {line}: text behind a closed quote"));
-            }
-            cells.push(match cell {
-                Cow::Borrowed(cell) if is_end && !is_quoted => {
-                    Cow::Borrowed(cell.strip_suffix('\r').unwrap_or(cell))
-                }
-                cell => cell,
-            });
-            if is_end {
-                *at += behind.find('\n').map_or(behind.len(), |end| end + 1);
-                *line += 1;
-                return Ok(Some((first, cells)));
-            }
-            *at += separator.len_utf8();
+        let line = line_at(self.text, place_of(&cells));
+        Err(format!("line {line}: a quote is not closed"))
+    }
+
+    fn take_row(&self, cells: &StringRecord, take: &mut Take<'_>) -> Result<(), String> {
+        let values = Values::Cells(cells);
+        let record = Record { text: self.text, at: place_of(cells), values };
+        let found = cells.len();
+        let expected = self.header.len();
+        if found != expected {
+            let values = if found == 1 { "value" } else { "values" };
+            let line = record.line();
+            return Err(format!("line {line}: {found} {values} in place of {expected}"));
         }
+        take(&record)
+    }
+
+    /// Reads the lines, and one that is [`END`] behind them.
+    fn reader(&self) -> Reader<Chain<&'a [u8], &'static [u8]>> {
+        ReaderBuilder::new()
+            .flexible(true)
+            .delimiter(if self.syntax == Syntax::Tab { b'\t' } else { b',' })
+            .quoting(self.syntax == Syntax::Comma)
+            .from_reader(self.text.as_bytes().chain(END))
     }
 }
 
-/// The line of a record, and its cells.
-type Cells<'a> = (usize, Vec<Cow<'a, str>>);
-
-/// The text in quotes at the start of `rest`, and the bytes that it takes. `None`: they are not closed.
-fn quoted(rest: &str) -> Option<(Cow<'_, str>, usize)> {
-    let mut at = 1;
-    loop {
-        at += rest[at..].find('"')?;
-        if !rest[at + 1..].starts_with('"') {
-            let inner = &rest[1..at];
-            let inner = if inner.contains('"') {
-                Cow::Owned(inner.replace("\"\"", "\""))
-            } else {
-                Cow::Borrowed(inner)
-            };
-            return Some((inner, at + 1));
-        }
-        at += 2;
-    }
+/// The line of the first record at `at` or later, from 1.
+fn line_at(text: &str, at: usize) -> usize {
+    let rest = text.get(at..).unwrap_or_default().trim_start_matches(['\r', '\n']);
+    text[..text.len() - rest.len()].matches('\n').count() + 1
 }
+
+/// Offset of a record, or of the end of the one before.
+fn place_of(cells: &StringRecord) -> usize {
+    cells.position().map_or(0, |position| position.byte() as usize)
+}
+
+fn is_end(cells: &StringRecord) -> bool {
+    cells.len() == 1 && cells.get(0) == Some("\0")
+}
+
+/// A line behind the last one, which is a record unless a quote before it is not closed.
+const END: &[u8] = b"\n\0";
 
 impl Record<'_> {
+    /// The line at which it begins, from 1.
+    pub(super) fn line(&self) -> usize {
+        line_at(self.text, self.at)
+    }
+
     /// The value in the column at `at` of `names`.
     pub(super) fn cell(&self, at: usize, names: &[(String, Option<ColumnType>)]) -> Cell<'_> {
         match &self.values {
-            Values::Cells(cells) => match cells.get(at).map(|cell| &**cell) {
+            Values::Cells(cells) => match cells.get(at) {
                 None | Some("") => Cell::None,
                 Some(word) => Cell::Word(word),
             },
@@ -241,7 +228,7 @@ impl Record<'_> {
         let name = match self.cell(at, names) {
             Cell::Word(text) | Cell::Text(text) => text.to_owned(),
             Cell::Int(number) => number.to_string(),
-            _ => return Err(format!("line {}: there is no name of a sample", self.line)),
+            _ => return Err(format!("line {}: there is no name of a sample", self.line())),
         };
         Ok(name.strip_prefix("./").map_or(name.clone(), str::to_owned))
     }

@@ -22,13 +22,13 @@ pub(super) struct Batch {
 /// The batches of a file from an entry on.
 pub(super) struct Batches {
     /// One after the other.
-    pub(super) each: Box<dyn Iterator<Item = std::result::Result<Batch, String>> + Send>,
+    pub(super) each: Box<dyn Iterator<Item = Result<Batch, String>> + Send>,
     /// Rows at their beginning that are not wanted.
     pub(super) unwanted: u64,
 }
 
 /// Batches that a thread decodes.
-struct Ahead(Receiver<std::result::Result<Batch, String>>);
+struct Ahead(Receiver<Result<Batch, String>>);
 
 impl Ahead {
     /// Starts to decode `batches`; the thread ends with them, or when this is dropped.
@@ -36,7 +36,7 @@ impl Ahead {
     /// # Errors
     /// The operating system cannot start a thread.
     fn start(
-        mut batches: impl Iterator<Item = std::result::Result<Batch, String>> + Send + 'static,
+        mut batches: impl Iterator<Item = Result<Batch, String>> + Send + 'static,
     ) -> Result<Ahead> {
         let (send, batch) = bounded(1);
         std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
@@ -99,7 +99,7 @@ impl AheadRows {
     ///
     /// # Errors
     /// What its decoder says of them.
-    fn enter(&mut self, batch: &Batch) -> std::result::Result<(), String> {
+    fn enter(&mut self, batch: &Batch) -> Result<(), String> {
         let mut cells = caught(|| Ok(BatchCells::new(&batch.rows, self.read.as_deref())))?;
         if let Some(at) = batch.at {
             self.next = Entry { at, ..Entry::default() };
@@ -130,7 +130,7 @@ impl RowReader for AheadRows {
         self.next
     }
 
-    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
+    fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
         loop {
             if let Some(row) = self.batch.as_mut().and_then(|batch| batch.next_row(cells)) {
                 self.next.rows += 1;

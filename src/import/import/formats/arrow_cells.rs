@@ -4,8 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_buffer::{Buffer, ScalarBuffer};
+use arrow_array::types::{
+    BinaryType, BinaryViewType, ByteArrayType, ByteViewType, LargeBinaryType, LargeUtf8Type,
+    StringViewType, Utf8Type,
+};
+use arrow_array::{Array, ArrayRef, OffsetSizeTrait, RecordBatch};
+use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
 use serde::Deserialize;
 
@@ -217,10 +221,7 @@ impl BatchCells {
     }
 
     /// The next row. `None`: there is none.
-    pub(super) fn next_row(
-        &mut self,
-        cells: &mut Cells,
-    ) -> Option<std::result::Result<(), BadReason>> {
+    pub(super) fn next_row(&mut self, cells: &mut Cells) -> Option<Result<(), BadReason>> {
         if self.next == self.rows {
             return None;
         }
@@ -274,8 +275,8 @@ enum Place {
 
 /// The start and end of each value.
 enum Offsets {
-    Short(arrow_buffer::OffsetBuffer<i32>),
-    Long(arrow_buffer::OffsetBuffer<i64>),
+    Short(OffsetBuffer<i32>),
+    Long(OffsetBuffer<i64>),
     Even(usize),
 }
 
@@ -295,7 +296,7 @@ impl Values {
         Values { array: array.clone(), at }
     }
 
-    fn cell(&self, row: usize) -> std::result::Result<Option<FieldBytes>, BadReason> {
+    fn cell(&self, row: usize) -> Result<Option<FieldBytes>, BadReason> {
         if self.array.is_null(row) {
             return Ok(None);
         }
@@ -311,7 +312,7 @@ impl Values {
     }
 
     /// The bytes of these rows, one after the other.
-    fn range(&self, rows: Range<usize>) -> std::result::Result<Option<FieldBytes>, BadReason> {
+    fn range(&self, rows: Range<usize>) -> Result<Option<FieldBytes>, BadReason> {
         let shared = |held: &Arc<Held>, range| Some(FieldBytes::Shared(held.clone(), range));
         if self.array.null_count() > 0 && rows.clone().any(|row| self.array.is_null(row)) {
             return Err(BadReason::Syntax(match &self.at {
@@ -355,38 +356,18 @@ fn viewed(held: &[Arc<Held>], view: u128) -> FieldBytes {
 }
 
 fn place_of(array: &ArrayRef) -> Place {
-    let held = |buffer: &Buffer| Arc::new(Held(buffer.clone()));
     match array.data_type() {
-        DataType::Binary => {
-            let array = array.as_binary::<i32>();
-            Place::Slices(held(array.values()), Offsets::Short(array.offsets().clone()))
-        }
-        DataType::LargeBinary => {
-            let array = array.as_binary::<i64>();
-            Place::Slices(held(array.values()), Offsets::Long(array.offsets().clone()))
-        }
-        DataType::Utf8 => {
-            let array = array.as_string::<i32>();
-            Place::Slices(held(array.values()), Offsets::Short(array.offsets().clone()))
-        }
-        DataType::LargeUtf8 => {
-            let array = array.as_string::<i64>();
-            Place::Slices(held(array.values()), Offsets::Long(array.offsets().clone()))
-        }
+        DataType::Binary => slices::<BinaryType>(array, Offsets::Short),
+        DataType::Utf8 => slices::<Utf8Type>(array, Offsets::Short),
+        DataType::LargeBinary => slices::<LargeBinaryType>(array, Offsets::Long),
+        DataType::LargeUtf8 => slices::<LargeUtf8Type>(array, Offsets::Long),
+        DataType::BinaryView => views::<BinaryViewType>(array),
+        DataType::Utf8View => views::<StringViewType>(array),
         DataType::FixedSizeBinary(len) => {
-            let values = array.as_fixed_size_binary();
-            Place::Even(held(values.values()), *len as usize)
+            Place::Even(held(array.as_fixed_size_binary().values()), *len as usize)
         }
-        DataType::List(_) => {
-            let array = array.as_list::<i32>();
-            let inner = Box::new(Values::of(array.values()));
-            Place::Lists(inner, Offsets::Short(array.offsets().clone()))
-        }
-        DataType::LargeList(_) => {
-            let array = array.as_list::<i64>();
-            let inner = Box::new(Values::of(array.values()));
-            Place::Lists(inner, Offsets::Long(array.offsets().clone()))
-        }
+        DataType::List(_) => lists(array, Offsets::Short),
+        DataType::LargeList(_) => lists(array, Offsets::Long),
         DataType::FixedSizeList(_, len) => {
             let inner = Box::new(Values::of(array.as_fixed_size_list().values()));
             Place::Lists(inner, Offsets::Even(*len as usize))
@@ -403,26 +384,38 @@ fn place_of(array: &ArrayRef) -> Place {
             let bytes = array.as_struct().column_by_name("bytes");
             bytes.map_or(Place::Nothing, |bytes| Place::File(Box::new(Values::of(bytes))))
         }
-        DataType::BinaryView => {
-            let array = array.as_binary_view();
-            Place::Views(array.data_buffers().iter().map(held).collect(), array.views().clone())
-        }
-        DataType::Utf8View => {
-            let array = array.as_string_view();
-            Place::Views(array.data_buffers().iter().map(held).collect(), array.views().clone())
-        }
         DataType::Boolean => Place::Copied,
         data => match element_of(data) {
             Some(element) => {
                 let numbers = array.to_data();
                 let each = element.len_bytes() as usize;
-                let all = &numbers.buffers()[0];
-                let range = numbers.offset() * each..;
-                Place::Even(held(&all.slice(range.start)), each)
+                Place::Even(held(&numbers.buffers()[0].slice(numbers.offset() * each)), each)
             }
             None => Place::Nothing,
         },
     }
+}
+
+fn held(buffer: &Buffer) -> Arc<Held> {
+    Arc::new(Held(buffer.clone()))
+}
+
+fn slices<T: ByteArrayType>(
+    array: &ArrayRef,
+    offsets: fn(OffsetBuffer<T::Offset>) -> Offsets,
+) -> Place {
+    let array = array.as_bytes::<T>();
+    Place::Slices(held(array.values()), offsets(array.offsets().clone()))
+}
+
+fn views<T: ByteViewType>(array: &ArrayRef) -> Place {
+    let array = array.as_byte_view::<T>();
+    Place::Views(array.data_buffers().iter().map(held).collect(), array.views().clone())
+}
+
+fn lists<O: OffsetSizeTrait>(array: &ArrayRef, offsets: fn(OffsetBuffer<O>) -> Offsets) -> Place {
+    let array = array.as_list::<O>();
+    Place::Lists(Box::new(Values::of(array.values())), offsets(array.offsets().clone()))
 }
 
 /// The most bytes that lie in a view itself.

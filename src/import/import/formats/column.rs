@@ -78,35 +78,26 @@ fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
 /// The type of numbers that holds those of both; of integers and floats, those which are exact as floats.
 fn wider_element(a: Element, b: Element) -> Option<Element> {
     use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    if a == b {
-        return Some(a);
+    if a == b || a == Bool || b == Bool {
+        return Some(a).filter(|_| a == b);
     }
     let is_float = |element| matches!(element, F16 | Bf16 | F32 | F64);
-    if a == Bool || b == Bool {
-        return None;
-    }
-    if is_float(a) || is_float(b) {
-        let halves = |element| matches!(element, F16 | Bf16 | F32 | U8 | I8 | U16 | I16);
-        return Some(if halves(a) && halves(b) { F32 } else { F64 });
-    }
     let is_signed = |element| matches!(element, I8 | I16 | I32 | I64);
-    let unsigned = [a, b].into_iter().filter(|element| !is_signed(*element));
-    let unsigned = unsigned.map(Element::len_bytes).max().unwrap_or(0);
-    let signed = [a, b].into_iter().filter(|element| is_signed(*element));
-    let signed = signed.map(Element::len_bytes).max();
-    Some(match (signed, unsigned) {
-        (None, 1) => U8,
-        (None, 2) => U16,
-        (None, 4) => U32,
-        (None, _) => U64,
-        (Some(signed), unsigned) => match signed.max(2 * unsigned) {
-            1 => I8,
-            2 => I16,
-            4 => I32,
-            8 => I64,
-            _ => return None,
-        },
-    })
+    let holds = |wide: Element, narrow: Element| {
+        let has_room = narrow.len_bytes() < wide.len_bytes();
+        match (is_float(wide), is_float(narrow)) {
+            (true, false) => wide == F64 || narrow.len_bytes() <= 2,
+            (false, false) if is_signed(narrow) && !is_signed(wide) => false,
+            (false, false) if is_signed(narrow) == is_signed(wide) => {
+                has_room || narrow.len_bytes() == wide.len_bytes()
+            }
+            _ => has_room || narrow == wide,
+        }
+    };
+    let of_both = |wide: &Element| {
+        is_float(*wide) == (is_float(a) || is_float(b)) && holds(*wide, a) && holds(*wide, b)
+    };
+    [U8, I8, U16, I16, U32, I32, U64, I64, F32, F64].into_iter().find(of_both)
 }
 
 /// Maps each name to its first place among `columns`.

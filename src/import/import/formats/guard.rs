@@ -17,9 +17,7 @@ thread_local! {
 }
 
 /// Runs `decode`. A panic of the decoder becomes an error that says where in the decoder, and why.
-pub(super) fn caught<T>(
-    decode: impl FnOnce() -> std::result::Result<T, String>,
-) -> std::result::Result<T, String> {
+pub(super) fn caught<T>(decode: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     set_hook_once();
     let was_set = DECODES.replace(true);
     let decoded = catch_unwind(AssertUnwindSafe(decode));

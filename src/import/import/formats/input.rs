@@ -1,7 +1,7 @@
 //! The location of a file of rows, and its bytes: a file, or an object of a store.
 
 use std::fs::File;
-use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use super::SharedOrigins;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::{Compression, read_some};
 use crate::import::sources::expansion::{Compressed, Expansion};
+use crate::import::sources::spool::decompressed;
 use dlfs_base::folders::Links;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Reader};
@@ -84,21 +85,13 @@ impl Input {
     /// # Errors
     /// As [`read`](Self::read), and those of reading the first bytes.
     pub(super) fn read_plain(&self, window_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
-        let named = |error: io::Error| match self.check() {
-            Err(failure) => failure,
-            Ok(()) => self.named(error),
-        };
-        let mut from = match window_bytes {
+        let from = match window_bytes {
             None => self.read()?,
             Some(bytes) => self.read_ahead(bytes)?,
         };
-        let mut head = [0; 6];
-        let len = read_some(&mut from, &mut head).map_err(named)?;
-        let whole = Cursor::new(head[..len].to_vec()).chain(from);
-        Ok(match Compression::of(&head[..len]) {
-            Some(compression) => compression.undo(whole, &self.expansion).map_err(named)?,
-            None => Box::new(Compressed(whole, self.expansion.clone())),
-        })
+        let plain = decompressed(from, &self.path, &self.expansion);
+        self.check()?;
+        plain
     }
 
     /// The same from byte `begin` on, after decompression.

@@ -148,10 +148,7 @@ fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
     }
 }
 
-fn opened<R>(
-    open: impl FnOnce() -> std::result::Result<R, ArrowError>,
-    input: &Input,
-) -> Result<R> {
+fn opened<R>(open: impl FnOnce() -> Result<R, ArrowError>, input: &Input) -> Result<R> {
     caught(|| open().map_err(|error| error.to_string())).map_err(|what| {
         let text = format!("the Arrow file cannot be read: {what}");
         Error::new(ErrorKind::BadSource, text).path(&input.path)
@@ -167,7 +164,7 @@ struct StreamBatches {
 }
 
 impl Iterator for StreamBatches {
-    type Item = std::result::Result<Batch, String>;
+    type Item = Result<Batch, String>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.is_over {

@@ -140,7 +140,7 @@ impl ItemFormat {
     }
 
     /// Returns the ranges of the columns in an item.
-    fn ranges(&self, item: &[u8]) -> std::result::Result<Vec<Range<usize>>, BadReason> {
+    fn ranges(&self, item: &[u8]) -> Result<Vec<Range<usize>>, BadReason> {
         let stated = self.leaves.iter().filter(|leaf| leaf.len == LeafLen::Stated).count();
         let mut lens = item.chunks_exact(4).take(stated);
         let mut at = 4 * stated;
@@ -163,7 +163,7 @@ impl ItemFormat {
         }
     }
 
-    fn cells(&self, item: Vec<u8>, cells: &mut Cells) -> std::result::Result<(), BadReason> {
+    fn cells(&self, item: Vec<u8>, cells: &mut Cells) -> Result<(), BadReason> {
         let ranges = self.ranges(&item)?;
         let item = Arc::new(item);
         cells.clear();
@@ -217,12 +217,7 @@ impl Arrays {
 }
 
 /// Checks that an array has the bytes of its shape, and the type of the arrays that were looked at.
-fn check(
-    header: &ArrayHeader,
-    kind: &CellKind,
-    len: usize,
-    name: &str,
-) -> std::result::Result<(), BadReason> {
+fn check(header: &ArrayHeader, kind: &CellKind, len: usize, name: &str) -> Result<(), BadReason> {
     let each = u64::from(header.element.len_bytes());
     let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
     let what = match kind {
@@ -291,7 +286,7 @@ impl RowReader for ItemRows {
         Ok(())
     }
 
-    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
+    fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
         let Some(shard) = &mut self.shard else { return Ok(false) };
         match shard.next_item().map_err(RowError::File)? {
             Some(item) => Ok(self.format.cells(item, cells).map(|()| true)?),
@@ -385,7 +380,7 @@ impl Shard {
     }
 
     /// The next item. `None`: there is none.
-    fn next_item(&mut self) -> std::result::Result<Option<Vec<u8>>, BadReason> {
+    fn next_item(&mut self) -> Result<Option<Vec<u8>>, BadReason> {
         self.ends.pop();
         let Some(end) = self.ends.last() else {
             // Read to the end: the compressor's checksum comes last.

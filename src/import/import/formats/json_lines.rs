@@ -82,9 +82,9 @@ enum From {
 /// Lines that were read ahead, since the objects that they name take a while to come.
 struct Ahead {
     lines_are: InStore,
-    lines: VecDeque<std::result::Result<Line, BadReason>>,
+    lines: VecDeque<Result<Line, BadReason>>,
     /// The result that ended the lines, behind those that were read ahead.
-    end: Option<std::result::Result<(), RowError>>,
+    end: Option<Result<(), RowError>>,
     /// Bytes of the objects that were asked for.
     asked_bytes: u64,
 }
@@ -98,7 +98,7 @@ struct Line {
 }
 
 /// A line, what it names, and where it ends.
-type Named = std::result::Result<(Object, Option<String>, u64), BadReason>;
+type Named = Result<(Object, Option<String>, u64), BadReason>;
 
 /// An object that a line names; not asked for while there is no room.
 struct Asked {
@@ -143,7 +143,7 @@ impl JsonLines {
     }
 
     /// Reads the next line that is not empty. `false`: there is none.
-    fn next_line(&mut self) -> std::result::Result<bool, RowError> {
+    fn next_line(&mut self) -> Result<bool, RowError> {
         loop {
             let read = read_line(&mut self.from, &mut self.line);
             self.at += self.line.len() as u64;
@@ -157,7 +157,7 @@ impl JsonLines {
     }
 
     /// The next line as an object. `None`: there is none.
-    fn next_object(&mut self) -> std::result::Result<Option<Object>, RowError> {
+    fn next_object(&mut self) -> Result<Option<Object>, RowError> {
         if !self.next_line()? {
             return Ok(None);
         }
@@ -169,7 +169,7 @@ impl JsonLines {
     fn next_with_file(
         &mut self,
         files: Option<&mut Files>,
-    ) -> std::result::Result<Option<(Object, Option<FieldBytes>)>, RowError> {
+    ) -> Result<Option<(Object, Option<FieldBytes>)>, RowError> {
         let Some(files) = files else {
             let object = self.next_object()?;
             self.next = self.at;
@@ -218,7 +218,7 @@ impl JsonLines {
     }
 
     /// Reads more lines, where files are in a store and few are left.
-    fn read_ahead(&mut self, files: &mut Files) -> std::result::Result<(), RowError> {
+    fn read_ahead(&mut self, files: &mut Files) -> Result<(), RowError> {
         let has_enough = |files: &Files| match &files.from {
             From::Store(ahead) => ahead.end.is_some() || ahead.lines.len() > LINES_AHEAD / 2,
             From::Folder(_) => true,
@@ -237,7 +237,7 @@ impl JsonLines {
         &mut self,
         files: &Files,
         to: u64,
-    ) -> (Vec<Named>, Option<std::result::Result<(), RowError>>) {
+    ) -> (Vec<Named>, Option<Result<(), RowError>>) {
         let mut lines = Vec::new();
         let mut end = None;
         while lines.len() < LINES_AHEAD / 2 && self.at < to && end.is_none() {
@@ -274,11 +274,7 @@ impl JsonLines {
         }
     }
 
-    fn cell(
-        &self,
-        column: &Column,
-        value: &Value,
-    ) -> std::result::Result<Option<FieldBytes>, BadReason> {
+    fn cell(&self, column: &Column, value: &Value) -> Result<Option<FieldBytes>, BadReason> {
         let CellKind::Elements(kind) = &column.kind else {
             return Ok(match value {
                 Value::Null => None,
@@ -321,7 +317,7 @@ impl Files {
     }
 
     /// The file that the line `object` names, without `.` and repeated slashes; `None`: it has not the key.
-    fn name_in(&self, object: &Object) -> std::result::Result<Option<String>, BadReason> {
+    fn name_in(&self, object: &Object) -> Result<Option<String>, BadReason> {
         match object.0.iter().find(|(key, _)| *key == self.key) {
             None => Ok(None),
             Some((_, Value::String(name))) => {
@@ -339,17 +335,15 @@ impl Files {
     }
 }
 
-fn read_file(folder: &Root, name: &[u8]) -> std::result::Result<FieldBytes, BadReason> {
+fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadReason> {
     folder.stat_file(name)?; // a pipe or a device has no length
     let file = File::from(folder.open_file(name)?);
-    let unreadable =
-        |error: io::Error| BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO));
-    let len = file.metadata().map_err(unreadable)?.len();
+    let len = file.metadata().map_err(BadReason::unreadable)?.len();
     if len > MAX_SAMPLE_BYTES {
         return Err(BadReason::TooLarge(len));
     }
     let mut bytes = zeroed_vec(len).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
-    file.read_exact_at(&mut bytes, 0).map_err(unreadable)?;
+    file.read_exact_at(&mut bytes, 0).map_err(BadReason::unreadable)?;
     Ok(bytes.into())
 }
 
@@ -359,7 +353,7 @@ impl Ahead {
     }
 
     /// Looks up what some lines name, many at once, and asks for it.
-    fn look_up(&mut self, lines: Vec<Named>) -> std::result::Result<(), RowError> {
+    fn look_up(&mut self, lines: Vec<Named>) -> Result<(), RowError> {
         let found = self.find(&lines).map_err(|error| self.failed(error))?;
         for (line, found) in lines.into_iter().zip(found) {
             let line = line.and_then(|(object, _, end)| {
@@ -373,10 +367,7 @@ impl Ahead {
     }
 
     /// The objects that lines name, looked up many at once.
-    fn find(
-        &self,
-        lines: &[Named],
-    ) -> Result<Vec<Option<std::result::Result<dlfs_places::Object, BadReason>>>> {
+    fn find(&self, lines: &[Named]) -> Result<Vec<Option<Result<dlfs_places::Object, BadReason>>>> {
         let InStore { client, object: of, .. } = &self.lines_are;
         map_at_once(LOOKING_UP, lines, |line| {
             let Ok((_, Some(name), _)) = line else { return Ok(None) };
@@ -407,7 +398,7 @@ impl Ahead {
     }
 
     /// The bytes of the next line's object.
-    fn read(&mut self, asked: Asked) -> std::result::Result<FieldBytes, RowError> {
+    fn read(&mut self, asked: Asked) -> Result<FieldBytes, RowError> {
         let Asked { object, pending } = asked;
         let InStore { client, origins, .. } = &self.lines_are;
         let pending = match pending {
@@ -471,7 +462,7 @@ impl RowReader for JsonLines {
         self.files.as_ref().map(|_| &self.name[..])
     }
 
-    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
+    fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
         self.name.clear();
         let mut files = self.files.take();
         let line = self.next_with_file(files.as_mut());

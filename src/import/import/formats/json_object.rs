@@ -12,7 +12,7 @@ use crate::import::columns::Number;
 pub(super) struct Object(pub(super) Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Object {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Object, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Object, D::Error> {
         struct Pairs;
 
         impl<'de> Visitor<'de> for Pairs {
@@ -22,10 +22,7 @@ impl<'de> Deserialize<'de> for Object {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> std::result::Result<Object, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some(pair) = map.next_entry()? {
                     pairs.push(pair);

@@ -69,7 +69,7 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
 }
 
 /// The columns of an item, which lie in the order of the leaves of its tree.
-fn leaves(config: &Config) -> std::result::Result<Vec<Leaf>, String> {
+fn leaves(config: &Config) -> Result<Vec<Leaf>, String> {
     let refuse = |what: &str| Err(format!("its chunks are {what}, which dlfs does not read"));
     if config.encryption.is_some() {
         return refuse("encrypted");
@@ -129,8 +129,8 @@ fn form_of(format: &str) -> LeafForm {
 /// The names of the leaves of a tree: keys and places, from the root, with dots between.
 ///
 /// The tree is PyTorch's `treespec_dumps`: a version, and nodes with a type, a context and children.
-fn names(spec: &str) -> std::result::Result<Vec<String>, String> {
-    let found: std::result::Result<(u64, Node), _> = serde_json::from_str(spec);
+fn names(spec: &str) -> Result<Vec<String>, String> {
+    let found: Result<(u64, Node), _> = serde_json::from_str(spec);
     let (_, root) = found.map_err(|error| format!("its data_spec is not understood: {error}"))?;
     let mut names = Vec::new();
     root.collect(&mut String::new(), &mut names, 0)?;
@@ -157,7 +157,7 @@ impl Node {
         prefix: &mut String,
         names: &mut Vec<String>,
         depth: usize,
-    ) -> std::result::Result<(), String> {
+    ) -> Result<(), String> {
         if self.kind.is_none() {
             names.push(prefix.clone());
             return Ok(());

@@ -105,7 +105,7 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
 /// Names, encodings and sizes of the columns.
 type Layout = (Vec<String>, Vec<String>, Vec<Option<u32>>);
 
-fn leaves((names, encodings, sizes): &Layout) -> std::result::Result<Vec<Leaf>, String> {
+fn leaves((names, encodings, sizes): &Layout) -> Result<Vec<Leaf>, String> {
     if names.len() != encodings.len() || names.len() != sizes.len() {
         return Err("a shard has not as many names as encodings and sizes of columns".to_owned());
     }

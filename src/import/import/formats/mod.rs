@@ -73,20 +73,17 @@ use crate::import::sources::{FoundFile, SourceKind};
 use dlfs_base::Result;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::OriginsBuilder;
-use dlfs_places::{Client, Object};
 
 /// The objects that are imported, of which more are found while rows are read.
 pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
-/// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
-/// addresses, and `origins` has them already. As many bytes are made of them as `expansion` allows. What
-/// tells their columns is read, and nothing else yet.
+/// The rows of `files` as samples; `image`: what they are appended to. Those that are objects are in `origins` already.
+/// As many bytes are made of them as `expansion` allows. What tells their columns is read, and nothing else yet.
 ///
 /// # Errors
 /// A file does not open, or they have not the columns that `options` ask for.
 pub fn open<'a>(
     files: Vec<FoundFile>,
-    objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
     image: Option<&'a Directory>,
     options: &'a ImportOptions,
@@ -99,17 +96,12 @@ pub fn open<'a>(
         return Err(without_formats(kind, &file.path));
     }
     let failure = Failure::default();
-    let each = |(client, objects): (Client, Vec<Object>)| {
-        objects.into_iter().map(move |object| (client.clone(), object))
-    };
-    let mut objects = objects.into_iter().flat_map(each);
     let indexes = match kind {
         SourceKind::Mds | SourceKind::LitData => files.len() as u64,
         _ => 0,
     };
     let mut rows = Vec::new();
-    for FoundFile { path, name } in files {
-        let object = objects.next();
+    for FoundFile { path, name, object } in files {
         let object = object.map(|(client, object)| InStore {
             client,
             object,

@@ -4,7 +4,7 @@
 //! memory.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
+use crate::import::sources::compression::FileAt;
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::{Error, Result};
 
@@ -43,10 +44,10 @@ impl Length for PageFile {
 }
 
 impl ChunkReader for PageFile {
-    type T = BufReader<From>;
+    type T = BufReader<FileAt<Arc<File>>>;
 
-    fn get_read(&self, start: u64) -> ParquetResult<BufReader<From>> {
-        Ok(BufReader::new(From { file: self.file.clone(), at: start }))
+    fn get_read(&self, start: u64) -> ParquetResult<BufReader<FileAt<Arc<File>>>> {
+        Ok(BufReader::new(FileAt { file: self.file.clone(), offset: start }))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
@@ -58,20 +59,6 @@ impl ChunkReader for PageFile {
         let mut page = self.spare.take(length).map_err(no_page)?;
         self.file.read_exact_at(&mut page.bytes, start)?;
         Ok(Bytes::from_owner(page))
-    }
-}
-
-/// A file from a place on.
-pub(super) struct From {
-    file: Arc<File>,
-    at: u64,
-}
-
-impl Read for From {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let len = self.file.read_at(into, self.at)?;
-        self.at += len as u64;
-        Ok(len)
     }
 }
 

@@ -66,7 +66,7 @@ fn rows_of(
 fn batches<F: ChunkReader + 'static>(
     decoder: ParquetRecordBatchReaderBuilder<F>,
     rows: u64,
-) -> std::result::Result<Batches, String> {
+) -> Result<Batches, String> {
     let mut decoder = decoder;
     if rows > 0 {
         let mut before = rows;
@@ -98,7 +98,7 @@ fn batches<F: ChunkReader + 'static>(
 fn decoder<F: ChunkReader + 'static>(
     from: F,
     options: &RowOptions,
-) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReaderBuilder<F>), String> {
+) -> Result<(Vec<Column>, ParquetRecordBatchReaderBuilder<F>), String> {
     let text = |error: ParquetError| error.to_string();
     let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
     check_rows(of_file.metadata())?;
@@ -122,7 +122,7 @@ fn decoder<F: ChunkReader + 'static>(
 }
 
 /// The decoder reads no more rows than the footer states.
-fn check_rows(metadata: &ParquetMetaData) -> std::result::Result<(), String> {
+fn check_rows(metadata: &ParquetMetaData) -> Result<(), String> {
     let groups = metadata.row_groups().iter().map(|group| i128::from(group.num_rows()));
     let stated = metadata.file_metadata().num_rows();
     let groups = groups.sum::<i128>();

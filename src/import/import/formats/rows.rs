@@ -11,7 +11,7 @@ use crate::import::columns::{Number, number, put_number};
 use crate::import::field_types::{FieldSpec, is_named};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expands;
-use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
+use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::{BadEntry, BadReason, SourceKind};
 use dlfs_base::threads::map_at_once;
@@ -56,7 +56,7 @@ pub(super) trait RowReader {
     ///
     /// # Errors
     /// What is wrong with the row, or with the rest of the file.
-    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError>;
+    fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError>;
 }
 
 /// A place between two rows of a file, as the reader of its format finds it again.
@@ -144,11 +144,7 @@ struct Place {
 
 impl Place {
     /// The value there.
-    fn take(
-        &self,
-        cells: &mut Cells,
-        column: &Column,
-    ) -> std::result::Result<Option<FieldBytes>, BadReason> {
+    fn take(&self, cells: &mut Cells, column: &Column) -> Result<Option<FieldBytes>, BadReason> {
         let Some(bytes) = cells.get_mut(self.at).and_then(Option::take) else { return Ok(None) };
         let Some((from, to)) = &self.types else { return Ok(Some(bytes)) };
         let mut converted = Vec::with_capacity(bytes.len());
@@ -392,11 +388,11 @@ impl<'a> RowSource<'a> {
             Some(place) => place.take(&mut self.cells, &self.columns[at]),
             None => Ok(None),
         };
-        let mut taken = || -> std::result::Result<_, BadReason> {
+        let mut taken = || -> Result<_, BadReason> {
             let name = self.chosen.name.map(&mut take).transpose()?.flatten();
             let label = self.chosen.label.map(&mut take).transpose()?.flatten();
             let fields = self.chosen.fields.iter().map(|at| take(*at));
-            Ok((name, label, fields.collect::<std::result::Result<Vec<_>, _>>()?))
+            Ok((name, label, fields.collect::<Result<Vec<_>, _>>()?))
         };
         let (name, label, fields) = match taken() {
             Ok(taken) => taken,
@@ -429,12 +425,12 @@ impl<'a> RowSource<'a> {
         &mut self,
         sample: &mut StreamSample,
         label: Option<FieldBytes>,
-    ) -> std::result::Result<(), BadReason> {
+    ) -> Result<(), BadReason> {
         if sample.name.is_empty() {
             return Err(BadReason::Name("the row has none"));
         }
         if sample.name.len() > MAX_NAME_BYTES {
-            return Err(BadReason::Name("is longer than 4,096 bytes"));
+            return Err(TOO_LONG_A_NAME);
         }
         if sample.name.contains(&0) {
             return Err(BadReason::Name("holds a NUL"));
@@ -471,7 +467,7 @@ impl<'a> RowSource<'a> {
 
 impl RowSource<'_> {
     /// Puts the file in front of a name that a row of an earlier file has, or of all that rows bring along.
-    fn put_in_front(&mut self, sample: &mut StreamSample) -> std::result::Result<(), BadReason> {
+    fn put_in_front(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
         self.own_name = xxh3_128(&sample.name);
         if self.own_names.contains(&self.own_name) {
             return Err(BadReason::Twice);
@@ -482,7 +478,7 @@ impl RowSource<'_> {
             sample.name = [&open.stem[..], b"/", &sample.name].concat();
         }
         if sample.name.len() > MAX_NAME_BYTES {
-            return Err(BadReason::Name("is longer than 4,096 bytes"));
+            return Err(TOO_LONG_A_NAME);
         }
         let is_taken = self.names.contains(&xxh3_128(&sample.name));
         if is_taken { Err(BadReason::Twice) } else { Ok(()) }
@@ -747,7 +743,7 @@ impl Classes {
     }
 
     /// The label that a number gives; one below 0 stands for none where numbers are those of classes.
-    fn label(&self, element: Element, cell: &[u8]) -> std::result::Result<Option<i64>, BadReason> {
+    fn label(&self, element: Element, cell: &[u8]) -> Result<Option<i64>, BadReason> {
         let Number::Int(number) = number(element, cell) else {
             return Err(BadReason::Syntax("its label is no integer"));
         };

@@ -18,7 +18,7 @@ use dlfs_base::{Error, Result};
 
 /// An open folder; all access below it goes through this type.
 #[derive(Debug)]
-pub struct Root {
+pub(crate) struct Root {
     fd: OwnedFd,
     path: PathBuf,
     canonical: PathBuf,
@@ -32,7 +32,7 @@ impl Root {
     ///
     /// # Errors
     /// `NotFound`, `Refused` or `Io` naming the path.
-    pub fn open(path: &Path, links: Links) -> Result<Root> {
+    pub(crate) fn open(path: &Path, links: Links) -> Result<Root> {
         let name = |error: std::io::Error| Error::from(error).path(path);
         let canonical = path.canonicalize().map_err(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -41,7 +41,7 @@ impl Root {
     }
 
     /// The same, with this many bytes in front of the names of its files.
-    pub fn behind(self, front_len: usize) -> Root {
+    pub(crate) fn behind(self, front_len: usize) -> Root {
         Root { front_len, ..self }
     }
 
@@ -54,25 +54,25 @@ impl Root {
     }
 
     /// The folder's path, as it was given.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Opens the file at `relative` for reading.
-    pub fn open_file(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
+    pub(crate) fn open_file(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
         // A FIFO that replaced the file must not block the import; files ignore O_NONBLOCK.
         self.open_beneath(relative, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
     }
 
     /// Opens the folder at `relative` (empty: the root itself) for listing.
-    pub fn open_folder(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
+    pub(crate) fn open_folder(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
         self.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
     /// The status of `relative` after following its links.
-    pub fn stat(&self, relative: &[u8]) -> Result<Stat, BadReason> {
+    pub(crate) fn stat(&self, relative: &[u8]) -> Result<Stat, BadReason> {
         let fd = self.open_beneath(relative, OFlags::PATH)?;
-        fs::fstat(fd).map_err(unreadable)
+        fs::fstat(fd).map_err(BadReason::from)
     }
 
     /// The status of the regular file that `relative` leads to.
@@ -88,7 +88,7 @@ impl Root {
     }
 
     /// Returns whether links are followed, and those in `relative` lead out of the folder.
-    pub fn leaves(&self, relative: &[u8]) -> bool {
+    pub(crate) fn leaves(&self, relative: &[u8]) -> bool {
         self.links == Links::Follow && self.resolve(relative) == Err(BadReason::LeavesSource)
     }
 
@@ -96,7 +96,7 @@ impl Root {
     ///
     /// # Errors
     /// `Dangling`, `Cyclic`, `LeavesSource`: where a link leads. `Unreadable`: any other error.
-    pub fn resolve(&self, relative: &[u8]) -> Result<Vec<u8>, BadReason> {
+    pub(crate) fn resolve(&self, relative: &[u8]) -> Result<Vec<u8>, BadReason> {
         let mut real: Vec<u8> = Vec::new();
         let mut left: VecDeque<Vec<u8>> = components(relative).map(<[u8]>::to_vec).collect();
         let mut links = 0;
@@ -133,7 +133,7 @@ impl Root {
         }
         match self.open_strict(relative, flags) {
             Ok(fd) => Ok(fd),
-            Err(Refusal::Os(errno)) => Err(unreadable(errno)),
+            Err(Refusal::Os(errno)) => Err(BadReason::from(errno)),
             Err(Refusal::Link) if self.links == Links::Refuse => {
                 Err(BadReason::Special("link, which is not followed"))
             }
@@ -145,7 +145,7 @@ impl Root {
                 self.open_strict(&real, flags).map_err(|refusal| match refusal {
                     Refusal::Link => BadReason::Changed,
                     Refusal::Os(Errno::NOENT) => BadReason::Dangling,
-                    Refusal::Os(errno) => unreadable(errno),
+                    Refusal::Os(errno) => BadReason::from(errno),
                 })
             }
         }
@@ -156,7 +156,7 @@ impl Root {
         let failed = |errno| match errno {
             Errno::NOENT => BadReason::Dangling,
             Errno::LOOP => BadReason::Cyclic,
-            errno => unreadable(errno),
+            errno => BadReason::from(errno),
         };
         let mut left = relative;
         let mut held = None::<OwnedFd>;
@@ -184,14 +184,14 @@ impl Root {
         let folder = match self.open_strict(real, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(fd) => fd,
             Err(Refusal::Os(Errno::NOENT | Errno::NOTDIR)) => return Err(BadReason::Dangling),
-            Err(Refusal::Os(errno)) => return Err(unreadable(errno)),
+            Err(Refusal::Os(errno)) => return Err(BadReason::from(errno)),
             Err(Refusal::Link) => return Err(BadReason::Changed),
         };
         match fs::readlinkat(folder, name, Vec::new()) {
             Ok(target) => Ok(Some(target.into_bytes())),
             Err(Errno::INVAL) => Ok(None),
             Err(Errno::NOENT) => Err(BadReason::Dangling),
-            Err(errno) => Err(unreadable(errno)),
+            Err(errno) => Err(BadReason::from(errno)),
         }
     }
 
@@ -234,10 +234,6 @@ pub(crate) fn kind_name(kind: FileType) -> &'static str {
         FileType::BlockDevice => "block device",
         _ => "thing that is no file",
     }
-}
-
-fn unreadable(errno: Errno) -> BadReason {
-    BadReason::Unreadable(errno.raw_os_error())
 }
 
 /// The link limit of Linux for one path.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -21,7 +22,7 @@ use dlfs_base::{Error, ErrorKind};
 
 /// A compression that is supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compression {
+pub(crate) enum Compression {
     /// RFC 1952, any number of concatenated members.
     Gzip,
     /// RFC 1950, one stream, of TFRecords: TensorFlow's other compression.
@@ -39,7 +40,7 @@ pub enum Compression {
 
 impl Compression {
     /// The compression of a file that begins with `head`: [`HEAD_BYTES`] of it, or all.
-    pub fn of(head: &[u8]) -> Option<Compression> {
+    pub(crate) fn of(head: &[u8]) -> Option<Compression> {
         match head {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
             [0x78, ..] if is_zlib(head) => Some(Compression::Zlib),
@@ -57,7 +58,7 @@ impl Compression {
     }
 
     /// The name of its program.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Compression::Gzip => "gzip",
             Compression::Zlib => "zlib",
@@ -123,7 +124,7 @@ fn is_zlib(head: &[u8]) -> bool {
 }
 
 /// The program for a compression that this build does not support.
-pub fn foreign(head: &[u8]) -> Option<&'static str> {
+pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     match head {
         _ if Compression::of(head).is_some() => None,
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("zstd"),
@@ -138,7 +139,7 @@ pub fn foreign(head: &[u8]) -> Option<&'static str> {
 ///
 /// # Errors
 /// It cannot be read.
-pub fn of_file(file: &File) -> io::Result<Option<Compression>> {
+pub(crate) fn of_file(file: &File) -> io::Result<Option<Compression>> {
     let mut head = [0; HEAD_BYTES];
     let len = read_some(&mut FileAt { file, offset: 0 }, &mut head)?;
     Ok(Compression::of(&head[..len]))
@@ -148,7 +149,7 @@ pub fn of_file(file: &File) -> io::Result<Option<Compression>> {
 ///
 /// # Errors
 /// Reading failed; bytes read before are lost.
-pub fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
         match from.read(&mut into[filled..]) {
@@ -163,14 +164,14 @@ pub fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
 
 /// Reads a file at its own offset, so that the file's shared offset does not change.
 #[derive(Debug)]
-pub(crate) struct FileAt<'a> {
+pub(crate) struct FileAt<F> {
     /// The file.
-    pub file: &'a File,
+    pub file: F,
     /// Offset of the next bytes.
     pub offset: u64,
 }
 
-impl Read for FileAt<'_> {
+impl<F: Deref<Target = File>> Read for FileAt<F> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read_at(into, self.offset)?;
         self.offset += read as u64;
@@ -179,7 +180,7 @@ impl Read for FileAt<'_> {
 }
 
 /// Enough of a file to know its compression.
-pub const HEAD_BYTES: usize = 1024;
+pub(crate) const HEAD_BYTES: usize = 1024;
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Enough for what xz writes with its strongest setting, 65 MiB.
 #[cfg(feature = "formats")]

@@ -1,11 +1,11 @@
 //! Detects what a file holds, from its bytes; from its name only if the bytes do not tell.
 
-use std::fs::File;
+use std::borrow::Cow;
 use std::io::{self, Read};
 
 use serde::de::IgnoredAny;
 
-use super::compression::{self, Compression, FileAt, read_some};
+use super::compression::{self, Compression, read_some};
 use super::expansion::Expansion;
 use super::kind::SourceKind;
 use super::row_indexes::{self, INDEX};
@@ -14,7 +14,7 @@ use dlfs_base::folders::is_dropping;
 
 /// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
+pub(crate) enum Content {
     /// A tar archive.
     Tar(Option<Compression>),
     /// TFRecords.
@@ -32,20 +32,20 @@ pub enum Content {
 }
 
 impl Content {
-    /// Classifies `file`, which is called `name`. Reads 4 KiB, or of a compressed file enough for 4 KiB of
-    /// decompressed data.
+    /// Classifies the file called `name`, which `at` reads from an offset on. Reads 4 KiB, or of a compressed file
+    /// enough for 4 KiB of decompressed data.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn of(file: &File, name: &[u8]) -> io::Result<Content> {
+    pub(crate) fn of<R: Read + Send>(at: impl Fn(u64) -> R, name: &[u8]) -> io::Result<Content> {
         let name = base(name).to_ascii_lowercase();
         let mut buffer = [0; HEAD_BYTES];
-        let len = read_some(&mut FileAt { file, offset: 0 }, &mut buffer)?;
+        let len = read_some(&mut at(0), &mut buffer)?;
         let head = &buffer[..len];
         let claimed = || claim(&name);
         if let Some(compression) = Compression::of(head) {
             let mut inner = [0; HEAD_BYTES];
-            let mut from = compression.undo(FileAt { file, offset: 0 }, &Expansion::default())?;
+            let mut from = compression.undo(at(0), &Expansion::default())?;
             // Broken: its name tells what it should be, and reading it will report the error.
             let len = read_some(&mut from, &mut inner).unwrap_or(0);
             let inner = &inner[..len];
@@ -79,8 +79,10 @@ impl Content {
             // Arrays and documents have this form too, by other names.
             [b'P', b'K', 3, 4, ..] if name.ends_with(b".zip") => Content::Unread("zip archive"),
             head if head.starts_with(b"SQLite format 3\0") => Content::Unread("SQLite database"),
-            _ if name == INDEX => row_indexes::kind_of(file)?.map_or(Content::Other, Content::Rows),
-            head if is_json_lines(head, FileAt { file, offset: head.len() as u64 }, &name) => {
+            _ if name == INDEX => {
+                row_indexes::kind_of(at(0))?.map_or(Content::Other, Content::Rows)
+            }
+            head if is_json_lines(head, at(head.len() as u64), &name) => {
                 Content::Rows(SourceKind::JsonLines)
             }
             _ => Content::Other,
@@ -93,24 +95,30 @@ impl Content {
         matches!(self, Tar(_) | TfRecord(_) | Rows(_) | Packed(_))
     }
 
-    /// Its name for messages.
-    pub fn label(self) -> &'static str {
+    /// The content of shards of this kind.
+    pub(super) fn of_kind(kind: SourceKind) -> Content {
+        match kind {
+            SourceKind::TfRecord => Content::TfRecord(None),
+            kind if kind.is_rows() => Content::Rows(kind),
+            _ => Content::Tar(None),
+        }
+    }
+
+    /// The kind of a shard, taking plain and grouped archives as one; `Auto` for anything else.
+    pub(super) fn kind(self) -> SourceKind {
         match self {
-            Content::Tar(None) => "tar archive",
-            Content::Tar(Some(compression)) => match compression.name() {
-                "gzip" => "tar archive in gzip",
-                "zstd" => "tar archive in zstd",
-                "xz" => "tar archive in xz",
-                _ => "tar archive in bzip2",
-            },
-            Content::TfRecord(None) => "TFRecord shard",
-            Content::TfRecord(Some(compression)) => match compression.name() {
-                "gzip" => "TFRecord shard in gzip",
-                "zlib" => "TFRecord shard in zlib",
-                "zstd" => "TFRecord shard in zstd",
-                "xz" => "TFRecord shard in xz",
-                _ => "TFRecord shard in bzip2",
-            },
+            Content::Tar(_) => SourceKind::Tar,
+            Content::TfRecord(_) => SourceKind::TfRecord,
+            Content::Rows(kind) => kind,
+            _ => SourceKind::Auto,
+        }
+    }
+
+    /// Its name for messages.
+    pub(crate) fn label(self) -> Cow<'static, str> {
+        let plain = match self {
+            Content::Tar(_) => "tar archive",
+            Content::TfRecord(_) => "TFRecord shard",
             Content::Rows(SourceKind::Parquet) => "Parquet file",
             Content::Rows(SourceKind::Arrow) => "Arrow file",
             Content::Rows(SourceKind::Mds) => "MDS index file",
@@ -120,6 +128,12 @@ impl Content {
             Content::Unread(format) => format,
             Content::Empty => "empty file",
             Content::Other => "other file",
+        };
+        match self {
+            Content::Tar(Some(compression)) | Content::TfRecord(Some(compression)) => {
+                format!("{plain} in {}", compression.name()).into()
+            }
+            _ => plain.into(),
         }
     }
 }

@@ -16,7 +16,7 @@ use super::compression::{self, Compression, FileAt};
 use super::content::{Content, is_side_file};
 use super::expansion::Expansion;
 use super::file_counts::{FileCounts, PIPE, Role};
-use super::found::{Decided, Found, FoundFile, tell_apart};
+use super::found::{Decided, Found, FoundFile, Samples, tell_apart};
 use super::index::BadEntry;
 use super::indexing::Indexing;
 use super::kind::SourceKind;
@@ -26,7 +26,7 @@ use super::row_indexes::MERGED;
 use super::shard::{self, FrontToBack};
 use super::tar::Pair;
 use super::tree::{DetectedFile, Survey, Tree};
-use super::{SourceOptions, folder, list, row_indexes, spool, tar};
+use super::{SourceOptions, Store, folder, list, row_indexes, spool, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Expands `paths` and detects their kind.
@@ -34,7 +34,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// # Errors
 /// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
 /// there are several kinds; the cause counts them.
-pub fn look(
+pub(crate) fn look(
     paths: &[PathBuf],
     options: &SourceOptions,
     indexing: &mut Indexing<'_>,
@@ -111,7 +111,9 @@ impl Indexed {
             matches!(file.content, Content::Rows(SourceKind::Mds | SourceKind::LitData))
         };
         let paths = detected.iter().filter(is_index).map(|file| tree.path_of(&file.name));
-        let indexes: Vec<_> = paths.map(|path| (row_indexes::parts(&path), path)).collect();
+        let parts =
+            |path: &Path| row_indexes::parts_of(path, &std::fs::read(path).unwrap_or_default());
+        let indexes: Vec<_> = paths.map(|path| (parts(&path), path)).collect();
         let merged = row_indexes::merged(&indexes);
         Indexed { parts: indexes.into_iter().flat_map(|(parts, _)| parts).collect(), merged }
     }
@@ -161,7 +163,7 @@ impl Judgement {
             if content.is_shard() && name.contains(&b'/') {
                 self.nested.get_or_insert_with(|| name.clone());
             }
-            self.file(FoundFile { path, name }, len_bytes, content);
+            self.file(FoundFile::new(path, name), len_bytes, content);
         }
         for bad in bad {
             if is_side_file(&bad.name) {
@@ -174,12 +176,12 @@ impl Judgement {
 
     fn file(&mut self, file: FoundFile, len_bytes: u64, content: Content) {
         if content.is_shard() {
-            self.file_counts.add(content.label(), Role::Shard, len_bytes, &file.name);
+            self.file_counts.add(&content.label(), Role::Shard, len_bytes, &file.name);
             self.shards.push((file, content));
         } else if is_side_file(&file.name) {
             self.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
         } else {
-            self.file_counts.add(content.label(), Role::SetAside, len_bytes, &file.name);
+            self.file_counts.add(&content.label(), Role::SetAside, len_bytes, &file.name);
             self.other.get_or_insert((file.path, content));
         }
     }
@@ -189,15 +191,8 @@ impl Judgement {
         let mut files: Vec<_> = self.shards.into_iter().map(|(file, _)| file).collect();
         tell_apart(&mut files);
         warn_of_splits(&files);
-        Found {
-            kind,
-            decided: None,
-            files,
-            folders: None,
-            objects: Vec::new(),
-            file_counts: self.file_counts.into_counts(),
-            bad: self.bad,
-        }
+        let file_counts = self.file_counts.into_counts();
+        Found { kind, files, file_counts, bad: self.bad, ..Found::default() }
     }
 
     fn refuse(self, message: &'static str, hint: impl Into<String>) -> Error {
@@ -236,7 +231,7 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
         let (detected, bad) = tree.detect(true);
         judgement.tree(tree, detected, bad);
     }
-    let mut kinds = judgement.shards.iter().map(|(_, content)| kind_of(*content));
+    let mut kinds = judgement.shards.iter().map(|(_, content)| content.kind());
     let first = kinds.next().unwrap_or_default();
     let all_alike = kinds.all(|kind| kind == first);
     if judgement.other.is_some() || !all_alike {
@@ -261,14 +256,9 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
     if first != SourceKind::Tar {
         return Ok(judgement.found(first));
     }
-    let mut decided = Decided::NoPair;
-    for (FoundFile { path, name }, _) in &judgement.shards {
-        if let Some(pair) = pair_at_beginning(path)? {
-            decided = Decided::Pair { shard: name.clone(), pair };
-            break;
-        }
-    }
-    let kind = if decided == Decided::NoPair { first } else { SourceKind::WebDataset };
+    let pair = |file: &FoundFile| Ok((file.name.clone(), pair_at_beginning(&file.path)?));
+    let decided = Decided::by(judgement.shards.iter().map(|(file, _)| pair(file)))?;
+    let kind = decided.kind();
     Ok(Found { decided: Some(decided), ..judgement.found(kind) })
 }
 
@@ -285,12 +275,13 @@ fn shards_of(
     options: &SourceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<Found> {
+    let wanted = Content::of_kind(kind);
     let mut judgement = Judgement::default();
     for path in &expanded.files {
         let file = given_file(path);
         if spool::is_stream(path) {
             judgement.file_counts.add(PIPE, Role::Shard, 0, &file.name);
-            judgement.shards.push((file, as_kind(kind)));
+            judgement.shards.push((file, wanted));
             continue;
         }
         let (content, len_bytes) = content_of(path)?;
@@ -299,13 +290,13 @@ fn shards_of(
         let is_one = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
         match content {
             Content::Packed(_) => judgement.file(file, len_bytes, content),
-            _ if is_one && kind_of(content) == kind_of(as_kind(kind)) => {
+            _ if is_one && content.kind() == wanted.kind() => {
                 judgement.file(file, len_bytes, content);
             }
             _ if is_one => {
                 let what = format!("{} read as {kind}", content.label());
                 judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
-                judgement.shards.push((file, as_kind(kind)));
+                judgement.shards.push((file, wanted));
             }
             _ => judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name),
         }
@@ -314,7 +305,7 @@ fn shards_of(
         let (detected, bad) = tree.detect(false);
         let (mine, others): (Vec<_>, Vec<_>) = detected.into_iter().partition(|detected| {
             let content = detected.content;
-            matches!(content, Content::Packed(_)) || kind_of(content) == kind_of(as_kind(kind))
+            matches!(content, Content::Packed(_)) || content.kind() == wanted.kind()
         });
         let Indexed { parts, .. } = Indexed::of(&tree, &mine);
         for DetectedFile { name, len_bytes, content } in others {
@@ -323,8 +314,8 @@ fn shards_of(
                 continue;
             }
             let is_side = is_side_file(&name) && !content.is_shard();
-            let what = if is_side { "side file" } else { content.label() };
-            judgement.file_counts.add(what, Role::SetAside, len_bytes, &name);
+            let what = if is_side { "side file".into() } else { content.label() };
+            judgement.file_counts.add(&what, Role::SetAside, len_bytes, &name);
         }
         judgement.tree(&tree, mine, bad);
     }
@@ -343,14 +334,13 @@ fn shards_of(
 
 /// Folders whose files are samples.
 fn folders(
-    trees: Vec<Tree>,
+    mut trees: Vec<Tree>,
     surveys: Vec<Survey>,
     options: &SourceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<Found> {
     let mut file_counts = FileCounts::default();
     surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts));
-    let mut trees = trees;
     let folders = match trees.len() {
         1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
         // They share their classes, so they are indexed again, together.
@@ -360,9 +350,9 @@ fn folders(
             Some(folder::index(&paths, options, indexing)?)
         }
     };
+    let samples = folders.map(|(index, roots)| Samples::new(index, Store::Folders(roots)));
     let file_counts = file_counts.into_counts();
-    let (files, objects, bad) = Default::default();
-    Ok(Found { kind: SourceKind::Folder, decided: None, files, folders, objects, file_counts, bad })
+    Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
 }
 
 fn lists(paths: Vec<PathBuf>) -> Found {
@@ -375,8 +365,7 @@ fn lists(paths: Vec<PathBuf>) -> Found {
         files.push(file);
     }
     let file_counts = file_counts.into_counts();
-    let (folders, objects, bad) = Default::default();
-    Found { kind: SourceKind::List, decided: None, files, folders, objects, file_counts, bad }
+    Found { kind: SourceKind::List, files, file_counts, ..Found::default() }
 }
 
 /// Rejects a folder in which every file holds many samples in an unsupported format.
@@ -411,7 +400,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
     }
     let (file, _) = shard::open(path)?;
     let mut head = vec![0; HEAD_BYTES];
-    let len = compression::read_some(&mut FileAt { file: &file, offset: 0 }, &mut head)
+    let len = compression::read_some(&mut FileAt { file: &*file, offset: 0 }, &mut head)
         .map_err(|error| Error::from(error).path(path))?;
     let head = &head[..len];
     let compression = Compression::of(head).map(Compression::name);
@@ -448,13 +437,14 @@ fn unless_no_list(path: &Path) -> Result<()> {
 fn content_of(path: &Path) -> Result<(Content, u64)> {
     let (file, container) = shard::open(path)?;
     let name = path.as_os_str().as_bytes();
-    let content = Content::of(&file, name).map_err(|error| Error::from(error).path(path))?;
+    let content = Content::of(|offset| FileAt { file: &*file, offset }, name);
+    let content = content.map_err(|error| Error::from(error).path(path))?;
     Ok((content, container.len_bytes))
 }
 
 fn given_file(path: &Path) -> FoundFile {
     let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
-    FoundFile { path: path.to_path_buf(), name }
+    FoundFile::new(path.to_path_buf(), name)
 }
 
 /// Two files of one key at the beginning of the archive, as a WebDataset shard has them.
@@ -464,29 +454,11 @@ fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     Ok(match compression::of_file(&file).map_err(name)? {
         None => tar::pair_at_beginning(FrontToBack::new(file, container.len_bytes)),
         Some(compression) => {
-            let from = FileAt { file: &file, offset: 0 };
+            let from = FileAt { file: &*file, offset: 0 };
             let from = compression.undo(from, &Expansion::default()).map_err(name)?;
             tar::pair_at_beginning(ReadInput::new(from))
         }
     })
-}
-
-/// The kind of a shard, taking plain and grouped archives as one; `Auto` for anything else.
-fn kind_of(content: Content) -> SourceKind {
-    match content {
-        Content::Tar(_) => SourceKind::Tar,
-        Content::TfRecord(_) => SourceKind::TfRecord,
-        Content::Rows(kind) => kind,
-        _ => SourceKind::Auto,
-    }
-}
-
-fn as_kind(kind: SourceKind) -> Content {
-    match kind {
-        SourceKind::TfRecord => Content::TfRecord(None),
-        kind if kind.is_rows() => Content::Rows(kind),
-        _ => Content::Tar(None),
-    }
 }
 
 fn no(kind: SourceKind, path: &Path) -> Error {

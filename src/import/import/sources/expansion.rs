@@ -1,6 +1,6 @@
 //! How many bytes an import makes of those that it reads: the one place that decides.
 //!
-//! A few bytes can stand for many: compressed ones, holes of sparse files, links to a file, rows that share a value.
+//! A few bytes can stand for many: compressed ones, links to a file, rows that share a value.
 //! Whatever makes more bytes of fewer counts both here, and stops where they are too many; so a small source does not
 //! fill a disk. All sources of an import share the counts.
 
@@ -19,16 +19,14 @@ struct ExpansionCounts {
     most: u64,
     read: AtomicU64,
     /// By [`Expands`].
-    made: [AtomicU64; 4],
+    made: [AtomicU64; 3],
 }
 
 /// Causes of expansion. Each has a limit of its own, since another may expand its output further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expands {
+pub(crate) enum Expands {
     /// Compression.
     Packed,
-    /// Sparse files.
-    Holes,
     /// Links to what was taken already.
     Links,
     /// Rows, which may share their values.
@@ -50,7 +48,7 @@ impl Expansion {
     }
 
     /// So many bytes were read, or are there to be read.
-    pub fn read(&self, bytes: u64) {
+    pub(crate) fn read(&self, bytes: u64) {
         add(&self.0.read, bytes);
     }
 
@@ -58,7 +56,7 @@ impl Expansion {
     ///
     /// # Errors
     /// `Expands`: they are too many, and do not count.
-    pub fn make(&self, how: Expands, bytes: u64) -> Result<(), BadReason> {
+    pub(crate) fn make(&self, how: Expands, bytes: u64) -> Result<(), BadReason> {
         let ExpansionCounts { most, read, made } = &*self.0;
         let limit = read.load(Ordering::Relaxed).saturating_mul(*most);
         let made = &made[how as usize];
@@ -80,7 +78,7 @@ fn add(to: &AtomicU64, bytes: u64) -> u64 {
 
 /// Counts what is read.
 #[derive(Debug)]
-pub struct Compressed<R>(pub R, pub Expansion);
+pub(crate) struct Compressed<R>(pub R, pub Expansion);
 
 impl<R: Read> Read for Compressed<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -114,13 +112,13 @@ mod tests {
     #[test]
     fn each_kind_may_make_a_multiple_of_what_was_read_or_256_mib() {
         let expansion = Expansion::new(100);
-        assert_eq!(expansion.make(Expands::Holes, FREE_BYTES), Ok(()));
+        assert_eq!(expansion.make(Expands::Packed, FREE_BYTES), Ok(()));
         let refused = Err(BadReason::Expands(100));
-        assert_eq!(expansion.make(Expands::Holes, 1), refused);
+        assert_eq!(expansion.make(Expands::Packed, 1), refused);
         expansion.read(3 << 20);
-        assert_eq!(expansion.make(Expands::Holes, 44 << 20), Ok(()));
-        assert_eq!(expansion.clone().make(Expands::Holes, 1), refused, "clones share it");
-        assert_eq!(expansion.make(Expands::Holes, u64::MAX), refused);
+        assert_eq!(expansion.make(Expands::Packed, 44 << 20), Ok(()));
+        assert_eq!(expansion.clone().make(Expands::Packed, 1), refused, "clones share it");
+        assert_eq!(expansion.make(Expands::Packed, u64::MAX), refused);
         assert_eq!(expansion.make(Expands::Links, 300 << 20), Ok(()));
         expansion.read(u64::MAX);
         assert_eq!(expansion.make(Expands::Rows, u64::MAX), Ok(()));

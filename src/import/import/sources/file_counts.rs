@@ -81,11 +81,11 @@ impl fmt::Display for FileCount {
 
 /// Counts files by what they are.
 #[derive(Debug, Default, Clone)]
-pub struct FileCounts(Vec<FileCount>);
+pub(crate) struct FileCounts(Vec<FileCount>);
 
 impl FileCounts {
     /// Counts a file.
-    pub fn add(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
+    pub(crate) fn add(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
         let what = what.to_owned();
         let example = name.to_vec();
         self.append([FileCount { what, role, files: 1, bytes, example }]);
@@ -99,7 +99,7 @@ impl FileCounts {
     }
 
     /// Adds counts.
-    pub fn append(&mut self, counts: impl IntoIterator<Item = FileCount>) {
+    pub(crate) fn append(&mut self, counts: impl IntoIterator<Item = FileCount>) {
         for more in counts {
             let same = |count: &&mut FileCount| count.what == more.what && count.role == more.role;
             match self.0.iter_mut().find(same) {
@@ -113,12 +113,12 @@ impl FileCounts {
     }
 
     /// All counts.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// These counts.
-    pub fn of(counts: &[FileCount]) -> FileCounts {
+    pub(crate) fn of(counts: &[FileCount]) -> FileCounts {
         FileCounts(counts.to_vec())
     }
 
@@ -142,7 +142,7 @@ impl FileCounts {
 }
 
 /// The description of files that are hidden, or that file systems and tools leave behind.
-pub const HIDDEN: &str = "hidden file";
+pub(crate) const HIDDEN: &str = "hidden file";
 
 /// The description of folders of such names.
 pub(crate) const HIDDEN_FOLDER: &str = "hidden folder";
@@ -151,7 +151,7 @@ pub(crate) const HIDDEN_FOLDER: &str = "hidden folder";
 pub(crate) const NESTED: &str = "archive within an archive";
 
 /// The description of links out of the folder that is imported.
-pub const LINK_OUT: &str = "link out of the source";
+pub(crate) const LINK_OUT: &str = "link out of the source";
 
 /// The description of members of archives whose name comes again later in the archive.
 pub(crate) const REPLACED: &str = "member that a later one replaces";

@@ -15,9 +15,7 @@ use rustix::io::Errno;
 use super::beneath::{Root, kind_name};
 use super::expansion::Expands;
 use super::file_counts::{HIDDEN, HIDDEN_FOLDER, LINK_OUT, Role};
-use super::index::{
-    BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
-};
+use super::index::{BadEntry, BadReason, Container, Index};
 use super::indexing::Indexing;
 use super::{SourceOptions, stamp};
 use dlfs_base::Result;
@@ -29,7 +27,7 @@ use dlfs_base::folders::{Links, MAX_LINKED_FOLDERS, is_dropping};
 /// # Errors
 /// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop. Entries that cannot be imported
 /// are in `bad`.
-pub fn index(
+pub(crate) fn index(
     paths: &[PathBuf],
     options: &SourceOptions,
     indexing: &mut Indexing<'_>,
@@ -196,20 +194,12 @@ impl Walk<'_, '_> {
         files.sort_unstable_by(|a, b| a.name.of(text).cmp(b.name.of(text)));
         for file in files {
             let name = join(folder, file.name.of(text));
-            if name.len() > MAX_NAME_BYTES {
-                self.bad(name, BadReason::Name("is longer than 4,096 bytes"));
-                continue;
+            let File { len_bytes, stamp, .. } = file;
+            if let Err(reason) =
+                self.index.push_file(&name, label, len_bytes, stamp, self.container)
+            {
+                self.bad(name, reason);
             }
-            let Some(len_bytes) =
-                u32::try_from(file.len_bytes).ok().filter(|_| file.len_bytes <= MAX_SAMPLE_BYTES)
-            else {
-                self.bad(name, BadReason::TooLarge(file.len_bytes));
-                continue;
-            };
-            self.index.push(&name, label);
-            let offset_or_stamp = file.stamp;
-            let container = self.container;
-            self.index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp, container });
         }
     }
 
@@ -239,7 +229,7 @@ impl Walk<'_, '_> {
             Ok(stat) => stat,
             // It was listed a moment ago.
             Err(Errno::NOENT) => return self.bad(join(&folder.path, name), BadReason::Changed),
-            Err(errno) => return self.bad(join(&folder.path, name), unreadable(errno)),
+            Err(errno) => return self.bad(join(&folder.path, name), BadReason::from(errno)),
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if !self.options.folders.hidden && is_dropping(name) {
@@ -280,7 +270,7 @@ impl Walk<'_, '_> {
         if !open_to_all
             && let Err(errno) = fs::accessat(at, name, Access::READ_OK, AtFlags::EACCESS)
         {
-            return self.bad(join(&folder.path, name), unreadable(errno));
+            return self.bad(join(&folder.path, name), BadReason::from(errno));
         }
         if let Err(reason) = self.count(folder, stat, false) {
             return self.bad(join(&folder.path, name), reason);
@@ -367,7 +357,7 @@ fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
     let mut text = Vec::new();
     let mut names = Vec::new();
     while let Some(entry) = entries.next() {
-        let entry = entry.map_err(unreadable)?;
+        let entry = entry.map_err(BadReason::from)?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             names.push((entry.ino(), Name::push(name, &mut text)));
@@ -384,10 +374,6 @@ fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     }
     path.extend_from_slice(name);
     path
-}
-
-fn unreadable(errno: Errno) -> BadReason {
-    BadReason::Unreadable(errno.raw_os_error())
 }
 
 const LIST_BUFFER_BYTES: usize = 64 * 1024;

@@ -5,26 +5,26 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::beneath::Root;
+use super::Store;
 use super::file_counts::FileCount;
 use super::index::{BadEntry, Index};
 use super::kind::SourceKind;
 use super::tar::Pair;
+use dlfs_base::Result;
+use dlfs_format::format::OriginsBuilder;
 use dlfs_places::{Client, Object, Place};
 
 /// The kind of a source, and its files.
-#[derive(Debug)]
-pub struct Found {
+#[derive(Debug, Default)]
+pub(crate) struct Found {
     /// Never [`SourceKind::Auto`].
     pub kind: SourceKind,
     /// Why it is this kind, if it was detected among kinds that look alike.
     pub decided: Option<Decided>,
     /// Shards or lists, in order; empty if the source is folders of samples.
     pub files: Vec<FoundFile>,
-    /// Folders of samples, indexed.
-    pub folders: Option<(Index, Vec<Root>)>,
-    /// Objects of stores that are shards, in the order of `files`, which are their addresses; empty for files.
-    pub objects: Vec<(Client, Vec<Object>)>,
+    /// Samples that are files of folders or objects, indexed.
+    pub(super) samples: Option<Samples>,
     /// How every file was treated.
     pub file_counts: Vec<FileCount>,
     /// Entries beside shards that are not files.
@@ -43,6 +43,47 @@ pub enum Decided {
     },
     /// At the beginnings of the shards none do: each file is a sample, unless a pair is found later.
     NoPair,
+}
+
+/// Files beneath folders, or objects of stores, each a sample; or what shards hold.
+#[derive(Debug)]
+pub(super) struct Samples {
+    pub(super) index: Index,
+    pub(super) store: Store,
+    /// The objects, if they are such.
+    pub(super) origins: OriginsBuilder,
+}
+
+impl Samples {
+    /// Samples that are no objects.
+    pub(super) fn new(index: Index, store: Store) -> Samples {
+        Samples { index, store, origins: OriginsBuilder::default() }
+    }
+}
+
+impl Decided {
+    /// By the names of archives, and two files of one key at the beginning of each; stops at the first that has some.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub(super) fn by(
+        archives: impl Iterator<Item = Result<(Vec<u8>, Option<Pair>)>>,
+    ) -> Result<Decided> {
+        for archive in archives {
+            if let (shard, Some(pair)) = archive? {
+                return Ok(Decided::Pair { shard, pair });
+            }
+        }
+        Ok(Decided::NoPair)
+    }
+
+    /// The kind that it decided for.
+    pub(super) fn kind(&self) -> SourceKind {
+        match self {
+            Decided::Pair { .. } => SourceKind::WebDataset,
+            Decided::NoPair => SourceKind::Tar,
+        }
+    }
 }
 
 impl fmt::Display for Decided {
@@ -103,13 +144,22 @@ pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
     ends
 }
 
-/// A shard, list or stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A shard, list or stream: a file, or an object of a store.
+#[derive(Debug, Clone)]
 pub struct FoundFile {
-    /// How to open it; `-` is standard input.
+    /// How to open it; `-` is standard input. Of an object, its address.
     pub path: PathBuf,
     /// Prefix of its records' names: its path beneath the given folder, or its file name.
     pub name: Vec<u8>,
+    /// The object, if it is one.
+    pub(in crate::import) object: Option<(Client, Object)>,
+}
+
+impl FoundFile {
+    /// A file.
+    pub fn new(path: PathBuf, name: Vec<u8>) -> FoundFile {
+        FoundFile { path, name, object: None }
+    }
 }
 
 #[cfg(test)]
@@ -118,7 +168,7 @@ mod tests {
 
     #[test]
     fn files_of_one_name_get_what_tells_them_apart_in_front() {
-        let file = |path: &str, name: &str| FoundFile { path: path.into(), name: name.into() };
+        let file = |path: &str, name: &str| FoundFile::new(path.into(), name.into());
         let mut files = [
             file("/data/train/00.tar", "00.tar"),
             file("/data/val/00.tar", "00.tar"),

@@ -10,12 +10,11 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
-use super::sparse::SparseMap;
 use dlfs_format::format::builder::MAX_FIELD_NAMES_BYTES;
 use dlfs_format::format::columns::ColumnTable;
 
@@ -46,8 +45,6 @@ pub struct Index {
     values: Vec<Values>,
     /// Values of typed columns, by row, if fields give any.
     columns: Option<ColumnTable>,
-    /// The sparse members of archives; their payloads have a number here in the place of an offset.
-    sparse: Vec<Arc<SparseMap>>,
 }
 
 /// The bytes of a field of every row, equally many.
@@ -63,7 +60,7 @@ struct Values {
 pub struct Container {
     /// How to open it again.
     pub path: PathBuf,
-    /// Changes when the file changes: see [`super::stamp`]. Zero for folders.
+    /// Changes when the file changes: see `stamp` of `mod.rs`. Zero for folders.
     pub stamp: u64,
     /// Length in bytes; of folders and lists, that of what is in front of their names.
     pub len_bytes: u64,
@@ -76,8 +73,7 @@ pub struct Payload {
     pub field: u16,
     /// Length in bytes.
     pub len_bytes: u32,
-    /// Byte offset in the container; for a file of a folder, its stamp; for a sparse member of an archive, what
-    /// [`Index::push_sparse`] returns.
+    /// Byte offset in the container; for a file of a folder, its stamp.
     pub offset_or_stamp: u64,
     /// Index of its container.
     pub container: u32,
@@ -190,7 +186,18 @@ impl From<&io::Error> for BadReason {
     }
 }
 
+impl From<Errno> for BadReason {
+    fn from(errno: Errno) -> BadReason {
+        BadReason::Unreadable(errno.raw_os_error())
+    }
+}
+
 impl BadReason {
+    /// The operating system's error.
+    pub(in crate::import) fn unreadable(error: io::Error) -> BadReason {
+        BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
     /// The reason that a reader gave as its error.
     pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
         error.get_ref()?.downcast_ref()
@@ -208,7 +215,7 @@ impl fmt::Display for BadEntry {
 
 impl BadEntry {
     /// `name` is bad because of `reason`.
-    pub fn new(name: &[u8], reason: BadReason) -> BadEntry {
+    pub(crate) fn new(name: &[u8], reason: BadReason) -> BadEntry {
         BadEntry { name: name.to_vec(), reason, within: None, rest: None }
     }
 
@@ -225,12 +232,12 @@ impl BadEntry {
     }
 
     /// Names the shard, list or folder that contains it.
-    pub fn within(self, path: &Path) -> BadEntry {
+    pub(crate) fn within(self, path: &Path) -> BadEntry {
         BadEntry { within: Some(path.to_path_buf()), ..self }
     }
 
     /// Sets the byte range of the shard that is not read.
-    pub fn rest(self, rest: Range<u64>) -> BadEntry {
+    pub(crate) fn rest(self, rest: Range<u64>) -> BadEntry {
         BadEntry { rest: Some(rest), ..self }
     }
 }
@@ -260,7 +267,7 @@ impl Index {
     ///
     /// Rows are used in the order of their slots, which is random: each first access to a column waits for
     /// memory. Here no access depends on the one before, so the processor waits for many at once.
-    pub fn touch(&self, rows: &[u64]) {
+    pub(crate) fn touch(&self, rows: &[u64]) {
         let mut sum = 0u64;
         for &row in rows {
             let at = row as usize;
@@ -304,7 +311,7 @@ impl Index {
     }
 
     /// Appends a row; [`Index::push_payload`] then adds its payloads.
-    pub fn push(&mut self, name: &[u8], label: Option<i64>) {
+    pub(crate) fn push(&mut self, name: &[u8], label: Option<i64>) {
         let row = self.names.len();
         self.names.push(name);
         if label.is_some() && self.labels.is_empty() {
@@ -318,8 +325,32 @@ impl Index {
         }
     }
 
+    /// Appends a row that is a file or a record, and its payload.
+    ///
+    /// # Errors
+    /// No image can hold its name or its length.
+    pub(super) fn push_file(
+        &mut self,
+        name: &[u8],
+        label: Option<i64>,
+        len: u64,
+        offset_or_stamp: u64,
+        container: u32,
+    ) -> Result<(), BadReason> {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(TOO_LONG_A_NAME);
+        }
+        if len > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(len));
+        }
+        self.push(name, label);
+        let len_bytes = len as u32; // within the limit just tested
+        self.push_payload(Payload { field: 0, len_bytes, offset_or_stamp, container });
+        Ok(())
+    }
+
     /// Appends a payload to the last row.
-    pub fn push_payload(&mut self, payload: Payload) {
+    pub(crate) fn push_payload(&mut self, payload: Payload) {
         let rows = self.names.len();
         let payloads = self.payload_lens.len();
         let plain = payload.field == 0 && payloads + 1 == rows;
@@ -373,26 +404,6 @@ impl Index {
         values.bytes.get(start..start + values.width)
     }
 
-    /// Adds the map of a sparse member; returns what its payload has as its offset. `None` beyond the limit.
-    pub fn push_sparse(&mut self, map: Arc<SparseMap>) -> Option<u64> {
-        let number = self.sparse.len() as u64;
-        self.sparse.push(map);
-        (number < SPARSE >> 32).then_some(SPARSE | number << 32)
-    }
-
-    /// The map of a payload that is sparse, and where in the file it begins.
-    pub fn sparse(&self, payload: &Payload) -> Option<(&SparseMap, u64)> {
-        let map = self.sparse.get(self.sparse_number(payload)?)?;
-        Some((map, payload.offset_or_stamp & u64::from(u32::MAX)))
-    }
-
-    /// The number of the map of a payload that is sparse.
-    fn sparse_number(&self, payload: &Payload) -> Option<usize> {
-        let place = payload.offset_or_stamp;
-        let is_sparse = !self.sparse.is_empty() && place & SPARSE != 0;
-        is_sparse.then_some(((place & !SPARSE) >> 32) as usize)
-    }
-
     /// Sets the values of typed columns, a row for each row.
     pub(in crate::import) fn set_columns(&mut self, columns: ColumnTable) {
         self.columns = Some(columns);
@@ -430,7 +441,7 @@ impl Index {
     }
 
     /// The number of the field called `name`, added if it is new; `None` beyond the limit.
-    pub fn field(&mut self, name: &[u8]) -> Option<u16> {
+    pub(crate) fn field(&mut self, name: &[u8]) -> Option<u16> {
         if let Some(at) = self.fields.iter().position(|field| field == name) {
             return u16::try_from(at).ok();
         }
@@ -450,35 +461,16 @@ impl Index {
     }
 
     /// The same source without the rows of `drop`, which is sorted; ids are renumbered without gaps.
-    pub fn without(&self, drop: &[u64]) -> Index {
-        let mut kept = Index {
-            containers: self.containers.clone(),
-            fields: self.fields.clone(),
-            classes: self.classes.clone(),
-            bad: self.bad.clone(),
-            file_counts: self.file_counts.clone(),
-            sparse: self.sparse.clone(),
-            ..Index::default()
-        };
-        let mut columns = self.columns.as_ref().map(ColumnTable::without_rows);
-        for row in 0..self.len() {
-            if drop.binary_search(&row).is_err() {
-                if let (Some(kept), Some(all)) = (&mut columns, &self.columns) {
-                    kept.push(|column| all.row(row as usize).get(column));
-                }
-                kept.push(self.name(row), self.label(row));
-                for payload in self.payloads(row) {
-                    kept.push_payload(payload);
-                    if let Some(value) = self.value(row, payload.field) {
-                        let row = kept.len() - 1;
-                        let place = kept.payload_lens.len() - 1;
-                        kept.replace(row, place, value);
-                    }
-                }
-            }
-        }
-        kept.columns = columns;
-        kept
+    pub(crate) fn without(&self, drop: &[u64]) -> Index {
+        let left = || (0..self.len()).filter(|row| drop.binary_search(row).is_err());
+        let columns = self.columns.as_ref().map(|all| {
+            let mut kept = all.without_rows();
+            left().for_each(|row| kept.push(|column| all.row(row as usize).get(column)));
+            kept
+        });
+        let bad = self.bad.clone();
+        let file_counts = self.file_counts.clone();
+        Index { columns, bad, file_counts, ..self.select(left()) }
     }
 
     /// The rows `rows` alone, in this order, for another process to read: without the values of typed columns, the
@@ -493,15 +485,7 @@ impl Index {
         for row in rows {
             selected.push(self.name(row), self.label(row));
             for payload in self.payloads(row) {
-                let offset_or_stamp = match self.sparse_number(&payload) {
-                    None => payload.offset_or_stamp,
-                    Some(number) => {
-                        let place = selected.push_sparse(self.sparse[number].clone());
-                        let place = place.expect("fewer maps than this index has");
-                        place | payload.offset_or_stamp & u64::from(u32::MAX)
-                    }
-                };
-                selected.push_payload(Payload { offset_or_stamp, ..payload });
+                selected.push_payload(payload);
                 if let Some(value) = self.value(row, payload.field) {
                     let row = selected.len() - 1;
                     let place = selected.payload_lens.len() - 1;
@@ -708,6 +692,10 @@ pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
     fields.len() < MAX_FIELDS && bytes + 2 + name.len() <= MAX_FIELD_NAMES_BYTES
 }
 
+/// Why a name beyond [`MAX_NAME_BYTES`] is rejected.
+pub(in crate::import) const TOO_LONG_A_NAME: BadReason =
+    BadReason::Name("is longer than 4,096 bytes");
+
 /// Why a member of a field beyond the limit is rejected.
 pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
     "has one field too many: an image has at most 256, with 8 KiB for their \
@@ -757,17 +745,13 @@ impl Names {
 }
 
 /// The label column's value for a row without a label: ImageFolder's classes count from 0.
-pub const NO_LABEL: i64 = -1;
-
-/// Marks the place of a sparse payload: no offset in a file is so large. The number of its map follows in 31 bits, and
-/// in 32 where in the file the payload begins, which is 0 unless its front is left out.
-const SPARSE: u64 = 1 << 63;
+pub(crate) const NO_LABEL: i64 = -1;
 
 /// Maximum bytes of a name.
-pub const MAX_NAME_BYTES: usize = 4096;
+pub(crate) const MAX_NAME_BYTES: usize = 4096;
 
 /// Maximum bytes of a sample.
-pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
+pub(crate) const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
 
 /// Maximum fields of a sample: more than any data set has, and a limit for damaged archives.
 const MAX_FIELDS: usize = 256;

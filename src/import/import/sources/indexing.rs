@@ -4,7 +4,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 
 /// A step of indexing, as reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Indexing begins, or begins again: counts start from zero.
     Begin,
     /// It has found more.
@@ -17,7 +17,7 @@ pub enum Step {
 }
 
 /// Counts what is found and tells it to somebody who may stop it.
-pub struct Indexing<'t> {
+pub(crate) struct Indexing<'t> {
     tell: &'t mut dyn FnMut(Step) -> bool,
     samples: u64,
     bytes: u64,
@@ -28,7 +28,7 @@ pub struct Indexing<'t> {
 
 impl<'t> Indexing<'t> {
     /// Begins. `tell` returns whether to go on.
-    pub fn new(tell: &'t mut dyn FnMut(Step) -> bool) -> Indexing<'t> {
+    pub(crate) fn new(tell: &'t mut dyn FnMut(Step) -> bool) -> Indexing<'t> {
         let is_stopped = !tell(Step::Begin);
         Indexing { tell, samples: 0, bytes: 0, since: 0, is_stopped }
     }

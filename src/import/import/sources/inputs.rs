@@ -11,7 +11,6 @@ use super::sample_stream::FieldBytes;
 use super::spool::{decompressed, is_stream, open_stream};
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_places::{Client, Object};
 
 /// Streams, in order.
 pub(in crate::import) struct Inputs {
@@ -43,14 +42,10 @@ enum First {
 }
 
 impl Inputs {
-    /// The streams `files` (`-`: standard input), as far as `expansion` allows; if `objects` are given, `files` are
-    /// their addresses.
-    pub(in crate::import) fn new(
-        files: Vec<FoundFile>,
-        objects: Vec<(Client, Vec<Object>)>,
-        expansion: Expansion,
-    ) -> Inputs {
-        let objects = (!objects.is_empty()).then(|| ObjectStreams::new(objects));
+    /// The streams `files` (`-`: standard input), as far as `expansion` allows.
+    pub(in crate::import) fn new(files: Vec<FoundFile>, expansion: Expansion) -> Inputs {
+        let are_objects = files.iter().any(|file| file.object.is_some());
+        let objects = are_objects.then(|| ObjectStreams::new(&files, 0));
         let files = files.into_iter();
         Inputs { files, objects, begun: 0, first: None, ahead: None, expansion }
     }
@@ -61,24 +56,16 @@ impl Inputs {
     /// Those of the store. `BadSource`: the object is shorter.
     pub(in crate::import) fn from(
         files: Vec<FoundFile>,
-        objects: Vec<(Client, Vec<Object>)>,
         number: u64,
         offset: u64,
         expansion: Expansion,
     ) -> Result<Inputs> {
         expansion.read(offset); // before the import was interrupted
-        let mut left = usize::try_from(number).unwrap_or(usize::MAX);
-        let mut rest = Vec::new();
-        for (client, objects) in objects {
-            let skipped = left.min(objects.len());
-            left -= skipped;
-            if skipped < objects.len() {
-                rest.push((client, objects[skipped..].to_vec()));
-            }
-        }
+        let skipped = usize::try_from(number).unwrap_or(usize::MAX);
+        let files: Vec<FoundFile> = files.into_iter().skip(skipped).collect();
         let mut first = None;
         let mut begin = 0;
-        if let Some((client, object)) = rest.first().map(|(client, all)| (client, &all[0]))
+        if let Some((client, object)) = files.first().and_then(|file| file.object.as_ref())
             && offset > 0
         {
             let mut head = vec![0; object.len_bytes.min(HEAD_BYTES) as usize];
@@ -96,15 +83,9 @@ impl Inputs {
                 }
             });
         }
-        let files: Vec<FoundFile> = files.into_iter().skip(number as usize).collect();
-        let objects = Some(ObjectStreams::from(rest, begin));
+        let objects = Some(ObjectStreams::new(&files, begin));
         let files = files.into_iter();
         Ok(Inputs { files, objects, begun: number, first, ahead: None, expansion })
-    }
-
-    /// The limit on the expansion of the bytes that are read.
-    pub(super) fn expansion(&self) -> &Expansion {
-        &self.expansion
     }
 
     /// How many objects were given, or left out at the beginning; `None`: they are files.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::beneath::Root;
-use super::index::{BadEntry, BadReason, Container, Index, MAX_SAMPLE_BYTES, Payload};
+use super::index::{BadEntry, BadReason, Container, Index};
 use super::indexing::Indexing;
 use super::stamp;
 use super::tar_members::clean_name;
@@ -14,7 +14,7 @@ use dlfs_base::{Error, Result};
 ///
 /// # Errors
 /// A list or its folder does not open. Lines that cannot be imported are in `bad`.
-pub fn index(
+pub(crate) fn index(
     paths: &[PathBuf],
     links: Links,
     indexing: &mut Indexing<'_>,
@@ -90,16 +90,12 @@ fn may_be(head: &[u8]) -> bool {
 }
 
 /// The folder that the names of a list are beneath.
-pub fn folder_of(list: &Path) -> &Path {
+pub(crate) fn folder_of(list: &Path) -> &Path {
     list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(), BadReason> {
-    let (path, label) = split(line);
-    let label = match label {
-        None => None,
-        Some(text) => Some(number(text).ok_or(BadReason::Syntax("its label is not a number"))?),
-    };
+    let (path, label) = labelled(line)?;
     if path.starts_with(b"/") {
         return Err(BadReason::Name("is not beneath the list's folder"));
     }
@@ -108,14 +104,7 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
     if stat.st_mode & 0o444 != 0o444 {
         root.open_file(&name)?;
     }
-    let len = stat.st_size as u64;
-    if len > MAX_SAMPLE_BYTES {
-        return Err(BadReason::TooLarge(len));
-    }
-    index.push(&name, label);
-    let len_bytes = len as u32; // within the limit just tested
-    index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp: stamp(&stat), container });
-    Ok(())
+    index.push_file(&name, label, stat.st_size as u64, stamp(&stat), container)
 }
 
 pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -132,7 +121,14 @@ pub(super) fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
     }
 }
 
-pub(super) fn number(text: &[u8]) -> Option<i64> {
+/// Path and label of a line.
+pub(super) fn labelled(line: &[u8]) -> Result<(&[u8], Option<i64>), BadReason> {
+    let (path, label) = split(line);
+    let number = |text| number(text).ok_or(BadReason::Syntax("its label is not a number"));
+    Ok((path, label.map(number).transpose()?))
+}
+
+fn number(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 

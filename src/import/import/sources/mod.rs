@@ -6,41 +6,40 @@
 //! changed meanwhile is a bad entry, never a torn sample.
 //!
 //! A source that can be read only once (a pipe, a compressed archive) is first copied to a file
-//! ([`spool`]), or imported by [`stream`] in its own order.
+//! (`spool.rs`), or imported by [`stream`] in its own order.
 //!
-//! The kind of a source is detected from the bytes of its files ([`detect`], [`content`], [`tree`]), and
-//! [`file_counts`] reports how each was treated.
+//! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `tree.rs`), and
+//! `file_counts.rs` reports how each was treated.
 //!
-//! Read [`index`] for what is stored, [`folder`] and [`tar_members`] for how it is found.
+//! Read `index.rs` for what is stored, `folder.rs` and `tar_members.rs` for how it is found.
 
-pub mod beneath;
+pub(in crate::import) mod beneath;
 mod braces;
-pub mod compression;
-pub mod content;
-pub mod detect;
+pub(in crate::import) mod compression;
+pub(in crate::import) mod content;
+pub(in crate::import) mod detect;
 pub mod expansion;
-pub mod file_counts;
-pub mod folder;
+pub(in crate::import) mod file_counts;
+mod folder;
 mod found;
-pub mod index;
-pub mod indexing;
+pub(in crate::import) mod index;
+mod indexing;
 mod inputs;
 mod kind;
-pub mod list;
+mod list;
 pub(in crate::import) mod objects;
 mod read_input;
 mod record_stream;
-pub mod row_indexes;
+pub(in crate::import) mod row_indexes;
 pub mod sample_stream;
-pub mod shard;
+mod shard;
 pub(in crate::import) mod shuffled;
-pub mod sparse;
-pub mod spool;
+pub(in crate::import) mod spool;
 pub mod stream;
 pub mod tar;
-pub mod tar_members;
-pub mod tfrecord;
-pub mod tree;
+pub(in crate::import) mod tar_members;
+mod tfrecord;
+mod tree;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -58,14 +57,15 @@ use self::beneath::Root;
 use self::expansion::Expansion;
 use self::file_counts::FileCounts;
 pub use self::file_counts::{FileCount, Role};
-use self::found::ends_of;
-pub use self::found::{Decided, Found, FoundFile};
-use self::index::MAX_SAMPLE_BYTES;
+pub(in crate::import) use self::found::Found;
+pub use self::found::{Decided, FoundFile};
+use self::found::{Samples, ends_of};
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
-pub use self::indexing::{Indexing, Step};
+use self::index::{MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
+pub(in crate::import) use self::indexing::{Indexing, Step};
 pub(in crate::import) use self::inputs::Inputs;
 pub use self::kind::SourceKind;
-use self::objects::{ObjectReads, ObjectRoot, ObjectSamples};
+use self::objects::{ObjectReads, ObjectRoot};
 pub(in crate::import) use self::record_stream::RecordStream;
 use self::shard::{FrontToBack, OpenShards};
 use dlfs_base::checksum::{crc32c, crc32c_append};
@@ -123,12 +123,9 @@ impl Found {
         if self.kind == SourceKind::List {
             return Ok(false);
         }
-        if !self.objects.is_empty() {
-            return Ok(true);
-        }
         let mut streams = 0;
-        for FoundFile { path, .. } in &self.files {
-            let is_stream = spool::is_stream(path) || {
+        for FoundFile { path, object, .. } in &self.files {
+            let is_stream = object.is_some() || spool::is_stream(path) || {
                 let (file, _) = shard::open(path)?;
                 let compression = compression::of_file(&file);
                 compression.map_err(|error| Error::from(error).path(path))?.is_some()
@@ -175,42 +172,33 @@ impl Source {
             let path = found.files.into_iter().next().map(|file| file.path);
             return Err(Error::new(ErrorKind::BadSource, text).path(path.unwrap_or_default()));
         }
-        let (mut index, mut store) = match (found.folders.take(), kind) {
-            (Some((index, roots)), _) => (index, Store::Folders(roots)),
-            (None, SourceKind::List) => {
+        let samples = match found.samples.take() {
+            Some(samples) => samples,
+            None if kind == SourceKind::List => {
                 let paths: Vec<PathBuf> =
                     found.files.iter().map(|file| file.path.clone()).collect();
                 let (index, roots) = list::index(&paths, options.folders.links, indexing)?;
-                (index, Store::Folders(roots))
+                Samples::new(index, Store::Folders(roots))
             }
-            (None, _) => index_shards(&found, &mut opened, options, indexing)?,
+            None => index_shards(&found, &mut opened, options, indexing)?,
         };
+        let Samples { mut index, mut store, origins } = samples;
         indexing.check()?;
         file_counts::set_piped_bytes(&mut found.file_counts, piped_bytes(&index));
         index.file_counts.splice(0..0, found.file_counts);
         index.bad.splice(0..0, found.bad);
-        if let Store::Folders(roots) = &mut store
-            && options.prefix
-        {
-            put_roots_in_front(&mut index, roots);
+        match &mut store {
+            Store::Folders(roots) if options.prefix => put_roots_in_front(&mut index, roots),
+            Store::Objects(roots) if options.prefix && kind == SourceKind::Folder => {
+                let lens = put_containers_in_front(&mut index);
+                roots.iter_mut().zip(lens).for_each(|(root, len)| root.put_in_front(len));
+            }
+            _ => {}
         }
         let shards = Shards { files: &found.files, prefix: options.prefix };
         drop_impossible_rows(&mut index, kind, &shards);
         let decided = found.decided;
-        let origins = OriginsBuilder::default();
         Source { kind, decided, index, store, origins }.unless_empty()
-    }
-
-    /// Objects of stores as samples.
-    ///
-    /// # Errors
-    /// `BadSource`: there is none.
-    pub(in crate::import) fn of_objects(found: ObjectSamples) -> Result<Source> {
-        let ObjectSamples { kind, mut index, roots, origins } = found;
-        drop_impossible_rows(&mut index, kind, &Shards { files: &[], prefix: false });
-        let store = Store::Objects(roots);
-        let source = Source { kind, decided: None, index, store, origins };
-        source.unless_empty()
     }
 
     /// The objects that are its samples now.
@@ -324,7 +312,7 @@ impl Source {
     /// `goes_on` said that it is to stop.
     pub(in crate::import) fn replace_payloads(
         &mut self,
-        take: &mut dyn FnMut(u16, &mut Front<'_>) -> std::result::Result<Elements, BadReason>,
+        take: &mut dyn FnMut(u16, &mut Front<'_>) -> Result<Elements, BadReason>,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Option<Vec<(u64, BadEntry)>> {
         let mut open = self.open_shards();
@@ -391,7 +379,7 @@ pub(in crate::import) enum Elements {
 /// A payload whose first bytes can be read.
 pub(in crate::import) struct Front<'a> {
     len: u64,
-    read: &'a mut dyn FnMut(&mut [u8]) -> std::result::Result<(), BadReason>,
+    read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
     buffer: &'a mut Vec<u8>,
 }
 
@@ -399,7 +387,7 @@ impl<'a> Front<'a> {
     /// A payload of `len` bytes; `read` fills what it is given with the first of them.
     pub(in crate::import) fn new(
         len: u64,
-        read: &'a mut dyn FnMut(&mut [u8]) -> std::result::Result<(), BadReason>,
+        read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
         buffer: &'a mut Vec<u8>,
     ) -> Front<'a> {
         Front { len, read, buffer }
@@ -411,7 +399,7 @@ impl<'a> Front<'a> {
     }
 
     /// Its first `len` bytes, or all of them.
-    pub(in crate::import) fn first(&mut self, len: u64) -> std::result::Result<&[u8], BadReason> {
+    pub(in crate::import) fn first(&mut self, len: u64) -> Result<&[u8], BadReason> {
         self.buffer.resize(len.min(self.len) as usize, 0);
         (self.read)(self.buffer)?;
         Ok(self.buffer)
@@ -470,7 +458,7 @@ impl SourceReader<'_> {
     /// # Errors
     /// Why the entry cannot be imported, which may be found after some pieces were filled; or the error of
     /// `sink`.
-    pub fn read_in_pieces(
+    pub(crate) fn read_in_pieces(
         &mut self,
         row: u64,
         payload: &Payload,
@@ -529,7 +517,7 @@ impl SourceReader<'_> {
 }
 
 /// Receives bytes in pieces.
-pub trait PieceSink {
+pub(crate) trait PieceSink {
     /// The space for the next bytes: at least one byte.
     ///
     /// # Errors
@@ -545,7 +533,7 @@ pub trait PieceSink {
 
 /// Why reading a payload in pieces failed.
 #[derive(Debug)]
-pub enum PieceError {
+pub(crate) enum PieceError {
     /// The entry cannot be imported.
     Bad(BadReason),
     /// The sink failed.
@@ -559,7 +547,7 @@ impl From<BadReason> for PieceError {
 }
 
 /// A number that changes when a file is modified or replaced.
-pub fn stamp(stat: &Stat) -> u64 {
+pub(crate) fn stamp(stat: &Stat) -> u64 {
     let mut hash = Xxh3::new();
     let numbers = [stat.st_ino, stat.st_size as u64, stat.st_mtime as u64, stat.st_mtime_nsec];
     numbers.iter().for_each(|number| hash.update(&number.to_le_bytes()));
@@ -579,11 +567,10 @@ fn read_file(
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             return Err(BadReason::Changed);
         }
-        Err(error) => return Err(unreadable(&error)),
+        Err(error) => return Err(BadReason::unreadable(error)),
     }
     // After the read, in order to detect a change during it.
-    let stat =
-        rustix::fs::fstat(&file).map_err(|errno| BadReason::Unreadable(errno.raw_os_error()))?;
+    let stat = rustix::fs::fstat(&file)?;
     if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
 }
 
@@ -597,17 +584,7 @@ fn read_member(
 ) -> Result<(), BadReason> {
     let number = payload.container;
     let container = &index.containers[payload.container as usize];
-    match index.sparse(payload) {
-        None => open.read(number, container, payload.offset_or_stamp + at, into),
-        Some((map, start)) => {
-            let stored = |offset: u64, into: &mut [u8]| open.read(number, container, offset, into);
-            if map.read(start + at, into, stored)? { Ok(()) } else { Err(BadReason::Changed) }
-        }
-    }
-}
-
-fn unreadable(error: &io::Error) -> BadReason {
-    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+    open.read(number, container, payload.offset_or_stamp + at, into)
 }
 
 /// A shard that is open: its file, and whether that has no name.
@@ -620,7 +597,7 @@ fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option
     if found.decided != Some(Decided::NoPair) {
         return Ok(opened);
     }
-    for FoundFile { path, name } in &found.files {
+    for FoundFile { path, name, .. } in &found.files {
         if !spool::is_stream(path) {
             opened.push(None);
             continue;
@@ -643,21 +620,16 @@ fn index_shards(
     opened: &mut [Option<OpenShard>],
     options: &SourceOptions,
     indexing: &mut Indexing<'_>,
-) -> Result<(Index, Store)> {
+) -> Result<Samples> {
     let mut index = Index::default();
     let kind = found.kind;
-    let mut rows = tar::Rows::new(kind == SourceKind::WebDataset, options.folders.hidden)
-        .within(&options.expansion);
-    if options.nested {
-        rows = rows.nested();
-    }
-    if found.decided == Some(Decided::NoPair) {
-        rows = rows.undecided();
-    }
+    let is_open = found.decided == Some(Decided::NoPair);
+    let judge = tar::Judge::new(kind == SourceKind::WebDataset, options, is_open);
+    let mut rows = tar::Rows::new(judge, &options.expansion);
     indexing.again(); // files that hold samples were counted before
     let mut files = Vec::new();
     let mut appended = FileCounts::default();
-    for (number, FoundFile { path, name }) in found.files.iter().enumerate() {
+    for (number, FoundFile { path, name, .. }) in found.files.iter().enumerate() {
         if !indexing.goes_on() {
             break;
         }
@@ -677,7 +649,7 @@ fn index_shards(
             let bytes = index.containers[number as usize].len_bytes - more.from;
             appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
         }
-        if let Some(pair) = rows.pair() {
+        if let Some(pair) = rows.judge.pair() {
             return Err(tar::undecided(path, pair));
         }
     }
@@ -686,7 +658,7 @@ fn index_shards(
     if !dead.is_empty() {
         index = index.without(&dead);
     }
-    Ok((index, Store::Shards(files)))
+    Ok(Samples::new(index, Store::Shards(files)))
 }
 
 /// Decompressed bytes of the shards that came through pipes.
@@ -716,7 +688,7 @@ fn put_containers_in_front(index: &mut Index) -> Vec<usize> {
 
 fn leave_out_too_long(index: &mut Index, rows: &[u64]) {
     for &row in rows {
-        index.bad.push(index.bad_row(row, BadReason::Name("is longer than 4,096 bytes")));
+        index.bad.push(index.bad_row(row, TOO_LONG_A_NAME));
     }
     if !rows.is_empty() {
         *index = index.without(rows);

@@ -6,16 +6,16 @@ use super::tar_members::Input;
 
 /// Adapts a stream to the archive reader.
 #[derive(Debug)]
-pub struct ReadInput<R>(R);
+pub(crate) struct ReadInput<R>(R);
 
 impl<R: Read> ReadInput<R> {
     /// Reads all of `from`.
-    pub fn new(from: R) -> ReadInput<R> {
+    pub(crate) fn new(from: R) -> ReadInput<R> {
         ReadInput(from)
     }
 
     /// The reader that it reads from.
-    pub fn get_mut(&mut self) -> &mut R {
+    pub(crate) fn get_mut(&mut self) -> &mut R {
         &mut self.0
     }
 }

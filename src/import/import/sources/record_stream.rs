@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
+use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
 use super::inputs::Stream;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
@@ -79,7 +79,7 @@ impl RecordStream {
             Record::Unread(len) if name.len() <= MAX_NAME_BYTES => {
                 return Some(StreamSample::unread(name, len));
             }
-            Record::Sound(_) | Record::Unread(_) => BadReason::Name("is longer than 4,096 bytes"),
+            Record::Sound(_) | Record::Unread(_) => TOO_LONG_A_NAME,
             Record::Bad(reason) => reason,
         };
         self.reject(&name, reason);
@@ -88,10 +88,6 @@ impl RecordStream {
 }
 
 impl SampleStream for RecordStream {
-    fn fields(&self) -> &[Vec<u8>] {
-        &[]
-    }
-
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
         loop {
             let open = match &mut self.open {
@@ -124,7 +120,7 @@ impl SampleStream for RecordStream {
         }
     }
 
-    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
+    fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         self.open.as_mut().map_or(Ok(0), |open| open.read_on(into))
     }
 
@@ -177,7 +173,7 @@ impl Open {
         &mut self,
         spare: &mut Option<Vec<u8>>,
         most_at_once: u64,
-    ) -> std::result::Result<Option<Record>, BadReason> {
+    ) -> Result<Option<Record>, BadReason> {
         self.pass_over()?;
         let mut header = [0; tfrecord::HEADER_BYTES];
         match fill(&mut self.stream, &mut header).map_err(|error| BadReason::from(&error))? {
@@ -218,7 +214,7 @@ impl Open {
     }
 
     /// Reads on in a record, and compares its checksum at its end.
-    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
+    fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         let Some(Unread { left, crc }) = self.unread.take() else { return Ok(0) };
         let most = left.min(into.len() as u64) as usize;
         let read = fill(&mut self.stream, &mut into[..most]);
@@ -240,7 +236,7 @@ impl Open {
     }
 
     /// Passes over a record of which something is unread.
-    fn pass_over(&mut self) -> std::result::Result<(), BadReason> {
+    fn pass_over(&mut self) -> Result<(), BadReason> {
         let Some(Unread { left, .. }) = self.unread.take() else { return Ok(()) };
         let rest = left + tfrecord::CRC_BYTES as u64;
         let passed = io::copy(&mut (&mut self.stream).take(rest), &mut io::sink());

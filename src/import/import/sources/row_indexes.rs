@@ -1,13 +1,11 @@
 //! Indexes of data sets whose shards hold rows: `index.json` of MosaicML Streaming and of LitData.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::compression::FileAt;
 use super::kind::SourceKind;
 
 /// The name of the index in both formats.
@@ -41,25 +39,18 @@ struct Chunk {
 ///
 /// # Errors
 /// It cannot be read.
-pub fn kind_of(index: &File) -> io::Result<Option<SourceKind>> {
-    if index.metadata()?.len() > MAX_INDEX_BYTES {
-        return Ok(None);
-    }
+pub(crate) fn kind_of(index: impl Read) -> io::Result<Option<SourceKind>> {
     let mut bytes = Vec::new();
-    FileAt { file: index, offset: 0 }.take(MAX_INDEX_BYTES).read_to_end(&mut bytes)?;
+    index.take(MAX_INDEX_BYTES).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes).ok().map(|index| match index {
         AnyIndex::Mds { .. } => SourceKind::Mds,
         AnyIndex::LitData { .. } => SourceKind::LitData,
     }))
 }
 
-/// The paths of the files that hold the rows of the index at `path`: they are no samples themselves.
-pub fn parts(path: &Path) -> Vec<PathBuf> {
-    parts_of(path, &fs::read(path).unwrap_or_default())
-}
-
-/// The same, of an index with these bytes.
-pub fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
+/// The paths of the files that hold the rows of the index at `path`, which has these bytes: they are no samples
+/// themselves.
+pub(crate) fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
     let names: Vec<String> = match serde_json::from_slice(index).ok() {
         Some(AnyIndex::Mds { shards }) => {
             let both = shards.into_iter().flat_map(|shard| [Some(shard.raw_data), shard.zip_data]);
@@ -75,7 +66,7 @@ pub fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
 
 /// Those of the indexes, each with its parts and its path, all of whose parts are parts of indexes in folders above: a
 /// merged index stands for them.
-pub fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
+pub(crate) fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
     let depth = |path: &Path| path.components().count();
     let mut by_depth: Vec<_> = indexes.iter().collect();
     by_depth.sort_by_key(|(_, path)| depth(path));
@@ -94,7 +85,7 @@ pub fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
 pub(crate) const MERGED: &str = "index file of shards that another index has";
 
 /// The path of a file that an index names, which lies beneath the folder of the index.
-pub fn beside(index: &Path, name: &str) -> Option<PathBuf> {
+pub(crate) fn beside(index: &Path, name: &str) -> Option<PathBuf> {
     let is_beneath = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     let folder = index.parent().unwrap_or(Path::new(""));
     (is_beneath && !name.is_empty()).then(|| folder.join(name))

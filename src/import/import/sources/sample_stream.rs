@@ -12,22 +12,34 @@ use dlfs_format::format::columns::OwnedValue;
 
 /// A source that is read once, front to back.
 pub trait SampleStream {
+    /// The stream whose samples this one passes on, if it is no source itself: that answers what this one does not.
+    fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
+        None
+    }
+
+    /// As [`inner`](Self::inner).
+    fn inner_mut(&mut self) -> Option<&mut (dyn SampleStream + '_)> {
+        None
+    }
+
     /// Names of the fields, known with the first sample; empty for one unnamed field.
-    fn fields(&self) -> &[Vec<u8>];
+    fn fields(&self) -> &[Vec<u8>] {
+        self.inner().map_or(&[], |inner| inner.fields())
+    }
 
     /// The types that the source itself gives to fields, known with the first sample.
     fn field_types(&self) -> FieldTypes {
-        FieldTypes::default()
+        self.inner().map(|inner| inner.field_types()).unwrap_or_default()
     }
 
     /// The names of the classes so far: labels are indexes into them. Empty: labels are numbers.
     fn classes(&self) -> &[Vec<u8>] {
-        &[]
+        self.inner().map_or(&[], |inner| inner.classes())
     }
 
     /// Those of the classes that samples named first, and nothing else tells.
     fn found_classes(&self) -> &[Vec<u8>] {
-        &[]
+        self.inner().map_or(&[], |inner| inner.found_classes())
     }
 
     /// The next sample; `None` at the end.
@@ -47,35 +59,42 @@ pub trait SampleStream {
     /// # Errors
     /// Why it cannot be imported; no more of it can be read.
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
-        let _ = into; // where all samples are read at once
-        Ok(0)
+        self.inner_mut().map_or(Ok(0), |inner| inner.read_on(into))
     }
 
     /// Rejects the sample that was read last, which has this name.
-    fn reject(&mut self, name: &[u8], reason: BadReason);
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        if let Some(inner) = self.inner_mut() {
+            inner.reject(name, reason);
+        }
+    }
 
     /// Returns the place of the next sample, if the stream can be read from there on: then [`bad`](Self::bad) and the
     /// like are empty, and only the names, and those of [`found_classes`](Self::found_classes), are to be remembered.
     fn place(&self) -> Option<StreamPlace> {
-        None
+        self.inner()?.place()
     }
 
     /// Takes back the memory of a sample for reuse.
     fn give_back(&mut self, sample: StreamSample) {
-        drop(sample);
+        if let Some(inner) = self.inner_mut() {
+            inner.give_back(sample);
+        }
     }
 
     /// Entries that could not be imported so far.
-    fn bad(&self) -> &[BadEntry];
+    fn bad(&self) -> &[BadEntry] {
+        self.inner().map_or(&[], |inner| inner.bad())
+    }
 
     /// Archives after the first one of their file, for the files that have ended.
     fn appended(&self) -> Vec<FileCount> {
-        Vec::new()
+        self.inner().map(|inner| inner.appended()).unwrap_or_default()
     }
 
     /// Decompressed bytes of the pipes that have ended.
     fn piped_bytes(&self) -> u64 {
-        0
+        self.inner().map_or(0, |inner| inner.piped_bytes())
     }
 }
 
@@ -114,24 +133,24 @@ pub struct StreamSample {
 
 impl StreamSample {
     /// A sample without a label.
-    pub fn new(name: Vec<u8>, fields: Vec<Option<FieldBytes>>) -> StreamSample {
+    pub(crate) fn new(name: Vec<u8>, fields: Vec<Option<FieldBytes>>) -> StreamSample {
         StreamSample { name, label: None, fields, values: Vec::new(), unread: 0 }
     }
 
     /// A sample of one field, which is to be read.
-    pub fn unread(name: Vec<u8>, len_bytes: u64) -> StreamSample {
+    pub(crate) fn unread(name: Vec<u8>, len_bytes: u64) -> StreamSample {
         let field = Some(Vec::new().into());
         StreamSample { unread: len_bytes, ..StreamSample::new(name, vec![field]) }
     }
 
     /// The lengths of its fields, in bytes.
-    pub fn lens(&self) -> Vec<Option<u64>> {
+    pub(crate) fn lens(&self) -> Vec<Option<u64>> {
         let len = |bytes: &FieldBytes| bytes.len() as u64 + self.unread;
         self.fields.iter().map(|field| field.as_ref().map(len)).collect()
     }
 
     /// The bytes of its fields.
-    pub fn len_bytes(&self) -> usize {
+    pub(crate) fn len_bytes(&self) -> usize {
         self.fields.iter().flatten().map(|field| field.len()).sum::<usize>() + self.unread as usize
     }
 }
@@ -147,7 +166,7 @@ pub enum FieldBytes {
 
 impl FieldBytes {
     /// Leaves the first `len` bytes out.
-    pub fn skip(&mut self, len: usize) {
+    pub(crate) fn skip(&mut self, len: usize) {
         match self {
             FieldBytes::Own(bytes) => drop(bytes.drain(..len)),
             FieldBytes::Shared(_, range) => range.start += len,

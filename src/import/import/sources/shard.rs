@@ -18,7 +18,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// It does not open, or is not a file.
-pub fn open(path: &Path) -> Result<(Arc<File>, Container)> {
+pub(crate) fn open(path: &Path) -> Result<(Arc<File>, Container)> {
     opened(path)
         .map_err(|errno| Error::from(io::Error::from(errno)).path(path))?
         .ok_or_else(|| Error::new(ErrorKind::BadSource, "a shard must be a file").path(path))
@@ -130,7 +130,7 @@ impl OpenShards {
         let read = match rustix::io::preadv(&file, &mut both, offset) {
             Ok(read) => read,
             Err(Errno::INTR) => 0,
-            Err(error) => return Err(BadReason::Unreadable(error.raw_os_error())),
+            Err(error) => return Err(error.into()),
         };
         // Linux reads at most 2 GiB at once, and a signal may end a read early.
         let of_into = read.min(into.len());
@@ -151,7 +151,7 @@ impl OpenShards {
         }
         let found = opened(&container.path).map_err(|errno| match errno {
             Errno::NOENT | Errno::NOTDIR => BadReason::Changed,
-            errno => BadReason::Unreadable(errno.raw_os_error()),
+            errno => errno.into(),
         })?;
         let (file, _) = found.filter(|(_, now)| now == container).ok_or(BadReason::Changed)?;
         if self.open.len() < MAX_OPEN {
@@ -167,7 +167,7 @@ impl OpenShards {
 fn reason(error: io::Error) -> BadReason {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => BadReason::Changed,
-        _ => BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)),
+        _ => BadReason::unreadable(error),
     }
 }
 

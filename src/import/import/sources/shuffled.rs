@@ -3,12 +3,9 @@
 //! A stream may be sorted by class, and a chunk is to be a random sample of what surrounds it. The order follows from
 //! the seed and the samples alone, so that a resumed import writes the same chunks.
 
-use super::file_counts::FileCount;
-use super::index::{BadEntry, BadReason};
 use super::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use dlfs_base::Result;
 use dlfs_base::permutation::{Key, Permutation};
-use dlfs_format::format::FieldTypes;
 
 /// The samples of a stream, shuffled among those of their window.
 pub(in crate::import) struct Shuffled<'a> {
@@ -71,20 +68,12 @@ impl<'a> Shuffled<'a> {
 }
 
 impl SampleStream for Shuffled<'_> {
-    fn fields(&self) -> &[Vec<u8>] {
-        self.from.fields()
+    fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
+        Some(&*self.from)
     }
 
-    fn field_types(&self) -> FieldTypes {
-        self.from.field_types()
-    }
-
-    fn classes(&self) -> &[Vec<u8>] {
-        self.from.classes()
-    }
-
-    fn found_classes(&self) -> &[Vec<u8>] {
-        self.from.found_classes()
+    fn inner_mut(&mut self) -> Option<&mut (dyn SampleStream + '_)> {
+        Some(&mut *self.from)
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
@@ -99,34 +88,10 @@ impl SampleStream for Shuffled<'_> {
         Ok(self.window[at].take())
     }
 
-    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
-        self.from.read_on(into)
-    }
-
-    fn reject(&mut self, name: &[u8], reason: BadReason) {
-        self.from.reject(name, reason);
-    }
-
     fn place(&self) -> Option<StreamPlace> {
         let is_between = self.next == self.window.len() && self.alone.is_none();
         let place = self.from.place().filter(|_| is_between)?;
         Some(StreamPlace { windows: self.windows, ..place })
-    }
-
-    fn give_back(&mut self, sample: StreamSample) {
-        self.from.give_back(sample);
-    }
-
-    fn bad(&self) -> &[BadEntry] {
-        self.from.bad()
-    }
-
-    fn appended(&self) -> Vec<FileCount> {
-        self.from.appended()
-    }
-
-    fn piped_bytes(&self) -> u64 {
-        self.from.piped_bytes()
     }
 }
 

@@ -20,7 +20,7 @@ use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Returns whether `path` can be read only once and sequentially.
-pub fn is_stream(path: &Path) -> bool {
+pub(crate) fn is_stream(path: &Path) -> bool {
     path == Path::new("-")
         || std::fs::metadata(path).is_ok_and(|found| {
             let kind = found.file_type();
@@ -100,12 +100,15 @@ pub(crate) fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn 
 ///
 /// # Errors
 /// It cannot be read, or it is in a compression that is not supported.
-pub fn decompressed(
+pub(crate) fn decompressed(
     mut raw: Box<dyn Read + Send>,
     path: &Path,
     expansion: &Expansion,
 ) -> Result<Box<dyn Read + Send>> {
-    let name = |error: io::Error| Error::from(error).path(path);
+    // The error of a store says itself where it is.
+    let name = |error: io::Error| {
+        error.downcast::<Error>().unwrap_or_else(|error| Error::from(error).path(path))
+    };
     let mut head = Vec::new();
     raw.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(name)?;
     let compression = Compression::of(&head);

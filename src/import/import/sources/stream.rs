@@ -11,19 +11,18 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::SourceOptions;
 use super::expansion::Expansion;
-use super::file_counts::{FileCount, FileCounts, NESTED, REPLACED, Role};
+use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
 use super::found::FoundFile;
 use super::index::{
-    BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field,
+    BadEntry, BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME, TOO_MANY_FIELDS, has_room_for_field,
 };
 use super::inputs::{Inputs, Stream};
 use super::kind::SourceKind;
-pub use super::read_input::ReadInput;
+use super::read_input::ReadInput;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
-use super::tar::{Pairs, is_archive, key_and_field, parse_label, set_aside, undecided};
-use super::tar_members::{Member, MemberKind, Members, clean_name};
-use dlfs_base::folders::FolderOptions;
+use super::tar::{Judge, key_and_field, parse_label, undecided};
+use super::tar_members::{Member, MemberKind, Members};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Reads the samples of streams, one after the other.
@@ -35,16 +34,11 @@ pub struct StreamSource {
     counted: FileCounts,
     /// Bytes read so far from streams of unknown length.
     piped_bytes: u64,
-    grouped: bool,
-    hidden: bool,
+    judge: Judge,
     /// Set if the stream stands in front of each name.
     prefix: bool,
-    /// Set if archives within archives are to be taken apart, which a stream cannot do.
-    nested: bool,
     /// The name of the stream that is read.
     shard: Vec<u8>,
-    /// Looks for what a plain archive does not have, if its kind was not given.
-    pairs: Option<Pairs>,
     fields: Option<Vec<Vec<u8>>>,
     /// While the first sample is assembled: it determines the fields of all.
     fields_grow: bool,
@@ -77,10 +71,10 @@ impl StreamSource {
     ) -> Result<StreamSource> {
         let file = |path: PathBuf| {
             let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
-            FoundFile { path, name }
+            FoundFile::new(path, name)
         };
         let files = paths.into_iter().map(file).collect();
-        StreamSource::of_inputs(Inputs::new(files, Vec::new(), Expansion::default()), kind, fields)
+        StreamSource::of_inputs(Inputs::new(files, Expansion::default()), kind, fields)
     }
 
     /// As [`new`](Self::new), for any inputs.
@@ -102,12 +96,9 @@ impl StreamSource {
             appended: FileCounts::default(),
             counted: FileCounts::default(),
             piped_bytes: 0,
-            grouped,
-            hidden: false,
+            judge: Judge::new(grouped, &SourceOptions::default(), false).of_stream(),
             prefix: false,
-            nested: false,
             shard: Vec::new(),
-            pairs: None,
             fields_grow: fields.is_none(),
             fields,
             open: None,
@@ -123,12 +114,12 @@ impl StreamSource {
 
     /// The same, with the members and names that `options` ask for, and looking for groups if the kind was not given.
     pub(in crate::import) fn decided(self, options: &SourceOptions, is_open: bool) -> StreamSource {
-        let &SourceOptions { prefix, nested, folders: FolderOptions { hidden, .. }, .. } = options;
-        StreamSource { hidden, prefix, nested, pairs: is_open.then(Pairs::default), ..self }
+        let judge = Judge::new(self.judge.grouped, options, is_open).of_stream();
+        StreamSource { judge, prefix: options.prefix, ..self }
     }
 
     /// The same, leaving files of more bytes to be [read in pieces](SampleStream::read_on), where each is a sample.
-    pub fn at_once(self, most: u64) -> StreamSource {
+    pub(crate) fn at_once(self, most: u64) -> StreamSource {
         StreamSource { most_at_once: most, ..self }
     }
 
@@ -152,34 +143,14 @@ impl StreamSource {
     }
 
     fn try_take(&mut self, member: &Member) -> Result<Option<StreamSample>, BadReason> {
-        let name = clean_name(&member.name)?;
-        if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
-            self.counted.add(what, Role::SetAside, member.len_bytes, &name);
+        let counted = &mut self.counted;
+        let mut count = |what: &str, role, name: &[u8]| {
+            counted.add(what, role, member.len_bytes, name);
+        };
+        let Some(name) = self.judge.name_of(member, &mut count)? else {
             return Ok(None);
-        }
-        if let Some(pairs) = &mut self.pairs {
-            pairs.see(&name);
-        }
-        match &member.kind {
-            MemberKind::File | MemberKind::Folder => {}
-            MemberKind::HardLink(_) | MemberKind::SymLink(_) => {
-                return Err(BadReason::InStream("is a link, which a stream does not lead back to"));
-            }
-            MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Refused(reason) => return Err(reason.clone()),
-        }
-        if member.len_bytes > MAX_SAMPLE_BYTES {
-            return Err(BadReason::TooLarge(member.len_bytes));
-        }
-        if !self.grouped {
-            if is_archive(&name) {
-                if self.nested {
-                    return Err(BadReason::InStream(
-                        "is an archive, which a stream does not take apart",
-                    ));
-                }
-                self.counted.add(NESTED, Role::Sample, member.len_bytes, &name);
-            }
+        };
+        if !self.judge.grouped {
             if member.len_bytes > self.most_at_once {
                 return Ok(Some(StreamSample::unread(name, member.len_bytes)));
             }
@@ -246,7 +217,7 @@ impl StreamSource {
     }
 
     fn end_of_stream(&mut self) -> Option<StreamSample> {
-        self.pairs.iter_mut().for_each(Pairs::begin_shard);
+        self.judge.begin_shard();
         if let Some((path, members)) = self.members.take() {
             if is_stream(&path) {
                 self.piped_bytes += members.position();
@@ -270,7 +241,7 @@ impl StreamSource {
         let reason = if is_of_this_stream {
             BadReason::ComesAgain
         } else if sample.name.len() > MAX_NAME_BYTES {
-            BadReason::Name("is longer than 4,096 bytes")
+            TOO_LONG_A_NAME
         } else if !self.names.insert(xxh3_128(&sample.name)) {
             BadReason::Twice
         } else {
@@ -357,8 +328,7 @@ impl SampleStream for StreamSource {
                     self.here.clear();
                 }
                 self.shard = file.name;
-                let members = Members::from(ReadInput::new(stream), at);
-                self.members = Some((file.path, members.within(self.inputs.expansion())));
+                self.members = Some((file.path, Members::from(ReadInput::new(stream), at)));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
             let done = match members.next_member() {
@@ -372,7 +342,7 @@ impl SampleStream for StreamSource {
                 }
             };
             self.inputs.check()?;
-            if let Some(pair) = self.pairs.as_ref().and_then(|pairs| pairs.found.as_ref()) {
+            if let Some(pair) = self.judge.pair() {
                 let path = self.members.as_ref().map(|(path, _)| path.clone());
                 return Err(undecided(&path.unwrap_or_default(), pair));
             }

@@ -16,6 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::SourceOptions;
 use super::content::{is_note, is_side_file, named_kind};
 use super::expansion::{Expands, Expansion};
 use super::file_counts::{HIDDEN, NESTED, Role};
@@ -24,20 +25,14 @@ use super::indexing::Indexing;
 use super::kind::SourceKind;
 use super::shard::FrontToBack;
 use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
-use dlfs_base::folders::is_dropping;
+use dlfs_base::folders::{FolderOptions, is_dropping};
 use dlfs_base::{Error, ErrorKind};
 
 /// Converts members of archives to rows.
 #[derive(Debug, Default)]
-pub struct Rows {
-    grouped: bool,
-    /// Set if hidden files, and those that tools leave behind, are taken.
-    hidden: bool,
-    /// Set if archives within archives are taken apart.
-    nested: bool,
+pub(super) struct Rows {
+    pub(super) judge: Judge,
     expansion: Expansion,
-    /// Looks for what a plain archive does not have, if its kind was not given.
-    pairs: Option<Pairs>,
     /// Key of the last row's group.
     open_key: Option<Vec<u8>>,
     links: Vec<Link>,
@@ -45,6 +40,83 @@ pub struct Rows {
     folders: BTreeMap<Vec<u8>, bool>,
     /// The folder of the last file.
     last_folder: Option<Vec<u8>>,
+}
+
+/// Tells which members of archives are samples, or fields of samples.
+#[derive(Debug, Default)]
+pub(super) struct Judge {
+    /// Set if consecutive files with one key form a sample, as in WebDataset.
+    pub(super) grouped: bool,
+    /// Set if nothing that was read can be read again.
+    is_stream: bool,
+    /// Set if hidden files, and those that tools leave behind, are taken.
+    hidden: bool,
+    /// Set if archives within archives are to be taken apart.
+    nested: bool,
+    /// Looks for what a plain archive does not have, if its kind was not given.
+    pairs: Option<Pairs>,
+}
+
+impl Judge {
+    /// For the members that `options` ask for; `is_open`: the kind of the archives was not given.
+    pub(super) fn new(grouped: bool, options: &SourceOptions, is_open: bool) -> Judge {
+        let &SourceOptions { nested, folders: FolderOptions { hidden, .. }, .. } = options;
+        let pairs = is_open.then(Pairs::default);
+        Judge { grouped, is_stream: false, hidden, nested, pairs }
+    }
+
+    /// The same, for archives that are read once.
+    pub(super) fn of_stream(self) -> Judge {
+        Judge { is_stream: true, ..self }
+    }
+
+    /// Files of two shards are no pair.
+    pub(super) fn begin_shard(&mut self) {
+        self.pairs.iter_mut().for_each(|pairs| pairs.last = None);
+    }
+
+    /// The first two members that form a group, of which a plain archive has none.
+    pub(super) fn pair(&self) -> Option<&Pair> {
+        self.pairs.as_ref()?.found.as_ref()
+    }
+
+    /// The name of a member that is no folder; `None`: it is left out. `count` is told what the report speaks of.
+    ///
+    /// # Errors
+    /// Why it cannot be imported.
+    pub(super) fn name_of(
+        &mut self,
+        member: &Member,
+        count: &mut dyn FnMut(&str, Role, &[u8]),
+    ) -> Result<Option<Vec<u8>>, BadReason> {
+        let name = clean_name(&member.name)?;
+        if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
+            count(what, Role::SetAside, &name);
+            return Ok(None);
+        }
+        if let Some(pairs) = &mut self.pairs {
+            pairs.see(&name);
+        }
+        match &member.kind {
+            MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
+            MemberKind::Refused(why) => return Err(BadReason::Syntax(why)),
+            MemberKind::HardLink(_) | MemberKind::SymLink(_) if self.is_stream => {
+                return Err(BadReason::InStream("is a link, which a stream does not lead back to"));
+            }
+            _ if member.len_bytes > MAX_SAMPLE_BYTES => {
+                return Err(BadReason::TooLarge(member.len_bytes));
+            }
+            _ if self.grouped || !is_archive(&name) => {}
+            _ if self.nested && self.is_stream => {
+                return Err(BadReason::InStream(
+                    "is an archive, which a stream does not take apart",
+                ));
+            }
+            _ if self.nested => return Err(NOT_TAKEN_APART),
+            _ => count(NESTED, Role::Sample, &name),
+        }
+        Ok(Some(name))
+    }
 }
 
 /// The location of an archive, and the folder for which it stands.
@@ -68,7 +140,7 @@ struct Link {
 
 /// How a member was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemberUse {
+enum MemberUse {
     /// Its payload belongs to the last row; it may be a class number.
     Payload {
         /// Set if the payload is the row's label.
@@ -79,29 +151,9 @@ pub enum MemberUse {
 }
 
 impl Rows {
-    /// For plain archives, or `grouped` as in WebDataset, with what is `hidden` or without.
-    pub fn new(grouped: bool, hidden: bool) -> Rows {
-        Rows { grouped, hidden, ..Rows::default() }
-    }
-
-    /// The same, with as many holes and links as `expansion` allows.
-    pub fn within(self, expansion: &Expansion) -> Rows {
-        Rows { expansion: expansion.clone(), ..self }
-    }
-
-    /// The same, taking apart archives within archives.
-    pub fn nested(self) -> Rows {
-        Rows { nested: true, ..self }
-    }
-
-    /// The same, if the kind was not given: looks whether members of plain archives come in groups.
-    pub fn undecided(self) -> Rows {
-        Rows { pairs: Some(Pairs::default()), ..self }
-    }
-
-    /// The first two members that form a group, of which a plain archive has none.
-    pub fn pair(&self) -> Option<&Pair> {
-        self.pairs.as_ref()?.found.as_ref()
+    /// The members that `judge` takes, with as many links as `expansion` allows.
+    pub(super) fn new(judge: Judge, expansion: &Expansion) -> Rows {
+        Rows { judge, expansion: expansion.clone(), ..Rows::default() }
     }
 
     /// Appends the members of one shard; if it is broken, the rest of it is one bad entry. Returns what
@@ -114,7 +166,9 @@ impl Rows {
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let len_bytes = index.containers[container as usize].len_bytes;
-        self.begin_shard();
+        // A group ends with its shard.
+        self.open_key = None;
+        self.judge.begin_shard();
         let whole = Archive { bytes: 0..len_bytes, folder: Vec::new(), depth: 0 };
         self.index_archive(&file, &whole, container, index, indexing)
     }
@@ -129,7 +183,7 @@ impl Rows {
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let input = FrontToBack::within(file.clone(), archive.bytes.clone());
-        let mut members = Members::from(input, archive.bytes.start).within(&self.expansion);
+        let mut members = Members::from(input, archive.bytes.start);
         loop {
             let mut member = match members.next_member() {
                 Ok(Some(member)) => member,
@@ -165,25 +219,19 @@ impl Rows {
 
     /// The archive that a member is, if it is to be taken apart.
     fn archive_within(&self, member: &Member, depth: usize) -> Option<Archive> {
-        let is_plain = member.kind == MemberKind::File && member.sparse.is_none();
-        if !self.nested || self.grouped || !is_plain || depth == MAX_NESTED {
+        let is_file = member.kind == MemberKind::File;
+        if !self.judge.nested || self.judge.grouped || !is_file || depth == MAX_NESTED {
             return None;
         }
         let name = clean_name(&member.name).ok()?;
-        let is_taken = set_aside(&name, false, self.hidden).is_none();
+        let is_taken = set_aside(&name, false, self.judge.hidden).is_none();
         let folder = name.strip_suffix(b".tar").filter(|it| is_taken && !it.ends_with(b"/"))?;
         let bytes = member.offset..member.offset + member.len_bytes;
         Some(Archive { bytes, folder: folder.to_vec(), depth: depth + 1 })
     }
 
-    /// A group ends with its shard.
-    pub(crate) fn begin_shard(&mut self) {
-        self.open_key = None;
-        self.pairs.iter_mut().for_each(Pairs::begin_shard);
-    }
-
     /// Appends a member to `index`: as a row, as a payload of the last row, or as a bad entry.
-    pub fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> MemberUse {
+    fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> MemberUse {
         match self.try_take(member, container, index) {
             Ok(took) => took,
             Err(reason) => {
@@ -196,12 +244,12 @@ impl Rows {
     }
 
     /// Sets the payloads of link rows, and the labels of plain archives.
-    pub fn finish(self, index: &mut Index) -> Vec<u64> {
+    pub(super) fn finish(self, index: &mut Index) -> Vec<u64> {
         let dead = self.resolve_links(index);
         let above = self.folder_of_classes();
         let classes: BTreeSet<&[u8]> =
             self.folders.keys().filter_map(|folder| first_below(folder, &above)).collect();
-        if !self.grouped && !classes.is_empty() {
+        if !self.judge.grouped && !classes.is_empty() {
             index.classes = classes.into_iter().map(<[u8]>::to_vec).collect();
             index.label_by(|name, classes| {
                 let folder = &name[..name.iter().rposition(|&byte| byte == b'/')?];
@@ -242,39 +290,26 @@ impl Rows {
         index: &mut Index,
     ) -> Result<MemberUse, BadReason> {
         if member.kind == MemberKind::Folder {
-            if self.hidden || !is_dropping(&member.name) {
+            if self.judge.hidden || !is_dropping(&member.name) {
                 self.note_folder(&member.name);
             }
             return Ok(MemberUse::Nothing);
         }
-        let name = clean_name(&member.name)?;
-        if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
-            index.count(what, Role::SetAside, member.len_bytes, &name);
+        let mut count = |what: &str, role, name: &[u8]| {
+            index.count(what, role, member.len_bytes, name);
+        };
+        let Some(name) = self.judge.name_of(member, &mut count)? else {
             return Ok(MemberUse::Nothing);
-        }
-        if let Some(pairs) = &mut self.pairs {
-            pairs.see(&name);
-        }
+        };
         let target = match &member.kind {
-            MemberKind::File => None,
             MemberKind::HardLink(target) => Some((clean_name(target)?, index.len())),
             MemberKind::SymLink(target) => Some((beside(&name, target)?, u64::MAX)),
-            MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Refused(reason) => return Err(reason.clone()),
-            MemberKind::Folder => unreachable!("returned above"),
+            _ => None,
         };
-        if member.len_bytes > MAX_SAMPLE_BYTES {
-            return Err(BadReason::TooLarge(member.len_bytes));
-        }
-        let offset_or_stamp = match &member.sparse {
-            None => member.offset,
-            Some(map) => index.push_sparse(Arc::clone(map)).ok_or(BadReason::Syntax(
-                "is one sparse file too many: an import has at most 2,147,483,648",
-            ))?,
-        };
+        let offset_or_stamp = member.offset;
         let len_bytes = member.len_bytes as u32; // within the limit just tested
         let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container };
-        if self.grouped {
+        if self.judge.grouped {
             let (key, field) = key_and_field(&name)?;
             if target.is_some() {
                 return Err(BadReason::Special("link in a shard of grouped files"));
@@ -282,12 +317,6 @@ impl Rows {
             payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
             self.push_grouped(key, payload, index);
             return Ok(MemberUse::Payload { label: field == b"cls" });
-        }
-        if is_archive(&name) {
-            if self.nested {
-                return Err(BadReason::Syntax(NOT_TAKEN_APART));
-            }
-            index.count(NESTED, Role::Sample, member.len_bytes, &name);
         }
         self.note_folder_of(&name);
         index.only_field();
@@ -427,7 +456,7 @@ pub fn parse_label(text: &[u8]) -> Option<i64> {
 }
 
 /// Names the sort of a member that is left out because of its name, whatever it holds.
-pub(super) fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
+fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
     if !hidden && is_dropping(name) {
         return Some(HIDDEN);
     }
@@ -436,7 +465,7 @@ pub(super) fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'st
 }
 
 /// Returns whether a member has the name of an archive.
-pub(super) fn is_archive(name: &[u8]) -> bool {
+fn is_archive(name: &[u8]) -> bool {
     named_kind(name) == Some(SourceKind::Tar)
 }
 
@@ -445,19 +474,14 @@ pub type Pair = (Vec<u8>, Vec<u8>);
 
 /// Looks for a pair of members that WebDataset takes as one sample.
 #[derive(Debug, Default)]
-pub(super) struct Pairs {
+struct Pairs {
     last: Option<Vec<u8>>,
-    pub(super) found: Option<Pair>,
+    found: Option<Pair>,
 }
 
 impl Pairs {
-    /// Files of two shards are no pair.
-    pub(super) fn begin_shard(&mut self) {
-        self.last = None;
-    }
-
     /// Sees the next member, which is not hidden.
-    pub(super) fn see(&mut self, name: &[u8]) {
+    fn see(&mut self, name: &[u8]) {
         if self.found.is_some() || set_aside(name, true, true).is_some() {
             return;
         }
@@ -499,8 +523,9 @@ pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
 const MAX_LINKS: u32 = 40;
 /// Archives within each other.
 const MAX_NESTED: usize = 8;
-const NOT_TAKEN_APART: &str = "is an archive within an archive that is compressed, sparse, or within 8 others, and is \
-                               not taken apart";
+const NOT_TAKEN_APART: BadReason = BadReason::Syntax(
+    "is an archive within an archive that is compressed, or within 8 others, and is not taken apart",
+);
 const MAX_LABEL_BYTES: usize = 32;
 const MEMBERS_LOOKED_AT: u32 = 64;
 

@@ -1,4 +1,4 @@
-//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, sparse files, old v7.
+//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7.
 //!
 //! An archive that GNU tar and Python's tarfile would list differently is rejected: a member that only one
 //! tool sees is an attack or an accident, never a sample. The exception are concatenated archives in one
@@ -7,14 +7,11 @@
 //! have a limit.
 
 use std::io;
-use std::sync::Arc;
 
-use super::expansion::{Expands, Expansion};
-use super::index::{BadReason, MAX_NAME_BYTES};
-use super::sparse::{self, MapBuilder, Mapped, PaxSparse, Run, SparseMap, TextMap, decimal};
+use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
 
 /// The input of an archive.
-pub trait Input {
+pub(crate) trait Input {
     /// Reads some bytes; 0 at the end.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
@@ -27,7 +24,7 @@ pub trait Input {
 
 /// Reads members one after the other.
 #[derive(Debug)]
-pub struct Members<I> {
+pub(crate) struct Members<I> {
     input: I,
     position: u64,
     /// Offset of the current or last header.
@@ -39,24 +36,19 @@ pub struct Members<I> {
     left: u64,
     /// Payload bytes of the current member that are not yet read.
     payload_left: u64,
-    /// The current member, if it is sparse, and the offset in it of the next byte to read.
-    expanding: Option<(Arc<SparseMap>, u64)>,
-    expansion: Expansion,
 }
 
 /// One member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub(crate) struct Member {
     /// Its name, as spelled in the archive.
     pub name: Vec<u8>,
     /// Its type.
     pub kind: MemberKind,
-    /// Length of its payload in bytes; of a sparse file, with its holes.
+    /// Length of its payload in bytes.
     pub len_bytes: u64,
     /// Byte offset of its payload in the archive.
     pub offset: u64,
-    /// Map of the pieces of a sparse file.
-    pub sparse: Option<Arc<SparseMap>>,
 }
 
 impl Member {
@@ -75,7 +67,7 @@ impl Member {
 
 /// The type of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MemberKind {
+pub(crate) enum MemberKind {
     /// A regular file.
     File,
     /// A folder.
@@ -86,13 +78,13 @@ pub enum MemberKind {
     SymLink(Vec<u8>),
     /// A type that cannot be imported.
     Special(&'static str),
-    /// It has a payload that is not a file's content, for this reason.
-    Refused(BadReason),
+    /// Its payload is not a file's content, for this reason.
+    Refused(&'static str),
 }
 
 /// Archives after the first one of a file, as `cat a.tar b.tar` produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Appended {
+pub(crate) struct Appended {
     /// Their number.
     pub archives: u64,
     /// Offset of the first of them.
@@ -126,13 +118,14 @@ struct Extended {
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     len_bytes: Option<u64>,
-    sparse: Option<PaxSparse>,
+    /// Set by any record of a sparse file.
+    sparse: bool,
     sparse_name: Option<Vec<u8>>,
 }
 
 impl<I: Input> Members<I> {
     /// The members of `input`, which is at the archive's first byte.
-    pub fn new(input: I) -> Members<I> {
+    pub(crate) fn new(input: I) -> Members<I> {
         Members {
             input,
             position: 0,
@@ -141,18 +134,11 @@ impl<I: Input> Members<I> {
             appended: None,
             left: 0,
             payload_left: 0,
-            expanding: None,
-            expansion: Expansion::default(),
         }
     }
 
-    /// The same, with as many holes as `expansion` allows.
-    pub fn within(self, expansion: &Expansion) -> Members<I> {
-        Members { expansion: expansion.clone(), ..self }
-    }
-
     /// The members from byte `position` of an archive on, where one begins and where `input` is.
-    pub fn from(input: I, position: u64) -> Members<I> {
+    pub(crate) fn from(input: I, position: u64) -> Members<I> {
         Members { position, ..Members::new(input) }
     }
 
@@ -167,17 +153,17 @@ impl<I: Input> Members<I> {
     }
 
     /// The archives that follow the first one, as far as they were read.
-    pub fn appended(&self) -> Option<Appended> {
+    pub(crate) fn appended(&self) -> Option<Appended> {
         self.appended
     }
 
     /// Bytes consumed so far.
-    pub fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
     /// After an error: the byte range that was not read, as far as the end is known.
-    pub fn rest(&self) -> std::ops::Range<u64> {
+    pub(crate) fn rest(&self) -> std::ops::Range<u64> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
     }
 
@@ -232,43 +218,11 @@ impl<I: Input> Members<I> {
         }
     }
 
-    /// Reads the next bytes of the current member's payload, with the holes of a sparse file; 0 at its end.
+    /// Reads the next bytes of the current member's payload; 0 at its end.
     ///
     /// # Errors
     /// The archive ends within the member, or the operating system reported an error.
     pub(crate) fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
-        let Some((map, at)) = &self.expanding else { return self.read_stored(into) };
-        let run = map.run(*at);
-        let (Run::Hole(len) | Run::Stored(len, _)) = run;
-        let len = len.min(into.len() as u64) as usize;
-        let read = match run {
-            Run::Hole(_) => {
-                into[..len].fill(0);
-                len
-            }
-            Run::Stored(..) => self.read_stored(&mut into[..len])?,
-        };
-        if let Some((_, at)) = &mut self.expanding {
-            *at += read as u64;
-        }
-        Ok(read)
-    }
-
-    /// The whole payload of the current member, of which nothing was read, if `lend` gives so many bytes that come next
-    /// in the input; else it is to be read.
-    pub(crate) fn lend_payload<T>(
-        &mut self,
-        lend: impl FnOnce(&mut I, usize) -> Option<T>,
-    ) -> Option<T> {
-        let len = usize::try_from(self.payload_left).ok().filter(|_| self.expanding.is_none())?;
-        let payload = lend(&mut self.input, len)?;
-        self.position += self.payload_left;
-        self.left -= self.payload_left;
-        self.payload_left = 0;
-        Some(payload)
-    }
-
-    fn read_stored(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
         let most = self.payload_left.min(into.len() as u64) as usize;
         if most == 0 {
             return Ok(0);
@@ -281,6 +235,20 @@ impl<I: Input> Members<I> {
         self.left -= read as u64;
         self.payload_left -= read as u64;
         Ok(read)
+    }
+
+    /// The whole payload of the current member, of which nothing was read, if `lend` gives so many bytes that come next
+    /// in the input; else it is to be read.
+    pub(crate) fn lend_payload<T>(
+        &mut self,
+        lend: impl FnOnce(&mut I, usize) -> Option<T>,
+    ) -> Option<T> {
+        let len = usize::try_from(self.payload_left).ok()?;
+        let payload = lend(&mut self.input, len)?;
+        self.position += self.payload_left;
+        self.left -= self.payload_left;
+        self.payload_left = 0;
+        Some(payload)
     }
 
     /// After an end mark: searches for the header of another archive and puts it in `block`.
@@ -307,16 +275,16 @@ impl<I: Input> Members<I> {
 
     fn member(&mut self, header: Header, extended: Extended) -> Result<Member, TarError> {
         let len_bytes = extended.len_bytes.unwrap_or(header.len_bytes);
-        let pax_sparse = extended.sparse;
         let name = extended.sparse_name.or(extended.name).unwrap_or(header.name);
         let link = extended.link.unwrap_or(header.link);
         let is_folder = name.ends_with(b"/");
         let (kind, has_payload) = match header.kind {
-            b'S' => (MemberKind::File, true),
+            b'S' => (MemberKind::Refused(SPARSE), true),
+            0 | b'0' | b'7' if extended.sparse => (MemberKind::Refused(SPARSE), true),
             // All tools agree on the location of the next header.
-            b'M' => (refused("began in another volume"), true),
-            b'D' => (refused("is a folder's dump, which some tools take for a file"), true),
-            b'V' => (refused("is a volume's label, which some tools take for a file"), true),
+            b'M' => (MemberKind::Refused("began in another volume"), true),
+            b'D' => (MemberKind::Refused(DUMP), true),
+            b'V' => (MemberKind::Refused(LABEL), true),
             b'1' => (MemberKind::HardLink(link), false),
             b'2' => (MemberKind::SymLink(link), false),
             b'3' => (MemberKind::Special("character device"), false),
@@ -331,59 +299,15 @@ impl<I: Input> Members<I> {
         if !has_payload && len_bytes != 0 && header.kind != b'1' {
             return Err(syntax("a length where there can be no payload"));
         }
-        let len_bytes = if has_payload { len_bytes } else { 0 };
-        // The length does not count the blocks of the old form's map, which lie in front of the payload.
-        let old_map = header.sparse.map(|old| self.read_old_map(old)).transpose()?;
+        // If the archive ends in the map of a sparse member, what follows says so, and the member is named.
+        let is_there = has_payload && self.pass_over_map(header.goes_on)?;
+        let len_bytes = if is_there { len_bytes } else { 0 };
         let offset = self.position;
-        if matches!(old_map, Some(Err(sparse::ENDS))) {
-            // The member is named; that the archive ends here is told by what follows.
-            self.enter(0)?;
-            let kind = refused(sparse::ENDS);
-            let len_bytes = 0;
-            return Ok(Member { name, kind, len_bytes, offset, sparse: None });
-        }
         self.enter(len_bytes)?;
         if self.input.len_bytes().is_some_and(|len| offset.saturating_add(len_bytes) > len) {
             return Err(truncated("inside a member"));
         }
-        let map = match (old_map, pax_sparse) {
-            (Some(_), Some(_)) => Err("has two sparse maps"),
-            (Some(map), None) => map.map(|(len, map)| (len, Some(map))),
-            (None, Some(pax)) if kind == MemberKind::File => pax.finish(),
-            (None, _) => return Ok(Member { name, kind, len_bytes, offset, sparse: None }),
-        };
-        self.sparse_member(name, map)
-    }
-
-    /// The current member, of a file with this length and map; `None`: the map lies in front of the pieces.
-    fn sparse_member(
-        &mut self,
-        name: Vec<u8>,
-        map: Result<(u64, Option<MapBuilder>), &'static str>,
-    ) -> Result<Member, TarError> {
-        let mapped = match map {
-            Ok((len_bytes, map)) => {
-                let map = match map {
-                    Some(map) => map,
-                    None => self.read_text_map()?,
-                };
-                map.finish(len_bytes, self.position, self.payload_left)
-            }
-            Err(why) => Err(why),
-        };
-        let offset = self.position;
-        let (kind, len_bytes, sparse) = match mapped {
-            Err(why) => (refused(why), self.payload_left, None),
-            Ok(Mapped::TooLarge(len)) => (MemberKind::File, len, None),
-            Ok(Mapped::Map(map)) => match self.expansion.make(Expands::Holes, map.hole_bytes()) {
-                Err(reason) => (MemberKind::Refused(reason), self.payload_left, None),
-                Ok(()) => (MemberKind::File, map.len_bytes().into(), Some(Arc::new(map))),
-            },
-        };
-        if let Some(map) = &sparse {
-            self.expanding = Some((Arc::clone(map), 0));
-        }
-        Ok(Member { name, kind, len_bytes, offset, sparse })
+        Ok(Member { name, kind, len_bytes, offset })
     }
 
     /// Makes the next `len_bytes` bytes the current member.
@@ -400,40 +324,21 @@ impl<I: Input> Members<I> {
             self.input.skip(self.left)?;
             self.position += self.left;
         }
-        (self.left, self.payload_left, self.expanding) = (0, 0, None);
+        (self.left, self.payload_left) = (0, 0);
         Ok(())
     }
 
-    /// The length and the map of a sparse file in GNU's old form; blocks with more of the map follow the header.
-    fn read_old_map(
-        &mut self,
-        old: OldSparse,
-    ) -> Result<Result<(u64, MapBuilder), &'static str>, TarError> {
-        let OldSparse { mut map, len_bytes, mut goes_on } = old;
+    /// Passes over the blocks of a sparse file's map in GNU's old form, which the length of the member does not count.
+    /// `false`: the archive ends in them.
+    fn pass_over_map(&mut self, mut goes_on: bool) -> Result<bool, TarError> {
         while goes_on {
             let mut block = [0; BLOCK_BYTES];
             if self.read_block(&mut block)? < BLOCK_BYTES {
-                return Ok(Err(sparse::ENDS));
+                return Ok(false);
             }
-            take_old_pieces(&block[..504], &mut map);
             goes_on = block[504] != 0;
         }
-        Ok(len_bytes.map(|len| (len, map)).ok_or(sparse::BROKEN))
-    }
-
-    /// The map in front of the pieces of the current member, in whole blocks.
-    fn read_text_map(&mut self) -> Result<MapBuilder, TarError> {
-        let mut map = TextMap::default();
-        loop {
-            let mut block = [0; BLOCK_BYTES];
-            let mut filled = 0;
-            while filled < BLOCK_BYTES && self.payload_left > 0 {
-                filled += self.read_stored(&mut block[filled..])?;
-            }
-            if !map.take(&block[..filled]) || filled < BLOCK_BYTES {
-                return Ok(map.finish());
-            }
-        }
+        Ok(true)
     }
 
     /// Reads one block, or the rest of the input; returns the number of bytes.
@@ -475,10 +380,7 @@ impl<I: Input> Members<I> {
 
 impl Extended {
     fn is_empty(&self) -> bool {
-        self.name.is_none()
-            && self.link.is_none()
-            && self.len_bytes.is_none()
-            && self.sparse.is_none()
+        self.name.is_none() && self.link.is_none() && self.len_bytes.is_none() && !self.sparse
     }
 
     fn set_name(&mut self, name: Vec<u8>) -> Result<(), TarError> {
@@ -510,18 +412,23 @@ impl Extended {
                         return Err(syntax("two lengths for one member"));
                     }
                 }
-                _ => {
-                    let Some(key) = key.strip_prefix(b"GNU.sparse.") else { continue };
-                    let sparse = self.sparse.get_or_insert_default();
-                    match key {
-                        b"name" => self.sparse_name = Some(value.to_vec()),
-                        key => sparse.take(key, value),
-                    }
+                b"GNU.sparse.name" => {
+                    self.sparse = true;
+                    self.sparse_name = Some(value.to_vec());
                 }
+                key => self.sparse |= key.starts_with(b"GNU.sparse."),
             }
         }
         Ok(())
     }
+}
+
+/// Digits alone.
+fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 fn pax_record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
@@ -547,21 +454,12 @@ fn pax_record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 /// | 157..257 | `link`       | link target                                          |
 /// | 257..263 | magic        | `ustar\0`: the prefix below counts; GNU's has spaces |
 /// | 345..500 | prefix       | what stands before `name` and a slash                |
-/// | 386..482 | `map`        | of a sparse file in GNU's old form: offset and length of 4 pieces, 12 bytes each |
-/// | 482      | `goes_on`    | of such a file: a block with 21 more pieces follows  |
-/// | 483..495 | `len_bytes`  | of such a file: its length with the holes            |
+/// | 482      | `goes_on`    | of a sparse file in GNU's old form: a block of its map follows |
 struct Header {
     name: Vec<u8>,
     len_bytes: u64,
     kind: u8,
     link: Vec<u8>,
-    sparse: Option<OldSparse>,
-}
-
-/// The fields of a sparse file's header in GNU's old form.
-struct OldSparse {
-    map: MapBuilder,
-    len_bytes: Option<u64>,
     goes_on: bool,
 }
 
@@ -588,22 +486,8 @@ impl Header {
             return Err(syntax("a header with an invalid number"));
         }
         let link = until_nul(&block[157..257]).to_vec();
-        let sparse = (kind == b'S').then(|| {
-            let mut map = MapBuilder::default();
-            take_old_pieces(&block[386..482], &mut map);
-            OldSparse { map, len_bytes: number(&block[483..495]), goes_on: block[482] != 0 }
-        });
-        Ok(Header { name, len_bytes, kind, link, sparse })
-    }
-}
-
-/// Adds the pieces of a block of a map in GNU's old form; unused places are zero.
-fn take_old_pieces(places: &[u8], map: &mut MapBuilder) {
-    for place in places.chunks_exact(24).take_while(|place| place[12] != 0) {
-        match (number(&place[..12]), number(&place[12..])) {
-            (Some(at), Some(len)) => map.push(at, len),
-            _ => map.refuse(sparse::BROKEN),
-        }
+        let goes_on = kind == b'S' && block[482] != 0;
+        Ok(Header { name, len_bytes, kind, link, goes_on })
     }
 }
 
@@ -677,12 +561,8 @@ pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
     match clean.len() {
         0 => Err(BadReason::Name("is empty")),
         1..=MAX_NAME_BYTES => Ok(clean),
-        _ => Err(BadReason::Name("is longer than 4,096 bytes")),
+        _ => Err(TOO_LONG_A_NAME),
     }
-}
-
-fn refused(why: &'static str) -> MemberKind {
-    MemberKind::Refused(BadReason::Syntax(why))
 }
 
 fn syntax(what: &'static str) -> TarError {
@@ -695,6 +575,9 @@ fn truncated(r#where: &'static str) -> TarError {
 
 const BLOCK_BYTES: usize = 512;
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
+const SPARSE: &str = "is a sparse file, which is not expanded: pack it again without --sparse";
+const DUMP: &str = "is a folder's dump, which some tools take for a file";
+const LABEL: &str = "is a volume's label, which some tools take for a file";
 const MAX_DIGITS: usize = 20;
 const BROKEN_PAX: &str = "an extended header's records are broken";
 

@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload};
+use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, Payload, TOO_LONG_A_NAME};
 use super::indexing::Indexing;
 use super::shard::FrontToBack;
 use super::tar_members::Input;
@@ -29,8 +29,7 @@ pub(crate) fn index_shard(
 ) {
     let shard = index.containers[container as usize].clone();
     if stem.len() + MAX_NUMBER_BYTES > MAX_NAME_BYTES {
-        let reason = BadReason::Name("is longer than 4,096 bytes");
-        return index.bad.push(BadEntry::new(stem, reason).within(&shard.path));
+        return index.bad.push(BadEntry::new(stem, TOO_LONG_A_NAME).within(&shard.path));
     }
     let mut records = Records {
         input: FrontToBack::new(file, shard.len_bytes),
@@ -42,23 +41,11 @@ pub(crate) fn index_shard(
         name.extend_from_slice(format!("/{number}").as_bytes());
         match records.next_record() {
             Ok(None) => return,
-            Ok(Some((offset, len))) if len <= MAX_SAMPLE_BYTES => {
-                index.push(&name, None);
-                let len_bytes = len as u32; // within the limit just tested
-                index.push_payload(Payload {
-                    field: 0,
-                    len_bytes,
-                    offset_or_stamp: offset,
-                    container,
-                });
-                if !indexing.found(1, len) {
-                    return;
-                }
-            }
-            Ok(Some((_, len))) => {
-                let bad = BadEntry::new(&name, BadReason::TooLarge(len)).within(&shard.path);
-                index.bad.push(bad);
-            }
+            Ok(Some((offset, len))) => match index.push_file(&name, None, len, offset, container) {
+                Ok(()) if !indexing.found(1, len) => return,
+                Ok(()) => {}
+                Err(reason) => index.bad.push(BadEntry::new(&name, reason).within(&shard.path)),
+            },
             Err(reason) => {
                 let rest = records.offset..shard.len_bytes;
                 let bad = BadEntry::new(&name, reason).within(&shard.path).rest(rest);
@@ -102,7 +89,7 @@ impl Records {
         let end = len.checked_add(CRC_BYTES as u64).and_then(|len| offset.checked_add(len));
         let end = end.filter(|&end| end <= self.len_bytes);
         let end = end.ok_or(BadReason::Truncated("the shard ends inside the record"))?;
-        self.input.skip(end - offset).map_err(unreadable)?;
+        self.input.skip(end - offset).map_err(BadReason::unreadable)?;
         self.offset = end;
         Ok(Some((offset, len)))
     }
@@ -110,7 +97,7 @@ impl Records {
     fn fill(&mut self, into: &mut [u8]) -> Result<(), BadReason> {
         let mut filled = 0;
         while filled < into.len() {
-            match self.input.read(&mut into[filled..]).map_err(unreadable)? {
+            match self.input.read(&mut into[filled..]).map_err(BadReason::unreadable)? {
                 0 => return Err(BadReason::Truncated("the shard ends inside a record's header")),
                 read => filled += read,
             }
@@ -134,10 +121,6 @@ fn check(what: &'static str, crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), Ba
 /// TensorFlow masks stored checksums, since the CRC of data that contains its own CRC is weak.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xA282_EAD8)
-}
-
-fn unreadable(error: std::io::Error) -> BadReason {
-    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// Bytes before a payload.

@@ -14,6 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use super::SourceOptions;
 use super::beneath::Root;
+use super::compression::FileAt;
 use super::content::{Content, is_shard_name, is_side_file};
 use super::file_counts::{FileCount, Role};
 use super::folder;
@@ -23,7 +24,7 @@ use dlfs_base::Result;
 
 /// A folder and its contents.
 #[derive(Debug)]
-pub struct Tree {
+pub(crate) struct Tree {
     /// Its path.
     pub path: PathBuf,
     /// Its files, indexed as samples.
@@ -34,7 +35,7 @@ pub struct Tree {
 
 /// A file of a tree with its detected content.
 #[derive(Debug, Clone)]
-pub struct DetectedFile {
+pub(crate) struct DetectedFile {
     /// Its name beneath the folder.
     pub name: Vec<u8>,
     /// Its length.
@@ -48,7 +49,11 @@ impl Tree {
     ///
     /// # Errors
     /// It does not open. `Interrupted`: indexing was asked to stop.
-    pub fn list(path: &Path, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Tree> {
+    pub(crate) fn list(
+        path: &Path,
+        options: &SourceOptions,
+        indexing: &mut Indexing<'_>,
+    ) -> Result<Tree> {
         let (index, mut roots) = folder::index(&[path.to_path_buf()], options, indexing)?;
         let root = roots.pop().expect("one folder has one root");
         Ok(Tree { path: path.to_path_buf(), index, root })
@@ -105,7 +110,7 @@ impl Tree {
     ///
     /// The second list holds entries that are neither files nor links to files. With `may_give_up`, it
     /// stops opening files once many of two sorts are found: then nothing is imported anyway.
-    pub fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
+    pub(crate) fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
         let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
             .map(|row| (self.index.name(row), self.index.payload_bytes(row)))
             .chain(self.elsewhere())
@@ -154,12 +159,14 @@ impl Tree {
             rustix::fs::fstat(file)
                 .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
         };
-        let content = file.filter(is_file).and_then(|file| Content::of(&file, name).ok());
+        let content = file
+            .filter(is_file)
+            .and_then(|file| Content::of(|offset| FileAt { file: &file, offset }, name).ok());
         content.unwrap_or(Content::Other)
     }
 
     /// The path of a file beneath the folder.
-    pub fn path_of(&self, name: &[u8]) -> PathBuf {
+    pub(crate) fn path_of(&self, name: &[u8]) -> PathBuf {
         self.path.join(std::ffi::OsStr::from_bytes(name))
     }
 }

@@ -10,8 +10,7 @@ use crate::import::columns::columns_of;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
-use crate::import::prepare::{self, ImportState, write_journals};
-use crate::import::retry::with_retry;
+use crate::import::prepare::{self, ImportState};
 use crate::import::writer::options::{WriteOrder, WriteReport, WriterOptions};
 use crate::import::writer::window::Window;
 use dlfs_base::units::{Generation, Slot};
@@ -149,7 +148,7 @@ fn write_leased(
     thread.start(start)?;
     // Nothing is written before the first window is full: a writer that ends before has changed nothing.
     let next = thread.next()?;
-    begin(&state)?;
+    state.begin()?;
     let mut chunks = ChunkStream::new(&state, lease, columns)?;
     chunks.set_fields(&fields, types);
     let mut placer = Placer::new(options, options.image.seed, first, chunks);
@@ -242,15 +241,6 @@ fn types_of(options: &WriterOptions, image: Option<&Directory>) -> Result<FieldT
         }
     }
     Ok(image.field_types().clone())
-}
-
-/// Writes the journals: from here on others know that something was begun.
-fn begin(state: &ImportState) -> Result<()> {
-    let layout = &state.journal.layout;
-    for namespace in 0..state.media.len() {
-        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
-    }
-    with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))
 }
 
 /// Places the samples of windows in chunks.

@@ -146,8 +146,8 @@ pub(crate) struct WhatArgs {
     /// that of ImageNet
     #[arg(long)]
     nested: bool,
-    /// The most bytes to make of each that is read, by decompression, of holes of sparse files, by links to a file that
-    /// was taken already, or of rows that share values; each of these may make 256 MiB in any case
+    /// The most bytes to make of each that is read, by decompression, by links to a file that was taken already, or of
+    /// rows that share values; each of these may make 256 MiB in any case
     #[arg(long, value_name = "TIMES", default_value_t = DEFAULT_MAX_EXPANSION)]
     max_expansion: u64,
     /// Places that lists in a store may name beside their own store, such as s3://BUCKET or https://HOST

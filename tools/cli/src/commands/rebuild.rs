@@ -3,7 +3,6 @@
 use clap::Args;
 use serde::Serialize;
 
-use dlfs::import::{EditOptions, PiecesReport};
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::Generation;
 
@@ -28,25 +27,11 @@ pub(crate) struct RebuildArgs {
     /// Read only the headers of chunks newer than GENERATION, where its directory can still be read; else of all
     #[arg(long, value_name = "GENERATION")]
     since: Option<u64>,
-    /// Only add the checksums of the pieces of samples above 1 MiB that an earlier release has
-    /// imported, so that parts of them are read without the rest. Reads these samples
-    #[arg(long, conflicts_with = "since")]
-    pieces: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     connection: ConnectionArgs,
-}
-
-#[derive(Serialize)]
-struct JsonPieces {
-    uuid: String,
-    generation: u64,
-    added: u64,
-    had: u64,
-    no_room: u64,
-    damaged: u64,
 }
 
 #[derive(Serialize)]
@@ -63,45 +48,9 @@ struct JsonReport {
     base: Option<u64>,
 }
 
-fn add_pieces(
-    args: &RebuildArgs,
-    connect: &ConnectOptions,
-    mut progress: ImportProgress,
-) -> Result<Outcome, Failure> {
-    let options = EditOptions::default();
-    let report = dlfs::import::add_pieces(&args.image.0, &options, connect, &mut progress)?;
-    drop(progress);
-    let PiecesReport { uuid, generation, added, had, no_room, damaged } = report;
-    let mut out = Out::new();
-    if args.json {
-        let uuid = uuid.to_string();
-        let generation = generation.0;
-        out.json(&JsonPieces { uuid, generation, added, had, no_room, damaged })?;
-    } else {
-        let samples = out.bold(&text::counted(added, "sample"));
-        out.line(format!("{}: checksums of pieces added to {samples}", args.image))?;
-        if had > 0 {
-            out.line(format!("  there      {}", text::counted(had, "sample")))?;
-        }
-        if no_room > 0 {
-            let samples = text::counted(no_room, "sample");
-            out.line(format!("  no room    {samples}: the headers of their chunks are full"))?;
-        }
-        if damaged > 0 {
-            let samples = text::counted(damaged, "sample");
-            out.line(format!("  damaged    {samples}: dlfs verify lists what is damaged"))?;
-        }
-    }
-    out.flush()?;
-    Ok(if damaged == 0 { Outcome::Done } else { Outcome::Damaged })
-}
-
 pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true)?;
-    if args.pieces {
-        return add_pieces(&args, &connect, progress);
-    }
     let since = args.since.map(Generation);
     let report = dlfs::import::rebuild(&args.image.0, since, &connect, &mut progress)?;
     drop(progress);

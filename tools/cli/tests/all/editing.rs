@@ -106,19 +106,6 @@ fn an_image_without_its_directory_is_rebuilt_from_its_chunks() {
 
 /// Chunks do not record which of their samples were deleted later.
 #[test]
-fn rebuild_pieces_says_how_many_samples_have_checksums_of_their_pieces() {
-    let dir = TestDir::with_image();
-    let none = run(&["rebuild", &dir.arg("train.dlfs"), "--pieces", "--json"]).code(0).json();
-    assert_eq!((&none["added"], &none["had"]), (&0.into(), &0.into()));
-    std::fs::create_dir(dir.arg("large")).unwrap();
-    std::fs::write(dir.arg("large/one"), vec![7; 3 << 20]).unwrap();
-    run(&["import", &dir.arg("large"), &dir.arg("large.dlfs")]).code(0);
-    let one = run(&["rebuild", &dir.arg("large.dlfs"), "--pieces"]).code(0);
-    assert!(one.text().contains("there      1 sample"), "{}", one.text());
-    run(&["rebuild", &dir.arg("large.dlfs"), "--pieces", "--since", "1"]).code(2);
-}
-
-#[test]
 fn a_rebuild_that_cannot_know_what_was_deleted_says_so_and_ends_with_3() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");

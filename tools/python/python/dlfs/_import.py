@@ -70,8 +70,8 @@ def import_(
     from_, on_error, resume, prefix, nested
               of files: as for the command dlfs import; name and label are columns of their rows, if they have any
     max_expansion
-              of files: the most bytes to make of each that is read, by decompression, of holes of sparse files, by
-              links to a file that was taken already, or of rows that share values; each of these may make 256 MiB
+              of files: the most bytes to make of each that is read, by decompression, by links to a file that was
+              taken already, or of rows that share values; each of these may make 256 MiB
     classes   of files: a text file with the name of a class on each line, or another image, whose numbers classes get.
               None: those of the source, by name
     split     of hf://datasets/OWNER/NAME: the split to take, or several, as the paths of the files say; None: all files

@@ -4,10 +4,8 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use super::{Container, Index, MAX_NAME_BYTES, NAMES_A_BLOCK, Names, Values};
-use crate::import::sources::sparse::{MapBuilder, Mapped, SparseMap};
 use dlfs_format::format::FormatError;
 use dlfs_format::format::columns::ColumnTable;
 use dlfs_format::format::cursor::{Cursor, put_number, put_string};
@@ -50,16 +48,6 @@ impl Index {
             table.encode(&mut columns);
         }
         put_string(out, &columns);
-        put_number(out, self.sparse.len() as u64);
-        for map in &self.sparse {
-            put_number(out, map.start());
-            put_number(out, map.len_bytes().into());
-            put_number(out, map.numbers().len() as u64);
-            for (at, len) in map.numbers() {
-                put_number(out, at);
-                put_number(out, len);
-            }
-        }
     }
 
     /// Reads what [`save_shared`](Self::save_shared) wrote: an index without rows.
@@ -114,9 +102,6 @@ impl Index {
         if !columns.is_empty() {
             index.columns = Some(ColumnTable::decode(columns, index.names.len())?);
         }
-        for _ in 0..from.count(3)? {
-            index.sparse.push(Arc::new(read_map(from)?));
-        }
         index.check()?;
         Ok(index)
     }
@@ -154,12 +139,6 @@ impl Index {
             let width = values.width as u64;
             at_most("values of a field", values.bytes.len() as u64, rows.saturating_mul(width))?;
         }
-        for payload in (0..rows).flat_map(|row| self.payloads(row)) {
-            if let Some((map, start)) = self.sparse(&payload) {
-                let end = start + u64::from(payload.len_bytes);
-                at_most("end of a sparse payload", end, map.len_bytes().into())?;
-            }
-        }
         Ok(())
     }
 }
@@ -178,27 +157,6 @@ impl Names {
         at_most("start of a name", before, self.bytes.len() as u64)?;
         at_most("length of a name", self.bytes.len() as u64 - before, MAX_NAME_BYTES as u64)?;
         Ok(())
-    }
-}
-
-fn read_map(from: &mut Cursor<'_>) -> Result<SparseMap, FormatError> {
-    let start = from.number()?;
-    let len_bytes = from.number()?;
-    let mut map = MapBuilder::default();
-    let mut stored = 0_u64;
-    for _ in 0..from.count(2)? {
-        let at = from.number()?;
-        let len = from.number()?;
-        stored = stored.saturating_add(len);
-        map.push(at, len);
-    }
-    match map.finish(len_bytes, start, stored) {
-        Ok(Mapped::Map(map)) if start < 1 << 63 => Ok(map),
-        _ => Err(FormatError::OutOfRange {
-            what: "map of a sparse file",
-            value: len_bytes,
-            limit: 0,
-        }),
     }
 }
 
@@ -250,16 +208,9 @@ mod tests {
             }
         }
         index.replace(5, 7, b"12345678");
-        let mut map = MapBuilder::default();
-        map.push(10, 20);
-        map.push(4000, 96);
-        let Ok(Mapped::Map(map)) = map.finish(4096, 512, 116) else { panic!("a sound map") };
-        let offset_or_stamp = index.push_sparse(Arc::new(map)).unwrap();
-        index.push(b"sparse", None);
-        index.push_payload(Payload { field: 0, len_bytes: 4096, offset_or_stamp, container: 1 });
         let column = ColumnSpec { name: "width".into(), kind: ColumnType::Int };
         let mut columns = ColumnTable::new(&[column]);
-        (0..101).for_each(|row| columns.push(|_| Value::Int(row * 3)));
+        (0..100).for_each(|row| columns.push(|_| Value::Int(row * 3)));
         index.set_columns(columns);
         index
     }
@@ -288,24 +239,17 @@ mod tests {
     fn selected_rows_are_those_rows_in_the_order_asked_for() {
         let all = index();
         // The index says that the values of the rows before the fifth are zero.
-        let rows = [100, 5, 99, 7];
+        let rows = [5, 99, 7];
         let selected = all.select(rows.into_iter());
-        assert_eq!(selected.len(), 4);
+        assert_eq!(selected.len(), 3);
         for (at, row) in (0..).zip(rows) {
             assert_eq!((selected.name(at), selected.label(at)), (all.name(row), all.label(row)));
             assert_eq!(selected.payloads(at).len(), all.payloads(row).len());
             for (one, other) in selected.payloads(at).zip(all.payloads(row)) {
-                assert_eq!((one.field, one.len_bytes), (other.field, other.len_bytes));
-                assert_eq!(one.container, other.container);
+                assert_eq!(one, other);
                 if let Some(value) = all.value(row, other.field) {
                     assert_eq!(selected.value(at, one.field), Some(value));
                 }
-                let map = |index: &Index, payload| {
-                    index.sparse(payload).map(|(map, start)| (map.len_bytes(), start))
-                };
-                assert_eq!(map(&selected, &one), map(&all, &other));
-                let is_plain = map(&all, &other).is_none();
-                assert!(!is_plain || one.offset_or_stamp == other.offset_or_stamp);
             }
         }
         let bytes = saved(&selected);

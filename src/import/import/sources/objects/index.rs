@@ -7,19 +7,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::listed::Listed;
-use super::read::{ObjectRoot, ObjectSamples, push_origin};
-use crate::import::sources::index::{
-    BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
-};
+use super::read::{ObjectRoot, push_origin};
+use crate::import::sources::found::Samples;
+use crate::import::sources::index::{BadEntry, BadReason, Container, Index};
 use crate::import::sources::indexing::Indexing;
-use crate::import::sources::{SourceKind, list};
+use crate::import::sources::{Store, list};
 use dlfs_base::Result;
 use dlfs_base::threads::map_at_once;
 use dlfs_format::format::OriginsBuilder;
 use dlfs_places::{Client, Object, Place, shown};
 
 /// The objects of `folders` as samples: ids and classes are those of a local folder with the same names.
-pub(super) fn folders(folders: &[Listed]) -> ObjectSamples {
+pub(super) fn folders(folders: &[Listed]) -> Samples {
     let mut origins = OriginsBuilder::default();
     let mut index = Index::default();
     index.only_field();
@@ -46,7 +45,7 @@ pub(super) fn folders(folders: &[Listed]) -> ObjectSamples {
             let len = object.len_bytes;
             let stamp = object.stamp();
             let label = class.map(|class| class as i64);
-            match push(&mut index, container, name, label, len, stamp) {
+            match index.push_file(name.as_bytes(), label, len, stamp, container as u32) {
                 Ok(()) => push_origin(&mut origins, &listed.client, &object),
                 Err(reason) => {
                     index.bad.push(BadEntry::new(name.as_bytes(), reason).within(&path));
@@ -58,7 +57,7 @@ pub(super) fn folders(folders: &[Listed]) -> ObjectSamples {
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
         roots.push(ObjectRoot::new(listed.client.clone(), listed.prefix.clone(), 0));
     }
-    ObjectSamples { kind: SourceKind::Folder, index, roots, origins }
+    Samples { index, store: Store::Objects(roots), origins }
 }
 
 /// The order of `folder.rs`: class folders by name, in one the folders by path, in one the files by name; files
@@ -80,27 +79,6 @@ fn in_order(a: &str, b: &str) -> Ordering {
     }
 }
 
-fn push(
-    index: &mut Index,
-    container: usize,
-    name: &str,
-    label: Option<i64>,
-    len: u64,
-    stamp: u64,
-) -> Result<(), BadReason> {
-    if name.len() > MAX_NAME_BYTES {
-        return Err(BadReason::Name("is longer than 4,096 bytes"));
-    }
-    if len > MAX_SAMPLE_BYTES {
-        return Err(BadReason::TooLarge(len));
-    }
-    index.push(name.as_bytes(), label);
-    let len_bytes = len as u32;
-    let container = container as u32; // within the limit just tested
-    index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp: stamp, container });
-    Ok(())
-}
-
 /// A list: where it is, and what it says.
 pub(super) struct ListText {
     /// To be shown.
@@ -120,7 +98,7 @@ pub(super) fn lists(
     hosts: &[Place],
     open: &mut dyn FnMut(&Place) -> Result<Client>,
     indexing: &mut Indexing<'_>,
-) -> Result<ObjectSamples> {
+) -> Result<Samples> {
     let mut origins = OriginsBuilder::default();
     let mut index = Index::default();
     index.only_field();
@@ -140,12 +118,14 @@ pub(super) fn lists(
             for ((line, wanted), found) in lines.iter().zip(found) {
                 let pushed = match found {
                     Ok(object) => {
-                        let len_bytes = object.len_bytes;
-                        let stamp = object.stamp();
-                        let client = roots.all[wanted.root].client();
-                        push(&mut index, wanted.root, &wanted.name, wanted.label, len_bytes, stamp)
-                            .inspect(|()| push_origin(&mut origins, client, &object))
-                            .map(|()| len_bytes)
+                        let Wanted { root, name, label } = wanted;
+                        let len = object.len_bytes;
+                        index
+                            .push_file(name.as_bytes(), *label, len, object.stamp(), *root as u32)
+                            .inspect(|()| {
+                                push_origin(&mut origins, roots.all[*root].client(), &object);
+                            })
+                            .map(|()| len)
                     }
                     Err(error) => Err(super::read::reason(error)?),
                 };
@@ -164,7 +144,7 @@ pub(super) fn lists(
         let path = PathBuf::from(root.address());
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
     }
-    Ok(ObjectSamples { kind: SourceKind::List, index, roots, origins })
+    Ok(Samples { index, store: Store::Objects(roots), origins })
 }
 
 /// The roots of the objects that lines name: each signed URL has one of its own.
@@ -205,13 +185,9 @@ fn wanted(
     open: &mut dyn FnMut(&Place) -> Result<Client>,
     roots: &mut Roots,
 ) -> Result<Result<Wanted, BadReason>> {
-    let (path, label) = list::split(line);
-    let label = match label
-        .map(|text| list::number(text).ok_or(BadReason::Syntax("its label is not a number")))
-    {
-        Some(Err(reason)) => return Ok(Err(reason)),
-        Some(Ok(label)) => Some(label),
-        None => None,
+    let (path, label) = match list::labelled(line) {
+        Ok(labelled) => labelled,
+        Err(reason) => return Ok(Err(reason)),
     };
     let Ok(path) = std::str::from_utf8(path) else { return Ok(Err(ODD)) };
     let (client, prefix, cut, name) = match (Place::parse(path), &list.beside) {

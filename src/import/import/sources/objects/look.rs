@@ -3,19 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Cursor, Read, Write};
+use std::io::{self, Cursor, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::MemfdFlags;
-
 use super::index::{self, ListText};
 use super::listed::Listed;
-use super::read::ObjectSamples;
 use super::splits::{self, split_of, warn_of_splits};
 use crate::import::sources::SourceOptions;
 use crate::import::sources::braces::braces;
-use crate::import::sources::compression::Compression;
 use crate::import::sources::content::{Content, is_shard_name, is_side_file, named_kind};
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::{FileCounts, Role};
@@ -25,31 +21,11 @@ use crate::import::sources::kind::SourceKind;
 use crate::import::sources::list;
 use crate::import::sources::read_input::ReadInput;
 use crate::import::sources::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
+use crate::import::sources::spool::decompressed;
 use crate::import::sources::tar::{self, Pair};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Place, PlaceOptions, Scheme};
-
-/// Objects that are a source.
-pub(in crate::import) enum FoundObjects {
-    /// Shards, read once, front to back.
-    Shards(Box<Found>),
-    /// Objects that are samples.
-    Samples(Box<ObjectSamples>),
-}
-
-impl FoundObjects {
-    /// Samples with their folders in front of their names, if `prefix` asks for that.
-    fn with_prefix(mut self, prefix: bool) -> Result<FoundObjects> {
-        if let FoundObjects::Samples(samples) = &mut self
-            && prefix
-            && samples.kind == SourceKind::Folder
-        {
-            samples.put_in_front();
-        }
-        Ok(self)
-    }
-}
 
 /// Returns whether the paths are addresses of objects, or local lists of such.
 ///
@@ -95,7 +71,7 @@ pub(in crate::import) fn look(
     splits: &[String],
     places: &PlaceOptions,
     indexing: &mut Indexing<'_>,
-) -> Result<FoundObjects> {
+) -> Result<Found> {
     let mut clients = Clients { options: places, open: HashMap::new(), threads: Vec::new() };
     if !paths.iter().any(|path| Place::is_place(path)) {
         let text = |path: &PathBuf| {
@@ -103,9 +79,10 @@ pub(in crate::import) fn look(
             Ok(ListText { path: path.clone(), text, beside: None })
         };
         let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
-        let found =
+        let samples =
             index::lists(&texts, &places.list_hosts, &mut |place| clients.of(place), indexing)?;
-        return Ok(FoundObjects::Samples(Box::new(found)));
+        let samples = Some(samples);
+        return Ok(Found { kind: SourceKind::List, samples, ..Found::default() });
     }
     let mut listed = splits::only(list_all(paths, &mut clients, indexing)?, splits)?;
     if !options.folders.hidden {
@@ -117,7 +94,6 @@ pub(in crate::import) fn look(
         SourceKind::Auto => auto(listed, &mut clients, indexing),
         kind => shards(listed, kind),
     }
-    .and_then(|found| found.with_prefix(options.prefix))
 }
 
 /// One client for each store, and one thread for all stores of a web server.
@@ -221,7 +197,7 @@ fn auto(
     listed: Vec<Listed>,
     clients: &mut Clients<'_>,
     indexing: &mut Indexing<'_>,
-) -> Result<FoundObjects> {
+) -> Result<Found> {
     let mut contents = Vec::new();
     for one in &listed {
         // By its name, the first that may be a shard; and the first one at all.
@@ -242,13 +218,11 @@ fn auto(
     }
     let shard = contents.iter().find(|(_, _, content)| content.is_shard());
     if let Some((one, _, content)) = shard {
-        let kind = match content {
-            Content::Tar(_) => return tars(listed),
-            Content::TfRecord(_) => SourceKind::TfRecord,
-            Content::Rows(kind) => *kind,
-            other => return Err(not_read(other.label(), one)),
+        return match content.kind() {
+            SourceKind::Auto => Err(not_read(&content.label(), one)),
+            SourceKind::Tar => tars(listed),
+            kind => shards_only(listed, kind),
         };
-        return shards_only(listed, kind);
     }
     if listed.iter().all(|one| one.is_given) {
         for (one, first, content) in contents {
@@ -267,24 +241,16 @@ fn auto(
 }
 
 /// Archives, by the beginnings of some of them: each costs a request.
-fn tars(listed: Vec<Listed>) -> Result<FoundObjects> {
-    let mut decided = Decided::NoPair;
+fn tars(listed: Vec<Listed>) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
         rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
-    for (one, row) in tars.take(MOST_LOOKED_AT) {
-        if let Some(pair) = pair_at_beginning(one, row)? {
-            decided = Decided::Pair { shard: one.name(row).as_bytes().to_vec(), pair };
-            break;
-        }
-    }
-    let is_plain = decided == Decided::NoPair;
-    let kind = if is_plain { SourceKind::Tar } else { SourceKind::WebDataset };
-    let mut found = shards_only(listed, kind)?;
-    if let FoundObjects::Shards(found) = &mut found {
-        found.decided = Some(decided);
-    }
-    Ok(found)
+    let decided =
+        Decided::by(tars.take(MOST_LOOKED_AT).map(|(one, row)| {
+            Ok((one.name(row).as_bytes().to_vec(), pair_at_beginning(one, row)?))
+        }))?;
+    let found = shards_only(listed, decided.kind())?;
+    Ok(Found { decided: Some(decided), ..found })
 }
 
 fn is_text(start: &[u8]) -> bool {
@@ -298,39 +264,26 @@ fn is_text(start: &[u8]) -> bool {
 
 /// Detects the content of the object by its first bytes.
 fn content(one: &Listed, row: usize) -> Result<Content> {
-    let is_index = is_index(one.name(row).as_bytes());
-    let start = one.start(row, if is_index { MAX_INDEX_BYTES } else { START_BYTES })?;
-    let file = rustix::fs::memfd_create("start", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
-    let mut file = File::from(file);
-    file.write_all(&start)?;
-    Ok(Content::of(&file, one.name(row).as_bytes())?)
+    let name = one.name(row).as_bytes();
+    let start = one.start(row, if is_index(name) { MAX_INDEX_BYTES } else { START_BYTES })?;
+    Ok(Content::of(|at| &start[start.len().min(at as usize)..], name)?)
 }
 
 fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
-    let mut reader = Pieces {
-        client: &one.client,
+    let reader = Pieces {
+        client: one.client.clone(),
         object: one.object(row),
         at: 0,
         next_len: LOOKED_AT_BYTES,
         piece: Cursor::default(),
     };
-    let mut head = Vec::new();
-    let failed = |error: io::Error| error.downcast::<Error>().unwrap_or_else(Error::from);
-    reader.by_ref().take(6).read_to_end(&mut head).map_err(failed)?;
-    let compression = Compression::of(&head);
-    let whole = Cursor::new(head).chain(reader);
-    Ok(match compression {
-        None => tar::pair_at_beginning(ReadInput::new(whole)),
-        Some(compression) => {
-            let plain = compression.undo(whole, &Expansion::default())?;
-            tar::pair_at_beginning(ReadInput::new(plain))
-        }
-    })
+    let plain = decompressed(Box::new(reader), Path::new(one.name(row)), &Expansion::default())?;
+    Ok(tar::pair_at_beginning(ReadInput::new(plain)))
 }
 
 /// Reads an object front to back, in pieces that grow: mostly the first one is enough.
-struct Pieces<'a> {
-    client: &'a Client,
+struct Pieces {
+    client: Client,
     object: Object,
     /// Offset of the next piece.
     at: u64,
@@ -338,7 +291,7 @@ struct Pieces<'a> {
     piece: Cursor<Vec<u8>>,
 }
 
-impl Read for Pieces<'_> {
+impl Read for Pieces {
     /// Keeps the error of a store: `std::io::Error::downcast` gives it.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let is_read = self.piece.position() == self.piece.get_ref().len() as u64;
@@ -362,7 +315,7 @@ fn is_index(name: &[u8]) -> bool {
 }
 
 /// Shards of a kind that was detected: whatever else there is must describe them.
-fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
+fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<Found> {
     for one in &listed {
         let parts: HashSet<PathBuf> =
             indexes(one, kind)?.into_iter().flat_map(|(parts, _)| parts).collect();
@@ -414,20 +367,14 @@ fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)
 }
 
 /// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
-fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
+fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<Found> {
     let mut files = Vec::new();
-    let mut objects = Vec::<(Client, Vec<Object>)>::new();
     let mut file_counts = FileCounts::default();
-    let what = match kind {
-        SourceKind::TfRecord => "TFRecord shard",
-        rows if rows.is_rows() => Content::Rows(rows).label(),
-        _ => "tar archive",
-    };
+    let what = &*Content::of_kind(kind).label();
     for one in &listed {
         file_counts.append(one.set_aside.iter().cloned());
         let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
         let merged = row_indexes::merged(&indexes(one, kind)?);
-        let mut of_this = Vec::new();
         for row in 0..one.len() {
             let name = one.name(row).as_bytes();
             let len = one.len_bytes(row);
@@ -462,14 +409,8 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
             let path = PathBuf::from(
                 one.client.place().with_key(format!("{}{}", one.prefix, one.name(row))).to_string(),
             );
-            files.push(FoundFile { path, name: name.to_vec() });
-            of_this.push(one.object(row));
-        }
-        match objects.last_mut() {
-            Some((client, before)) if client.place() == one.client.place() => {
-                before.extend(of_this)
-            }
-            _ => objects.push((one.client.clone(), of_this)),
+            let object = Some((one.client.clone(), one.object(row)));
+            files.push(FoundFile { path, name: name.to_vec(), object });
         }
     }
     if files.is_empty() {
@@ -481,18 +422,16 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
         warn_of_splits(&files);
     }
     let file_counts = file_counts.into_counts();
-    let found =
-        Found { kind, decided: None, files, folders: None, objects, file_counts, bad: Vec::new() };
-    Ok(FoundObjects::Shards(Box::new(found)))
+    Ok(Found { kind, files, file_counts, ..Found::default() })
 }
 
-fn samples(listed: Vec<Listed>) -> Result<FoundObjects> {
+fn samples(listed: Vec<Listed>) -> Result<Found> {
     if let Some(one) = listed.iter().find(|one| one.is_given) {
         let text = "a folder of samples is a prefix, and this is an object";
         let address = format!("{}{}", one.address(), one.name(0));
         return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
     }
-    let mut found = index::folders(&listed);
+    let samples = Some(index::folders(&listed));
     let mut file_counts = FileCounts::default();
     for one in &listed {
         file_counts.append(one.set_aside.iter().cloned());
@@ -500,15 +439,15 @@ fn samples(listed: Vec<Listed>) -> Result<FoundObjects> {
             file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
         });
     }
-    found.index.file_counts = file_counts.into_counts();
-    Ok(FoundObjects::Samples(Box::new(found)))
+    let file_counts = file_counts.into_counts();
+    Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
 }
 
 fn lists(
     listed: &[Listed],
     clients: &mut Clients<'_>,
     indexing: &mut Indexing<'_>,
-) -> Result<FoundObjects> {
+) -> Result<Found> {
     let mut texts = Vec::new();
     let mut file_counts = FileCounts::default();
     for one in listed {
@@ -521,14 +460,10 @@ fn lists(
             texts.push(ListText { path, text, beside });
         }
     }
-    let mut found = index::lists(
-        &texts,
-        &clients.options.list_hosts,
-        &mut |place| clients.of(place),
-        indexing,
-    )?;
-    found.index.file_counts = file_counts.into_counts();
-    Ok(FoundObjects::Samples(Box::new(found)))
+    let hosts = &clients.options.list_hosts;
+    let samples = Some(index::lists(&texts, hosts, &mut |place| clients.of(place), indexing)?);
+    let file_counts = file_counts.into_counts();
+    Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
 }
 
 fn not_read(what: &str, one: &Listed) -> Error {

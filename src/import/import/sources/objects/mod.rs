@@ -12,8 +12,8 @@ mod look;
 mod read;
 mod splits;
 
-pub(in crate::import) use look::{FoundObjects, are_objects, look};
+pub(in crate::import) use look::{are_objects, look};
 pub(in crate::import) use read::{
-    ObjectReads, ObjectRoot, ObjectSamples, ObjectStreams, Shard, push_origin, reason,
+    ObjectReads, ObjectRoot, ObjectStreams, Shard, push_origin, reason,
 };
 pub(in crate::import) use splits::warn_of_splits;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::import::sources::found::FoundFile;
 use crate::import::sources::index::{BadReason, Index, Payload};
-use crate::import::sources::kind::SourceKind;
-use crate::import::sources::put_containers_in_front;
 use crate::import::sources::sample_stream::FieldBytes;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
@@ -36,6 +35,11 @@ impl ObjectRoot {
         self.client.place().with_key(&*self.prefix).to_string()
     }
 
+    /// Notes that so many bytes are in front of the names of its rows.
+    pub(in crate::import::sources) fn put_in_front(&mut self, len: usize) {
+        self.cut = len;
+    }
+
     /// The address of a row's object, to be shown.
     pub(in crate::import) fn address_of(&self, name: &[u8]) -> String {
         self.client.place().with_key(self.key_of(name)).to_string()
@@ -43,22 +47,6 @@ impl ObjectRoot {
 
     pub(super) fn key_of(&self, name: &[u8]) -> String {
         format!("{}{}", self.prefix, String::from_utf8_lossy(&name[self.cut..]))
-    }
-}
-
-/// Objects that are samples: rows, where they are, and what they are.
-pub(in crate::import) struct ObjectSamples {
-    pub(in crate::import) kind: SourceKind,
-    pub(in crate::import) index: Index,
-    pub(in crate::import) roots: Vec<ObjectRoot>,
-    pub(in crate::import) origins: OriginsBuilder,
-}
-
-impl ObjectSamples {
-    /// Puts its folder in front of each name.
-    pub(super) fn put_in_front(&mut self) {
-        let lens = put_containers_in_front(&mut self.index);
-        self.roots.iter_mut().zip(lens).for_each(|(root, len)| root.cut = len);
     }
 }
 
@@ -168,19 +156,17 @@ pub(in crate::import) struct ObjectStreams {
 }
 
 impl ObjectStreams {
-    /// Objects of stores in order.
-    pub(in crate::import) fn new(objects: Vec<(Client, Vec<Object>)>) -> ObjectStreams {
-        ObjectStreams::from(objects, 0)
-    }
-
-    /// Objects of stores in order, the first one from this byte on, which it has.
-    pub(in crate::import) fn from(
-        objects: Vec<(Client, Vec<Object>)>,
-        begin: u64,
-    ) -> ObjectStreams {
-        let readers = objects.into_iter();
-        let failure = Arc::default();
-        ObjectStreams { readers, begin, current: None, failure }
+    /// The objects among `files` in order, the first one from this byte on, which it has.
+    pub(in crate::import) fn new(files: &[FoundFile], begin: u64) -> ObjectStreams {
+        let mut stores: Vec<(Client, Vec<Object>)> = Vec::new();
+        for (client, object) in files.iter().filter_map(|file| file.object.clone()) {
+            match stores.last_mut() {
+                Some((last, objects)) if last.place() == client.place() => objects.push(object),
+                _ => stores.push((client, vec![object])),
+            }
+        }
+        let readers = stores.into_iter();
+        ObjectStreams { readers, begin, current: None, failure: Arc::default() }
     }
 
     /// The next shard; `None` after the last.
