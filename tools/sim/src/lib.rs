@@ -8,7 +8,6 @@
 //! (the events), in that order.
 
 pub mod by_hash;
-pub mod chart;
 pub mod copies;
 pub mod engine;
 pub mod environment;
