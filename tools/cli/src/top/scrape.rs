@@ -102,7 +102,7 @@ fn ask_again_and_again(
 fn ask(address: &MetricsAddress, until: Instant) -> Result<Page, String> {
     let answer = exchange(address, until).map_err(|error| reason(&error))?;
     let body = body_of(&answer)?;
-    Page::parse(body).map_err(|error| error.to_string())
+    Page::parse(body)
 }
 
 fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
@@ -161,35 +161,23 @@ fn reason(error: &io::Error) -> String {
 
 /// The body of an answer with status 200.
 fn body_of(answer: &[u8]) -> Result<&[u8], String> {
-    let ends: [&[u8]; 2] = [b"\r\n\r\n", b"\n\n"];
-    let head = &answer[..answer.len().min(MAX_HEAD_BYTES)];
-    let find = |end: &[u8]| {
-        head.windows(end.len()).position(|bytes| bytes == end).map(|at| at + end.len())
-    };
-    let Some(begin) = ends.into_iter().filter_map(find).min() else {
-        return Err(NOT_HTTP.to_owned());
-    };
-    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let line = String::from_utf8_lossy(line);
-    let mut words = line.trim_end().splitn(3, ' ');
-    if !words.next().is_some_and(|version| version.starts_with("HTTP/1.")) {
-        return Err(NOT_HTTP.to_owned());
-    }
-    match words.next() {
-        Some("200") => Ok(&answer[begin..]),
-        Some(status) => {
-            let phrase = words.next().unwrap_or_default();
-            let short: String = format!("{status} {phrase}").chars().take(60).collect();
-            Err(format!("the answer is {}", short.trim_end()))
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Response::new(&mut headers);
+    let status = head.parse(answer).map_err(|_| NOT_HTTP)?;
+    match (status, head.code) {
+        (httparse::Status::Complete(begin), Some(200)) => Ok(&answer[begin..]),
+        (_, Some(code)) if code != 200 => {
+            let reason: String = head.reason.unwrap_or_default().chars().take(60).collect();
+            Err(format!("the answer is {code} {reason}"))
         }
-        None => Err(NOT_HTTP.to_owned()),
+        _ => Err(NOT_HTTP.to_owned()),
     }
 }
 
 /// How long an answer may take, from connecting to its last byte.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 16 << 20;
-const MAX_HEAD_BYTES: usize = 64 << 10;
+const MAX_HEADERS: usize = 64;
 const TOO_LONG: &str = "the answer is longer than 16 MiB";
 const NOT_HTTP: &str = "the answer is not HTTP";
 
