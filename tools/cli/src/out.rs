@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
 use serde::Serialize;
-use serde_json::Serializer;
 use serde_json::ser::Formatter;
+use serde_json::{Serializer, Value};
 
 use dlfs::Error;
 
@@ -83,6 +83,14 @@ impl Out {
     fn styled(&self, style: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
+}
+
+/// An object without those of its fields that are null.
+pub(crate) fn known(mut object: Value) -> Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    object
 }
 
 /// Formats JSON on one line and escapes characters that could affect a terminal.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::cache::{Cache, CacheStats, TierStats};
 use dlfs::dataset::Image;
@@ -44,16 +44,6 @@ pub(crate) struct CachedArgs {
     metrics: MetricsArgs,
     #[command(flatten)]
     connection: ConnectionArgs,
-}
-
-/// The line of JSON that it prints once it owns the tiers.
-#[derive(Serialize)]
-struct Owning<'a> {
-    pid: u32,
-    image: &'a str,
-    uuid: String,
-    generation: u64,
-    tiers: &'a [TierStats],
 }
 
 pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
@@ -125,13 +115,13 @@ fn describe(pid: u32) -> String {
 fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), Failure> {
     let mut out = Out::new();
     let directory = image.directory();
-    let uuid = directory.uuid().to_string();
     let generation = directory.generation().0;
     let name = args.image.image.to_string();
     if args.json {
-        let pid = std::process::id();
-        let tiers = &*stats.tiers;
-        out.json(&Owning { pid, image: &name, uuid, generation, tiers })?;
+        out.json(&json!({
+            "pid": std::process::id(), "image": name, "uuid": directory.uuid().to_string(),
+            "generation": generation, "tiers": stats.tiers,
+        }))?;
         return out.flush();
     }
     out.line(format!("caching {} (generation {generation})", out.bold(&name)))?;

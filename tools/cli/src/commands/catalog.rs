@@ -1,7 +1,7 @@
 //! `dlfs catalog`: data sets by name.
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::address::{Address, CatalogPlace, CatalogVersion};
 use dlfs::catalog::{Alias, Catalog, Expect, Index, Record, resolve};
@@ -131,24 +131,12 @@ pub(crate) fn run(args: CatalogArgs, quiet: bool) -> Result<Outcome, Failure> {
 }
 
 /// A version for programs.
-#[derive(Serialize)]
-struct JsonVersion<'a> {
-    name: &'a str,
-    version: u64,
-    aliases: Vec<&'a str>,
-    #[serde(flatten)]
-    record: &'a Record,
-}
-
-impl<'a> JsonVersion<'a> {
-    fn new(
-        name: &'a str,
-        version: u64,
-        record: &'a Record,
-        aliases: &'a [Alias],
-    ) -> JsonVersion<'a> {
-        JsonVersion { name, version, aliases: names_of(version, aliases), record }
-    }
+fn as_json(name: &str, version: u64, record: &Record, aliases: &[Alias]) -> Value {
+    let mut value = json!(record);
+    value["name"] = name.into();
+    value["version"] = version.into();
+    value["aliases"] = json!(names_of(version, aliases));
+    value
 }
 
 /// The aliases that point to a version.
@@ -163,7 +151,7 @@ fn list(place: &CatalogPlace, json: bool) -> Result<Outcome, Failure> {
         let (version, record) = catalog.find(&name, None)?;
         let aliases = catalog.aliases(&name)?;
         if json {
-            out.json(&JsonVersion::new(&name, version, &record, &aliases))?;
+            out.json(&as_json(&name, version, &record, &aliases))?;
         } else {
             out.line(format!("{:<24} {}", out.bold(&name), in_short(version, &record, &aliases)))?;
         }
@@ -195,7 +183,7 @@ fn show(name: &DatasetName, json: bool) -> Result<Outcome, Failure> {
     let mut out = Out::new();
     for (version, record) in &versions {
         if json {
-            out.json(&JsonVersion::new(&name.name, *version, record, &aliases))?;
+            out.json(&as_json(&name.name, *version, record, &aliases))?;
             continue;
         }
         out.line(in_short(*version, record, &aliases))?;

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::dataset::cataloging;
 use dlfs::import::{EditOptions, EditReport};
@@ -65,7 +65,7 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     cataloging::committed(image, report.generation, &connect, "delete");
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport::new(&report))?;
+        out.json(&as_json(&report))?;
     } else {
         out.line(format!(
             "deleted {}: {} is at generation {}, with {}",
@@ -107,27 +107,15 @@ fn ids(names: &[Vec<u8>]) -> Result<Vec<SampleId>, Failure> {
 }
 
 /// The JSON report of `delete` and `purge`.
-#[derive(Serialize)]
-pub(super) struct JsonReport {
-    uuid: String,
-    generation: u64,
-    samples: u64,
-    live_samples: u64,
-    chunks: u64,
-    freed_bytes: u64,
-}
-
-impl JsonReport {
-    pub(super) fn new(report: &EditReport) -> JsonReport {
-        JsonReport {
-            uuid: report.uuid.to_string(),
-            generation: report.generation.0,
-            samples: report.samples,
-            live_samples: report.live_samples,
-            chunks: report.chunks,
-            freed_bytes: report.freed_bytes,
-        }
-    }
+pub(super) fn as_json(report: &EditReport) -> Value {
+    json!({
+        "uuid": report.uuid.to_string(),
+        "generation": report.generation.0,
+        "samples": report.samples,
+        "live_samples": report.live_samples,
+        "chunks": report.chunks,
+        "freed_bytes": report.freed_bytes,
+    })
 }
 
 const EXAMPLES: &str = "\

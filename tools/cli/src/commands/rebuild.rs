@@ -1,7 +1,7 @@
 //! `dlfs rebuild`: rebuilds the directory from chunk headers alone.
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::import::{EditOptions, PiecesReport};
 use dlfs::qpair::ConnectOptions;
@@ -39,30 +39,6 @@ pub(crate) struct RebuildArgs {
     connection: ConnectionArgs,
 }
 
-#[derive(Serialize)]
-struct JsonPieces {
-    uuid: String,
-    generation: u64,
-    added: u64,
-    had: u64,
-    no_room: u64,
-    damaged: u64,
-}
-
-#[derive(Serialize)]
-struct JsonReport {
-    uuid: String,
-    generation: u64,
-    live_samples: u64,
-    lost_samples: u64,
-    chunks: u64,
-    unused_chunks: u64,
-    unreadable_cells: u64,
-    mended_copies: u64,
-    deletions_known: bool,
-    base: Option<u64>,
-}
-
 fn add_pieces(
     args: &RebuildArgs,
     connect: &ConnectOptions,
@@ -74,9 +50,10 @@ fn add_pieces(
     let PiecesReport { uuid, generation, added, had, no_room, damaged } = report;
     let mut out = Out::new();
     if args.json {
-        let uuid = uuid.to_string();
-        let generation = generation.0;
-        out.json(&JsonPieces { uuid, generation, added, had, no_room, damaged })?;
+        out.json(&json!({
+            "uuid": uuid.to_string(), "generation": generation.0, "added": added, "had": had,
+            "no_room": no_room, "damaged": damaged,
+        }))?;
     } else {
         let samples = out.bold(&text::counted(added, "sample"));
         out.line(format!("{}: checksums of pieces added to {samples}", args.image))?;
@@ -107,18 +84,18 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     drop(progress);
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport {
-            uuid: report.uuid.to_string(),
-            generation: report.generation.0,
-            live_samples: report.live_samples,
-            lost_samples: report.lost_samples,
-            chunks: report.chunks,
-            unused_chunks: report.unused_chunks,
-            unreadable_cells: report.unreadable_cells,
-            mended_copies: report.mended_copies,
-            deletions_known: report.deletions_known,
-            base: report.base.map(|base| base.0),
-        })?;
+        out.json(&json!({
+            "uuid": report.uuid.to_string(),
+            "generation": report.generation.0,
+            "live_samples": report.live_samples,
+            "lost_samples": report.lost_samples,
+            "chunks": report.chunks,
+            "unused_chunks": report.unused_chunks,
+            "unreadable_cells": report.unreadable_cells,
+            "mended_copies": report.mended_copies,
+            "deletions_known": report.deletions_known,
+            "base": report.base.map(|base| base.0),
+        }))?;
     } else {
         out.line(format!(
             "rebuilt {}: generation {}, {} from {}",
