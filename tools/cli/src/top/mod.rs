@@ -49,8 +49,7 @@ pub(crate) fn once(
     } else {
         print(&mut out, &report)?
     }
-    out.flush()?;
-    Ok(if report.is_complete() { Outcome::Done } else { Outcome::Incomplete })
+    out.end(if report.is_complete() { Outcome::Done } else { Outcome::Incomplete })
 }
 
 /// Prints the tables that have rows.

@@ -6,8 +6,9 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,14 +29,8 @@ pub(super) struct Answer {
 #[derive(Debug)]
 pub(super) struct Scraper {
     pub(super) answers: Receiver<Answer>,
-    pace: Arc<Pace>,
-}
-
-/// How often the threads ask.
-#[derive(Debug)]
-struct Pace {
-    interval: Mutex<Duration>,
-    changed: Condvar,
+    /// How often the threads ask, in milliseconds.
+    interval_ms: Arc<AtomicU64>,
 }
 
 impl Scraper {
@@ -47,37 +42,21 @@ impl Scraper {
         addresses: Vec<MetricsAddress>,
         interval: Duration,
     ) -> dlfs::Result<Scraper> {
-        let pace = Arc::new(Pace { interval: Mutex::new(interval), changed: Condvar::new() });
+        let interval_ms = Arc::new(AtomicU64::new(interval.as_millis() as u64));
         let (sender, answers) = channel();
         for (index, address) in addresses.into_iter().enumerate() {
             let sender = sender.clone();
-            let pace = Arc::clone(&pace);
+            let interval_ms = Arc::clone(&interval_ms);
             thread::Builder::new()
                 .name("dlfs-top".to_owned())
-                .spawn(move || ask_again_and_again(index, &address, &sender, &pace))?;
+                .spawn(move || ask_again_and_again(index, &address, &sender, &interval_ms))?;
         }
-        Ok(Scraper { answers, pace })
+        Ok(Scraper { answers, interval_ms })
     }
 
     /// Sets how often they ask, from now on.
     pub(super) fn set_interval(&self, interval: Duration) {
-        *self.pace.interval.lock().unwrap_or_else(PoisonError::into_inner) = interval;
-        self.pace.changed.notify_all();
-    }
-}
-
-impl Pace {
-    /// Waits for an interval after `asked`, as long as that is by then.
-    fn wait_after(&self, asked: Instant) {
-        let mut interval = self.interval.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let left = interval.saturating_sub(asked.elapsed());
-            if left.is_zero() {
-                return;
-            }
-            let waited = self.changed.wait_timeout(interval, left);
-            interval = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.interval_ms.store(interval.as_millis() as u64, Ordering::Relaxed);
     }
 }
 
@@ -85,7 +64,7 @@ fn ask_again_and_again(
     index: usize,
     address: &MetricsAddress,
     sender: &Sender<Answer>,
-    pace: &Pace,
+    interval_ms: &AtomicU64,
 ) {
     loop {
         let asked = Instant::now();
@@ -94,7 +73,10 @@ fn ask_again_and_again(
         if sender.send(answer).is_err() {
             return;
         }
-        pace.wait_after(asked);
+        // In short sleeps, since the interval may change meanwhile.
+        while asked.elapsed() < Duration::from_millis(interval_ms.load(Ordering::Relaxed)) {
+            thread::sleep(LOOK);
+        }
     }
 }
 
@@ -174,6 +156,8 @@ fn body_of(answer: &[u8]) -> Result<&[u8], String> {
     }
 }
 
+/// How often a thread looks whether it is time to ask.
+const LOOK: Duration = Duration::from_millis(20);
 /// How long an answer may take, from connecting to its last byte.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 16 << 20;

@@ -59,11 +59,10 @@ pub(super) fn lines(
     let cells: Vec<Vec<(String, Style)>> = rows.iter().map(|row| cells(section, row)).collect();
     let is_told = |nth: usize| rows.iter().any(|row| !row.values[nth].is_unknown());
     let columns = section.columns.iter().enumerate();
-    // What has no name in JSON is shown only if there is some of it.
+    // Ages, and columns without a name in JSON, are shown only if a row has one.
+    let is_always = |of: &Column| !of.key.is_empty() && of.form != Form::Age;
     let shown = columns
-        .filter(|(nth, column)| {
-            !column.title.is_empty() && (!column.key.is_empty() || is_told(*nth))
-        })
+        .filter(|(nth, of)| !of.title.is_empty() && (is_always(of) || is_told(*nth)))
         .map(|(nth, column)| {
             let of_rows = rows.iter().zip(&cells).filter(|(row, _)| row.note.is_none() || nth < 2);
             let widths = of_rows.map(|(_, cells)| width_of(&cells[nth].0));
