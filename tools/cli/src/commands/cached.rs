@@ -61,13 +61,18 @@ pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
         return Ok(Outcome::Done);
     }
     announce(&args, &image, &cache.stats())?;
-    let mut next = args.stats.map(|seconds| Interval::new(Duration::from_secs(seconds.into())));
+    let interval = args.stats.map(|seconds| Duration::from_secs(seconds.into()));
+    let mut told = Instant::now();
     while !stop.is_set_within(WATCH) {
         let stats = cache.stats();
         if let Some(died) = &stats.died {
             return Err(Error::new(ErrorKind::Internal, died.clone()).into());
         }
-        if asked.wants_statistics() || next.as_mut().is_some_and(Interval::is_over) {
+        let is_due = interval.is_some_and(|interval| told.elapsed() >= interval);
+        if is_due {
+            told = Instant::now();
+        }
+        if asked.wants_statistics() || is_due {
             log::say(&statistics(&stats));
         }
     }
@@ -149,27 +154,6 @@ fn statistics(stats: &CacheStats) -> String {
     let origin = stats.origin;
     line.push_str(&format!(" origin_bytes={}", origin.bytes + origin.copier_bytes));
     line
-}
-
-/// Something that is due again and again.
-struct Interval {
-    length: Duration,
-    next: Instant,
-}
-
-impl Interval {
-    fn new(length: Duration) -> Interval {
-        Interval { length, next: Instant::now() + length }
-    }
-
-    fn is_over(&mut self) -> bool {
-        let now = Instant::now();
-        let is_over = now >= self.next;
-        if is_over {
-            self.next = now + self.length;
-        }
-        is_over
-    }
 }
 
 /// How often to look for the owner's end, for signals and for the copier.

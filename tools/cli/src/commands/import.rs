@@ -224,8 +224,7 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     } else {
         print_report(&mut out, &args, &report, time)?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Adds how to continue: what was written is kept.

@@ -131,8 +131,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
             "parts": report.parts.iter().map(part).collect::<Vec<_>>(),
             "left_out": report.bad.len(),
         }))?;
-        out.flush()?;
-        return Ok(Outcome::Done);
+        return out.end(Outcome::Done);
     }
     out.line(format!(
         "planned {} ({}) in {}: {}",
@@ -156,8 +155,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
         "  next       dlfs import-parts part {plan} N for each, then dlfs import-parts commit {plan}"
     );
     out.line(out.dim(&next))?;
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -188,8 +186,7 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
             report.address,
         ))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -231,6 +228,5 @@ fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
         ))?;
         out.line(out.dim(&format!("  next       dlfs read {image}")))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }

@@ -52,6 +52,5 @@ pub(crate) fn run(args: InfoArgs) -> Result<Outcome, Failure> {
             out.line(format!("  {:<6} {mark}  {}", engine.name, engine.reaches))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }

@@ -57,6 +57,5 @@ pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
             report.generation,
         ))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }

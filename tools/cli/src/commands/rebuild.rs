@@ -69,8 +69,7 @@ fn add_pieces(
             out.line(format!("  damaged    {samples}: dlfs verify lists what is damaged"))?;
         }
     }
-    out.flush()?;
-    Ok(if damaged == 0 { Outcome::Done } else { Outcome::Damaged })
+    out.end(if damaged == 0 { Outcome::Done } else { Outcome::Damaged })
 }
 
 pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {

@@ -1,7 +1,5 @@
 //! `dlfs select`: chooses samples by an expression, by ids and by keyed splits, and saves them as views.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -13,7 +11,7 @@ use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
 
 use crate::args::ConnectionArgs;
-use crate::exit::{Failure, Outcome, about_file};
+use crate::exit::{Failure, Outcome, read_or_stdin};
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::text;
@@ -156,13 +154,8 @@ fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<(), 
 
 /// The ids in a file.
 fn listed(from: &Path) -> Result<Vec<SampleId>, Failure> {
-    let mut text = String::new();
-    let read = if from == Path::new("-") {
-        io::stdin().lock().read_to_string(&mut text)
-    } else {
-        File::open(from).and_then(|mut file| file.read_to_string(&mut text))
-    };
-    read.map_err(|error| about_file("cannot read the ids in", from, error))?;
+    let bytes = read_or_stdin("cannot read the ids in", from)?;
+    let text = String::from_utf8_lossy(&bytes); // a line that is not UTF-8 is no id
     let id = |(at, line): (usize, &str)| {
         let wrong = || {
             let line = text::safe_name(line.as_bytes());

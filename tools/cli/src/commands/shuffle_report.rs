@@ -23,7 +23,7 @@ use crate::exit::{Failure, Outcome};
 use crate::mix_args::MixArgs;
 use crate::open::ImageArgs;
 use crate::order_args::{OrderArgs, ShardArg};
-use crate::out::Out;
+use crate::out::{Out, joined};
 use crate::text;
 
 /// Report how random an order is, compared with chance
@@ -73,10 +73,7 @@ pub(crate) struct ShuffleReportArgs {
 
 /// A report for programs, with the order and the epoch that it is about.
 fn as_json(args: &ShuffleReportArgs, order: &OrderSpec, report: &impl Serialize) -> Value {
-    let mut value = json!(report);
-    value["order"] = json!(order);
-    value["epoch"] = args.epoch.into();
-    value
+    joined(report, json!({"order": order, "epoch": args.epoch}))
 }
 
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
@@ -143,8 +140,7 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
             ))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Reports an epoch of `mixture`, whose sources have the order `spec`.
@@ -184,8 +180,7 @@ fn report_mixture(
     } else {
         out.text(&report.to_string())?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Reports how full the batches by tokens of an epoch are. `start` starts a run over `datasets`.
@@ -217,8 +212,7 @@ fn report_budget(
     } else {
         budget_lines(&report).into_iter().try_for_each(|line| out.line(line))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// The batches of a run over one data set, or several.

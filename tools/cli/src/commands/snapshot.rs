@@ -73,6 +73,5 @@ pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
             text::bytes(report.len_bytes),
         ))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }

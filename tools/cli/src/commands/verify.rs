@@ -67,8 +67,7 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
             engine(&image),
         ))?;
     }
-    out.flush()?;
-    Ok(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
+    out.end(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
 }
 
 fn describe(damage: &Damage) -> String {
