@@ -154,6 +154,11 @@ impl Simulation {
         Ok(Simulation { config: config.clone(), job, total_bytes })
     }
 
+    /// Total length of the data set.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
     /// The lower bound of all policies with tiers of this size, in seconds: in each epoch the nodes
     /// compute, and samples that fit in no tier come from the origin; in the first epoch, all do.
     pub fn cache_bound(&self) -> f64 {
