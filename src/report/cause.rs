@@ -23,7 +23,7 @@ pub enum Cause {
 
 impl Cause {
     /// The number of causes.
-    pub const COUNT: usize = 6;
+    pub(crate) const COUNT: usize = 6;
 
     /// All of them, in the order in which a batch meets them.
     pub const ALL: [Cause; Cause::COUNT] =
@@ -40,6 +40,18 @@ impl Cause {
             Cause::Copy => "copy",
         }
     }
+
+    /// A noun phrase for what is waited for, to end a sentence with.
+    pub(super) const fn noun(self) -> &'static str {
+        match self {
+            Cause::Start => "the loader to start",
+            Cause::Order => "the order",
+            Cause::Window => "room in the window",
+            Cause::Network => "reads",
+            Cause::Checksum => "checksums",
+            Cause::Copy => "copies into one buffer",
+        }
+    }
 }
 
 /// The time that a consumer has waited, by cause.
@@ -50,14 +62,14 @@ pub struct Stalls {
 
 impl Stalls {
     /// Adds a wait.
-    pub fn add(&mut self, cause: Cause, waited: Duration) {
+    pub(crate) fn add(&mut self, cause: Cause, waited: Duration) {
         let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
         let sum = &mut self.ns[cause as usize];
         *sum = sum.saturating_add(waited_ns);
     }
 
     /// Adds a wait divided in proportion to `shares`, which are by cause; `false` if all of them are 0.
-    pub fn divide(&mut self, waited: Duration, shares: &[u64; Cause::COUNT]) -> bool {
+    pub(crate) fn divide(&mut self, waited: Duration, shares: &[u64; Cause::COUNT]) -> bool {
         let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
         let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();
         if sum == 0 {
@@ -92,7 +104,7 @@ impl Stalls {
 
     /// The sum of both.
     #[must_use]
-    pub fn plus(mut self, other: &Stalls) -> Stalls {
+    pub(crate) fn plus(mut self, other: &Stalls) -> Stalls {
         for (sum, more) in self.ns.iter_mut().zip(&other.ns) {
             *sum = sum.saturating_add(*more);
         }
@@ -101,7 +113,7 @@ impl Stalls {
 
     /// Stalls of `total` in all, divided as these are.
     #[must_use]
-    pub fn scaled(&self, total: Duration) -> Stalls {
+    pub(crate) fn scaled(&self, total: Duration) -> Stalls {
         let mut scaled = Stalls::default();
         scaled.divide(total, &self.ns);
         scaled
@@ -109,7 +121,7 @@ impl Stalls {
 
     /// The waits since `earlier`, an earlier value of the same sums.
     #[must_use]
-    pub fn since(mut self, earlier: &Stalls) -> Stalls {
+    pub(crate) fn since(mut self, earlier: &Stalls) -> Stalls {
         for (sum, before) in self.ns.iter_mut().zip(&earlier.ns) {
             *sum = sum.saturating_sub(*before);
         }

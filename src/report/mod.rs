@@ -11,23 +11,22 @@
 
 mod advice;
 mod cause;
-mod chart;
 mod json;
 mod page;
 mod run;
-mod text;
+pub mod text;
 mod timeline;
 mod trace;
 
 pub use crate::metrics::{Place, PlaceBytes};
 pub use cause::{Cause, Stalls};
 pub use run::{Facts, Reads, Report, StoreUse, TierUse};
-pub use timeline::{Counts, Delivered, Epoch, Timeline};
-pub use trace::to_json as trace_to_json;
-pub use trace::{Event, Events, What};
+pub(crate) use timeline::Delivered;
+pub use timeline::{Counts, Epoch, Timeline};
+pub(crate) use trace::{Event, Events, What, to_json as trace_to_json};
 
 impl Report {
-    /// Advice on what to try next: three sentences, each with its figure, the most useful first.
+    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first.
     pub fn advice(&self) -> Vec<String> {
         advice::of(self)
     }

@@ -1,30 +1,28 @@
-//! The report as one HTML page: no network, no other file, light and dark.
+//! The report as one HTML page: no network, no other file, no script, light and dark.
 
 use std::time::Duration;
 
-use super::advice::of as advice_of;
+use super::advice;
 use super::cause::Cause;
-use super::chart::{Column, Layer, bar, columns, framed, nice, stacked};
 use super::json;
 use super::run::{Report, StoreUse};
-use super::text::{bytes, count, duration, escaped, percent, rate, share};
-use super::timeline::Counts;
+use super::text::{bytes, count, duration, percent, share};
+use super::timeline::{Counts, Epoch, Timeline};
 use crate::metrics::{Histogram, Place};
 
 /// The page.
 pub(super) fn of(report: &Report) -> String {
-    let columns = columns(&report.timeline);
+    let sentences = advice::of(report);
+    let items: String = sentences.iter().map(|it| format!("<li>{}</li>", escaped(it))).collect();
     let parts = [
         head(report),
         tiles(report),
-        advice(report),
-        whole(report),
-        rates(report, &columns),
-        waits_over_time(report, &columns),
-        places(report, &columns),
-        format!("<div class=\"two\">{}{}</div>", waits(report), latency(report)),
-        epochs(report),
-        settings(report),
+        section("What to try next", &format!("<ol class=\"advice\">{items}</ol>")),
+        section("Where the time went", &whole(report.timeline.total())),
+        charts(report),
+        section("Durations", &durations(report)),
+        section("Epochs side by side", &epochs(&report.timeline)),
+        section("Settings", &settings(report)),
     ];
     let data = json::of(report).replace('<', "\\u003c"); // so that no text of it ends the element
     format!(
@@ -44,15 +42,14 @@ pub(super) fn of(report: &Report) -> String {
 
 fn head(report: &Report) -> String {
     let total = report.timeline.total();
-    let time = report.timeline.time();
-    let waited = total.stalls.total();
+    let waited = share(total.stalls.total(), report.timeline.time());
     let main = Cause::ALL.into_iter().max_by_key(|cause| total.stalls.of(*cause));
-    let title = match main.filter(|_| share(waited, time) >= 0.01) {
+    let share = percent(waited);
+    let title = match main.filter(|_| waited >= 0.01) {
         _ if total.batches == 0 => "No batch was delivered".to_owned(),
-        None => format!("The loader kept up: {} of the time was waiting", percent(waited, time)),
+        None => format!("The loader kept up: {share} of the time was waiting"),
         Some(cause) => {
-            let share = percent(waited, time);
-            format!("The consumer waited {share} of the time, mostly for {}", noun(cause))
+            format!("The consumer waited {share} of the time, mostly for {}", cause.noun())
         }
     };
     format!("<header><h1>{title}</h1><p class=\"soft name\">{}</p></header>", escaped(&report.name))
@@ -66,8 +63,8 @@ fn tiles(report: &Report) -> String {
         (count(total.samples), "samples"),
         (bytes(total.bytes), "of samples"),
         (duration(time), "in all"),
-        (percent(total.stalls.total(), time), "of it waiting"),
-        (percent(total.consumer, time), "in the step itself"),
+        (percent(share(total.stalls.total(), time)), "of it waiting"),
+        (percent(share(total.consumer, time)), "in the step itself"),
     ];
     let tile = |(value, what): (String, &str)| {
         format!("<div class=\"tile\"><b>{value}</b><span>{what}</span></div>")
@@ -75,254 +72,264 @@ fn tiles(report: &Report) -> String {
     format!("<div class=\"tiles\">{}</div>", tiles.map(tile).concat())
 }
 
-fn advice(report: &Report) -> String {
-    let sentences = advice_of(report);
-    let items: String =
-        sentences.iter().map(|sentence| format!("<li>{}</li>", escaped(sentence))).collect();
-    section("What to try next", &format!("<ol class=\"advice\">{items}</ol>"))
+/// The parts of the consumer's time: of each its class, its name and how long it took.
+fn parts(counts: &Counts) -> Vec<(&'static str, String, Duration)> {
+    let mut parts = vec![("consumer", "the consumer's own".to_owned(), counts.consumer)];
+    let waits = counts.stalls.each();
+    parts.extend(
+        waits.map(|(cause, time)| (cause.name(), format!("waiting for {}", cause.noun()), time)),
+    );
+    parts.push(("handing", "handing over what was ready".to_owned(), counts.handing));
+    parts.retain(|(.., time)| !time.is_zero());
+    parts
 }
 
-fn whole(report: &Report) -> String {
+fn whole(total: &Counts) -> String {
+    let item = |(class, name, time): (&str, String, Duration)| {
+        legend_item(
+            class,
+            &name,
+            &format!("{}, {}", duration(time), percent(share(time, total.time()))),
+        )
+    };
+    let legend: String = parts(total).into_iter().map(item).collect();
+    format!("{}<ul class=\"legend\">{legend}</ul>", time_bar(total))
+}
+
+fn time_bar(counts: &Counts) -> String {
+    let part = |(class, name, time): (&str, String, Duration)| {
+        let share = share(time, counts.time());
+        format!(
+            "<span class=\"{class}\" style=\"width:{:.3}%\" title=\"{name}: {}, {}\"></span>",
+            100.0 * share,
+            duration(time),
+            percent(share)
+        )
+    };
+    let parts: String = parts(counts).into_iter().map(part).collect();
+    format!("<div class=\"bar\" role=\"img\" aria-label=\"shares of the time\">{parts}</div>")
+}
+
+/// A part of the run as a column of the charts.
+struct Column {
+    begin: Duration,
+    len: Duration,
+    counts: Counts,
+}
+
+impl Column {
+    fn per_second(&self, amount: u64) -> f64 {
+        amount as f64 / self.len.as_secs_f64().max(1e-9)
+    }
+}
+
+/// The columns of a run: few enough that each has several batches, and at most 240.
+fn columns(timeline: &Timeline) -> Vec<Column> {
+    let buckets: Vec<_> = timeline.buckets().collect();
+    let batches = usize::try_from(timeline.total().batches).unwrap_or(usize::MAX);
+    let wanted = (batches / BATCHES_A_COLUMN).clamp(MIN_COLUMNS, MAX_COLUMNS);
+    let of_column = buckets.len().div_ceil(wanted).max(1);
+    let column = |buckets: &[(Duration, Duration, &Counts)]| Column {
+        begin: buckets[0].0,
+        len: buckets.iter().map(|(_, len, _)| *len).sum(),
+        counts: buckets.iter().fold(Counts::default(), |sum, (.., counts)| sum.plus(counts)),
+    };
+    let mut columns: Vec<Column> = buckets.chunks(of_column).map(column).collect();
+    // A rate over a short rest says little.
+    if let [.., before, last] = &mut columns[..]
+        && last.len < before.len / 2
+    {
+        before.len += last.len;
+        before.counts = before.counts.plus(&last.counts);
+        columns.pop();
+    }
+    columns
+}
+
+/// A layer of a chart: its class, which colours it, its name, its sum, and a height for each column.
+struct Layer {
+    class: &'static str,
+    name: &'static str,
+    sum: String,
+    heights: Vec<f64>,
+}
+
+fn charts(report: &Report) -> String {
+    let columns = columns(&report.timeline);
     let total = report.timeline.total();
-    let parts = parts(total);
-    let shown = parts.iter().filter(|(_, _, part)| !part.is_zero());
-    let items = shown.map(|(class, what, part)| {
-        let time = duration(*part);
-        let share = percent(*part, total.time());
-        legend_item(class, what, &format!("{time}, {share}"))
+    let heights = |of: &dyn Fn(&Column) -> f64| columns.iter().map(of).collect();
+    let samples = Layer {
+        class: "rate",
+        name: "samples/s",
+        sum: rate(total.samples_per_s()),
+        heights: heights(&|column| column.per_second(column.counts.samples)),
+    };
+    let waits = total.stalls.each().map(|(cause, waited)| Layer {
+        class: cause.name(),
+        name: cause.noun(),
+        sum: duration(waited),
+        heights: heights(&|column| share(column.counts.stalls.of(cause), column.len)),
     });
-    let legend: String = items.collect();
-    let body = format!("{}<ul class=\"legend\">{legend}</ul>", time_bar(total));
-    section("Where the time went", &body)
+    let places = total.places.each().map(|(place, read)| Layer {
+        class: place.name(),
+        name: noun(place),
+        sum: bytes(read),
+        heights: heights(&|column| column.per_second(column.counts.places.of(place))),
+    });
+    let mut by_place =
+        chart(&columns, places.collect(), None, |value| format!("{}/s", bytes(value as u64)));
+    if !report.tiers.is_empty() {
+        by_place += &tiers(report);
+    }
+    by_place += &report.store.map_or_else(String::new, store);
+    [
+        section("Samples a second", &chart(&columns, vec![samples], None, rate)),
+        section(
+            "Waiting, by what was waited for",
+            &chart(&columns, waits.collect(), Some(1.0), percent),
+        ),
+        section("Bytes read, by place", &by_place),
+    ]
+    .concat()
 }
 
-fn rates(report: &Report, columns: &[Column]) -> String {
-    let of = |column: &Column| column.counts.samples as f64 / column.len.as_secs_f64().max(1e-9);
-    let heights: Vec<f64> = columns.iter().map(of).collect();
-    let top = nice(heights.iter().copied().fold(0.0, f64::max));
-    let tell = |column: &Column| {
-        let samples = rate(of(column));
-        let batches = count(column.counts.batches);
-        format!("{}: {samples} samples/s, {batches} batches", when(column))
-    };
-    let layers = [Layer { class: "rate", heights }];
-    let svg = stacked(columns, &layers, top, "samples a second over time", tell);
-    let labels = [rate(top), rate(top / 2.0), "0".to_owned()];
-    section("Samples a second", &framed(&svg, labels, report.timeline.time()))
-}
-
-fn waits_over_time(report: &Report, columns: &[Column]) -> String {
-    let layer = |cause: Cause| {
-        let of = |column: &Column| share(column.counts.stalls.of(cause), column.len);
-        Layer { class: cause.name(), heights: columns.iter().map(of).collect() }
-    };
-    let layers = Cause::ALL.map(layer);
-    let tell = |column: &Column| {
-        let stalls = &column.counts.stalls;
-        let causes = stalls.each().filter(|(_, waited)| !waited.is_zero());
-        let causes: Vec<String> = causes
-            .map(|(cause, waited)| format!("{} {}", noun(cause), percent(waited, column.len)))
-            .collect();
-        if causes.is_empty() {
-            format!("{}: no waiting", when(column))
-        } else {
-            format!("{}: waiting for {}", when(column), causes.join(", "))
+/// Layers that stand on each other, up to `top` or a round number, as SVG that stretches to any width; labels are HTML
+/// beside it, so that they keep their size.
+fn chart(
+    columns: &[Column],
+    mut layers: Vec<Layer>,
+    top: Option<f64>,
+    tell: impl Fn(f64) -> String,
+) -> String {
+    layers.retain(|layer| layer.heights.iter().any(|height| *height > 0.0));
+    let sum = |nth: usize| layers.iter().map(|layer| layer.heights[nth]).sum();
+    let top = top.unwrap_or_else(|| nice((0..columns.len()).map(sum).fold(0.0, f64::max)));
+    let end = columns.last().map_or(Duration::ZERO, |last| last.begin + last.len);
+    let x = |time: Duration| 1000.0 * share(time, end);
+    let y = |value: f64| 200.0 * (1.0 - (value / top).min(1.0));
+    let mut svg = "<path class=\"grid\" d=\"M0 0H1000M0 100H1000M0 200H1000\"/>".to_owned();
+    let mut floor = vec![0.0; columns.len()];
+    for layer in &layers {
+        let mut path = String::new();
+        for ((column, height), floor) in columns.iter().zip(&layer.heights).zip(&mut floor) {
+            let left = x(column.begin);
+            let right = x(column.begin + column.len);
+            let ceiling = *floor + height;
+            path += &format!("M{left:.2} {:.2}H{right:.2}V{:.2}H{left:.2}Z", y(ceiling), y(*floor));
+            *floor = ceiling;
         }
-    };
-    let svg = stacked(columns, &layers, 1.0, "share of the time spent waiting, by cause", tell);
-    let labels = ["100 %", "50 %", "0 %"].map(str::to_owned);
-    let total = report.timeline.total();
-    let shown = total.stalls.each().filter(|(_, waited)| !waited.is_zero());
-    let legend: String = shown
-        .map(|(cause, waited)| legend_item(cause.name(), meaning(cause), &duration(waited)))
-        .collect();
-    let chart = framed(&svg, labels, report.timeline.time());
-    section(
-        "Waiting, by what was waited for",
-        &format!("{chart}<ul class=\"legend\">{legend}</ul>"),
+        svg += &format!("<path class=\"{}\" d=\"{path}\"/>", layer.class);
+    }
+    for (nth, column) in columns.iter().enumerate() {
+        let there = layers.iter().filter(|layer| layer.heights[nth] > 0.0);
+        let told: Vec<String> =
+            there.map(|layer| format!("{} {}", layer.name, tell(layer.heights[nth]))).collect();
+        svg += &format!(
+            "<rect class=\"hover\" x=\"{:.2}\" width=\"{:.2}\" y=\"0\" height=\"200\"><title>{} to {}: {}</title>\
+             </rect>",
+            x(column.begin),
+            x(column.len),
+            duration(column.begin),
+            duration(column.begin + column.len),
+            if told.is_empty() { "nothing".to_owned() } else { told.join(", ") }
+        );
+    }
+    let legend: String =
+        layers.iter().map(|layer| legend_item(layer.class, layer.name, &layer.sum)).collect();
+    let ticks = [0, 1, 2, 3, 4].map(|n| format!("<span>{}</span>", duration(end * n / 4))).concat();
+    let marks = [top, top / 2.0, 0.0].map(|value| format!("<span>{}</span>", tell(value))).concat();
+    format!(
+        "<div class=\"plot\"><div class=\"y\">{marks}</div><svg viewBox=\"0 0 1000 200\" preserveAspectRatio=\"none\" \
+         role=\"img\">{svg}</svg><div class=\"x\">{ticks}</div></div><ul class=\"legend\">{legend}</ul>"
     )
 }
 
-fn places(report: &Report, columns: &[Column]) -> String {
-    let rate_of = |column: &Column, place| {
-        column.counts.places.of(place) as f64 / column.len.as_secs_f64().max(1e-9)
-    };
-    let all = |column: &Column| Place::ALL.map(|place| rate_of(column, place)).iter().sum::<f64>();
-    let top = nice(columns.iter().map(all).fold(0.0, f64::max));
-    let layers = Place::ALL.map(|place| Layer {
-        class: place.name(),
-        heights: columns.iter().map(|column| rate_of(column, place)).collect(),
-    });
-    let tell = |column: &Column| {
-        let shown = Place::ALL.into_iter().filter(|place| column.counts.places.of(*place) > 0);
-        let each: Vec<String> = shown
-            .map(|place| format!("{} {}/s", place_of(place), bytes(rate_of(column, place) as u64)))
-            .collect();
-        format!(
-            "{}: {}",
-            when(column),
-            if each.is_empty() { "nothing".into() } else { each.join(", ") }
-        )
-    };
-    let svg = stacked(columns, &layers, top, "bytes read a second, by place", tell);
-    let labels = [
-        format!("{}/s", bytes(top as u64)),
-        format!("{}/s", bytes((top / 2.0) as u64)),
-        "0".into(),
-    ];
-    let totals = &report.timeline.total().places;
-    let shown = Place::ALL.into_iter().filter(|place| totals.of(*place) > 0);
-    let legend: String = shown
-        .map(|place| legend_item(place.name(), place_of(place), &bytes(totals.of(place))))
-        .collect();
-    let mut body = framed(&svg, labels, report.timeline.time());
-    body += &format!("<ul class=\"legend\">{legend}</ul>");
-    if !report.tiers.is_empty() {
-        body += &tiers(report);
+/// The next larger number of the form 1, 2, 2.5 or 5 times a power of ten.
+fn nice(value: f64) -> f64 {
+    if !(value > 0.0 && value.is_finite()) {
+        return 1.0;
     }
-    body += &report.store.map_or_else(String::new, store);
-    section("Bytes read, by place", &body)
+    let power = 10_f64.powf(value.log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0];
+    let found = steps.into_iter().find(|step| step * power >= value * (1.0 - 1e-9));
+    found.unwrap_or(10.0) * power
 }
 
 fn tiers(report: &Report) -> String {
-    let row = |tier: &super::run::TierUse| {
-        format!(
-            "<tr><td class=\"name\">{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escaped(&tier.name),
-            bytes(tier.hit_bytes),
-            bytes(tier.used_bytes),
-            bytes(tier.capacity_bytes)
-        )
-    };
-    let rows: String = report.tiers.iter().map(row).collect();
-    format!(
-        "<div class=\"scroll\"><table><tr><th>Tier</th><th>served</th><th>used</th><th>of</th></tr>{rows}</table></div>"
-    )
+    let rows = report.tiers.iter().map(|tier| {
+        let sizes = [tier.hit_bytes, tier.used_bytes, tier.capacity_bytes].map(bytes);
+        [vec![escaped(&tier.name)], sizes.to_vec()].concat()
+    });
+    table("", &["Tier", "served", "used", "of"], rows)
 }
 
 fn store(store: StoreUse) -> String {
-    let StoreUse { held_bytes, staged_bytes, received_bytes, near_bytes, from_origin_bytes } =
-        store;
     let rows = [
-        ("from the data set, before epochs", staged_bytes),
-        ("from other ranks", received_bytes),
-        ("of them on this node", near_bytes),
-        ("from the data set, because a rank was late or dead", from_origin_bytes),
-        ("held now", held_bytes),
+        ("from the data set, before epochs", store.staged_bytes),
+        ("from other ranks", store.received_bytes),
+        ("of them on this node", store.near_bytes),
+        ("from the data set, because a rank was late or dead", store.from_origin_bytes),
+        ("held now", store.held_bytes),
     ];
-    let row = |(what, of): (&str, u64)| format!("<tr><td>{what}</td><td>{}</td></tr>", bytes(of));
-    format!(
-        "<div class=\"scroll\"><table><tr><th>The store of this rank was brought</th><th>bytes</th></tr>{}</table>\
-         </div>",
-        rows.map(row).concat()
-    )
+    let rows = rows.into_iter().map(|(what, of)| vec![what.to_owned(), bytes(of)]);
+    table("", &["The store of this rank was brought", "bytes"], rows)
 }
 
-fn waits(report: &Report) -> String {
-    let note = "The time of each call for a batch. A call that finds one ready takes microseconds.";
-    section("How long a batch was waited for", &histogram(report.timeline.waits(), "calls", note))
-}
-
-fn latency(report: &Report) -> String {
-    let Some(latency) = report.latency.as_ref().filter(|latency| latency.count() > 0) else {
-        return String::new();
+fn durations(report: &Report) -> String {
+    let calls = Some(("calls for a batch: ready ones take microseconds", report.timeline.waits()));
+    let reads = report.latency.as_ref().filter(|latency| latency.count() > 0);
+    let reads = reads.map(|latency| ("read commands, from submission to completion", latency));
+    let row = |(what, of): (&str, &Histogram)| {
+        let at = |quantile| of.quantile(quantile).map_or_else(|| "-".to_owned(), duration);
+        vec![what.to_owned(), count(of.count()), at(0.5), at(0.99), at(0.999)]
     };
-    let note = "From submission to completion, at whatever served the read.";
-    section("How long a read command took", &histogram(latency, "commands", note))
+    table("", &["", "count", "p50", "p99", "p99.9"], calls.into_iter().chain(reads).map(row))
 }
 
-/// Bars from the first bucket with a count to the last.
-fn histogram(durations: &Histogram, what: &str, note: &str) -> String {
-    let counts = durations.octaves();
-    let first = counts.iter().position(|count| *count > 0).unwrap_or(0);
-    let last = counts.iter().rposition(|count| *count > 0).unwrap_or(0);
-    let most = counts.iter().max().copied().unwrap_or(0).max(1);
-    let mut bars = String::new();
-    let mut labels = String::new();
-    for (nth, bucket) in (first..=last).enumerate() {
-        let count_of = counts[bucket];
-        let limit = match Histogram::octave_limit(bucket) {
-            Some(limit) => format!("up to {}", duration(limit)),
-            None => "longer".to_owned(),
-        };
-        let share = 100.0 * count_of as f64 / most as f64;
-        let tell = format!("{limit}: {} {what}", count(count_of));
-        let bar = match count_of {
-            0 => String::new(),
-            _ => format!("<b style=\"height:{share:.2}%\"></b>"),
-        };
-        bars += &format!("<div title=\"{tell}\">{bar}</div>");
-        // The label of the last bar would not fit.
-        let is_labelled = nth.is_multiple_of(LABEL_EVERY) && (bucket < last || nth == 0);
-        let label = Histogram::octave_limit(bucket).filter(|_| is_labelled);
-        labels += &format!("<span>{}</span>", label.map_or_else(String::new, short));
-    }
-    let quantiles = [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")];
-    let quantiles = quantiles.map(|(quantile, name)| format!("{name} {}", at(durations, quantile)));
-    format!(
-        "<div class=\"hist\" role=\"img\" aria-label=\"{what} by duration\">{bars}</div>\
-         <div class=\"hist-x\">{labels}</div>\
-         <p class=\"note\">{} {what}: {}. {note}</p>",
-        count(durations.count()),
-        quantiles.join(", ")
-    )
-}
-
-/// A quantile of the durations, as text.
-fn at(durations: &Histogram, quantile: f64) -> String {
-    durations.quantile(quantile).map_or_else(|| "-".to_owned(), duration)
-}
-
-/// A limit of a bucket in few characters.
-fn short(limit: Duration) -> String {
-    match limit.as_micros() {
-        us if us < 1000 => format!("{us} µs"),
-        us if us < 1_000_000 => format!("{} ms", us.div_ceil(1024)),
-        us => format!("{} s", us.div_ceil(1 << 20)),
-    }
-}
-
-fn epochs(report: &Report) -> String {
-    let epochs = report.timeline.epochs();
-    let longest = epochs.iter().map(|epoch| epoch.counts.time()).max().unwrap_or_default();
-    let row = |epoch: &super::timeline::Epoch| {
+fn epochs(timeline: &Timeline) -> String {
+    let longest = timeline.epochs().iter().map(|epoch| epoch.counts.time()).max();
+    let row = |epoch: &Epoch| {
         let counts = &epoch.counts;
-        let width = 100.0 * share(counts.time(), longest);
-        format!(
-            "<tr><td>{}</td><td class=\"wide\"><div style=\"width:{width:.2}%\">{}</div></td><td>{}</td><td>{}</td>\
-             <td>{}</td><td>{}</td><td>{}</td></tr>",
-            epoch.epoch,
-            time_bar(counts),
+        let width = 100.0 * share(counts.time(), longest.unwrap_or_default());
+        let bar = time_bar(counts);
+        vec![
+            epoch.epoch.to_string(),
+            format!("<div class=\"wide\"><div style=\"width:{width:.2}%\">{bar}</div></div>"),
             duration(counts.time()),
-            percent(counts.stalls.total(), counts.time()),
+            percent(share(counts.stalls.total(), counts.time())),
             rate(counts.samples_per_s()),
             bytes(counts.places.total()),
             count(counts.batches),
-        )
+        ]
     };
-    let rows: String = epochs.iter().map(row).collect();
-    let left_out = match report.timeline.epochs_left_out() {
+    let titles =
+        ["Epoch", "where its time went", "time", "waiting", "samples/s", "read", "batches"];
+    let left_out = match timeline.epochs_left_out() {
         0 => String::new(),
-        left_out => format!(
-            "<p class=\"note\">{} epochs between the first ones and the last ones are left out.</p>",
-            count(left_out)
+        some => format!(
+            "{} epochs between the first ones and the last ones are left out. ",
+            count(some)
         ),
     };
-    let table = format!(
-        "<div class=\"scroll\"><table><tr><th>Epoch</th><th class=\"wide\">where its time went</th><th>time</th>\
-         <th>waiting</th><th>samples/s</th><th>read</th><th>batches</th></tr>{rows}</table></div>{left_out}\
-         <p class=\"note\">An epoch begins when the last batch of the one before was delivered. What is read ahead for \
-         the next epoch counts where it was read.</p>"
-    );
-    section("Epochs side by side", &table)
+    format!(
+        "{}<p class=\"note\">{left_out}An epoch begins when the last batch of the one before was delivered. What is read \
+         ahead for the next epoch counts where it was read.</p>",
+        table("", &titles, timeline.epochs().iter().map(row))
+    )
 }
 
 fn settings(report: &Report) -> String {
-    let row = |(name, value): &(String, String)| {
-        format!("<tr><td>{}</td><td>{}</td></tr>", escaped(name), escaped(value))
-    };
-    let rows: String = report.settings.iter().map(row).collect();
-    section("Settings", &format!("<table class=\"settings\">{rows}</table>"))
+    let rows = report.settings.iter();
+    table("settings", &[], rows.map(|(name, value)| vec![escaped(name), escaped(value)]))
+}
+
+/// A table whose cells are HTML.
+fn table(class: &str, titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let titles: String = titles.iter().map(|title| format!("<th>{title}</th>")).collect();
+    let cell = |cell: String| format!("<td>{cell}</td>");
+    let row = |cells: Vec<String>| cells.into_iter().map(cell).collect::<String>();
+    let rows: String = rows.map(|cells| format!("<tr>{}</tr>", row(cells))).collect();
+    format!("<div class=\"scroll\"><table class=\"{class}\"><tr>{titles}</tr>{rows}</table></div>")
 }
 
 fn section(title: &str, body: &str) -> String {
@@ -333,68 +340,12 @@ fn legend_item(class: &str, what: &str, value: &str) -> String {
     format!("<li class=\"{class}\"><i></i><em>{what}</em> <small>{value}</small></li>")
 }
 
-/// The parts of the consumer's time: of each, its class, its description and how long it took.
-fn parts(counts: &Counts) -> Vec<(&'static str, &'static str, Duration)> {
-    let own = ("consumer", "the consumer's own", counts.consumer);
-    let waits = counts.stalls.each().map(|(cause, waited)| (cause.name(), waiting(cause), waited));
-    let handing = ("handing", "handing over what was ready", counts.handing);
-    std::iter::once(own).chain(waits).chain([handing]).collect()
+/// A number a second, with as many digits as matter.
+fn rate(per_second: f64) -> String {
+    if per_second >= 10.0 { count(per_second.round() as u64) } else { format!("{per_second:.2}") }
 }
 
-fn time_bar(counts: &Counts) -> String {
-    let whole = counts.time();
-    let parts = parts(counts).into_iter();
-    let shares: Vec<_> = parts
-        .map(|(class, what, part)| {
-            (
-                class,
-                share(part, whole),
-                format!("{what}: {}, {}", duration(part), percent(part, whole)),
-            )
-        })
-        .collect();
-    bar(&shares, "shares of the time")
-}
-
-fn when(column: &Column) -> String {
-    format!("{} to {}", duration(column.begin), duration(column.begin + column.len))
-}
-
-/// A noun phrase for what is waited for, to end a sentence with.
-fn noun(cause: Cause) -> &'static str {
-    match cause {
-        Cause::Start => "the loader to start",
-        Cause::Order => "the order",
-        Cause::Window => "room in the window",
-        Cause::Network => "reads",
-        Cause::Checksum => "checksums",
-        Cause::Copy => "copies into one buffer",
-    }
-}
-
-fn waiting(cause: Cause) -> &'static str {
-    match cause {
-        Cause::Start => "waiting: start",
-        Cause::Order => "waiting: order",
-        Cause::Window => "waiting: window full",
-        Cause::Network => "waiting: reads (network, drive)",
-        Cause::Checksum => "waiting: checksums",
-        Cause::Copy => "waiting: copy",
-    }
-}
-
-fn meaning(cause: Cause) -> &'static str {
-    match cause {
-        Cause::Start => "start: connecting, allocating",
-        Cause::Order => "order: being computed",
-        Cause::Window => "window: full of batches held or needed later",
-        Cause::Network => "network: reads outstanding, at whatever place",
-        Cause::Checksum => "checksum: reads arrived faster than they are verified",
-        Cause::Copy => "copy: gathering a batch into one buffer",
-    }
-}
-
-fn place_of(place: Place) -> &'static str {
+fn noun(place: Place) -> &'static str {
     match place {
         Place::Origin => "origin",
         Place::Ahead => "read together with others",
@@ -404,8 +355,33 @@ fn place_of(place: Place) -> &'static str {
     }
 }
 
-/// Every so many bars have a label.
-const LABEL_EVERY: usize = 3;
+/// Text as it may stand in HTML, also within an attribute in quotation marks.
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            // Such characters could turn the text that follows around, or hide it.
+            '\u{200b}'..='\u{200f}'
+            | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' => {
+                safe.push('\u{fffd}');
+            }
+            c if c.is_control() => safe.push('\u{fffd}'),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+const MAX_COLUMNS: usize = 240;
+const MIN_COLUMNS: usize = 12;
+const BATCHES_A_COLUMN: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -460,9 +436,9 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_batch_has_a_page_and_three_sentences_too() {
+    fn a_run_without_a_batch_has_a_page_too() {
         let report = report(0, 1);
-        assert_eq!(report.advice().len(), 3);
+        assert_eq!(report.advice().len(), 1);
         let html = report.to_html();
         assert!(html.contains("No batch was delivered") && !html.contains("NaN"), "{html}");
     }
@@ -512,5 +488,63 @@ mod tests {
             TierUse { name: "ram:1M".into(), capacity_bytes: 100, used_bytes: 99, hit_bytes: 5 };
         slow.tiers.push(tier);
         assert!(slow.advice()[0].contains("ram:1M is full"), "{:?}", slow.advice());
+    }
+
+    #[test]
+    fn a_run_that_waits_for_nothing_says_that_the_loader_kept_up() {
+        let mut quick = Report { timeline: Timeline::new(), ..report(0, 1) };
+        for number in 1..=100 {
+            let at = Duration::from_millis(number);
+            let stalls = Stalls::default();
+            quick.timeline.batch(&Delivered {
+                asked: at,
+                at,
+                epoch: 0,
+                samples: 32,
+                bytes: 1,
+                stalls,
+            });
+        }
+        let [sentence] = &quick.advice()[..] else { panic!("{:?}", quick.advice()) };
+        assert!(sentence.contains("kept up: 100 %"), "{sentence}");
+    }
+
+    #[test]
+    fn text_of_users_cannot_leave_its_place() {
+        let hostile = "<script>alert('x')</script>\" onload=\"&\u{202e}\u{7}";
+        let safe = escaped(hostile);
+        assert!(!safe.contains(['<', '>', '"', '\'', '\u{202e}', '\u{7}']), "{safe}");
+        assert_eq!(escaped("größe 1&2"), "größe 1&amp;2");
+    }
+
+    #[test]
+    fn scales_end_at_round_numbers() {
+        for (value, top) in [(0.0, 1.0), (1.0, 1.0), (3.1, 5.0), (991.0, 1000.0), (0.021, 0.025)] {
+            assert!((nice(value) - top).abs() < 1e-9, "{value}: {}", nice(value));
+        }
+    }
+
+    #[test]
+    fn columns_cover_the_run_and_have_several_batches_each() {
+        for batches in [1, 50, 2000] {
+            let mut timeline = Timeline::new();
+            for number in 1..=batches {
+                let at = Duration::from_millis(21 * number);
+                let stalls = Stalls::default();
+                timeline.batch(&Delivered {
+                    asked: at,
+                    at,
+                    epoch: 0,
+                    samples: 5,
+                    bytes: 50,
+                    stalls,
+                });
+            }
+            let columns = columns(&timeline);
+            assert!(columns.len() <= MAX_COLUMNS, "{} for {batches}", columns.len());
+            let samples: u64 = columns.iter().map(|column| column.counts.samples).sum();
+            let time: Duration = columns.iter().map(|column| column.len).sum();
+            assert_eq!((samples, time), (5 * batches, timeline.time()));
+        }
     }
 }

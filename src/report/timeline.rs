@@ -42,7 +42,7 @@ impl Counts {
     }
 
     /// Samples a second.
-    pub fn samples_per_s(&self) -> f64 {
+    pub(crate) fn samples_per_s(&self) -> f64 {
         let seconds = self.time().as_secs_f64();
         if seconds > 0.0 { self.samples as f64 / seconds } else { 0.0 }
     }
@@ -62,19 +62,19 @@ impl Counts {
 
 /// A batch that was delivered. Times count from the begin of the run.
 #[derive(Debug, Clone, Copy)]
-pub struct Delivered {
+pub(crate) struct Delivered {
     /// When the consumer asked for it.
-    pub asked: Duration,
+    pub(crate) asked: Duration,
     /// When the consumer got it.
-    pub at: Duration,
+    pub(crate) at: Duration,
     /// Its epoch.
-    pub epoch: u64,
+    pub(crate) epoch: u64,
     /// Its samples.
-    pub samples: u64,
+    pub(crate) samples: u64,
     /// Bytes of its samples.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// The consumer's waits since it got the batch before.
-    pub stalls: Stalls,
+    pub(crate) stalls: Stalls,
 }
 
 /// An epoch, or what was read of it.
@@ -111,10 +111,10 @@ impl Timeline {
     pub(crate) const MAX_BUCKETS: usize = 1024;
 
     /// The most epochs that are kept apart; of more, the first ones and the last ones.
-    pub const MAX_EPOCHS: usize = 200;
+    pub(crate) const MAX_EPOCHS: usize = 200;
 
     /// Nothing has happened yet.
-    pub fn new() -> Timeline {
+    pub(crate) fn new() -> Timeline {
         Timeline {
             width_ns: FIRST_WIDTH_NS,
             buckets: Vec::with_capacity(Timeline::MAX_BUCKETS),
@@ -129,13 +129,13 @@ impl Timeline {
     }
 
     /// Returns whether [`Timeline::places`] should be called before the next batch, one of `epoch` that came at `at`.
-    pub fn is_due(&self, at: Duration, epoch: u64) -> bool {
+    pub(crate) fn is_due(&self, at: Duration, epoch: u64) -> bool {
         let is_new_epoch = self.epochs.last().is_some_and(|last| last.epoch != epoch);
         is_new_epoch || nanos(at) / self.width_ns != self.placed_ns / self.width_ns
     }
 
     /// Bytes read so far, by place. What was added since the last call is spread over the time since then.
-    pub fn places(&mut self, now: PlaceBytes) {
+    pub(crate) fn places(&mut self, now: PlaceBytes) {
         let range = self.placed_ns..self.end_ns;
         for place in Place::ALL {
             let more = now.of(place).saturating_sub(self.placed.of(place));
@@ -152,7 +152,7 @@ impl Timeline {
     }
 
     /// A batch was delivered.
-    pub fn batch(&mut self, batch: &Delivered) {
+    pub(crate) fn batch(&mut self, batch: &Delivered) {
         let begin_ns = self.end_ns;
         let at_ns = nanos(batch.at).max(begin_ns);
         let waited_ns = nanos(batch.stalls.total()).min(at_ns - begin_ns);
@@ -192,7 +192,7 @@ impl Timeline {
     }
 
     /// The buckets, each with its begin and its length.
-    pub fn buckets(&self) -> impl ExactSizeIterator<Item = (Duration, Duration, &Counts)> {
+    pub(crate) fn buckets(&self) -> impl ExactSizeIterator<Item = (Duration, Duration, &Counts)> {
         let width = self.width_ns;
         let end = self.end_ns;
         self.buckets.iter().enumerate().map(move |(index, counts)| {
@@ -213,7 +213,7 @@ impl Timeline {
     }
 
     /// How long each batch was waited for.
-    pub fn waits(&self) -> &Histogram {
+    pub(crate) fn waits(&self) -> &Histogram {
         &self.waits
     }
 

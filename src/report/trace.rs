@@ -1,26 +1,26 @@
 //! Events of a run, as Chrome's trace format has them: <https://ui.perfetto.dev> and `chrome://tracing` show it.
 
-use std::fmt::Write;
 use std::time::Duration;
+
+use serde_json::{Value, json};
 
 use super::cause::{Cause, Stalls};
 use super::timeline::Timeline;
-use crate::metrics::Place;
 
 /// Something that took time, on one of the two threads.
 #[derive(Debug, Clone, Copy)]
-pub struct Event {
+pub(crate) struct Event {
     /// When it began, from the begin of the run.
-    pub begin: Duration,
+    pub(crate) begin: Duration,
     /// How long it took.
-    pub len: Duration,
+    pub(crate) len: Duration,
     /// The kind of event.
-    pub what: What,
+    pub(crate) what: What,
 }
 
 /// The kind of an event.
 #[derive(Debug, Clone, Copy)]
-pub enum What {
+pub(crate) enum What {
     /// The consumer called for a batch; what it waited for lies within.
     Next {
         /// The epoch of the batch.
@@ -53,7 +53,7 @@ pub enum What {
 
 /// The newest events of a thread.
 #[derive(Debug, Clone, Default)]
-pub struct Events {
+pub(crate) struct Events {
     kept: Vec<Event>,
     /// The oldest one, once all places are taken.
     first: usize,
@@ -62,10 +62,10 @@ pub struct Events {
 
 impl Events {
     /// The most events that are kept; of more, the newest.
-    pub const MAX: usize = 1 << 16;
+    pub(crate) const MAX: usize = 1 << 16;
 
     /// Adds an event; events are added in the order of their begins.
-    pub fn push(&mut self, event: Event) {
+    pub(crate) fn push(&mut self, event: Event) {
         if self.kept.len() < Events::MAX {
             self.kept.push(event);
             return;
@@ -75,85 +75,76 @@ impl Events {
         self.dropped += 1;
     }
 
-    /// How many were dropped for newer ones.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
     /// The event that was added last.
-    pub fn last_mut(&mut self) -> Option<&mut Event> {
+    pub(crate) fn last_mut(&mut self) -> Option<&mut Event> {
         let last = (self.first + self.kept.len()).checked_sub(1)?;
         let len = self.kept.len();
         self.kept.get_mut(last % len)
     }
 
     /// The events, oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = &Event> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Event> {
         let (newer, older) = self.kept.split_at(self.first);
         older.iter().chain(newer)
     }
 }
 
 /// The events of a run as a JSON object. Times in it are microseconds from the begin of the run.
-pub fn to_json(consumer: &Events, poller: &Events, timeline: Option<&Timeline>) -> String {
-    let mut out = Writer { text: String::new() };
-    out.text.push_str("{\"displayTimeUnit\":\"ms\",\"otherData\":{");
-    let _ = write!(
-        out.text,
-        "\"producer\":\"dlfs {}\",\"dropped_events\":\"{}\",\"kept\":\"the newest {} events of each thread\"",
-        env!("CARGO_PKG_VERSION"),
-        consumer.dropped() + poller.dropped(),
-        Events::MAX
-    ); // writing to a string cannot fail
-    out.text.push_str("},\"traceEvents\":[\n");
-    out.name("process_name", CONSUMER, "dlfs loader");
-    out.name("thread_name", CONSUMER, "consumer: calls for batches");
-    out.name("thread_name", POLLER, "poller: reads ahead");
-    consumer.iter().for_each(|event| out.event(CONSUMER, event));
-    poller.iter().for_each(|event| out.event(POLLER, event));
+pub(crate) fn to_json(consumer: &Events, poller: &Events, timeline: Option<&Timeline>) -> String {
+    let mut lines = Lines(Vec::new());
+    lines.name("process_name", CONSUMER, "dlfs loader");
+    lines.name("thread_name", CONSUMER, "consumer: calls for batches");
+    lines.name("thread_name", POLLER, "poller: reads ahead");
+    consumer.iter().for_each(|event| lines.event(CONSUMER, event));
+    poller.iter().for_each(|event| lines.event(POLLER, event));
     if let Some(timeline) = timeline {
-        out.counters(timeline);
+        lines.counters(timeline);
     }
-    out.text.truncate(out.text.trim_end_matches([',', '\n']).len());
-    out.text.push_str("\n]}\n");
-    out.text
+    let other = json!({
+        "producer": format!("dlfs {}", env!("CARGO_PKG_VERSION")),
+        "dropped_events": (consumer.dropped + poller.dropped).to_string(),
+        "kept": format!("the newest {} events of each thread", Events::MAX),
+    });
+    let events = lines.0.join(",\n");
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
 }
 
-struct Writer {
-    text: String,
-}
+/// Events as JSON, a line each.
+struct Lines(Vec<String>);
 
-impl Writer {
+impl Lines {
     fn name(&mut self, what: &str, thread: u32, name: &str) {
-        self.line(format_args!(
-            "{{\"ph\":\"M\",\"name\":\"{what}\",\"pid\":1,\"tid\":{thread},\"args\":{{\"name\":\"{name}\"}}}}"
-        ));
+        self.push(
+            json!({"ph": "M", "name": what, "pid": 1, "tid": thread, "args": {"name": name}}),
+        );
     }
 
     fn event(&mut self, thread: u32, event: &Event) {
-        let begin = event.begin;
-        let len = event.len;
-        match event.what {
+        let Event { begin, len, what } = *event;
+        match what {
             What::Next { epoch, samples, bytes, stalls } => {
-                let args = format!("\"epoch\":{epoch},\"samples\":{samples},\"bytes\":{bytes}");
-                self.slice(thread, "next batch", (begin, len), &args);
+                let args = json!({"epoch": epoch, "samples": samples, "bytes": bytes});
+                self.slice(thread, "next batch", (begin, len), args);
                 let mut begin = begin;
                 for (cause, waited) in stalls.each().filter(|(_, waited)| !waited.is_zero()) {
-                    self.slice(thread, &format!("wait: {}", cause.name()), (begin, waited), "");
+                    self.slice(
+                        thread,
+                        &format!("wait: {}", cause.name()),
+                        (begin, waited),
+                        json!({}),
+                    );
                     begin += waited;
                 }
             }
             What::Burst { begun } => {
-                self.slice(thread, "burst", (begin, len), &format!("\"fetches\":{begun}"));
+                self.slice(thread, "burst", (begin, len), json!({"fetches": begun}));
             }
-            What::Work => self.slice(thread, "verify and plan", (begin, len), ""),
+            What::Work => self.slice(thread, "verify and plan", (begin, len), json!({})),
             What::Sleep { cause } => {
-                let args = format!("\"cause\":\"{}\"", cause.name());
-                self.slice(thread, "sleep", (begin, len), &args);
+                self.slice(thread, "sleep", (begin, len), json!({"cause": cause.name()}));
             }
             What::InFlight { fetches } => {
-                let args = format!("\"fetches\":{fetches}");
-                self.counter(thread, "fetches in flight", begin, &args);
+                self.counter(thread, "fetches in flight", begin, json!({"fetches": fetches}));
             }
         }
     }
@@ -161,46 +152,36 @@ impl Writer {
     fn counters(&mut self, timeline: &Timeline) {
         for (begin, len, counts) in timeline.buckets() {
             let seconds = len.as_secs_f64().max(1e-9);
-            let rate = counts.samples as f64 / seconds;
-            self.counter(CONSUMER, "samples/s", begin, &format!("\"samples\":{rate:.0}"));
-            let places = Place::ALL.map(|place| {
-                let megabytes = counts.places.of(place) as f64 / seconds / 1e6;
-                format!("\"{}\":{megabytes:.3}", place.name())
+            let rate = (counts.samples as f64 / seconds).round();
+            self.counter(CONSUMER, "samples/s", begin, json!({"samples": rate}));
+            let rates = counts.places.each().map(|(place, bytes)| {
+                (place.name().to_owned(), json!((bytes as f64 / seconds / 1e3).round() / 1e3))
             });
-            self.counter(CONSUMER, "MB/s read, by place", begin, &places.join(","));
+            self.counter(CONSUMER, "MB/s read, by place", begin, Value::Object(rates.collect()));
         }
     }
 
-    fn slice(&mut self, thread: u32, name: &str, (begin, len): (Duration, Duration), args: &str) {
-        self.line(format_args!(
-            "{{\"ph\":\"X\",\"cat\":\"dlfs\",\"name\":\"{name}\",\"pid\":1,\"tid\":{thread},\"ts\":{},\"dur\":{},\
-             \"args\":{{{args}}}}}",
-            Micros(begin),
-            Micros(len)
-        ));
+    fn slice(&mut self, thread: u32, name: &str, (begin, len): (Duration, Duration), args: Value) {
+        self.push(json!({
+            "ph": "X", "cat": "dlfs", "name": name, "pid": 1, "tid": thread, "ts": micros(begin),
+            "dur": micros(len), "args": args,
+        }));
     }
 
-    fn counter(&mut self, thread: u32, name: &str, at: Duration, args: &str) {
-        self.line(format_args!(
-            "{{\"ph\":\"C\",\"cat\":\"dlfs\",\"name\":\"{name}\",\"pid\":1,\"tid\":{thread},\"ts\":{},\
-             \"args\":{{{args}}}}}",
-            Micros(at)
-        ));
+    fn counter(&mut self, thread: u32, name: &str, at: Duration, args: Value) {
+        self.push(json!({
+            "ph": "C", "cat": "dlfs", "name": name, "pid": 1, "tid": thread, "ts": micros(at), "args": args,
+        }));
     }
 
-    fn line(&mut self, text: std::fmt::Arguments<'_>) {
-        let _ = writeln!(self.text, "{text},"); // writing to a string cannot fail
+    fn push(&mut self, event: Value) {
+        self.0.push(event.to_string());
     }
 }
 
 /// Microseconds with three decimals, which is all that the clock has.
-struct Micros(Duration);
-
-impl std::fmt::Display for Micros {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ns = self.0.as_nanos();
-        write!(f, "{}.{:03}", ns / 1000, ns % 1000)
-    }
+fn micros(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
 }
 
 /// Numbers of the threads in the trace.
@@ -226,7 +207,7 @@ mod tests {
             events.push(burst(at));
             assert_eq!(events.last_mut().map(|event| event.begin), Some(burst(at).begin));
         }
-        assert_eq!(events.dropped(), 100);
+        assert_eq!(events.dropped, 100);
         let begins: Vec<u128> = events.iter().map(|event| event.begin.as_micros()).collect();
         let expected: Vec<u128> = (100..100 + Events::MAX as u128).collect();
         assert_eq!(begins, expected);

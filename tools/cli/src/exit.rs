@@ -1,6 +1,7 @@
 //! How a command ends: exit codes and error messages.
 
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
 use dlfs::format::FormatError;
@@ -104,6 +105,18 @@ impl From<OrderError> for Failure {
 pub(crate) fn about_file(doing: &'static str, path: impl AsRef<Path>, error: io::Error) -> Error {
     let kind = Error::from(io::Error::from(error.kind())).kind();
     Error::new(kind, doing).path(path.as_ref()).source(error)
+}
+
+/// The bytes of a file, or for `-` of standard input.
+pub(crate) fn read_or_stdin(doing: &'static str, path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let read = if path == Path::new("-") {
+        io::stdin().lock().read_to_end(&mut bytes)
+    } else {
+        File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
+    };
+    read.map_err(|error| about_file(doing, path, error))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
 use serde::Serialize;
-use serde_json::Serializer;
 use serde_json::ser::Formatter;
+use serde_json::{Serializer, Value, json};
 
 use dlfs::Error;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, Outcome};
 use crate::text::{is_unsafe, safe_text};
 
 /// The results of a command, on standard output.
@@ -65,6 +65,12 @@ impl Out {
         self.stdout.flush().map_err(output_failed)
     }
 
+    /// Flushes at the end of a command, which ends so.
+    pub(crate) fn end(mut self, outcome: Outcome) -> Result<Outcome, Failure> {
+        self.flush()?;
+        Ok(outcome)
+    }
+
     /// `text` in bold if colours are enabled.
     pub(crate) fn bold(&self, text: &str) -> String {
         self.styled("1", text)
@@ -83,6 +89,23 @@ impl Out {
     fn styled(&self, style: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
+}
+
+/// An object without those of its fields that are null.
+pub(crate) fn known(mut object: Value) -> Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    object
+}
+
+/// The fields of both objects as one.
+pub(crate) fn joined(object: &impl Serialize, more: Value) -> Value {
+    let mut object = json!(object);
+    if let (Some(fields), Value::Object(more)) = (object.as_object_mut(), more) {
+        fields.extend(more);
+    }
+    object
 }
 
 /// Formats JSON on one line and escapes characters that could affect a terminal.

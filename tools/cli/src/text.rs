@@ -4,18 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// `12345` as `12,345`.
-pub(crate) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
+pub(crate) use dlfs::report::text::{bytes, count, duration, percent};
 
 /// `"1 sample"`, `"2 samples"`, `"3 entries"`: `number` with its noun.
 pub(crate) fn counted(number: u64, noun: &str) -> String {
@@ -26,21 +15,6 @@ pub(crate) fn counted(number: u64, noun: &str) -> String {
         None if noun.ends_with("ch") => format!("{count} {noun}es"),
         None => format!("{count} {noun}s"),
     }
-}
-
-/// A number of bytes in decimal units, three digits: `138 MB`, `1.42 GB`, `512 B`.
-pub(crate) fn bytes(number: u64) -> String {
-    if number < 1000 {
-        return format!("{number} B");
-    }
-    let mut value = number as f64;
-    let mut unit = 0;
-    // 999.5 of one unit would be printed as 1000 of it.
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    format!("{} {}", three_digits(value), UNITS[unit])
 }
 
 /// A number of bytes in the largest binary unit that it is a multiple of: `4 MiB`, `64 KiB`.
@@ -63,22 +37,7 @@ pub(crate) fn per_second(number: u64, time: Duration) -> f64 {
 
 /// Microseconds as `850 µs`, `12.3 ms` or `1.50 s`.
 pub(crate) fn micros(us: u64) -> String {
-    match us {
-        0..1_000 => format!("{us} µs"),
-        1_000..1_000_000 => format!("{} ms", three_digits(us as f64 / 1e3)),
-        _ => format!("{} s", three_digits(us as f64 / 1e6)),
-    }
-}
-
-/// A time in seconds, or in minutes and hours if it is long.
-pub(crate) fn duration(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0 => micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
-        1..120 => format!("{} s", three_digits(time.as_secs_f64())),
-        120..7200 => format!("{} min {} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
-    }
+    duration(Duration::from_micros(us))
 }
 
 /// Seconds since 1970 as `2026-11-20 11:40:07 UTC`.
@@ -152,26 +111,12 @@ pub(crate) fn is_unsafe(character: char) -> bool {
         || matches!(character, '\u{e0000}'..='\u{e007f}')
 }
 
-fn three_digits(value: f64) -> String {
-    match value {
-        value if value < 9.995 => format!("{value:.2}"),
-        value if value < 99.95 => format!("{value:.1}"),
-        value => format!("{value:.0}"),
-    }
-}
-
-const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_grouped_by_three() {
-        assert_eq!(count(0), "0");
-        assert_eq!(count(999), "999");
-        assert_eq!(count(1_000), "1,000");
-        assert_eq!(count(12_345_678), "12,345,678");
+    fn counts_have_their_noun() {
         assert_eq!(counted(1, "sample"), "1 sample");
         assert_eq!(counted(1000, "sample"), "1,000 samples");
         assert_eq!(
@@ -181,29 +126,11 @@ mod tests {
     }
 
     #[test]
-    fn bytes_change_unit_before_they_show_four_digits() {
-        assert_eq!(bytes(999), "999 B");
-        assert_eq!(bytes(1_000), "1.00 kB");
-        assert_eq!(bytes(138_400_000), "138 MB");
-        assert_eq!(bytes(999_600), "1.00 MB");
-        assert_eq!(bytes(u64::MAX), "18.4 EB");
-    }
-
-    #[test]
     fn binary_sizes_are_whole_numbers_of_their_unit() {
         assert_eq!(binary_size(4 << 20), "4 MiB");
         assert_eq!(binary_size(64 << 10), "64 KiB");
         assert_eq!(binary_size((1 << 20) + 1), "1048577 B");
         assert_eq!(binary_size(0), "0 B");
-    }
-
-    #[test]
-    fn times_are_in_the_unit_that_fits() {
-        assert_eq!(micros(850), "850 µs");
-        assert_eq!(micros(12_300), "12.3 ms");
-        assert_eq!(duration(Duration::from_millis(1500)), "1.50 s");
-        assert_eq!(duration(Duration::from_secs(150)), "2 min 30 s");
-        assert_eq!(duration(Duration::from_secs(7300)), "2 h 1 min");
     }
 
     #[test]

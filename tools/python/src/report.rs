@@ -27,7 +27,7 @@ impl Report {
         json(py)?.call_method1("loads", (&self.json,))
     }
 
-    /// Advice on what to try next: three sentences, each with its figure, the most useful first.
+    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first.
     #[getter]
     fn advice(&self) -> Vec<String> {
         self.advice.clone()

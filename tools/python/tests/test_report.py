@@ -30,7 +30,7 @@ def test_a_report_says_what_was_read_and_its_parts_add_up(image, source, tmp_pat
         assert data["settings"]["seed"] == "3" and image in data["name"]
         assert sum(total["read_bytes"].values()) == stats["bytes"], "each byte read came from one place"
         assert stats["bytes_by_place"] == total["read_bytes"]
-        assert report.advice == data["advice"] and len(report.advice) == 3
+        assert report.advice == data["advice"] and 1 <= len(report.advice) <= 3
     text = page.read_text()
     assert text == str(report) and text.startswith("<!doctype html>")
     assert json.loads(text.split('id="dlfs-report">')[1].split("</script>")[0]) == data

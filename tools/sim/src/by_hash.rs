@@ -15,7 +15,7 @@ use crate::engine::Job;
 
 /// The copies of all nodes.
 #[derive(Debug)]
-pub struct ByHash {
+pub(crate) struct ByHash {
     per_chunk: u32,
     /// The place of each sample, present or future; `None` if no node has room for it.
     places: Vec<Option<Place>>,
@@ -56,7 +56,7 @@ struct Fills {
 ///
 /// # Errors
 /// More nodes than a round can have.
-pub fn holders(job: &Job, keep_shares: bool) -> Result<ChunkHolders, PlanError> {
+pub(crate) fn holders(job: &Job, keep_shares: bool) -> Result<ChunkHolders, PlanError> {
     let chunk_bytes: Vec<u64> = (0..job.schedule.num_chunks())
         .map(|chunk| job.sizes[range(job, chunk)].iter().map(|&size| u64::from(size)).sum())
         .collect();
@@ -72,7 +72,7 @@ pub fn holders(job: &Job, keep_shares: bool) -> Result<ChunkHolders, PlanError> 
 
 impl ByHash {
     /// No copies yet, held as `holders` says. A holder fills its tiers from the fastest down.
-    pub fn new(job: &Job, holders: &ChunkHolders) -> ByHash {
+    pub(crate) fn new(job: &Job, holders: &ChunkHolders) -> ByHash {
         let nodes = job.schedule.nodes() as usize;
         let mut room = vec![job.tier_bytes.clone(); nodes];
         let mut places = vec![None; job.sizes.len()];
@@ -102,7 +102,7 @@ impl ByHash {
     }
 
     /// The source from which `node` reads `sample` now: always its holder, if it has one.
-    pub fn source(&self, node: u32, sample: u32) -> Source {
+    pub(crate) fn source(&self, node: u32, sample: u32) -> Source {
         match (self.places[sample as usize], self.states[sample as usize]) {
             (Some(place), State::Held) if u32::from(place.node) == node => {
                 Source::Local(place.tier)
@@ -113,17 +113,17 @@ impl ByHash {
     }
 
     /// Returns whether `node` reads `sample` by way of another node, which holds it for all.
-    pub fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
+    pub(crate) fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
         self.places[sample as usize].is_some_and(|place| u32::from(place.node) != node)
     }
 
     /// Returns whether a fill thread is copying `sample`.
-    pub fn is_coming(&self, sample: u32) -> bool {
+    pub(crate) fn is_coming(&self, sample: u32) -> bool {
         self.states[sample as usize] == State::Coming
     }
 
     /// Somebody reads `sample`: its holder keeps it. Returns the holder if it has now more to copy.
-    pub fn claimed(&mut self, sample: u32) -> Option<u32> {
+    pub(crate) fn claimed(&mut self, sample: u32) -> Option<u32> {
         let place = self.places[sample as usize]?;
         self.states[sample as usize] = State::Held;
         let chunk = sample / self.per_chunk;
@@ -137,7 +137,7 @@ impl ByHash {
     }
 
     /// The next sample that thread `thread` of `tier` of `node` copies.
-    pub fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+    pub(crate) fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let fills = &mut self.fills[node as usize][tier];
         while let Some(&chunk) = fills.chunks.front() {
             let first = chunk * self.per_chunk;
@@ -160,7 +160,7 @@ impl ByHash {
     }
 
     /// Thread `thread` of `tier` of `node` has finished its copy, which is returned.
-    pub fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+    pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let sample = self.fills[node as usize][tier].at[thread].take()?;
         self.states[sample as usize] = State::Held;
         Some(sample)

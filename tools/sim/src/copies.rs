@@ -10,7 +10,7 @@ use crate::engine::Job;
 
 /// The copies that nodes hold.
 #[derive(Debug)]
-pub enum Copies {
+pub(crate) enum Copies {
     /// None: everything comes from the origin.
     None {
         /// True if whole chunks are read.
@@ -28,7 +28,7 @@ pub enum Copies {
 
 /// At most one copy of each sample, and its holder.
 #[derive(Debug)]
-pub struct Shared {
+pub(crate) struct Shared {
     /// `node << 8 | tier`, or nobody.
     places: Vec<u32>,
     /// True if a node keeps what it reads first, in tier 0.
@@ -37,7 +37,7 @@ pub struct Shared {
 
 /// Tiers that each node fills from the top with what it reads first.
 #[derive(Debug)]
-pub struct FirstTouch {
+pub(crate) struct FirstTouch {
     nodes: Vec<HashMap<u32, u8>>,
     /// Free bytes in each tier of each node.
     room: Vec<Vec<u64>>,
@@ -45,7 +45,7 @@ pub struct FirstTouch {
 
 /// The planned tiers of all nodes, and how far they are filled.
 #[derive(Debug)]
-pub struct Planned {
+pub(crate) struct Planned {
     /// The other nodes that hold each sample; `None` if each node reads only its own tiers.
     holders: Option<HolderMap>,
     nodes: Vec<NodePlan>,
@@ -57,12 +57,12 @@ pub struct Planned {
 
 /// How nodes use a plan.
 #[derive(Debug, Clone, Copy)]
-pub struct Use {
+pub(crate) struct Use {
     /// Staging threads keep planned samples that are missing, as in NoPFS and dlfs but not in
     /// HDMLP.
-    pub keep_staged: bool,
+    pub(crate) keep_staged: bool,
     /// Nodes read from each other.
-    pub peers: bool,
+    pub(crate) peers: bool,
 }
 
 #[derive(Debug)]
@@ -93,12 +93,12 @@ struct Fill {
 
 impl Copies {
     /// Returns whether the origin is read in whole chunks.
-    pub fn reads_chunks(&self) -> bool {
+    pub(crate) fn reads_chunks(&self) -> bool {
         matches!(self, Copies::None { chunks: true })
     }
 
     /// The source from which `node` reads `sample` now.
-    pub fn source(&self, model: &Model, node: u32, sample: u32) -> Source {
+    pub(crate) fn source(&self, model: &Model, node: u32, sample: u32) -> Source {
         let (local, remote) = match self {
             Copies::None { .. } => (None, None),
             Copies::Shared(shared) => shared.find(node, sample),
@@ -112,13 +112,13 @@ impl Copies {
     }
 
     /// Returns whether what `node` reads of the origin comes by way of another node.
-    pub fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
+    pub(crate) fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
         matches!(self, Copies::ByHash(held) if held.is_elsewhere(node, sample))
     }
 
     /// Returns whether a fill thread is copying `sample` to where `node` would read it, so that its staging threads
     /// wait for it.
-    pub fn is_coming(&self, node: u32, sample: u32) -> bool {
+    pub(crate) fn is_coming(&self, node: u32, sample: u32) -> bool {
         let planned = match self {
             Copies::Planned(planned) => planned,
             Copies::ByHash(held) => return held.is_coming(sample),
@@ -131,7 +131,7 @@ impl Copies {
 
     /// `node` stages `sample`; some policies keep it. Returns the node whose fill threads have more to
     /// do now.
-    pub fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) -> Option<u32> {
+    pub(crate) fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) -> Option<u32> {
         match self {
             Copies::Shared(shared) if shared.fill => {
                 let place = &mut shared.places[sample as usize];
@@ -148,7 +148,7 @@ impl Copies {
     }
 
     /// The next sample that thread `thread` of `tier` copies.
-    pub fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+    pub(crate) fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let planned = match self {
             Copies::Planned(planned) => planned,
             Copies::ByHash(held) => return held.next_fill(node, tier, thread),
@@ -167,7 +167,7 @@ impl Copies {
     }
 
     /// Thread `thread` of `tier` has finished its copy, which is returned.
-    pub fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+    pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         match self {
             Copies::Planned(planned) => {
                 let tier = &mut planned.nodes[node as usize].tiers[tier];
@@ -183,13 +183,13 @@ impl Copies {
 
 impl Shared {
     /// Without copies; each node keeps what it reads first.
-    pub fn first_reader(samples: usize) -> Shared {
+    pub(crate) fn first_reader(samples: usize) -> Shared {
         Shared { places: vec![NOBODY; samples], fill: true }
     }
 
     /// Each node holds its slice of the samples, as far as it fits the tiers in the order `tiers`.
     /// Also returns the bytes in each tier of each node.
-    pub fn slices(job: &Job, tiers: &[usize]) -> (Shared, Vec<Vec<u64>>) {
+    pub(crate) fn slices(job: &Job, tiers: &[usize]) -> (Shared, Vec<Vec<u64>>) {
         let nodes = job.schedule.nodes();
         let samples = job.sizes.len();
         let mut places = vec![NOBODY; samples];
@@ -208,7 +208,7 @@ impl Shared {
     }
 
     /// The node that holds `sample`.
-    pub fn node_of(&self, sample: u32) -> Option<u32> {
+    pub(crate) fn node_of(&self, sample: u32) -> Option<u32> {
         let place = self.places[sample as usize];
         (place != NOBODY).then_some(place >> 8)
     }
@@ -225,7 +225,7 @@ impl Shared {
 
 impl FirstTouch {
     /// Empty tiers of all nodes.
-    pub fn new(job: &Job) -> FirstTouch {
+    pub(crate) fn new(job: &Job) -> FirstTouch {
         let nodes = job.schedule.nodes() as usize;
         FirstTouch { nodes: vec![HashMap::new(); nodes], room: vec![job.tier_bytes.clone(); nodes] }
     }
@@ -249,7 +249,7 @@ impl Planned {
     ///
     /// # Errors
     /// More tiers, or larger ones, than an address can encode.
-    pub fn new(job: &Job, usage: Use) -> Result<Planned, PlanError> {
+    pub(crate) fn new(job: &Job, usage: Use) -> Result<Planned, PlanError> {
         // In the time of a few transfers, staging threads claim about this many samples.
         let margin = 4 * u64::from(job.model.staging.threads);
         let keep_staged = usage.keep_staged.then_some(margin);
@@ -317,7 +317,7 @@ fn block_len_bytes(job: &Job) -> u32 {
 }
 
 /// The samples of `node`'s slice.
-pub fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<usize> {
+pub(crate) fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<usize> {
     let node = node as usize;
     let nodes = nodes as usize;
     samples * node / nodes..samples * (node + 1) / nodes

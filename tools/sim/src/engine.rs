@@ -28,37 +28,37 @@ use crate::schedule::Schedule;
 
 /// The job to simulate: machines, sizes and steps.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub(crate) struct Job {
     /// Rates.
-    pub model: Model,
+    pub(crate) model: Model,
     /// The origin's rates if whole chunks are read.
-    pub origin_chunks: Curve,
+    pub(crate) origin_chunks: Curve,
     /// How the origin is shared.
-    pub sharing: Sharing,
+    pub(crate) sharing: Sharing,
     /// Length of the staging buffer.
-    pub staging_bytes: u64,
+    pub(crate) staging_bytes: u64,
     /// Length of each tier.
-    pub tier_bytes: Vec<u64>,
+    pub(crate) tier_bytes: Vec<u64>,
     /// Length of each sample.
-    pub sizes: Vec<u32>,
+    pub(crate) sizes: Vec<u32>,
     /// The samples that each node reads in each step.
-    pub schedule: Schedule,
+    pub(crate) schedule: Schedule,
 }
 
 /// How a policy behaves during the training.
 #[derive(Debug, Clone, Copy)]
-pub struct Rules {
+pub(crate) struct Rules {
     /// A sample that only the origin has is not fetched ahead.
-    pub origin_on_demand: bool,
+    pub(crate) origin_on_demand: bool,
     /// The threads that fetch the next sample while the last one is decoded and written.
-    pub hides_writes: Hides,
+    pub(crate) hides_writes: Hides,
     /// The nodes that share the origin.
-    pub readers: Readers,
+    pub(crate) readers: Readers,
 }
 
 /// The threads that fetch the next sample while the last one is decoded and written; the others do these in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hides {
+pub(crate) enum Hides {
     /// None.
     None,
     /// Those that fill the staging buffer.
@@ -69,7 +69,7 @@ pub enum Hides {
 
 /// The nodes that share the origin's rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Readers {
+pub(crate) enum Readers {
     /// Those that read from it at the moment.
     Now,
     /// Always all: the worst case, assumed for loading before training.
@@ -77,7 +77,7 @@ pub enum Readers {
 }
 
 /// The sequence of each epoch, position after position.
-pub type Sequence<'a> = dyn Fn(u32) -> Vec<u32> + 'a;
+pub(crate) type Sequence<'a> = dyn Fn(u32) -> Vec<u32> + 'a;
 
 /// The result of a simulation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -97,7 +97,7 @@ pub struct Outcome {
 }
 
 /// One simulation in progress.
-pub struct Engine<'a> {
+pub(crate) struct Engine<'a> {
     job: &'a Job,
     rules: Rules,
     copies: Copies,
@@ -170,7 +170,7 @@ struct Transfers {
 
 impl<'a> Engine<'a> {
     /// A simulation of `job` under `rules` with `copies`, reading `sequence` of each epoch.
-    pub fn new(
+    pub(crate) fn new(
         job: &'a Job,
         rules: Rules,
         copies: Copies,
@@ -208,7 +208,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs until the last step is finished; training starts `load_ns` after the start.
-    pub fn run(mut self, load_ns: u64) -> Outcome {
+    pub(crate) fn run(mut self, load_ns: u64) -> Outcome {
         self.now = load_ns;
         for node in 0..self.nodes.len() {
             for worker in self.fill_workers() {

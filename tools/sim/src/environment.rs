@@ -148,7 +148,7 @@ impl Environment {
     ///
     /// # Errors
     /// The first number that is out of its range.
-    pub fn model(&self) -> Result<Model, ConfigError> {
+    pub(crate) fn model(&self) -> Result<Model, ConfigError> {
         let model = Model {
             nodes: self.nodes,
             compute: rate("compute_mb_s", self.compute_mb_s)?,
@@ -170,7 +170,7 @@ impl Environment {
     ///
     /// # Errors
     /// A cost that is negative, not finite or too large.
-    pub fn costs_per_gb(&self) -> Result<Vec<Option<f64>>, ConfigError> {
+    pub(crate) fn costs_per_gb(&self) -> Result<Vec<Option<f64>>, ConfigError> {
         let costs = self.tiers.iter().enumerate().map(|(index, tier)| match tier.cost_per_gb {
             Some(cost) if !(0.0..MAX_COST).contains(&cost) => {
                 Err(out_of(&format!("tiers[{index}].cost_per_gb"), cost, "from 0 to 10^9"))
@@ -184,7 +184,7 @@ impl Environment {
     ///
     /// # Errors
     /// It is not a valid table.
-    pub fn origin_chunks(&self) -> Result<Curve, ConfigError> {
+    pub(crate) fn origin_chunks(&self) -> Result<Curve, ConfigError> {
         let table = self.origin_chunks_mb_s.as_ref().unwrap_or(&self.origin_mb_s);
         curve("origin_chunks_mb_s", table)
     }
@@ -193,7 +193,7 @@ impl Environment {
     ///
     /// # Errors
     /// The capacity is invalid.
-    pub fn staging_bytes(&self) -> Result<u64, ConfigError> {
+    pub(crate) fn staging_bytes(&self) -> Result<u64, ConfigError> {
         bytes("staging.capacity_mb", self.staging.capacity_mb)
     }
 
@@ -201,7 +201,7 @@ impl Environment {
     ///
     /// # Errors
     /// A capacity is invalid.
-    pub fn tier_bytes(&self) -> Result<Vec<u64>, ConfigError> {
+    pub(crate) fn tier_bytes(&self) -> Result<Vec<u64>, ConfigError> {
         let tiers = self.tiers.iter().enumerate();
         tiers.map(|(i, tier)| bytes(&format!("tiers[{i}].capacity_mb"), tier.capacity_mb)).collect()
     }

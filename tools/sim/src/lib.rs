@@ -7,14 +7,13 @@
 //! Read `environment.rs` (what is simulated), `policy.rs` (what each policy does) and `engine.rs`
 //! (the events), in that order.
 
-pub mod by_hash;
-pub mod chart;
-pub mod copies;
+mod by_hash;
+mod copies;
 pub mod engine;
 pub mod environment;
 pub mod policy;
-pub mod probed;
+mod probed;
 pub mod sc21;
-pub mod schedule;
+mod schedule;
 pub mod search;
 pub mod thesis;

@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
-use dlfs_sim::chart::{self, Panel};
 use dlfs_sim::environment::Dataset;
 use dlfs_sim::policy::{Policy, PolicyError, Simulation};
 use dlfs_sim::sc21::SETUPS;
@@ -37,9 +36,6 @@ enum Command {
         /// Only the thesis's policies, not dlfs's.
         #[arg(long)]
         thesis_only: bool,
-        /// Also write a chart.
-        #[arg(long)]
-        svg: Option<PathBuf>,
     },
     /// The configurations of the SC'21 paper.
     Sc21 {
@@ -53,9 +49,6 @@ enum Command {
         /// Only these policies.
         #[arg(long, value_enum, value_delimiter = ',')]
         policy: Vec<Policy>,
-        /// Also write a chart.
-        #[arg(long)]
-        svg: Option<PathBuf>,
     },
     /// Simulate what `dlfs read` does with machines, data set and training of a TOML file.
     Run {
@@ -69,9 +62,6 @@ enum Command {
         all: bool,
         #[command(flatten)]
         input: InputArgs,
-        /// Also write a chart.
-        #[arg(long)]
-        svg: Option<PathBuf>,
     },
     /// Simulate one policy with many tier sizes; without a file, the sweep of the thesis.
     Sweep {
@@ -146,13 +136,11 @@ type Failure = Box<dyn std::error::Error>;
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let json = arguments.json;
     match &arguments.command {
-        Command::Thesis { scenario, thesis_only, svg } => {
-            print_thesis(*scenario, *thesis_only, svg.as_deref(), json)
+        Command::Thesis { scenario, thesis_only } => print_thesis(*scenario, *thesis_only, json),
+        Command::Sc21 { dataset, epochs, policy } => {
+            print_sc21(dataset.as_deref(), *epochs, policy, json)
         }
-        Command::Sc21 { dataset, epochs, policy, svg } => {
-            print_sc21(dataset.as_deref(), *epochs, policy, svg.as_deref(), json)
-        }
-        Command::Run { config, policy, all, input, svg } => {
+        Command::Run { config, policy, all, input } => {
             let machines = input.machines(read_config(config)?)?;
             let simulation = Simulation::with_sizes(&machines, input.sizes(&machines)?)?;
             let name = config.display().to_string();
@@ -163,8 +151,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 (policies, false) => policies,
             };
             let results = simulate(&simulation, policies);
-            let title = config.file_stem().unwrap_or_default().to_string_lossy();
-            write_chart(svg.as_deref(), &[panel(&title, &results)])?;
             print_results(&name, simulation.cache_bound(), &results, json)
         }
         Command::Sweep { config, input, policy, memory_gb, disk_gb } => {
@@ -236,24 +222,11 @@ fn sweep(
     print_sweep(&points, None, json)
 }
 
-fn print_thesis(
-    scenario: Option<u32>,
-    thesis_only: bool,
-    svg: Option<&Path>,
-    json: bool,
-) -> Result<(), Failure> {
+fn print_thesis(scenario: Option<u32>, thesis_only: bool, json: bool) -> Result<(), Failure> {
     let policies = if thesis_only { Policy::of_thesis() } else { Policy::value_variants() };
     let scenarios = scenario.map_or(vec![1, 2, 3, 4], |scenario| vec![scenario]);
     let tables = scenarios.into_iter().map(|scenario| thesis::table(scenario, policies));
     let tables: Vec<thesis::Table> = tables.collect::<Result<_, _>>()?;
-    let panels = tables.iter().map(|table| {
-        let rows = table
-            .rows
-            .iter()
-            .filter_map(|row| Some((row.policy.to_owned(), row.seconds?, row.thesis)));
-        Panel { title: format!("Scenario {}", table.scenario), bars: rows.collect() }
-    });
-    write_chart(svg, &panels.collect::<Vec<_>>())?;
     for table in &tables {
         if json {
             println!("{}", serde_json::to_string(table)?);
@@ -279,23 +252,21 @@ fn print_sc21(
     dataset: Option<&str>,
     epochs: u32,
     policies: &[Policy],
-    svg: Option<&Path>,
     json: bool,
 ) -> Result<(), Failure> {
     let wanted = |name: &str| dataset.is_none_or(|dataset| dataset == name);
-    let mut panels = Vec::new();
-    for setup in SETUPS.iter().filter(|setup| wanted(setup.name)) {
+    let setups: Vec<_> = SETUPS.iter().filter(|setup| wanted(setup.name)).collect();
+    if setups.is_empty() {
+        let names: Vec<&str> = SETUPS.iter().map(|setup| setup.name).collect();
+        return Err(format!("no such data set; there are {}", names.join(", ")).into());
+    }
+    for setup in setups {
         let simulation = Simulation::new(&setup.config(epochs))?;
         let policies = if policies.is_empty() { Policy::value_variants() } else { policies };
         let results = simulate(&simulation, policies);
         print_results(setup.name, simulation.cache_bound(), &results, json)?;
-        panels.push(panel(setup.name, &results));
     }
-    if panels.is_empty() {
-        let names: Vec<&str> = SETUPS.iter().map(|setup| setup.name).collect();
-        return Err(format!("no such data set; there are {}", names.join(", ")).into());
-    }
-    write_chart(svg, &panels)
+    Ok(())
 }
 
 fn print_sweep_of_thesis(policy: Policy, json: bool) -> Result<(), Failure> {
@@ -405,19 +376,6 @@ fn print_results(name: &str, bound: f64, results: &Results, json: bool) -> Resul
     notes.iter().for_each(|note| println!("{note}"));
     println!();
     Ok(())
-}
-
-fn panel(name: &str, results: &Results) -> Panel {
-    let bars = results.iter().filter_map(|(policy, result)| {
-        Some((policy.name().to_owned(), result.as_ref().ok()?.seconds, None))
-    });
-    Panel { title: name.to_owned(), bars: bars.collect() }
-}
-
-fn write_chart(path: Option<&Path>, panels: &[Panel]) -> Result<(), Failure> {
-    let Some(path) = path else { return Ok(()) };
-    std::fs::write(path, chart::svg(panels)?)
-        .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
 }
 
 fn text_table(header: &[&str]) -> Table {

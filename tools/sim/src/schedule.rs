@@ -8,7 +8,7 @@ use crate::environment::{ConfigError, Scheme, Training};
 
 /// The steps of a run. In each step, every node reads its share of a range of the epoch's sequence.
 #[derive(Debug, Clone)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     samples: Samples,
     order: OrderSpec,
     epochs: u32,
@@ -21,11 +21,11 @@ pub struct Schedule {
 
 /// The samples of a data set, in chunks of equal size.
 #[derive(Debug, Clone, Copy)]
-pub struct Samples {
+pub(crate) struct Samples {
     /// The number of samples.
-    pub count: u64,
+    pub(crate) count: u64,
     /// The number per chunk.
-    pub per_chunk: u64,
+    pub(crate) per_chunk: u64,
 }
 
 impl Schedule {
@@ -33,7 +33,7 @@ impl Schedule {
     ///
     /// # Errors
     /// No epoch, no batch, or no full batch if smaller ones are dropped.
-    pub fn new(
+    pub(crate) fn new(
         samples: Samples,
         order: OrderSpec,
         nodes: u32,
@@ -58,37 +58,37 @@ impl Schedule {
     }
 
     /// The number of passes over the data set.
-    pub fn epochs(&self) -> u32 {
+    pub(crate) fn epochs(&self) -> u32 {
         self.epochs
     }
 
     /// The number of nodes.
-    pub fn nodes(&self) -> u32 {
+    pub(crate) fn nodes(&self) -> u32 {
         self.starts.len() as u32 - 1
     }
 
     /// The number of chunks of the data set.
-    pub fn num_chunks(&self) -> u32 {
+    pub(crate) fn num_chunks(&self) -> u32 {
         self.samples.num_chunks()
     }
 
     /// The number of samples of a chunk.
-    pub fn per_chunk(&self) -> u32 {
+    pub(crate) fn per_chunk(&self) -> u32 {
         self.samples.per_chunk as u32
     }
 
     /// The number of steps in an epoch.
-    pub fn steps(&self) -> u64 {
+    pub(crate) fn steps(&self) -> u64 {
         self.positions.div_ceil(self.step_len())
     }
 
     /// The number of positions of an epoch that are read.
-    pub fn positions(&self) -> u64 {
+    pub(crate) fn positions(&self) -> u64 {
         self.positions
     }
 
     /// The positions that `node` reads in `step`, as (first, count).
-    pub fn part(&self, step: u64, node: u32) -> (u64, u64) {
+    pub(crate) fn part(&self, step: u64, node: u32) -> (u64, u64) {
         let first = step * self.step_len();
         let rest = self.positions - first;
         let node = u64::from(node);
@@ -104,7 +104,7 @@ impl Schedule {
     }
 
     /// The number of samples that `node` reads in an epoch.
-    pub fn of_node(&self, node: u32) -> u64 {
+    pub(crate) fn of_node(&self, node: u32) -> u64 {
         let full = self.positions / self.step_len();
         let each = self.starts[node as usize + 1] - self.starts[node as usize];
         let last = if full < self.steps() { self.part(full, node).1 } else { 0 };
@@ -112,7 +112,7 @@ impl Schedule {
     }
 
     /// The position of the `nth` sample that `node` reads in an epoch.
-    pub fn position(&self, node: u32, nth: u64) -> u64 {
+    pub(crate) fn position(&self, node: u32, nth: u64) -> u64 {
         let start = self.starts[node as usize];
         let each = self.starts[node as usize + 1] - start;
         let full = self.positions / self.step_len();
@@ -125,7 +125,7 @@ impl Schedule {
     }
 
     /// The whole sequence of `epoch`, position after position.
-    pub fn sequence(&self, epoch: u32) -> Vec<u32> {
+    pub(crate) fn sequence(&self, epoch: u32) -> Vec<u32> {
         let mut order = self.epoch_order(epoch);
         let mut sequence = Vec::with_capacity(self.positions as usize);
         let mut positions = Positions::from(0..self.positions);
@@ -139,7 +139,7 @@ impl Schedule {
     }
 
     /// The number of samples of a step, over all nodes.
-    pub fn step_len(&self) -> u64 {
+    pub(crate) fn step_len(&self) -> u64 {
         *self.starts.last().expect("one past the last node")
     }
 

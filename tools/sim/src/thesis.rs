@@ -76,7 +76,7 @@ pub fn config(scenario: u32) -> Result<Config, ConfigError> {
 }
 
 /// The machines of section 5.2.1 and listing 4.1.
-pub fn environment() -> Environment {
+pub(crate) fn environment() -> Environment {
     let memory = [(2, 21_164.0)];
     Environment {
         nodes: 4,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::cache::{Cache, CacheStats, TierStats};
 use dlfs::dataset::Image;
@@ -46,16 +46,6 @@ pub(crate) struct CachedArgs {
     connection: ConnectionArgs,
 }
 
-/// The line of JSON that it prints once it owns the tiers.
-#[derive(Serialize)]
-struct Owning<'a> {
-    pid: u32,
-    image: &'a str,
-    uuid: String,
-    generation: u64,
-    tiers: &'a [TierStats],
-}
-
 pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
     let options = args.tiers.options()?;
     if !options.is_active() {
@@ -71,13 +61,18 @@ pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
         return Ok(Outcome::Done);
     }
     announce(&args, &image, &cache.stats())?;
-    let mut next = args.stats.map(|seconds| Interval::new(Duration::from_secs(seconds.into())));
+    let interval = args.stats.map(|seconds| Duration::from_secs(seconds.into()));
+    let mut told = Instant::now();
     while !stop.is_set_within(WATCH) {
         let stats = cache.stats();
         if let Some(died) = &stats.died {
             return Err(Error::new(ErrorKind::Internal, died.clone()).into());
         }
-        if asked.wants_statistics() || next.as_mut().is_some_and(Interval::is_over) {
+        let is_due = interval.is_some_and(|interval| told.elapsed() >= interval);
+        if is_due {
+            told = Instant::now();
+        }
+        if asked.wants_statistics() || is_due {
             log::say(&statistics(&stats));
         }
     }
@@ -125,13 +120,13 @@ fn describe(pid: u32) -> String {
 fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), Failure> {
     let mut out = Out::new();
     let directory = image.directory();
-    let uuid = directory.uuid().to_string();
     let generation = directory.generation().0;
     let name = args.image.image.to_string();
     if args.json {
-        let pid = std::process::id();
-        let tiers = &*stats.tiers;
-        out.json(&Owning { pid, image: &name, uuid, generation, tiers })?;
+        out.json(&json!({
+            "pid": std::process::id(), "image": name, "uuid": directory.uuid().to_string(),
+            "generation": generation, "tiers": stats.tiers,
+        }))?;
         return out.flush();
     }
     out.line(format!("caching {} (generation {generation})", out.bold(&name)))?;
@@ -159,27 +154,6 @@ fn statistics(stats: &CacheStats) -> String {
     let origin = stats.origin;
     line.push_str(&format!(" origin_bytes={}", origin.bytes + origin.copier_bytes));
     line
-}
-
-/// Something that is due again and again.
-struct Interval {
-    length: Duration,
-    next: Instant,
-}
-
-impl Interval {
-    fn new(length: Duration) -> Interval {
-        Interval { length, next: Instant::now() + length }
-    }
-
-    fn is_over(&mut self) -> bool {
-        let now = Instant::now();
-        let is_over = now >= self.next;
-        if is_over {
-            self.next = now + self.length;
-        }
-        is_over
-    }
 }
 
 /// How often to look for the owner's end, for signals and for the copier.

@@ -66,8 +66,7 @@ pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
             None => out.bytes(bytes)?,
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Writes `range` of each sample, a few pieces at a time.
@@ -90,8 +89,7 @@ fn write_ranges(
             at += got as u64;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// START..END, in bytes or with a unit.

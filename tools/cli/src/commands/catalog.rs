@@ -1,7 +1,7 @@
 //! `dlfs catalog`: data sets by name.
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::address::{Address, CatalogPlace, CatalogVersion};
 use dlfs::catalog::{Alias, Catalog, Expect, Index, Record, resolve};
@@ -11,7 +11,7 @@ use dlfs::units::Generation;
 use super::import::ImportProgress;
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
 use crate::exit::{Failure, Outcome};
-use crate::out::Out;
+use crate::out::{Out, joined};
 use crate::text;
 
 /// Find data sets by name: list, show, add, tag and remove what a catalogue has
@@ -131,24 +131,9 @@ pub(crate) fn run(args: CatalogArgs, quiet: bool) -> Result<Outcome, Failure> {
 }
 
 /// A version for programs.
-#[derive(Serialize)]
-struct JsonVersion<'a> {
-    name: &'a str,
-    version: u64,
-    aliases: Vec<&'a str>,
-    #[serde(flatten)]
-    record: &'a Record,
-}
-
-impl<'a> JsonVersion<'a> {
-    fn new(
-        name: &'a str,
-        version: u64,
-        record: &'a Record,
-        aliases: &'a [Alias],
-    ) -> JsonVersion<'a> {
-        JsonVersion { name, version, aliases: names_of(version, aliases), record }
-    }
+fn as_json(name: &str, version: u64, record: &Record, aliases: &[Alias]) -> Value {
+    let aliases = names_of(version, aliases);
+    joined(record, json!({"name": name, "version": version, "aliases": aliases}))
 }
 
 /// The aliases that point to a version.
@@ -163,13 +148,12 @@ fn list(place: &CatalogPlace, json: bool) -> Result<Outcome, Failure> {
         let (version, record) = catalog.find(&name, None)?;
         let aliases = catalog.aliases(&name)?;
         if json {
-            out.json(&JsonVersion::new(&name, version, &record, &aliases))?;
+            out.json(&as_json(&name, version, &record, &aliases))?;
         } else {
             out.line(format!("{:<24} {}", out.bold(&name), in_short(version, &record, &aliases)))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn in_short(version: u64, record: &Record, aliases: &[Alias]) -> String {
@@ -195,7 +179,7 @@ fn show(name: &DatasetName, json: bool) -> Result<Outcome, Failure> {
     let mut out = Out::new();
     for (version, record) in &versions {
         if json {
-            out.json(&JsonVersion::new(&name.name, *version, record, &aliases))?;
+            out.json(&as_json(&name.name, *version, record, &aliases))?;
             continue;
         }
         out.line(in_short(*version, record, &aliases))?;
@@ -209,8 +193,7 @@ fn show(name: &DatasetName, json: bool) -> Result<Outcome, Failure> {
             catalog.history(&name.name, alias)?.into_iter().map(step).collect();
         out.line(format!("  @{alias:<9} {}", history.join(" -> ")))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn show_record(out: &mut Out, record: &Record) -> Result<(), Failure> {
@@ -254,8 +237,7 @@ fn add(args: AddArgs) -> Result<Outcome, Failure> {
     let mut out = Out::new();
     let aliases = catalog.aliases(&name.name)?;
     out.line(format!("{}: {}", out.bold(&name.to_string()), in_short(number, &record, &aliases)))?;
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn tag(name: &DatasetName, alias: &str, expect: Expect) -> Result<Outcome, Failure> {
@@ -272,8 +254,7 @@ fn tag(name: &DatasetName, alias: &str, expect: Expect) -> Result<Outcome, Failu
     let mut out = Out::new();
     let (_, record) = catalog.find(&name.name, Some(&CatalogVersion::Alias(alias.to_owned())))?;
     out.line(format!("{}@{alias} is generation {}", name.with_version(None), record.generation))?;
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn remove(name: &DatasetName, all: bool) -> Result<Outcome, Failure> {
@@ -301,8 +282,7 @@ fn remove(name: &DatasetName, all: bool) -> Result<Outcome, Failure> {
             return Err(Failure::Usage(message));
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -329,8 +309,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
                 text::counted(found.chunks.len() as u64, "chunk")
             ))?;
         }
-        out.flush()?;
-        return Ok(if differences.is_empty() { Outcome::Done } else { Outcome::Damaged });
+        return out.end(if differences.is_empty() { Outcome::Done } else { Outcome::Damaged });
     }
     let known = if since_ns > 0 { catalog.index(&name.name)? } else { None };
     let index = found.with_older_of(known.as_ref(), since_ns);
@@ -340,8 +319,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
         text::counted(index.chunks.len() as u64, "chunk"),
         text::counted(index.samples, "sample"),
     ))?;
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// How many differences are printed.

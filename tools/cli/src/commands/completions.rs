@@ -21,8 +21,7 @@ pub(crate) fn run(args: CompletionsArgs) -> Result<Outcome, Failure> {
     clap_complete::generate(args.shell, &mut Cli::command(), "dlfs", &mut script);
     let mut out = Out::new();
     out.bytes(&script)?;
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 const EXAMPLES: &str = "\

@@ -10,6 +10,7 @@ use dlfs::nvme::Nqn;
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::service::control::call;
+use crate::service::methods::{OneHost, RemoveNamespace, Whole};
 
 /// Ask a running `dlfs serve --control`, and change it
 ///
@@ -36,7 +37,7 @@ enum Verb {
     /// Add a namespace; connected hosts are told
     AddNs(AddNs),
     /// Remove a namespace; connected hosts are told
-    RemoveNs(RemoveNs),
+    RemoveNs(RemoveNamespace),
     /// Allow a host to connect without a key
     AddHost(OneHost),
     /// Disconnect a host and remove it, and its keys, from the list
@@ -55,13 +56,6 @@ enum Verb {
 }
 
 #[derive(Debug, Args)]
-struct Whole {
-    /// The subsystem [default: all]
-    #[arg(long, value_name = "NQN")]
-    subsystem: Option<Nqn>,
-}
-
-#[derive(Debug, Args)]
 struct AddNs {
     /// The address of the namespace; a relative path begins at this command's folder
     #[arg(value_name = "ADDRESS")]
@@ -72,26 +66,6 @@ struct AddNs {
     /// Let hosts write to it
     #[arg(long)]
     writable: bool,
-    /// The subsystem [default: the only one]
-    #[arg(long, value_name = "NQN")]
-    subsystem: Option<Nqn>,
-}
-
-#[derive(Debug, Args)]
-struct RemoveNs {
-    /// Its NSID
-    #[arg(value_name = "NSID")]
-    nsid: u32,
-    /// The subsystem [default: the only one]
-    #[arg(long, value_name = "NQN")]
-    subsystem: Option<Nqn>,
-}
-
-#[derive(Debug, Args)]
-struct OneHost {
-    /// The host
-    #[arg(value_name = "NQN")]
-    host: Nqn,
     /// The subsystem [default: the only one]
     #[arg(long, value_name = "NQN")]
     subsystem: Option<Nqn>,
@@ -114,28 +88,22 @@ pub(crate) fn run(args: CtlArgs) -> Result<Outcome, Failure> {
     } else {
         lines(&args.verb, &answer).iter().try_for_each(|line| out.line(line))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn request(verb: &Verb) -> Result<(&'static str, Value), Failure> {
-    let whole = |Whole { subsystem }: &Whole| json!({ "subsystem": subsystem });
-    let one =
-        |OneHost { host, subsystem }: &OneHost| json!({ "host": host, "subsystem": subsystem });
     Ok(match verb {
-        Verb::ListSubsys(of) => ("list-subsys", whole(of)),
-        Verb::ListHosts(of) => ("list-hosts", whole(of)),
-        Verb::Stats(of) => ("stats", whole(of)),
+        Verb::ListSubsys(of) => ("list-subsys", json!(of)),
+        Verb::ListHosts(of) => ("list-hosts", json!(of)),
+        Verb::Stats(of) => ("stats", json!(of)),
         Verb::AddNs(AddNs { address, nsid, writable, subsystem }) => {
             let address = absolute(address)?;
             let params = json!({ "address": address, "nsid": nsid, "read_only": !writable, "subsystem": subsystem });
             ("add-ns", params)
         }
-        Verb::RemoveNs(RemoveNs { nsid, subsystem }) => {
-            ("remove-ns", json!({ "nsid": nsid, "subsystem": subsystem }))
-        }
-        Verb::AddHost(host) => ("add-host", one(host)),
-        Verb::DropHost(host) => ("drop-host", one(host)),
+        Verb::RemoveNs(namespace) => ("remove-ns", json!(namespace)),
+        Verb::AddHost(host) => ("add-host", json!(host)),
+        Verb::DropHost(host) => ("drop-host", json!(host)),
         Verb::LogLevel { level } => {
             ("log-level", json!({ "level": format!("{level:?}").to_lowercase() }))
         }

@@ -1,18 +1,16 @@
 //! `dlfs delete`: commits a new generation without some samples.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::dataset::cataloging;
 use dlfs::import::{EditOptions, EditReport};
 use dlfs::units::SampleId;
 
 use crate::args::{ConnectionArgs, ImageAddress, Name};
-use crate::exit::{Failure, Outcome, about_file};
+use crate::exit::{Failure, Outcome, read_or_stdin};
 use crate::out::Out;
 use crate::text;
 
@@ -52,7 +50,10 @@ pub(crate) struct DeleteArgs {
 pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     let mut names: Vec<Vec<u8>> = args.names.into_iter().map(|name| name.0).collect();
     if let Some(from) = &args.from {
-        names.extend(listed(&read(from)?, if args.null { 0 } else { b'\n' }));
+        names.extend(listed(
+            &read_or_stdin("cannot read the names in", from)?,
+            if args.null { 0 } else { b'\n' },
+        ));
     }
     let options = EditOptions { accept_older_generation: args.accept_older_generation };
     let connect = args.connection.options(true)?;
@@ -65,7 +66,7 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     cataloging::committed(image, report.generation, &connect, "delete");
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport::new(&report))?;
+        out.json(&as_json(&report))?;
     } else {
         out.line(format!(
             "deleted {}: {} is at generation {}, with {}",
@@ -75,19 +76,7 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
             text::counted(report.live_samples, "sample"),
         ))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
-}
-
-fn read(from: &Path) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let read = if from == Path::new("-") {
-        io::stdin().lock().read_to_end(&mut bytes)
-    } else {
-        File::open(from).and_then(|mut file| file.read_to_end(&mut bytes))
-    };
-    read.map_err(|error| about_file("cannot read the names in", from, error))?;
-    Ok(bytes)
+    out.end(Outcome::Done)
 }
 
 /// The names in `bytes`, each with `end` behind it; the last one may lack it.
@@ -107,27 +96,15 @@ fn ids(names: &[Vec<u8>]) -> Result<Vec<SampleId>, Failure> {
 }
 
 /// The JSON report of `delete` and `purge`.
-#[derive(Serialize)]
-pub(super) struct JsonReport {
-    uuid: String,
-    generation: u64,
-    samples: u64,
-    live_samples: u64,
-    chunks: u64,
-    freed_bytes: u64,
-}
-
-impl JsonReport {
-    pub(super) fn new(report: &EditReport) -> JsonReport {
-        JsonReport {
-            uuid: report.uuid.to_string(),
-            generation: report.generation.0,
-            samples: report.samples,
-            live_samples: report.live_samples,
-            chunks: report.chunks,
-            freed_bytes: report.freed_bytes,
-        }
-    }
+pub(super) fn as_json(report: &EditReport) -> Value {
+    json!({
+        "uuid": report.uuid.to_string(),
+        "generation": report.generation.0,
+        "samples": report.samples,
+        "live_samples": report.live_samples,
+        "chunks": report.chunks,
+        "freed_bytes": report.freed_bytes,
+    })
 }
 
 const EXAMPLES: &str = "\

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 
 use dlfs::address::Address;
 use dlfs::dataset::Dataset;
@@ -125,7 +126,9 @@ impl Demo<'_> {
         let compared = self.compare(&path, &image, &source)?;
         self.show.compared(&compared)?;
         if self.args.json {
-            self.show.out.json(&JsonReport { epochs: &epochs, verified: true, compared })?;
+            self.show
+                .out
+                .json(&json!({"epochs": epochs, "verified": true, "compared": compared}))?;
         }
         self.show.what_next()
     }
@@ -290,13 +293,6 @@ struct Epoch {
     report: RunReport,
     /// Read commands sent in the epoch; 0 if all chunks are still in memory.
     commands: u64,
-}
-
-#[derive(Serialize)]
-struct JsonReport<'a> {
-    epochs: &'a [Epoch],
-    verified: bool,
-    compared: Compared,
 }
 
 /// Prints the demo step by step, unless only JSON is requested.

@@ -55,8 +55,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
             out.line(record.address.clone().unwrap_or_else(elsewhere))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// The texts come from the target, so they are escaped before they reach a terminal.

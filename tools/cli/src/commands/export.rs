@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 
 use dlfs::Error;
 use dlfs::dataset::{Image, OnError};
@@ -274,16 +275,6 @@ impl Export<'_> {
     }
 }
 
-#[derive(Serialize)]
-struct JsonResult<'a> {
-    samples: u64,
-    files: u64,
-    bytes: u64,
-    seconds: f64,
-    damaged: u64,
-    refused: &'a [Refused],
-}
-
 fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Result<(), Failure> {
     for refused in &done.refused {
         complain(&format!("not exported: {}: {}", safe_name(&refused.raw), refused.reason));
@@ -296,14 +287,14 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     }
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonResult {
-            samples: done.samples,
-            files: done.files,
-            bytes: done.bytes,
-            seconds: time.as_secs_f64(),
-            damaged: done.damaged,
-            refused: &done.refused,
-        })?;
+        out.json(&json!({
+            "samples": done.samples,
+            "files": done.files,
+            "bytes": done.bytes,
+            "seconds": time.as_secs_f64(),
+            "damaged": done.damaged,
+            "refused": done.refused,
+        }))?;
         return out.flush();
     }
     out.line(format!(

@@ -13,7 +13,7 @@ use dlfs::{Error, ErrorKind};
 
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
-use crate::identify::{controller, namespace};
+use crate::identify::{controller, namespace, uuid};
 use crate::out::Out;
 
 /// Print Identify Controller of a subsystem, as nvme id-ctrl does
@@ -83,8 +83,7 @@ impl CommonArgs {
             Format::Json => out.json(&value)?,
             Format::Normal => lines.iter().try_for_each(|line| out.line(line))?,
         }
-        out.flush()?;
-        Ok(Outcome::Done)
+        out.end(Outcome::Done)
     }
 }
 
@@ -137,11 +136,6 @@ pub(crate) fn list_subsys(args: &ListSubsysArgs) -> Result<Outcome, Failure> {
         lines,
         json!([{ "HostNQN": host, "HostID": uuid(&hostid), "Subsystems": [subsystem] }]),
     )
-}
-
-fn uuid(bytes: &[u8; 16]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
 }
 
 /// `traddr=A,trsvcid=P` of each path that the discovery service lists for the subsystem.

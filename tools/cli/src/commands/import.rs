@@ -1,6 +1,5 @@
 //! `dlfs import`: writes a data set to an image.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::dataset::class_names;
@@ -27,7 +26,7 @@ use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
 use crate::exit::{Failure, Outcome};
-use crate::out::Out;
+use crate::out::{Out, known};
 use crate::progress::Meter;
 use crate::signals::{GRACE_FOR_WRITERS, Stop};
 use crate::size::parse_size;
@@ -221,12 +220,11 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     args.tell_catalog(&report, &connect)?;
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport::new(&report, time))?;
+        out.json(&as_json(&report, time))?;
     } else {
         print_report(&mut out, &args, &report, time)?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Adds how to continue: what was written is kept.
@@ -405,111 +403,51 @@ fn parse_chunk_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "not a power of two from 64K to 256M".to_owned())
 }
 
-#[derive(Serialize)]
-struct JsonReport {
-    samples: u64,
-    bytes: u64,
-    seconds: f64,
-    uuid: String,
-    generation: u64,
-    from: String,
-    /// Why it is that, where it might have been something else.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    decided: Option<String>,
-    live_samples: u64,
-    chunks: u64,
-    chunks_found: u64,
-    image_bytes: u64,
-    media: JsonMedia,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    columns: Option<JsonColumns>,
-    /// The type of each field that has one, by name.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    field_types: BTreeMap<String, String>,
-    taken: Vec<JsonTaken>,
-    bad: Vec<JsonBad>,
-}
-
-/// How the table of values fitted the samples.
-#[derive(Serialize)]
-struct JsonColumns {
-    samples: u64,
-    samples_without: u64,
-    rows_without: u64,
-}
-
-/// Bytes that this import wrote, by kind.
-#[derive(Serialize)]
-struct JsonMedia {
-    samples: u64,
-    headers: u64,
-    padding: u64,
-    directory: u64,
-    /// Bytes that `--pack tight` saves, whether it was given or not.
-    tight_saves: u64,
-}
-
-#[derive(Serialize)]
-struct JsonTaken {
-    what: String,
-    r#as: String,
-    files: u64,
-    bytes: u64,
-    example: String,
-}
-
-#[derive(Serialize)]
-struct JsonBad {
-    name: String,
-    reason: String,
-    /// The shard or list that contains it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    within: Option<String>,
-}
-
-impl JsonReport {
-    fn new(report: &ImportReport, time: Duration) -> JsonReport {
-        let bad = |entry: &BadEntry| JsonBad {
-            name: text::safe_name(&entry.name),
-            reason: entry.why(),
-            within: within(entry),
-        };
-        let taken = |taken: &FileCount| JsonTaken {
-            what: taken.what.clone(),
-            r#as: taken.role.to_string(),
-            files: taken.files,
-            bytes: taken.bytes,
-            example: text::safe_name(&taken.example),
-        };
-        JsonReport {
-            samples: report.samples,
-            bytes: report.sample_bytes,
-            seconds: time.as_secs_f64(),
-            uuid: report.uuid.to_string(),
-            generation: report.generation.0,
-            from: report.kind.to_string(),
-            decided: report.decided.as_ref().map(ToString::to_string),
-            live_samples: report.live_samples,
-            chunks: report.chunks,
-            chunks_found: report.chunks_found,
-            image_bytes: report.image_bytes,
-            media: JsonMedia {
-                samples: report.media.sample_bytes,
-                headers: report.media.header_bytes,
-                padding: report.media.padding_of(report.pack),
-                directory: report.media.directory_bytes,
-                tight_saves: report.media.alignment_bytes,
-            },
-            columns: report.columns.map(|counts| JsonColumns {
-                samples: counts.samples,
-                samples_without: counts.samples_without,
-                rows_without: counts.rows_without,
-            }),
-            field_types: field_types(report).collect(),
-            taken: report.file_counts.iter().map(taken).collect(),
-            bad: report.bad.iter().map(bad).collect(),
-        }
-    }
+fn as_json(report: &ImportReport, time: Duration) -> Value {
+    let bad = |entry: &BadEntry| {
+        known(json!({
+            "name": text::safe_name(&entry.name), "reason": entry.why(), "within": within(entry),
+        }))
+    };
+    let taken = |taken: &FileCount| {
+        json!({
+            "what": taken.what, "as": taken.role.to_string(), "files": taken.files,
+            "bytes": taken.bytes, "example": text::safe_name(&taken.example),
+        })
+    };
+    let columns = report.columns.map(|counts| {
+        json!({
+            "samples": counts.samples,
+            "samples_without": counts.samples_without,
+            "rows_without": counts.rows_without,
+        })
+    });
+    let field_types: Map<_, _> =
+        field_types(report).map(|(name, kind)| (name, kind.into())).collect();
+    known(json!({
+        "samples": report.samples,
+        "bytes": report.sample_bytes,
+        "seconds": time.as_secs_f64(),
+        "uuid": report.uuid.to_string(),
+        "generation": report.generation.0,
+        "from": report.kind.to_string(),
+        "decided": report.decided.as_ref().map(ToString::to_string),
+        "live_samples": report.live_samples,
+        "chunks": report.chunks,
+        "chunks_found": report.chunks_found,
+        "image_bytes": report.image_bytes,
+        "media": {
+            "samples": report.media.sample_bytes,
+            "headers": report.media.header_bytes,
+            "padding": report.media.padding_of(report.pack),
+            "directory": report.media.directory_bytes,
+            "tight_saves": report.media.alignment_bytes, // whether it was given or not
+        },
+        "columns": columns,
+        "field_types": (!field_types.is_empty()).then_some(field_types),
+        "taken": report.file_counts.iter().map(taken).collect::<Vec<_>>(),
+        "bad": report.bad.iter().map(bad).collect::<Vec<_>>(),
+    }))
 }
 
 /// Names and types of the fields that have a type.

@@ -3,14 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::address::Address;
 use dlfs::dataset::cataloging::{self, Origin};
-use dlfs::import::many::{
-    PartReport, PlanReport, WritePlan, commit_import, import_part, plan_import,
-};
-use dlfs::import::{OnError, WriteReport};
+use dlfs::import::OnError;
+use dlfs::import::many::{WritePlan, commit_import, import_part, plan_import};
 use dlfs::{Error, ErrorKind};
 
 use super::import::{ImportProgress, WhatArgs};
@@ -123,9 +121,17 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
     drop(progress);
     let mut out = Out::new();
     if args.what.json {
-        out.json(&JsonPlan::new(&report))?;
-        out.flush()?;
-        return Ok(Outcome::Done);
+        let part =
+            |(address, chunks): &(String, u64)| json!({"address": address, "chunks": chunks});
+        out.json(&json!({
+            "plan": report.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
+            "uuid": report.uuid.to_string(),
+            "samples": report.samples,
+            "bytes": report.sample_bytes,
+            "parts": report.parts.iter().map(part).collect::<Vec<_>>(),
+            "left_out": report.bad.len(),
+        }))?;
+        return out.end(Outcome::Done);
     }
     out.line(format!(
         "planned {} ({}) in {}: {}",
@@ -149,8 +155,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
         "  next       dlfs import-parts part {plan} N for each, then dlfs import-parts commit {plan}"
     );
     out.line(out.dim(&next))?;
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -160,7 +165,14 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
     drop(progress);
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonPart::new(&report))?;
+        out.json(&json!({
+            "uuid": report.uuid.to_string(),
+            "part": report.part,
+            "address": report.address,
+            "samples": report.samples,
+            "chunks": report.chunks,
+            "chunks_found": report.found,
+        }))?;
     } else {
         let found = match report.found {
             0 => String::new(),
@@ -174,8 +186,7 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
             report.address,
         ))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -197,7 +208,14 @@ fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonCommit::new(&report))?;
+        out.json(&json!({
+            "uuid": report.uuid.to_string(),
+            "generation": report.generation.0,
+            "samples": report.samples,
+            "bytes": report.sample_bytes,
+            "chunks": report.chunks,
+            "image_bytes": report.image_bytes,
+        }))?;
     } else {
         let image = Address::list_to_string(&image);
         out.line(format!(
@@ -210,85 +228,5 @@ fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
         ))?;
         out.line(out.dim(&format!("  next       dlfs read {image}")))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
-}
-
-#[derive(Serialize)]
-struct JsonPlan {
-    plan: String,
-    uuid: String,
-    samples: u64,
-    bytes: u64,
-    parts: Vec<JsonPlannedPart>,
-    left_out: usize,
-}
-
-#[derive(Serialize)]
-struct JsonPlannedPart {
-    address: String,
-    chunks: u64,
-}
-
-impl JsonPlan {
-    fn new(report: &PlanReport) -> JsonPlan {
-        let part = |(address, chunks): &(String, u64)| JsonPlannedPart {
-            address: address.clone(),
-            chunks: *chunks,
-        };
-        JsonPlan {
-            plan: report.id.iter().map(|byte| format!("{byte:02x}")).collect(),
-            uuid: report.uuid.to_string(),
-            samples: report.samples,
-            bytes: report.sample_bytes,
-            parts: report.parts.iter().map(part).collect(),
-            left_out: report.bad.len(),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct JsonPart {
-    uuid: String,
-    part: u16,
-    address: String,
-    samples: u64,
-    chunks: u64,
-    chunks_found: u64,
-}
-
-impl JsonPart {
-    fn new(report: &PartReport) -> JsonPart {
-        JsonPart {
-            uuid: report.uuid.to_string(),
-            part: report.part,
-            address: report.address.clone(),
-            samples: report.samples,
-            chunks: report.chunks,
-            chunks_found: report.found,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct JsonCommit {
-    uuid: String,
-    generation: u64,
-    samples: u64,
-    bytes: u64,
-    chunks: u64,
-    image_bytes: u64,
-}
-
-impl JsonCommit {
-    fn new(report: &WriteReport) -> JsonCommit {
-        JsonCommit {
-            uuid: report.uuid.to_string(),
-            generation: report.generation.0,
-            samples: report.samples,
-            bytes: report.sample_bytes,
-            chunks: report.chunks,
-            image_bytes: report.image_bytes,
-        }
-    }
+    out.end(Outcome::Done)
 }

@@ -3,9 +3,9 @@
 use std::sync::LazyLock;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
-use dlfs::qpair;
+use dlfs::qpair::{self, Engine};
 
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
@@ -30,43 +30,27 @@ pub(crate) struct InfoArgs {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct JsonInfo {
-    version: &'static str,
-    commit: &'static str,
-    commit_date: &'static str,
-    engines: Vec<JsonEngine>,
-}
-
-#[derive(Serialize)]
-struct JsonEngine {
-    name: &'static str,
-    compiled_in: bool,
-    reaches: String,
-}
-
 pub(crate) fn run(args: InfoArgs) -> Result<Outcome, Failure> {
-    let engines = qpair::engines().into_iter().map(|engine| JsonEngine {
-        name: engine.name,
-        compiled_in: engine.compiled_in,
-        reaches: engine.reaches,
-    });
-    let info = JsonInfo {
-        version: env!("CARGO_PKG_VERSION"),
-        commit: dlfs::COMMIT,
-        commit_date: dlfs::COMMIT_DATE,
-        engines: engines.collect(),
-    };
+    let engines = qpair::engines();
     let mut out = Out::new();
     if args.json {
-        out.json(&info)?;
+        let engine = |engine: &Engine| {
+            json!({
+                "name": engine.name, "compiled_in": engine.compiled_in, "reaches": engine.reaches,
+            })
+        };
+        out.json(&json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "commit": dlfs::COMMIT,
+            "commit_date": dlfs::COMMIT_DATE,
+            "engines": engines.iter().map(engine).collect::<Vec<_>>(),
+        }))?;
     } else {
         out.line(format!("dlfs {}", *VERSION))?;
-        for engine in &info.engines {
+        for engine in &engines {
             let mark = if engine.compiled_in { "yes" } else { "no " };
             out.line(format!("  {:<6} {mark}  {}", engine.name, engine.reaches))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }

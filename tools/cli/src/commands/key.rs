@@ -10,6 +10,7 @@ use dlfs::target::HostKeys;
 
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
+use crate::text::counted;
 
 /// Generate and check the keys with which hosts and targets authenticate each other, by DH-HMAC-CHAP or TLS
 #[derive(Debug, Args)]
@@ -81,8 +82,7 @@ pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
             Err(of_key) => check_others(&mut out, &file, of_key)?,
         },
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Checks a file that holds no key of DH-HMAC-CHAP, for the reason `of_key`.
@@ -115,8 +115,11 @@ fn held(keys: &HostKeys) -> String {
         Some(_) => "the target proves itself on demand",
         None => "the target has no key to prove itself with",
     };
-    let secrets = format!("{} of the host; {mutual}", count(keys.secrets.len()));
-    let of_tls = format!("{} of TLS, without which it is refused", count(keys.tls_keys.len()));
+    let secrets = format!("{} of the host; {mutual}", counted(keys.secrets.len() as u64, "key"));
+    let of_tls = format!(
+        "{} of TLS, without which it is refused",
+        counted(keys.tls_keys.len() as u64, "key")
+    );
     match (keys.secrets.is_empty(), keys.tls_keys.is_empty()) {
         (false, true) => secrets,
         (true, _) => of_tls,
@@ -129,10 +132,6 @@ fn form(secret: &Secret) -> String {
         None => "used as it is".to_owned(),
         Some(hash) => format!("transformed with {hash}"),
     }
-}
-
-fn count(keys: usize) -> String {
-    if keys == 1 { "1 key".to_owned() } else { format!("{keys} keys") }
 }
 
 const EXAMPLES: &str = "\

@@ -1,7 +1,7 @@
 //! `dlfs ls`: the samples and folders of an image, from the directory in memory.
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::directory::{Directory, EntryKind};
 use dlfs::format::columns::Value;
@@ -11,7 +11,7 @@ use dlfs::{Error, ErrorKind};
 use crate::args::{ConnectionArgs, Name};
 use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
-use crate::out::Out;
+use crate::out::{Out, known};
 use crate::text::safe_name;
 
 /// List samples and folders
@@ -68,22 +68,6 @@ struct Listing<'a> {
     out: Out,
     lines: u64,
     failed: Option<Failure>,
-}
-
-#[derive(Serialize)]
-struct JsonEntry {
-    name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name_hex: Option<String>,
-    kind: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bytes: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    label: Option<i64>,
-    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
-    columns: serde_json::Map<String, serde_json::Value>,
 }
 
 /// The values of a sample in the typed columns; null where it has none.
@@ -146,9 +130,11 @@ impl Listing<'_> {
         label: Option<i64>,
     ) -> Result<(), Failure> {
         let (name, name_hex) = json_name(name);
-        let columns =
-            id.map_or_else(Default::default, |id| json_values(self.directory, SampleId(id)));
-        self.out.json(&JsonEntry { name, name_hex, kind, id, bytes, label, columns })
+        let columns = id.map(|id| json_values(self.directory, SampleId(id)));
+        self.out.json(&known(json!({
+            "name": name, "name_hex": name_hex, "kind": kind, "id": id, "bytes": bytes,
+            "label": label, "columns": columns.filter(|columns| !columns.is_empty()),
+        })))
     }
 
     fn null(&mut self, name: &[u8], suffix: &[u8]) -> Result<(), Failure> {

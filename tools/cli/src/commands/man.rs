@@ -33,8 +33,7 @@ pub(crate) fn run(args: ManArgs) -> Result<Outcome, Failure> {
             out.line(format!("the manual pages are in {}", folder.display()))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 const EXAMPLES: &str = "\

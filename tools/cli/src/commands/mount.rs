@@ -174,8 +174,7 @@ fn start_in_background() -> Result<Outcome, Failure> {
     if read.map_err(Error::from)?.unwrap_or(0) > 0 {
         let mut out = Out::new();
         out.line(line.trim_end())?;
-        out.flush()?;
-        return Ok(Outcome::Done);
+        return out.end(Outcome::Done);
     }
     let code = child.wait().map_err(Error::from)?.code();
     said.rewind().map_err(Error::from)?;

@@ -5,7 +5,7 @@ use clap::Args;
 use dlfs::dataset::cataloging;
 use dlfs::import::EditOptions;
 
-use super::delete::JsonReport;
+use super::delete::as_json;
 use super::import::ImportProgress;
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
@@ -44,7 +44,7 @@ pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
     cataloging::committed(&args.image.0, report.generation, &connect, "purge");
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport::new(&report))?;
+        out.json(&as_json(&report))?;
     } else if report.chunks == 0 && report.samples == 0 {
         out.line(format!("nothing to purge: {} has no deleted samples", args.image))?;
     } else {
@@ -57,6 +57,5 @@ pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
             report.generation,
         ))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }

@@ -6,19 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::Error;
-use dlfs::buf::Pages;
 use dlfs::cache::{Cache, CacheStats, TierOptions};
-use dlfs::dataset::{Dataset, Image, Mixture, Places, Share, load_state, save_state};
+use dlfs::dataset::{Dataset, Image, Mixture, Share, load_state, save_state};
 use dlfs::directory::Directory;
 use dlfs::order::{State, Tail};
-use dlfs::peers::{Launched, PeerStats, Peers};
+use dlfs::peers::{Launched, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::report::Stalls;
-use dlfs::store::StoreStats;
 use dlfs::units::{Epoch, Generation};
 
 use crate::args::ConnectionArgs;
@@ -30,7 +28,7 @@ use crate::metrics_args::MetricsArgs;
 use crate::mix_args::{MixArgs, Source, Sources, share};
 use crate::open::{ImageArgs, engines};
 use crate::order_args::{OrderArgs, ShardArg};
-use crate::out::Out;
+use crate::out::{Out, joined, known};
 use crate::peer_args::{Joined, PeerArgs, peer_lines};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
@@ -401,34 +399,6 @@ impl IdsFile {
     }
 }
 
-/// The report, and additional facts.
-#[derive(Serialize)]
-struct JsonReport<'a> {
-    #[serde(flatten)]
-    report: &'a RunReport,
-    stalls_s: Stalls,
-    commands: u64,
-    read_bytes: u64,
-    engine: &'a str,
-    /// Samples in the window at the end, and the pages that back it.
-    resident: u64,
-    pages: Option<Pages>,
-    /// All counters of the loader: the same as in Python.
-    loader: &'a LoaderStats,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tiers: Option<CacheStats>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peers: Option<PeerStats>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    store: Option<StoreStats>,
-    /// Reads and bytes by the place that they came from, with the same keys as in Python and C.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    places: Option<Places>,
-    /// The samples that this rank has had of each image of a mixture.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sources: Option<&'a [Source]>,
-}
-
 /// The images of a run, and what it has had of each.
 struct WhatWasRead<'a> {
     dataset: &'a Dataset,
@@ -458,28 +428,23 @@ fn print_report(
     let peers = image.peers().filter(|_| store.is_none()).map(Peers::stats);
     let mut out = Out::new();
     if args.run.json {
-        let commands = stats.read.commands;
-        let read_bytes = stats.read.bytes;
-        let resident = stats.resident;
-        let pages = stats.pages;
-        let engine = &*engine;
-        let places = image.places();
-        let report = JsonReport {
-            report,
-            stalls_s: stats.stalls,
-            commands,
-            read_bytes,
-            engine,
-            resident,
-            pages,
-            loader: stats,
-            tiers,
-            peers,
-            store,
-            places,
-            sources: mixed.map(Sources::all),
-        };
-        out.json(&report)?;
+        let facts = json!({
+            "stalls_s": stats.stalls,
+            "commands": stats.read.commands,
+            "read_bytes": stats.read.bytes,
+            "engine": engine,
+            "resident": stats.resident, // samples in the window at the end
+            "pages": stats.pages,
+            "loader": stats, // all counters, the same as in Python
+        });
+        let some = known(json!({
+            "tiers": tiers,
+            "peers": peers,
+            "store": store,
+            "places": image.places(), // with the same keys as in Python and C
+            "sources": mixed.map(Sources::all),
+        }));
+        out.json(&joined(&joined(report, facts), some))?;
         return out.flush();
     }
     let samples = out.bold(&text::counted(report.samples, "sample"));

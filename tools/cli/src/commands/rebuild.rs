@@ -1,9 +1,8 @@
 //! `dlfs rebuild`: rebuilds the directory from chunk headers alone.
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
-use dlfs::qpair::ConnectOptions;
 use dlfs::units::Generation;
 
 use super::import::ImportProgress;
@@ -34,20 +33,6 @@ pub(crate) struct RebuildArgs {
     connection: ConnectionArgs,
 }
 
-#[derive(Serialize)]
-struct JsonReport {
-    uuid: String,
-    generation: u64,
-    live_samples: u64,
-    lost_samples: u64,
-    chunks: u64,
-    unused_chunks: u64,
-    unreadable_cells: u64,
-    mended_copies: u64,
-    deletions_known: bool,
-    base: Option<u64>,
-}
-
 pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true)?;
@@ -56,18 +41,18 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     drop(progress);
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport {
-            uuid: report.uuid.to_string(),
-            generation: report.generation.0,
-            live_samples: report.live_samples,
-            lost_samples: report.lost_samples,
-            chunks: report.chunks,
-            unused_chunks: report.unused_chunks,
-            unreadable_cells: report.unreadable_cells,
-            mended_copies: report.mended_copies,
-            deletions_known: report.deletions_known,
-            base: report.base.map(|base| base.0),
-        })?;
+        out.json(&json!({
+            "uuid": report.uuid.to_string(),
+            "generation": report.generation.0,
+            "live_samples": report.live_samples,
+            "lost_samples": report.lost_samples,
+            "chunks": report.chunks,
+            "unused_chunks": report.unused_chunks,
+            "unreadable_cells": report.unreadable_cells,
+            "mended_copies": report.mended_copies,
+            "deletions_known": report.deletions_known,
+            "base": report.base.map(|base| base.0),
+        }))?;
     } else {
         out.line(format!(
             "rebuilt {}: generation {}, {} from {}",

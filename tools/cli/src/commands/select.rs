@@ -1,11 +1,9 @@
 //! `dlfs select`: chooses samples by an expression, by ids and by keyed splits, and saves them as views.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::dataset::{Dataset, save_views};
 use dlfs::reader::ReaderOptions;
@@ -13,7 +11,7 @@ use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
 
 use crate::args::ConnectionArgs;
-use crate::exit::{Failure, Outcome, about_file};
+use crate::exit::{Failure, Outcome, read_or_stdin};
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::text;
@@ -74,23 +72,6 @@ enum ByArg {
     Folder,
 }
 
-#[derive(Serialize)]
-struct Report {
-    uuid: String,
-    generation: u64,
-    /// Samples that there were to select from.
-    samples: u64,
-    views: Vec<ViewFacts>,
-}
-
-#[derive(Serialize)]
-struct ViewFacts {
-    name: String,
-    samples: u64,
-    hash: String,
-    made: String,
-}
-
 pub(crate) fn run(args: SelectArgs) -> Result<Outcome, Failure> {
     let split = args.split()?;
     let image = args.image.open(&args.connection)?;
@@ -120,11 +101,10 @@ pub(crate) fn run(args: SelectArgs) -> Result<Outcome, Failure> {
             parts.map(with_filter).collect()
         }
     };
-    let report = Report::new(&whole, &views);
     if let Some(path) = &args.out {
-        save_views(path, views)?;
+        save_views(path, views.clone())?;
     }
-    report.print(&args)?;
+    print(&args, &whole, &views)?;
     Ok(Outcome::Done)
 }
 
@@ -140,51 +120,42 @@ impl SelectArgs {
     }
 }
 
-impl Report {
-    fn new(dataset: &Dataset, views: &[NamedView]) -> Report {
-        let facts = |named: &NamedView| ViewFacts {
-            name: named.name.clone(),
-            samples: named.view.len(),
-            hash: format!("{:032x}", u128::from_be_bytes(named.view.hash())),
-            made: text::safe_name(named.made.as_bytes()),
+fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<(), Failure> {
+    let mut out = Out::new();
+    let hash = |of: &NamedView| format!("{:032x}", u128::from_be_bytes(of.view.hash()));
+    if args.json {
+        let facts = |of: &NamedView| {
+            json!({
+                "name": of.name,
+                "samples": of.view.len(),
+                "hash": hash(of),
+                "made": text::safe_name(of.made.as_bytes()),
+            })
         };
-        Report {
-            uuid: dataset.directory().uuid().to_string(),
-            generation: dataset.directory().generation().0,
-            samples: dataset.len(),
-            views: views.iter().map(facts).collect(),
-        }
+        out.json(&json!({
+            "uuid": whole.directory().uuid().to_string(),
+            "generation": whole.directory().generation().0,
+            "samples": whole.len(), // that there were to select from
+            "views": views.iter().map(facts).collect::<Vec<_>>(),
+        }))?;
+        return out.flush();
     }
-
-    fn print(&self, args: &SelectArgs) -> Result<(), Failure> {
-        let mut out = Out::new();
-        if args.json {
-            out.json(self)?;
-        } else {
-            let all = text::counted(self.samples, "sample");
-            for view in &self.views {
-                let samples = text::count(view.samples);
-                let name = out.bold(&view.name);
-                out.line(format!("{name}: {samples} of {all}, view {}", view.hash))?;
-            }
-            match &args.out {
-                Some(path) => out.line(format!("saved in {}", path.display()))?,
-                None => out.line("not saved: --out FILE saves them")?,
-            }
-        }
-        out.flush()
+    let all = text::counted(whole.len(), "sample");
+    for of in views {
+        let samples = text::count(of.view.len());
+        out.line(format!("{}: {samples} of {all}, view {}", out.bold(&of.name), hash(of)))?;
     }
+    match &args.out {
+        Some(path) => out.line(format!("saved in {}", path.display()))?,
+        None => out.line("not saved: --out FILE saves them")?,
+    }
+    out.flush()
 }
 
 /// The ids in a file.
 fn listed(from: &Path) -> Result<Vec<SampleId>, Failure> {
-    let mut text = String::new();
-    let read = if from == Path::new("-") {
-        io::stdin().lock().read_to_string(&mut text)
-    } else {
-        File::open(from).and_then(|mut file| file.read_to_string(&mut text))
-    };
-    read.map_err(|error| about_file("cannot read the ids in", from, error))?;
+    let bytes = read_or_stdin("cannot read the ids in", from)?;
+    let text = String::from_utf8_lossy(&bytes); // a line that is not UTF-8 is no id
     let id = |(at, line): (usize, &str)| {
         let wrong = || {
             let line = text::safe_name(line.as_bytes());

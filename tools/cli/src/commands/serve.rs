@@ -27,6 +27,7 @@ use crate::service::changes::{Changes, Source};
 use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
 use crate::service::control::Control;
 use crate::service::limits::LimitArgs;
+use crate::service::methods::counters;
 use crate::service::running::{self, Running, Service};
 use crate::service::systemd::{self, Manager};
 use crate::signals::{Asked, Stop};
@@ -186,8 +187,7 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
         "{}: valid; subsystems {subsystems}, namespaces {namespaces}",
         path.display()
     ))?;
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Serves what the configuration file says.
@@ -402,13 +402,8 @@ fn shell_word(text: &str) -> String {
 
 /// One line of the target's counters.
 fn statistics(stats: &TargetStats) -> String {
-    let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } = stats;
-    let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } = stats;
-    format!(
-        "statistics controllers={controllers} connections={connections} accepted={accepted} \
-         dropped={dropped} refused={refused} evicted={evicted} reads={reads} \
-         read_bytes={read_bytes} writes={writes} written_bytes={written_bytes} errors={errors}"
-    )
+    let told = counters(stats).map(|(name, count)| format!(" {name}={count}"));
+    format!("statistics{}", told.concat())
 }
 
 /// How often to check the target and signals.

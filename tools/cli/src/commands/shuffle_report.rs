@@ -2,14 +2,15 @@
 
 use clap::Args;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::dataset::{Dataset, Mixture, MixtureSampler, Sampler};
 use dlfs::directory::Directory;
 use dlfs::order::budget::Cost;
 use dlfs::order::mixture;
 use dlfs::order::report::{
-    BudgetObserver, BudgetReport, MixtureObserver, MixtureReport, Observed, Observer, RankObserver,
-    RankReport, ShuffleReport, padded_of,
+    BudgetObserver, BudgetReport, MixtureObserver, Observed, Observer, RankObserver, RankReport,
+    padded_of,
 };
 use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Tail};
 use dlfs::prefetch::{LoaderOptions, TokenLengths};
@@ -22,7 +23,7 @@ use crate::exit::{Failure, Outcome};
 use crate::mix_args::MixArgs;
 use crate::open::ImageArgs;
 use crate::order_args::{OrderArgs, ShardArg};
-use crate::out::Out;
+use crate::out::{Out, joined};
 use crate::text;
 
 /// Report how random an order is, compared with chance
@@ -70,33 +71,9 @@ pub(crate) struct ShuffleReportArgs {
     connection: ConnectionArgs,
 }
 
-#[derive(Serialize)]
-struct JsonReport<'a> {
-    order: &'a OrderSpec,
-    epoch: u64,
-    verdict: String,
-    /// How many times all ranks together read each chunk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    chunk_reads: Option<f64>,
-    #[serde(flatten)]
-    report: &'a ShuffleReport,
-}
-
-#[derive(Serialize)]
-struct JsonMixture<'a> {
-    order: &'a OrderSpec,
-    epoch: u64,
-    verdict: String,
-    #[serde(flatten)]
-    report: &'a MixtureReport,
-}
-
-#[derive(Serialize)]
-struct JsonBudget<'a> {
-    order: &'a OrderSpec,
-    epoch: u64,
-    #[serde(flatten)]
-    report: &'a BudgetReport,
+/// A report for programs, with the order and the epoch that it is about.
+fn as_json(args: &ShuffleReportArgs, order: &OrderSpec, report: &impl Serialize) -> Value {
+    joined(report, json!({"order": order, "epoch": args.epoch}))
 }
 
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
@@ -148,13 +125,12 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     let chunk_reads = reads.filter(|_| args.world_size > 1).map(|reads| reads.by_chunk(1.0));
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport {
-            chunk_reads,
-            order: &spec,
-            epoch: args.epoch,
-            verdict: report.verdict(),
-            report: &report,
-        })?;
+        let mut value = as_json(&args, &spec, &report);
+        value["verdict"] = report.verdict().into();
+        if let Some(times) = chunk_reads {
+            value["chunk_reads"] = times.into(); // how often all ranks together read each
+        }
+        out.json(&value)?;
     } else {
         out.text(&report.to_string())?;
         if let Some(times) = chunk_reads {
@@ -164,8 +140,7 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
             ))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Reports an epoch of `mixture`, whose sources have the order `spec`.
@@ -199,15 +174,13 @@ fn report_mixture(
     let report = observer.finish();
     let mut out = Out::new();
     if args.json {
-        let order = spec;
-        let epoch = args.epoch;
-        let verdict = report.verdict();
-        out.json(&JsonMixture { order, epoch, verdict, report: &report })?;
+        let mut value = as_json(args, spec, &report);
+        value["verdict"] = report.verdict().into();
+        out.json(&value)?;
     } else {
         out.text(&report.to_string())?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// Reports how full the batches by tokens of an epoch are. `start` starts a run over `datasets`.
@@ -235,14 +208,11 @@ fn report_budget(
     let report = observer.finish(in_sequence);
     let mut out = Out::new();
     if args.json {
-        let order = spec;
-        let epoch = args.epoch;
-        out.json(&JsonBudget { order, epoch, report: &report })?;
+        out.json(&as_json(args, spec, &report))?;
     } else {
         budget_lines(&report).into_iter().try_for_each(|line| out.line(line))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 /// The batches of a run over one data set, or several.

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
+use serde_json::json;
 
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
@@ -44,13 +44,6 @@ struct FileArgs {
     connection: ConnectionArgs,
 }
 
-#[derive(Serialize)]
-struct JsonReport {
-    generation: u64,
-    live_samples: u64,
-    len_bytes: u64,
-}
-
 pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
     let (args, what, report) = match args.action {
         Action::Save(args) => {
@@ -66,11 +59,11 @@ pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
     };
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport {
-            generation: report.generation.0,
-            live_samples: report.live_samples,
-            len_bytes: report.len_bytes,
-        })?;
+        out.json(&json!({
+            "generation": report.generation.0,
+            "live_samples": report.live_samples,
+            "len_bytes": report.len_bytes,
+        }))?;
     } else {
         out.line(format!(
             "{what}: {} is generation {}, {}, {}",
@@ -80,6 +73,5 @@ pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
             text::bytes(report.len_bytes),
         ))?;
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }

@@ -11,8 +11,8 @@ use crate::top::{once, screen};
 
 /// Show what targets and jobs do now, by the metrics that they serve
 ///
-/// Asks each address for its metrics every few seconds and shows rates, latencies, hosts, tiers, nodes, and who waits
-/// for whom. An address that does not answer delays no other, and comes back by itself.
+/// Asks each address for its metrics every few seconds and shows rates, latencies, waits, hosts, tiers and nodes. An
+/// address that does not answer delays no other, and comes back by itself.
 ///
 /// Where standard input or output is no terminal, and with --once or --json, it prints the page once, after one
 /// interval. The exit code is then 1 if an address did not answer, else 0.
@@ -52,10 +52,10 @@ fn interval(text: &str) -> Result<f64, String> {
 }
 
 const EXAMPLES: &str = "\
-Keys: q quits, Tab and 1 to 6 choose a section, s the order, p pauses, + and - change the
+Keys: q quits, Tab and 1 to 5 choose a section, s the order, p pauses, + and - change the
 interval, ? explains the rest.
 
 Examples:
   dlfs top 127.0.0.1:9410                               one target
   dlfs top node{1..8}:9410 trainer:9411                 targets and a job
-  dlfs top 127.0.0.1:9410 --json | jq .waits            for programs";
+  dlfs top 127.0.0.1:9410 --json | jq .loaders          for programs";

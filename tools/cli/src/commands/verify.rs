@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::dataset::{Damage, VerifyOptions, VerifyReport};
 
@@ -11,7 +11,7 @@ use crate::args::ConnectionArgs;
 use crate::epochs::check_complete;
 use crate::exit::{Failure, Outcome};
 use crate::open::{ImageArgs, engine};
-use crate::out::Out;
+use crate::out::{Out, known};
 use crate::progress::Meter;
 use crate::text;
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport::new(&report, time.as_secs_f64()))?;
+        out.json(&as_json(&report, time.as_secs_f64()))?;
     } else {
         for damage in &report.damages {
             out.line(format!("damaged: {}", describe(damage)))?;
@@ -67,8 +67,7 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
             engine(&image),
         ))?;
     }
-    out.flush()?;
-    Ok(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
+    out.end(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
 }
 
 fn describe(damage: &Damage) -> String {
@@ -82,43 +81,22 @@ fn describe(damage: &Damage) -> String {
     }
 }
 
-#[derive(Serialize)]
-struct JsonReport {
-    verified: bool,
-    samples: u64,
-    bytes: u64,
-    chunks: u64,
-    seconds: f64,
-    damages: Vec<JsonDamage>,
-}
-
-#[derive(Serialize)]
-struct JsonDamage {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    namespace: u16,
-    offset_bytes: u64,
-    what: String,
-}
-
-impl JsonReport {
-    fn new(report: &VerifyReport, seconds: f64) -> JsonReport {
-        let damage = |damage: &Damage| JsonDamage {
-            id: damage.sample.map(|id| id.0),
-            name: damage.name.as_deref().map(text::safe_name),
-            namespace: damage.namespace,
-            offset_bytes: damage.offset_bytes,
-            what: damage.what.clone(),
-        };
-        JsonReport {
-            verified: report.damages.is_empty(),
-            samples: report.samples,
-            bytes: report.bytes,
-            chunks: report.chunks,
-            seconds,
-            damages: report.damages.iter().map(damage).collect(),
-        }
-    }
+fn as_json(report: &VerifyReport, seconds: f64) -> Value {
+    let damage = |damage: &Damage| {
+        known(json!({
+            "id": damage.sample.map(|id| id.0),
+            "name": damage.name.as_deref().map(text::safe_name),
+            "namespace": damage.namespace,
+            "offset_bytes": damage.offset_bytes,
+            "what": damage.what,
+        }))
+    };
+    json!({
+        "verified": report.damages.is_empty(),
+        "samples": report.samples,
+        "bytes": report.bytes,
+        "chunks": report.chunks,
+        "seconds": seconds,
+        "damages": report.damages.iter().map(damage).collect::<Vec<_>>(),
+    })
 }

@@ -71,12 +71,7 @@ impl Field {
             Form::Text => self.text(page),
             Form::Bytes => hex(&mut self.bytes(page).iter()),
             Form::Oui => hex(&mut self.bytes(page).iter().rev()),
-            Form::Uuid => {
-                let digits = hex(&mut self.bytes(page).iter());
-                let [a, b, c, d, e] =
-                    [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
-                format!("{a}-{b}-{c}-{d}-{e}")
-            }
+            Form::Uuid => uuid(self.bytes(page)),
         }
     }
 
@@ -92,6 +87,12 @@ impl Field {
             Form::Text | Form::Bytes | Form::Uuid => self.shown(page).into(),
         }
     }
+}
+
+/// The 16 bytes of a UUID as text.
+pub(crate) fn uuid(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
 }
 
 /// `name : value` of each field, names padded as nvme-cli does.

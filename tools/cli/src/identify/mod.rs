@@ -3,6 +3,7 @@
 mod fields;
 mod power;
 
+pub(crate) use fields::uuid;
 use serde_json::{Map, Value};
 
 use dlfs::units::Nsid;

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use clap::Args;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use dlfs::nvme::Nqn;
@@ -18,10 +19,12 @@ use super::leaving::Leaving;
 use super::running::{Running, Service};
 use crate::log;
 
-/// The subsystem of a request; without one, the only one.
-#[derive(Deserialize)]
+/// The subsystem of a request.
+#[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Whole {
+pub(crate) struct Whole {
+    /// The subsystem [default: all]
+    #[arg(long, value_name = "NQN")]
     subsystem: Option<Nqn>,
 }
 
@@ -37,18 +40,26 @@ struct AddNamespace {
     read_only: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RemoveNamespace {
-    subsystem: Option<Nqn>,
+pub(crate) struct RemoveNamespace {
+    /// Its NSID
+    #[arg(value_name = "NSID")]
     nsid: u32,
+    /// The subsystem [default: the only one]
+    #[arg(long, value_name = "NQN")]
+    subsystem: Option<Nqn>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OneHost {
-    subsystem: Option<Nqn>,
+pub(crate) struct OneHost {
+    /// The host
+    #[arg(value_name = "NQN")]
     host: Nqn,
+    /// The subsystem [default: the only one]
+    #[arg(long, value_name = "NQN")]
+    subsystem: Option<Nqn>,
 }
 
 #[derive(Deserialize)]
@@ -209,19 +220,11 @@ impl Service {
     }
 
     fn stats(&self, Whole { subsystem }: &Whole) -> Result<Value> {
-        let count = |running: &Running| {
-            let TargetStats {
-                controllers, connections, accepted, dropped, refused, evicted, ..
-            } = running.target.stats();
-            let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } =
-                running.target.stats();
-            json!({
-                "subsystem": running.config.nqn,
-                "controllers": controllers, "connections": connections, "accepted": accepted,
-                "dropped": dropped, "refused": refused, "evicted": evicted, "reads": reads,
-                "read_bytes": read_bytes, "writes": writes, "written_bytes": written_bytes,
-                "errors": errors,
-            })
+        let count = |running: &Running| -> Value {
+            let counters =
+                counters(&running.target.stats()).map(|(name, count)| (name, json!(count)));
+            let named = [("subsystem", json!(running.config.nqn))].into_iter().chain(counters);
+            named.map(|(name, value)| (name.to_owned(), value)).collect()
         };
         Ok(self.those(subsystem.as_ref())?.into_iter().map(count).collect())
     }
@@ -262,6 +265,23 @@ impl Service {
             Error::new(ErrorKind::NotFound, format!("there is no subsystem {nqn}"))
         }
     }
+}
+
+/// A target's counters by their names.
+pub(crate) fn counters(stats: &TargetStats) -> [(&'static str, u64); 11] {
+    [
+        ("controllers", stats.controllers),
+        ("connections", stats.connections),
+        ("accepted", stats.accepted),
+        ("dropped", stats.dropped),
+        ("refused", stats.refused),
+        ("evicted", stats.evicted),
+        ("reads", stats.reads),
+        ("read_bytes", stats.read_bytes),
+        ("writes", stats.writes),
+        ("written_bytes", stats.written_bytes),
+        ("errors", stats.errors),
+    ]
 }
 
 fn set_log_level(Level { level }: &Level) -> Result<Value> {

@@ -14,7 +14,7 @@ pub(crate) mod config;
 pub(crate) mod control;
 mod leaving;
 pub(crate) mod limits;
-mod methods;
+pub(crate) mod methods;
 mod openings;
 mod reload;
 pub(crate) mod running;

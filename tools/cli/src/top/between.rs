@@ -1,9 +1,11 @@
 //! Changes between two pages of one address: growth of counters, and quantiles of durations.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use dlfs::metrics::Metric;
+
 use super::page::{Labels, Page};
+use super::report::Value;
 
 /// Two pages of one process, `seconds` apart.
 #[derive(Debug, Clone, Copy)]
@@ -12,24 +14,6 @@ pub(super) struct Between<'a> {
     before: Option<&'a Page>,
     after: &'a Page,
     seconds: f64,
-}
-
-/// A quantile of durations, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-#[serde(into = "f64")]
-pub(super) enum Quantile {
-    /// Interpolated within its bucket.
-    About(f64),
-    /// In the last bucket, which has no upper limit.
-    AtLeast(f64),
-}
-
-impl From<Quantile> for f64 {
-    fn from(quantile: Quantile) -> f64 {
-        match quantile {
-            Quantile::About(seconds) | Quantile::AtLeast(seconds) => seconds,
-        }
-    }
 }
 
 impl<'a> Between<'a> {
@@ -44,21 +28,21 @@ impl<'a> Between<'a> {
         self.seconds
     }
 
-    /// How much the counters of that name with these labels have grown, all together; `None` if there are none.
-    pub(super) fn growth(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let grown = self.grown(name).filter(|(found, _)| found.have(labels));
+    /// How much a metric's counters with these labels have grown, all together; `None` if there are none.
+    pub(super) fn growth(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
+        let grown = self.grown(&metric.name()).filter(|(found, _)| found.have(labels));
         grown.map(|(_, grown)| grown).reduce(|sum, more| sum + more)
     }
 
     /// The growth per second.
-    pub(super) fn rate(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        self.growth(name, labels).map(|grown| grown / self.seconds)
+    pub(super) fn rate(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
+        self.growth(metric, labels).map(|grown| grown / self.seconds)
     }
 
-    /// The growth of the counters of that name, by the value of `label`.
-    pub(super) fn growth_by(&self, name: &str, label: &str) -> BTreeMap<&'a str, f64> {
+    /// The growth of a metric's counters, by the value of `label`.
+    pub(super) fn growth_by(&self, metric: &Metric, label: &str) -> BTreeMap<&'a str, f64> {
         let mut by = BTreeMap::new();
-        for (labels, grown) in self.grown(name) {
+        for (labels, grown) in self.grown(&metric.name()) {
             if let Some(value) = labels.value(label) {
                 *by.entry(value).or_default() += grown;
             }
@@ -66,27 +50,28 @@ impl<'a> Between<'a> {
         by
     }
 
-    /// The quantile `q` of the durations that the histograms of that name have counted in between, those whose
-    /// labels `select` accepts; `None` if there are none.
+    /// The quantile `q` of the durations that a metric's histograms have counted in between, those whose labels
+    /// `select` accepts.
     pub(super) fn quantile(
         &self,
-        name: &str,
+        metric: &Metric,
         select: impl Fn(&Labels) -> bool,
         q: f64,
-    ) -> Option<Quantile> {
-        let name = format!("{name}_bucket");
-        let mut buckets: BTreeMap<Limit, f64> = BTreeMap::new();
-        for (labels, grown) in self.grown(&name).filter(|(labels, _)| select(labels)) {
-            let limit: f64 = labels.value("le")?.parse().ok()?;
-            *buckets.entry(Limit(limit)).or_default() += grown;
-        }
-        let buckets: Vec<(f64, f64)> =
-            buckets.into_iter().map(|(Limit(limit), count)| (limit, count)).collect();
-        quantile(&buckets, q)
+    ) -> Value {
+        let name = format!("{}_bucket", metric.name());
+        let selected = self.grown(&name).filter(|(labels, _)| select(labels));
+        let limit = |labels: &Labels| labels.value("le")?.parse::<f64>().ok();
+        let counts = selected.map(|(labels, grown)| Some((limit(labels)?, grown)));
+        // An answer without a limit makes no sense.
+        let Some(mut counts) = counts.collect::<Option<Vec<_>>>() else { return Value::Unknown };
+        counts.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let buckets = counts.chunk_by(|a, b| a.0.total_cmp(&b.0).is_eq());
+        let buckets = buckets.map(|same| (same[0].0, same.iter().map(|(_, count)| count).sum()));
+        quantile(&buckets.collect::<Vec<_>>(), q)
     }
 
     /// The growth of each series of that name.
-    fn grown(&self, name: &str) -> impl Iterator<Item = (&'a Labels, f64)> {
+    fn grown(&self, name: &str) -> impl Iterator<Item = (&'a Labels, f64)> + use<'a> {
         let before = self.before.map(|page| page.series(name));
         self.after.series(name).iter().map(move |(labels, value)| {
             let before = before.and_then(|series| series.get(labels)).copied().unwrap_or(0.0);
@@ -94,30 +79,6 @@ impl<'a> Between<'a> {
         })
     }
 }
-
-/// The upper limit of a bucket, in seconds.
-#[derive(Debug, Clone, Copy)]
-struct Limit(f64);
-
-impl Ord for Limit {
-    fn cmp(&self, other: &Limit) -> Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl PartialOrd for Limit {
-    fn partial_cmp(&self, other: &Limit) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Limit {
-    fn eq(&self, other: &Limit) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Limit {}
 
 /// Returns whether a counter of `before` is smaller or gone in `after`: then another process answers.
 ///
@@ -132,10 +93,10 @@ pub(super) fn is_restarted(before: &Page, after: &Page) -> bool {
 }
 
 /// The quantile `q` of cumulative counts, which are by upper limit, ascending.
-fn quantile(buckets: &[(f64, f64)], q: f64) -> Option<Quantile> {
-    let (_, total) = *buckets.last()?;
+fn quantile(buckets: &[(f64, f64)], q: f64) -> Value {
+    let total = buckets.last().map_or(0.0, |(_, total)| *total);
     if total <= 0.0 {
-        return None;
+        return Value::Unknown;
     }
     let rank = q * total;
     let mut lower = 0.0;
@@ -143,18 +104,23 @@ fn quantile(buckets: &[(f64, f64)], q: f64) -> Option<Quantile> {
     for &(limit, count) in buckets {
         if count >= rank && count > below {
             if limit.is_infinite() {
-                return Some(Quantile::AtLeast(lower));
+                return Value::AtLeast(lower);
             }
             let share = ((rank - below) / (count - below)).clamp(0.0, 1.0);
-            return Some(Quantile::About(lower + (limit - lower) * share));
+            return Value::Number(lower + (limit - lower) * share);
         }
         (lower, below) = (limit, f64::max(below, count));
     }
-    None
+    Value::Unknown
 }
 
 #[cfg(test)]
 mod tests {
+    use dlfs::metrics::{
+        LOADER_SKIPPED as B, LOADER_STALL_SECONDS as S, READ_COMMAND_SECONDS as H,
+        READ_COMMANDS as A,
+    };
+
     use super::*;
 
     fn page(lines: &[&str]) -> Page {
@@ -163,42 +129,49 @@ mod tests {
 
     #[test]
     fn counters_grow_by_their_difference_and_new_series_from_0() {
-        let before = page(&["dlfs_a_total{x=\"1\"} 10", "dlfs_a_total{x=\"2\"} 5"]);
+        let before =
+            page(&["dlfs_read_commands_total{x=\"1\"} 10", "dlfs_read_commands_total{x=\"2\"} 5"]);
         let after = page(&[
-            "dlfs_a_total{x=\"1\"} 14",
-            "dlfs_a_total{x=\"2\"} 5",
-            "dlfs_a_total{x=\"3\"} 2",
+            "dlfs_read_commands_total{x=\"1\"} 14",
+            "dlfs_read_commands_total{x=\"2\"} 5",
+            "dlfs_read_commands_total{x=\"3\"} 2",
         ]);
         let between = Between::new(&before, &after, 2.0);
-        assert_eq!(between.growth("dlfs_a_total", &[]), Some(6.0));
-        assert_eq!(between.rate("dlfs_a_total", &[("x", "1")]), Some(2.0));
-        assert_eq!(between.growth("dlfs_a_total", &[("x", "4")]), None);
-        assert_eq!(between.growth("dlfs_b_total", &[]), None);
-        let by = between.growth_by("dlfs_a_total", "x");
+        assert_eq!(between.growth(&A, &[]), Some(6.0));
+        assert_eq!(between.rate(&A, &[("x", "1")]), Some(2.0));
+        assert_eq!(between.growth(&A, &[("x", "4")]), None);
+        assert_eq!(between.growth(&B, &[]), None);
+        let by = between.growth_by(&A, "x");
         assert_eq!(by, BTreeMap::from([("1", 4.0), ("2", 0.0), ("3", 2.0)]));
     }
 
     #[test]
     fn a_counter_that_went_backwards_or_away_is_another_process() {
-        let before = page(&["dlfs_a_total 10", "dlfs_b_total 3"]);
-        for after in [&["dlfs_a_total 9", "dlfs_b_total 30"][..], &["dlfs_b_total 30"]] {
+        let before = page(&["dlfs_read_commands_total 10", "dlfs_loader_skipped_total 3"]);
+        for after in [
+            &["dlfs_read_commands_total 9", "dlfs_loader_skipped_total 30"][..],
+            &["dlfs_loader_skipped_total 30"],
+        ] {
             let after = page(after);
             assert!(is_restarted(&before, &after));
             let between = Between::new(&before, &after, 1.0);
-            assert_eq!(between.growth("dlfs_b_total", &[]), Some(30.0));
+            assert_eq!(between.growth(&B, &[]), Some(30.0));
         }
-        let gauges = page(&["dlfs_a_total 10", "dlfs_b_total 3", "dlfs_c 1"]);
+        let gauges =
+            page(&["dlfs_read_commands_total 10", "dlfs_loader_skipped_total 3", "dlfs_c 1"]);
         assert!(!is_restarted(&gauges, &before));
-        let more = page(&["dlfs_s_seconds_total 0.3"]);
-        let less = page(&["dlfs_s_seconds_total 0.299999"]);
+        let more = page(&["dlfs_loader_stall_seconds_total 0.3"]);
+        let less = page(&["dlfs_loader_stall_seconds_total 0.299999"]);
         assert!(!is_restarted(&more, &less), "rounding is no restart");
         let between = Between::new(&more, &less, 1.0);
-        assert_eq!(between.growth("dlfs_s_seconds_total", &[]), Some(0.0));
+        assert_eq!(between.growth(&S, &[]), Some(0.0));
     }
 
     fn histogram(counts: [u32; 3], x: &str) -> Vec<String> {
         let limits = ["0.001", "0.002", "+Inf"];
-        let line = |(le, count)| format!("dlfs_h_seconds_bucket{{x=\"{x}\",le=\"{le}\"}} {count}");
+        let line = |(le, count)| {
+            format!("dlfs_read_command_seconds_bucket{{x=\"{x}\",le=\"{le}\"}} {count}")
+        };
         limits.into_iter().zip(counts).map(line).collect()
     }
 
@@ -212,34 +185,37 @@ mod tests {
         let after = lines(&[histogram([1010, 1090, 1100], "a"), histogram([50, 100, 100], "b")]);
         let between = Between::new(&before, &after, 1.0);
         let of = |x: &'static str| move |labels: &Labels| labels.have(&[("x", x)]);
-        let a = |q| between.quantile("dlfs_h_seconds", of("a"), q);
-        assert_eq!(a(0.5), Some(Quantile::About(0.0015)));
-        assert_eq!(a(0.05), Some(Quantile::About(0.0005)));
-        assert_eq!(a(0.99), Some(Quantile::AtLeast(0.002)));
+        let a = |q| between.quantile(&H, of("a"), q);
+        assert_eq!(a(0.5), Value::Number(0.0015));
+        assert_eq!(a(0.05), Value::Number(0.0005));
+        assert_eq!(a(0.99), Value::AtLeast(0.002));
         assert_eq!(
-            between.quantile("dlfs_h_seconds", |_| true, 0.25),
-            Some(Quantile::About(50.0 / 60.0 * 0.001)),
+            between.quantile(&H, |_| true, 0.25),
+            Value::Number(50.0 / 60.0 * 0.001),
             "series add up"
         );
-        assert_eq!(between.quantile("dlfs_h_seconds", of("c"), 0.5), None);
+        assert_eq!(between.quantile(&H, of("c"), 0.5), Value::Unknown);
         let still = Between::new(&after, &after, 1.0);
-        assert_eq!(still.quantile("dlfs_h_seconds", |_| true, 0.5), None, "nothing was counted");
+        assert_eq!(still.quantile(&H, |_| true, 0.5), Value::Unknown, "nothing was counted");
     }
 
     #[test]
     fn buckets_that_make_no_sense_make_no_panic() {
         for lines in [
-            &["dlfs_h_seconds_bucket 1"][..],
-            &["dlfs_h_seconds_bucket{le=\"x\"} 1"],
-            &["dlfs_h_seconds_bucket{le=\"NaN\"} 1"],
-            &["dlfs_h_seconds_bucket{le=\"1\"} 5", "dlfs_h_seconds_bucket{le=\"2\"} 3"],
-            &["dlfs_h_seconds_bucket{le=\"+Inf\"} -3"],
-            &["dlfs_h_seconds_bucket{le=\"-Inf\"} 3"],
+            &["dlfs_read_command_seconds_bucket 1"][..],
+            &["dlfs_read_command_seconds_bucket{le=\"x\"} 1"],
+            &["dlfs_read_command_seconds_bucket{le=\"NaN\"} 1"],
+            &[
+                "dlfs_read_command_seconds_bucket{le=\"1\"} 5",
+                "dlfs_read_command_seconds_bucket{le=\"2\"} 3",
+            ],
+            &["dlfs_read_command_seconds_bucket{le=\"+Inf\"} -3"],
+            &["dlfs_read_command_seconds_bucket{le=\"-Inf\"} 3"],
         ] {
             let before = Page::default();
             let after = page(lines);
             for q in [0.0, 0.5, 0.99, 1.0] {
-                let _ = Between::new(&before, &after, 1.0).quantile("dlfs_h_seconds", |_| true, q);
+                let _ = Between::new(&before, &after, 1.0).quantile(&H, |_| true, q);
             }
         }
     }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::between::Quantile;
 use crate::text;
 
 /// `0`, `0.25`, `12.3`, `391k`, `1.20M`.
@@ -40,23 +39,6 @@ pub(super) fn age(seconds: f64) -> String {
     }
 }
 
-/// As [`seconds`]; `≥16.8 s` where no more is known.
-pub(super) fn quantile(quantile: Quantile) -> String {
-    match quantile {
-        Quantile::About(about) => seconds(about),
-        Quantile::AtLeast(least) => format!("≥{}", seconds(least)),
-    }
-}
-
-/// `0 %`, `0.4 %`, `34 %`.
-pub(super) fn share(share: f64) -> String {
-    match share * 100.0 {
-        percent if percent < 0.05 => "0 %".to_owned(),
-        percent if percent < 9.95 => format!("{percent:.1} %"),
-        percent => format!("{percent:.0} %"),
-    }
-}
-
 /// A bar for each value, as high as its share of the largest one.
 pub(super) fn bars(values: &[f64]) -> String {
     let most = values.iter().copied().fold(0.0, f64::max);
@@ -91,15 +73,11 @@ mod tests {
         ] {
             assert_eq!(rate(value), text, "{value}");
         }
-        for (value, text) in [(0.0, "0 %"), (0.004, "0.4 %"), (0.344, "34 %"), (1.5, "150 %")] {
-            assert_eq!(share(value), text);
-        }
         assert_eq!(
             (age(0.3), age(12.9), age(150.0)),
             ("1 s".into(), "12 s".into(), "2 min 30 s".into())
         );
-        assert_eq!(quantile(Quantile::About(0.000_85)), "850 µs");
-        assert_eq!(quantile(Quantile::AtLeast(16.777)), "≥16.8 s");
+        assert_eq!(seconds(0.000_85), "850 µs");
         assert_eq!((seconds(f64::MAX), bytes(-1.0)), (seconds(1e300), "0 B".to_owned()));
     }
 }

@@ -1,14 +1,14 @@
 //! `dlfs top`: what targets and jobs do now, by the metrics that they serve.
 //!
-//! Pages of metrics go in, tables and sentences come out. Threads ask the addresses (`scrape.rs`), `page.rs` reads
-//! the text of an answer, `between.rs` compares two pages of one address, `report.rs` makes rows of that, and
-//! `waits.rs` says in words who waits for whom. `tables.rs` turns the rows into text, which `draw.rs` and `screen.rs`
-//! show on a terminal and [`once`] prints; `view.rs` is what the user's keys have chosen.
+//! Pages of metrics go in, tables come out. Threads ask the addresses (`scrape.rs`), `page.rs` reads the text of an
+//! answer, `between.rs` compares two pages of one address, `sections.rs` says which column of which table is which
+//! metric, and `report.rs` makes rows of that. `table.rs` turns the rows into lines, which `draw.rs` and `screen.rs` show
+//! on a terminal and [`once`] prints; `view.rs` is what the user's keys have chosen.
 //!
 //! Everything but `scrape.rs` and `screen.rs` is pure: time and keys are arguments. Whatever an address answers is
 //! limited in size and made harmless for the terminal; a slow address delays no other.
 //!
-//! Read `report.rs` first.
+//! Read `sections.rs` first.
 
 pub(crate) mod address;
 mod between;
@@ -19,10 +19,9 @@ mod page;
 mod report;
 mod scrape;
 pub(crate) mod screen;
+mod sections;
 mod table;
-mod tables;
 mod view;
-mod waits;
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -31,6 +30,7 @@ use self::address::MetricsAddress;
 use self::fleet::Fleet;
 use self::report::Report;
 use self::scrape::Scraper;
+use self::sections::SECTIONS;
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
@@ -45,13 +45,25 @@ pub(crate) fn once(
     let report = measure(addresses, interval)?;
     let mut out = Out::new();
     if json {
-        out.json(&report)?
+        out.json(&report.to_json())?
     } else {
-        tables::as_text(&report).into_iter().try_for_each(|line| out.line(line))?
+        print(&mut out, &report)?
     }
-    out.flush()?;
-    let answered = report.addresses.iter().all(|row| row.error.is_none());
-    Ok(if answered { Outcome::Done } else { Outcome::Incomplete })
+    out.end(if report.is_complete() { Outcome::Done } else { Outcome::Incomplete })
+}
+
+/// Prints the tables that have rows.
+fn print(out: &mut Out, report: &Report) -> Result<(), Failure> {
+    let tables = SECTIONS.iter().zip(&report.rows).filter(|(_, rows)| !rows.is_empty());
+    for (nth, (section, rows)) in tables.enumerate() {
+        if nth > 0 {
+            out.line("")?;
+        }
+        for line in table::lines(section, &table::sorted(rows, None), usize::MAX / 2, None) {
+            out.line(line.to_string().trim_end())?;
+        }
+    }
+    Ok(())
 }
 
 fn measure(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Report, Failure> {

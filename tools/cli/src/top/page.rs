@@ -5,7 +5,8 @@
 //! is a name, labels and a number.
 
 use std::collections::BTreeMap;
-use std::fmt;
+
+use dlfs::metrics::Metric;
 
 /// The values of one answer whose names begin with `dlfs_`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -20,27 +21,6 @@ pub(super) type Series = BTreeMap<Labels, f64>;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Labels(Vec<(String, String)>);
 
-/// Why a text is no page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PageError {
-    NotText,
-    /// The number of the line.
-    Line(usize),
-    TooMany,
-    NoEnd,
-}
-
-impl fmt::Display for PageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PageError::NotText => f.write_str("the answer is not UTF-8"),
-            PageError::Line(number) => write!(f, "line {number} of the answer is not OpenMetrics"),
-            PageError::TooMany => write!(f, "the answer has more than {MAX_SERIES} values"),
-            PageError::NoEnd => f.write_str("the answer ends early: it has no # EOF"),
-        }
-    }
-}
-
 impl Labels {
     /// The value of a label.
     pub(super) fn value(&self, name: &str) -> Option<&str> {
@@ -54,28 +34,29 @@ impl Labels {
 }
 
 impl Page {
-    /// Reads an answer.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Page, PageError> {
-        let text = std::str::from_utf8(bytes).map_err(|_| PageError::NotText)?;
+    /// Reads an answer; the error says why it is no page.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Page, String> {
+        let text = std::str::from_utf8(bytes).map_err(|_| "the answer is not UTF-8")?;
         let mut page = Page::default();
         let mut count = 0;
         let mut lines = (1..).zip(text.lines());
         loop {
-            let (number, line) = lines.next().ok_or(PageError::NoEnd)?;
+            let (number, line) = lines.next().ok_or(NO_END)?;
             if line == "# EOF" {
                 return Ok(page);
             }
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let (name, labels, value) = series(line).ok_or(PageError::Line(number))?;
+            let (name, labels, value) = series(line)
+                .ok_or_else(|| format!("line {number} of the answer is not OpenMetrics"))?;
             // The values of others are read and left out. A value that is no number says nothing.
             if !name.starts_with("dlfs_") || !value.is_finite() {
                 continue;
             }
             count += 1;
             if count > MAX_SERIES {
-                return Err(PageError::TooMany);
+                return Err(format!("the answer has more than {MAX_SERIES} values"));
             }
             page.families.entry(name.to_owned()).or_default().insert(labels, value);
         }
@@ -84,6 +65,12 @@ impl Page {
     /// The series of that name.
     pub(super) fn series(&self, name: &str) -> &Series {
         self.families.get(name).unwrap_or(&NONE)
+    }
+
+    /// The sum of the values of a metric with these labels.
+    pub(super) fn sum(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
+        let series = self.series(&metric.name()).iter().filter(|(found, _)| found.have(labels));
+        series.map(|(_, value)| *value).reduce(|sum, more| sum + more)
     }
 
     /// All names with their series.
@@ -158,6 +145,7 @@ fn is_name(c: char) -> bool {
 /// A process has at most 1,000 series of a metric, and a series of latencies has 28 values.
 const MAX_SERIES: usize = 100_000;
 const MAX_LABELS: usize = 16;
+const NO_END: &str = "the answer ends early: it has no # EOF";
 
 #[cfg(test)]
 mod tests {
@@ -210,9 +198,9 @@ mod tests {
     #[test]
     fn a_text_that_is_no_page_says_why() {
         let parse = |text: &str| Page::parse(text.as_bytes());
-        assert_eq!(Page::parse(b"\xff"), Err(PageError::NotText));
-        assert_eq!(parse(""), Err(PageError::NoEnd));
-        assert_eq!(parse("dlfs_a 1\n"), Err(PageError::NoEnd));
+        assert_eq!(Page::parse(b"\xff"), Err("the answer is not UTF-8".to_owned()));
+        assert_eq!(parse(""), Err(NO_END.to_owned()));
+        assert_eq!(parse("dlfs_a 1\n"), Err(NO_END.to_owned()));
         for wrong in [
             "<html>",
             "dlfs_a",
@@ -225,11 +213,11 @@ mod tests {
             "dlfs_a{=\"y\"} 1",
             "{x=\"y\"} 1",
         ] {
-            assert_eq!(parse(&format!("\n{wrong}\n# EOF\n")), Err(PageError::Line(2)), "{wrong}");
+            let error = parse(&format!("\n{wrong}\n# EOF\n")).unwrap_err();
+            assert_eq!(error, "line 2 of the answer is not OpenMetrics", "{wrong}");
         }
         let many = "dlfs_a 1\n".repeat(MAX_SERIES + 1);
-        assert_eq!(parse(&many), Err(PageError::TooMany));
-        assert!(PageError::TooMany.to_string().contains("100000"));
+        assert!(parse(&many).unwrap_err().contains("100000"));
     }
 
     #[test]

@@ -6,8 +6,9 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,14 +29,8 @@ pub(super) struct Answer {
 #[derive(Debug)]
 pub(super) struct Scraper {
     pub(super) answers: Receiver<Answer>,
-    pace: Arc<Pace>,
-}
-
-/// How often the threads ask.
-#[derive(Debug)]
-struct Pace {
-    interval: Mutex<Duration>,
-    changed: Condvar,
+    /// How often the threads ask, in milliseconds.
+    interval_ms: Arc<AtomicU64>,
 }
 
 impl Scraper {
@@ -47,37 +42,21 @@ impl Scraper {
         addresses: Vec<MetricsAddress>,
         interval: Duration,
     ) -> dlfs::Result<Scraper> {
-        let pace = Arc::new(Pace { interval: Mutex::new(interval), changed: Condvar::new() });
+        let interval_ms = Arc::new(AtomicU64::new(interval.as_millis() as u64));
         let (sender, answers) = channel();
         for (index, address) in addresses.into_iter().enumerate() {
             let sender = sender.clone();
-            let pace = Arc::clone(&pace);
+            let interval_ms = Arc::clone(&interval_ms);
             thread::Builder::new()
                 .name("dlfs-top".to_owned())
-                .spawn(move || ask_again_and_again(index, &address, &sender, &pace))?;
+                .spawn(move || ask_again_and_again(index, &address, &sender, &interval_ms))?;
         }
-        Ok(Scraper { answers, pace })
+        Ok(Scraper { answers, interval_ms })
     }
 
     /// Sets how often they ask, from now on.
     pub(super) fn set_interval(&self, interval: Duration) {
-        *self.pace.interval.lock().unwrap_or_else(PoisonError::into_inner) = interval;
-        self.pace.changed.notify_all();
-    }
-}
-
-impl Pace {
-    /// Waits for an interval after `asked`, as long as that is by then.
-    fn wait_after(&self, asked: Instant) {
-        let mut interval = self.interval.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let left = interval.saturating_sub(asked.elapsed());
-            if left.is_zero() {
-                return;
-            }
-            let waited = self.changed.wait_timeout(interval, left);
-            interval = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.interval_ms.store(interval.as_millis() as u64, Ordering::Relaxed);
     }
 }
 
@@ -85,7 +64,7 @@ fn ask_again_and_again(
     index: usize,
     address: &MetricsAddress,
     sender: &Sender<Answer>,
-    pace: &Pace,
+    interval_ms: &AtomicU64,
 ) {
     loop {
         let asked = Instant::now();
@@ -94,7 +73,10 @@ fn ask_again_and_again(
         if sender.send(answer).is_err() {
             return;
         }
-        pace.wait_after(asked);
+        // In short sleeps, since the interval may change meanwhile.
+        while asked.elapsed() < Duration::from_millis(interval_ms.load(Ordering::Relaxed)) {
+            thread::sleep(LOOK);
+        }
     }
 }
 
@@ -102,7 +84,7 @@ fn ask_again_and_again(
 fn ask(address: &MetricsAddress, until: Instant) -> Result<Page, String> {
     let answer = exchange(address, until).map_err(|error| reason(&error))?;
     let body = body_of(&answer)?;
-    Page::parse(body).map_err(|error| error.to_string())
+    Page::parse(body)
 }
 
 fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
@@ -161,35 +143,25 @@ fn reason(error: &io::Error) -> String {
 
 /// The body of an answer with status 200.
 fn body_of(answer: &[u8]) -> Result<&[u8], String> {
-    let ends: [&[u8]; 2] = [b"\r\n\r\n", b"\n\n"];
-    let head = &answer[..answer.len().min(MAX_HEAD_BYTES)];
-    let find = |end: &[u8]| {
-        head.windows(end.len()).position(|bytes| bytes == end).map(|at| at + end.len())
-    };
-    let Some(begin) = ends.into_iter().filter_map(find).min() else {
-        return Err(NOT_HTTP.to_owned());
-    };
-    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let line = String::from_utf8_lossy(line);
-    let mut words = line.trim_end().splitn(3, ' ');
-    if !words.next().is_some_and(|version| version.starts_with("HTTP/1.")) {
-        return Err(NOT_HTTP.to_owned());
-    }
-    match words.next() {
-        Some("200") => Ok(&answer[begin..]),
-        Some(status) => {
-            let phrase = words.next().unwrap_or_default();
-            let short: String = format!("{status} {phrase}").chars().take(60).collect();
-            Err(format!("the answer is {}", short.trim_end()))
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Response::new(&mut headers);
+    let status = head.parse(answer).map_err(|_| NOT_HTTP)?;
+    match (status, head.code) {
+        (httparse::Status::Complete(begin), Some(200)) => Ok(&answer[begin..]),
+        (_, Some(code)) if code != 200 => {
+            let reason: String = head.reason.unwrap_or_default().chars().take(60).collect();
+            Err(format!("the answer is {code} {reason}"))
         }
-        None => Err(NOT_HTTP.to_owned()),
+        _ => Err(NOT_HTTP.to_owned()),
     }
 }
 
+/// How often a thread looks whether it is time to ask.
+const LOOK: Duration = Duration::from_millis(20);
 /// How long an answer may take, from connecting to its last byte.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 16 << 20;
-const MAX_HEAD_BYTES: usize = 64 << 10;
+const MAX_HEADERS: usize = 64;
 const TOO_LONG: &str = "the answer is longer than 16 MiB";
 const NOT_HTTP: &str = "the answer is not HTTP";
 

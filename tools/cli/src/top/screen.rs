@@ -92,7 +92,7 @@ impl Page {
 
     fn take(&mut self, event: &Event) -> Wish {
         let Event::Key(key) = event else { return Wish::Nothing };
-        let wish = self.view.key(*key, &self.shown);
+        let wish = self.view.key(*key);
         if wish == Wish::Interval {
             self.scraper.set_interval(self.view.interval);
             self.fleet.set_interval(self.view.interval);

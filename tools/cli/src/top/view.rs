@@ -4,61 +4,16 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::report::Report;
-use super::table::{Sort, Table};
-use super::tables;
-
-/// A part of the page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Section {
-    Overview,
-    Targets,
-    Jobs,
-    Tiers,
-    Peers,
-    Waits,
-}
-
-impl Section {
-    pub(super) const ALL: [Section; 6] = [
-        Section::Overview,
-        Section::Targets,
-        Section::Jobs,
-        Section::Tiers,
-        Section::Peers,
-        Section::Waits,
-    ];
-
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Section::Overview => "Overview",
-            Section::Targets => "Targets",
-            Section::Jobs => "Jobs",
-            Section::Tiers => "Tiers",
-            Section::Peers => "Peers",
-            Section::Waits => "Waits",
-        }
-    }
-
-    /// Its table; sentences have none.
-    pub(super) fn table(self, report: &Report) -> Option<Table> {
-        Some(match self {
-            Section::Overview => tables::addresses(report),
-            Section::Targets => tables::subsystems(report),
-            Section::Jobs => tables::loaders(report),
-            Section::Tiers => tables::tiers(report),
-            Section::Peers => tables::peers(report),
-            Section::Waits => return None,
-        })
-    }
-}
+use super::sections::{SECTIONS, Section};
+use super::table::Sort;
 
 /// The user's choices.
 #[derive(Debug)]
 pub(super) struct View {
-    pub(super) section: Section,
-    /// The order of each section's table.
-    sorts: [Option<Sort>; Section::ALL.len()],
+    /// The number of the open section.
+    pub(super) open: usize,
+    /// The order of each section's rows.
+    sorts: [Option<Sort>; SECTIONS.len()],
     /// The row that is marked, by its place.
     pub(super) cursor: Option<usize>,
     pub(super) is_paused: bool,
@@ -81,8 +36,8 @@ pub(super) enum Wish {
 impl View {
     pub(super) fn new(interval: Duration) -> View {
         View {
-            section: Section::Overview,
-            sorts: [None; Section::ALL.len()],
+            open: 0,
+            sorts: [None; SECTIONS.len()],
             cursor: None,
             is_paused: false,
             shows_help: false,
@@ -92,13 +47,18 @@ impl View {
         }
     }
 
-    /// The order of the section's table.
+    /// The open section.
+    pub(super) fn section(&self) -> &'static Section {
+        &SECTIONS[self.open]
+    }
+
+    /// The order of the section's rows.
     pub(super) fn sort(&self) -> Option<Sort> {
-        self.sorts[self.section as usize]
+        self.sorts[self.open]
     }
 
     /// Takes a key.
-    pub(super) fn key(&mut self, key: KeyEvent, report: &Report) -> Wish {
+    pub(super) fn key(&mut self, key: KeyEvent) -> Wish {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control {
             return if key.code == KeyCode::Char('c') { Wish::Quit } else { Wish::Nothing };
@@ -113,18 +73,16 @@ impl View {
             KeyCode::Char('-') => return self.paced(shorter(self.interval)),
             KeyCode::Char('?' | 'h') => self.shows_help = true,
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
-            KeyCode::Char('s') => self.sort_by_next(report, 1),
-            KeyCode::Char('S') => self.sort_by_next(report, -1),
+            KeyCode::Char('s') => self.sort_by_next(1),
+            KeyCode::Char('S') => self.sort_by_next(-1),
             KeyCode::Char('r') => {
-                if let Some(sort) = &mut self.sorts[self.section as usize] {
+                if let Some(sort) = &mut self.sorts[self.open] {
                     sort.is_reversed = !sort.is_reversed;
                 }
             }
             KeyCode::Tab | KeyCode::Right => self.step(1),
             KeyCode::BackTab | KeyCode::Left => self.step(-1),
-            KeyCode::Char(digit @ '1'..='6') => {
-                self.open(Section::ALL[digit as usize - '1' as usize]);
-            }
+            KeyCode::Char(digit @ '1'..='5') => self.open(digit as usize - '1' as usize),
             KeyCode::Down => self.move_by(1),
             KeyCode::Up => self.move_by(-1),
             KeyCode::PageDown => self.move_by(self.room as isize),
@@ -150,15 +108,14 @@ impl View {
         Wish::Interval
     }
 
-    fn open(&mut self, section: Section) {
-        self.section = section;
+    fn open(&mut self, section: usize) {
+        self.open = section;
         self.cursor = None;
     }
 
     fn step(&mut self, by: isize) {
-        let count = Section::ALL.len() as isize;
-        let at = (self.section as isize + by).rem_euclid(count);
-        self.open(Section::ALL[at as usize]);
+        let count = SECTIONS.len() as isize;
+        self.open((self.open as isize + by).rem_euclid(count) as usize);
     }
 
     fn move_by(&mut self, by: isize) {
@@ -171,10 +128,9 @@ impl View {
     }
 
     /// Orders by the next column, or after the last by none.
-    fn sort_by_next(&mut self, report: &Report, by: isize) {
-        let Some(table) = self.section.table(report) else { return };
-        let count = table.columns.len() as isize + 1;
-        let sort = &mut self.sorts[self.section as usize];
+    fn sort_by_next(&mut self, by: isize) {
+        let count = self.section().titled() as isize + 1;
+        let sort = &mut self.sorts[self.open];
         let place = sort.map_or(0, |sort| sort.column as isize + 1);
         let column = usize::try_from((place + by).rem_euclid(count) - 1).ok();
         *sort = column.map(|column| Sort { column, is_reversed: false });
@@ -199,21 +155,21 @@ mod tests {
     use super::*;
 
     fn press(view: &mut View, code: KeyCode) -> Wish {
-        view.key(KeyEvent::new(code, KeyModifiers::NONE), &Report::default())
+        view.key(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
     #[test]
     fn keys_change_section_order_pause_and_interval() {
         let mut view = View::new(Duration::from_secs(3));
         for (code, section) in [
-            (KeyCode::Tab, Section::Targets),
-            (KeyCode::Right, Section::Jobs),
-            (KeyCode::Left, Section::Targets),
-            (KeyCode::Char('1'), Section::Overview),
-            (KeyCode::BackTab, Section::Waits),
-            (KeyCode::Tab, Section::Overview),
+            (KeyCode::Tab, 1),
+            (KeyCode::Right, 2),
+            (KeyCode::Left, 1),
+            (KeyCode::Char('1'), 0),
+            (KeyCode::BackTab, 4),
+            (KeyCode::Tab, 0),
         ] {
-            assert_eq!((press(&mut view, code), view.section), (Wish::Nothing, section));
+            assert_eq!((press(&mut view, code), view.open), (Wish::Nothing, section));
         }
         let mut paced = |key| (press(&mut view, KeyCode::Char(key)), view.interval.as_millis());
         assert_eq!(paced('+'), (Wish::Interval, 5000));
@@ -232,7 +188,7 @@ mod tests {
         assert!(view.is_paused && !view.shows_help, "any key closes the help");
         assert_eq!(press(&mut view, KeyCode::Char('q')), Wish::Quit);
         let control = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert_eq!(view.key(control, &Report::default()), Wish::Quit);
+        assert_eq!(view.key(control), Wish::Quit);
     }
 
     #[test]
@@ -249,7 +205,7 @@ mod tests {
         press(&mut view, KeyCode::Tab);
         assert_eq!(view.sort(), None);
         press(&mut view, KeyCode::Char('S'));
-        let last = Section::Targets.table(&Report::default()).unwrap().columns.len() - 1;
+        let last = SECTIONS[1].titled() - 1;
         assert_eq!(view.sort(), Some(Sort { column: last, is_reversed: false }));
         press(&mut view, KeyCode::Char('s'));
         assert_eq!(view.sort(), None);

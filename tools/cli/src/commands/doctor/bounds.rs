@@ -1,8 +1,8 @@
 //! The bound of a training job, in plain words with the figures it rests on.
 
 use super::Finding;
-use super::load::{Load, Loads, percent};
-use crate::text;
+use super::load::{Load, Loads};
+use crate::text::{self, percent};
 
 /// The conclusion from all measurements. Of a data set the mean length of its samples says which of them counts.
 pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Finding {

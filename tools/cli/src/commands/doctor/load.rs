@@ -16,7 +16,7 @@ use dlfs::units::Lba;
 use dlfs::{Error, ErrorKind, Result};
 
 use super::Finding;
-use crate::text;
+use crate::text::{self, percent};
 
 /// The reads of a measurement.
 #[derive(Debug, Clone, Copy)]
@@ -89,13 +89,12 @@ impl Loads {
     }
 
     pub(super) fn findings(&self) -> Vec<Finding> {
-        let us = |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         let round_trip = format!(
             "{} for a read of {}, the median of {}; 99 % within {}",
-            us(self.single.median),
+            text::duration(self.single.median),
             text::binary_size(self.single.plan.io_bytes),
             text::count(self.single.reads),
-            us(self.single.p99)
+            text::duration(self.single.p99)
         );
         vec![
             Finding::good("round trip", round_trip),
@@ -278,11 +277,6 @@ fn ticks_of(stat: &str) -> Option<(u64, u64)> {
 fn busy_between((before, after): ((u64, u64), (u64, u64))) -> Option<f64> {
     let all = after.1.checked_sub(before.1).filter(|&all| all > 0)?;
     Some(after.0.saturating_sub(before.0) as f64 / all as f64)
-}
-
-/// A share as text.
-pub(super) fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
 }
 
 /// The interval at which engines that cannot signal are polled again.

@@ -11,8 +11,7 @@ use dlfs::address::{Address, TcpAddress};
 use dlfs::qpair::Device;
 
 use super::Finding;
-use super::load::percent;
-use crate::text;
+use crate::text::{self, percent};
 
 /// A connection to the first address that is on a network, to look at.
 pub(super) struct Route(TcpStream);
@@ -133,10 +132,8 @@ impl Place {
             let found = format!("no TCP connection to {}: {error}", self.name());
             Finding::bad("reachable", found, self.mend)
         })?;
-        let micros =
-            |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-        let took = micros(began.elapsed());
-        let name_took = micros(name_took);
+        let took = text::duration(began.elapsed());
+        let name_took = text::duration(name_took);
         Ok((stream, format!("TCP connects in {took}, after {name_took} for the name")))
     }
 }

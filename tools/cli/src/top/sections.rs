@@ -1,0 +1,257 @@
+//! The sections of the page, each a table: which column shows what, by which metrics.
+
+use dlfs::metrics as m;
+use ratatui::style::Style;
+
+use super::figures;
+use super::report::{FAILED, ORIGIN, RANKS, Role, Subject, Value, plus, ratio};
+use super::table::{BAD, DIM, WARN};
+use Form::{Age, Bad, BadPerS, Bytes, BytesPerS, Count, Name, Rate, Seconds, Share, Text, Waits};
+
+/// A section: its name on the page, its key in JSON, its columns, and the text in place of rows where there are none.
+pub(super) struct Section {
+    pub(super) name: &'static str,
+    pub(super) key: &'static str,
+    pub(super) columns: &'static [Column],
+    pub(super) none: &'static str,
+}
+
+/// A column. Those without a title are for JSON alone, those without a key for people.
+pub(super) struct Column {
+    pub(super) title: &'static str,
+    pub(super) key: &'static str,
+    pub(super) form: Form,
+    /// Its rank when not all columns fit: the smallest is left out first. The first column stays.
+    pub(super) keep: u8,
+    pub(super) of: fn(&Subject) -> Value,
+}
+
+/// How a value is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// On the left; a name, which may be shortened to so many characters.
+    Name(usize),
+    /// On the left; a text, whose end may be left out from so many characters on.
+    Text(usize),
+    Count,
+    Rate,
+    Bytes,
+    BytesPerS,
+    Seconds,
+    /// Whole seconds, at least one.
+    Age,
+    Share,
+    /// A share that should be small.
+    Waits,
+    /// A rate that should be 0.
+    Bad,
+    /// Bytes a second that should be 0.
+    BadPerS,
+}
+
+const fn column(
+    title: &'static str,
+    key: &'static str,
+    form: Form,
+    keep: u8,
+    of: fn(&Subject) -> Value,
+) -> Column {
+    Column { title, key, form, keep, of }
+}
+
+impl Section {
+    /// The number of columns with a title, which come first.
+    pub(super) fn titled(&self) -> usize {
+        self.columns.iter().filter(|column| !column.title.is_empty()).count()
+    }
+}
+
+impl Column {
+    /// A value as text, with its style: what is 0 or unknown is of little interest.
+    pub(super) fn cell(&self, value: &Value) -> (String, Style) {
+        let Some(number) = value.number() else {
+            let style = match value {
+                Value::Unknown | Value::Is(false) => DIM,
+                Value::Is(true) => BAD,
+                _ => Style::new(),
+            };
+            return (value.text(), style);
+        };
+        let per_s = || format!("{}/s", figures::bytes(number));
+        let text = match self.form {
+            Name(_) | Text(_) | Count => crate::text::count(number as u64),
+            Rate | Bad => figures::rate(number),
+            Bytes => figures::bytes(number),
+            BytesPerS | BadPerS => per_s(),
+            Seconds => figures::seconds(number),
+            Age => figures::age(number),
+            Share | Waits => crate::text::percent(number),
+        };
+        let at_least = if matches!(value, Value::AtLeast(_)) { "≥" } else { "" };
+        let style = match self.form {
+            _ if number == 0.0 => DIM,
+            Bad | BadPerS => BAD,
+            Waits if number >= 0.5 => BAD,
+            Waits if number >= 0.05 => WARN,
+            _ => Style::new(),
+        };
+        (format!("{at_least}{text}"), style)
+    }
+}
+
+/// The overview first, which has a row for each role of each address.
+pub(super) static SECTIONS: [Section; 5] = [
+    Section { name: "Overview", key: "addresses", columns: ADDRESSES, none: "" },
+    Section {
+        name: "Targets",
+        key: "subsystems",
+        columns: SUBSYSTEMS,
+        none: "No target answers here.",
+    },
+    Section { name: "Jobs", key: "loaders", columns: LOADERS, none: "No job answers here." },
+    Section { name: "Tiers", key: "tiers", columns: TIERS, none: "No process here has tiers." },
+    Section {
+        name: "Peers",
+        key: "peers",
+        columns: PEERS,
+        none: "No process here reads from other nodes.",
+    },
+];
+
+const ADDRESSES: &[Column] = &[
+    column("ADDRESS", "address", Name(21), 255, address),
+    column("ROLE", "role", Name(6), 60, |of| of.role.map(Role::word).into()),
+    column("IOPS", "commands_per_second", Rate, 90, |of| {
+        let of_target: [&m::Metric; 2] = [&m::TARGET_READS, &m::TARGET_WRITES];
+        of.by_role([&of_target, &[&m::READ_COMMANDS], &[&m::TIER_HITS]]).into()
+    }),
+    column("BYTES/S", "bytes_per_second", BytesPerS, 80, |of| of.bytes_per_second().into()),
+    column("P50", "latency_p50_seconds", Seconds, 40, |of| of.latency(0.5)),
+    column("P99", "latency_p99_seconds", Seconds, 70, |of| of.latency(0.99)),
+    column("WAITS", "wait_share", Waits, 75, |of| {
+        of.by_role([&[], &[&m::LOADER_STALL_SECONDS], &[]]).into()
+    }),
+    column("ERR/S", "errors_per_second", Bad, 50, |of| {
+        of.by_role([&[&m::TARGET_ERRORS], &[&m::READ_REPEATS], &[]]).into()
+    }),
+    column("CONN", "connections", Count, 30, |of| of.of_target(&m::TARGET_CONNECTIONS).into()),
+    column("HOSTS", "controllers", Count, 20, |of| of.of_target(&m::TARGET_CONTROLLERS).into()),
+    column("VERSION", "version", Name(8), 10, |of| of.version().into()),
+    column("RESTARTED", "restarted_seconds", Age, 12, |of| of.known.restarted_seconds.into()),
+    column("TREND OF BYTES", "", Text(14), 15, |of| {
+        let bars = (of.known.trend.len() > 1).then(|| figures::bars(of.known.trend));
+        bars.as_deref().into()
+    }),
+    column("", "error", Text(0), 0, |of| of.error().into()),
+    column("", "error_seconds", Age, 0, |of| of.known.error.map(|(_, seconds)| seconds).into()),
+];
+
+const SUBSYSTEMS: &[Column] = &[
+    column("SUBSYSTEM", "subsystem", Name(26), 255, name),
+    column("ADDRESS", "address", Name(21), 60, address),
+    column("READS/S", "reads_per_second", Rate, 90, |of| of.rate(&m::TARGET_READS).into()),
+    column("WRITES/S", "writes_per_second", Rate, 35, |of| of.rate(&m::TARGET_WRITES).into()),
+    column("BYTES/S", "bytes_per_second", BytesPerS, 80, |of| of.bytes_per_second().into()),
+    column("P50", "latency_p50_seconds", Seconds, 40, |of| of.latency(0.5)),
+    column("P99", "latency_p99_seconds", Seconds, 70, |of| of.latency(0.99)),
+    column("ERR/S", "errors_per_second", Bad, 65, |of| of.rate(&m::TARGET_ERRORS).into()),
+    column("HOSTS", "controllers", Count, 45, |of| of.gauge(&m::TARGET_CONTROLLERS).into()),
+    column("CONN", "connections", Count, 30, |of| of.gauge(&m::TARGET_CONNECTIONS).into()),
+    column("REFUSED", "refused", Bad, 20, |of| of.growth(&m::TARGET_CONNECTIONS_REFUSED).into()),
+    column("CLOSED", "dropped", Bad, 10, |of| {
+        plus(of.growth(&m::TARGET_CONNECTIONS_DROPPED), of.growth(&m::TARGET_EVICTIONS)).into()
+    }),
+];
+
+const LOADERS: &[Column] = &[
+    column("ADDRESS", "address", Name(21), 255, address),
+    column("SAMPLES/S", "samples_per_second", Rate, 90, |of| of.rate(&m::LOADER_SAMPLES).into()),
+    column("BATCHES/S", "batches_per_second", Rate, 35, |of| of.rate(&m::LOADER_BATCHES).into()),
+    column("BYTES/S", "bytes_per_second", BytesPerS, 70, |of| {
+        of.rate(&m::LOADER_SAMPLE_BYTES).into()
+    }),
+    column("WAITS", "wait_share", Waits, 85, |of| of.rate(&m::LOADER_STALL_SECONDS).into()),
+    column("P50", "latency_p50_seconds", Seconds, 30, |of| of.latency(0.5)),
+    column("P99", "latency_p99_seconds", Seconds, 40, |of| of.latency(0.99)),
+    column("REPEATS", "repeats_per_second", Bad, 20, |of| {
+        of.known.rate(&m::READ_REPEATS, BY_LOADER).into()
+    }),
+    column("SKIPPED", "skipped_per_second", Bad, 10, |of| of.rate(&m::LOADER_SKIPPED).into()),
+    column("READS FROM", "subsystems", Name(26), 25, |of| {
+        Value::Names(of.known.values_of(&m::HOST_CONTROLLERS, "subsystem"))
+    }),
+    column("WAITS FOR", "waits_by_cause", Text(27), 80, |of| {
+        Value::Causes(of.known.waits_by_cause())
+    }),
+    column("RECONNECTS", "reconnects", Bad, 9, |of| of.growth(&m::HOST_RECONNECTS).into()),
+    column("FAILED PATHS", "failed_paths", Bad, 8, |of| of.gauge(&m::HOST_FAILED_PATHS).into()),
+    column("DIGESTS", "digest_errors", Bad, 7, |of| of.growth(&m::HOST_DIGEST_ERRORS).into()),
+    column("RANKS", "store_waits", Rate, 6, |of| of.growth(&m::STORE_WAITS).into()),
+];
+
+const TIERS: &[Column] = &[
+    column("TIER", "tier", Name(18), 255, name),
+    column("ADDRESS", "address", Name(21), 60, address),
+    column("USED", "", Share, 80, |of| {
+        ratio(of.gauge(&m::TIER_HELD_BYTES), of.gauge(&m::TIER_CAPACITY_BYTES)).into()
+    }),
+    column("OF", "capacity_bytes", Bytes, 50, |of| of.gauge(&m::TIER_CAPACITY_BYTES).into()),
+    column("HITS", "hit_share", Share, 90, |of| {
+        ratio(bytes_of_tier(of), of.known.all_bytes()).into()
+    }),
+    column("BYTES/S", "bytes_per_second", BytesPerS, 70, |of| bytes_of_tier(of).into()),
+    column("MEAN", "read_mean_seconds", Seconds, 40, |of| {
+        let mean = ratio(of.rate(&m::TIER_HIT_SECONDS), of.rate(&m::TIER_HITS));
+        let seconds = of.of_row(ORIGIN, &m::ORIGIN_READ_SECONDS);
+        mean.or_else(|| ratio(seconds, of.of_row(ORIGIN, &m::ORIGIN_READS))).into()
+    }),
+    column("FILLS", "filled_bytes_per_second", BytesPerS, 45, |of| {
+        of.rate(&m::TIER_FILL_BYTES).into()
+    }),
+    column("EVICTED/S", "evictions_per_second", Rate, 30, |of| of.rate(&m::TIER_EVICTIONS).into()),
+    column("DAMAGED", "damaged", Bad, 20, |of| of.growth(&m::TIER_DAMAGED).into()),
+    column("OFF", "is_off", Name(3), 35, |of| {
+        Value::Is(of.gauge(&m::TIER_OFF).is_some_and(|off| off > 0.0))
+    }),
+    column("", "held_bytes", Bytes, 0, |of| of.gauge(&m::TIER_HELD_BYTES).into()),
+];
+
+const PEERS: &[Column] = &[
+    column("NODE", "node", Name(8), 255, name),
+    column("ADDRESS", "address", Name(21), 60, address),
+    column("READS/S", "reads_per_second", Rate, 80, |of| {
+        let reads = of.rate(&m::PEER_READS);
+        let failed = of.of_row(FAILED, &m::PEER_NOT_THERE_READS);
+        reads.or(failed).or(of.of_row(RANKS, &m::STORE_RECEIVED)).into()
+    }),
+    column("BYTES/S", "bytes_per_second", BytesPerS, 90, |of| {
+        let bytes = of.rate(&m::PEER_READ_BYTES);
+        let failed = of.of_row(FAILED, &m::PEER_NOT_THERE_BYTES);
+        bytes.or(failed).or(of.of_row(RANKS, &m::STORE_RECEIVED_BYTES)).into()
+    }),
+    column("MEAN", "read_mean_seconds", Seconds, 70, |of| {
+        ratio(of.rate(&m::PEER_READ_SECONDS), of.rate(&m::PEER_READS)).into()
+    }),
+    column("REROUTED", "rerouted_bytes_per_second", BadPerS, 40, |of| {
+        of.of_row(FAILED, &m::PEER_REROUTED_BYTES).into()
+    }),
+    column("WRONG", "mismatched_bytes_per_second", BadPerS, 30, |of| {
+        of.of_row(FAILED, &m::PEER_MISMATCHED_BYTES).into()
+    }),
+];
+
+fn address(of: &Subject) -> Value {
+    Value::Text(of.known.address.to_owned())
+}
+
+fn name(of: &Subject) -> Value {
+    Value::Text(of.name.to_owned())
+}
+
+/// Bytes of the origin include what was read ahead, and what reads of the same pages shared.
+fn bytes_of_tier(of: &Subject) -> Option<f64> {
+    of.rate(&m::TIER_HIT_BYTES).or(of.of_row(ORIGIN, &m::ORIGIN_READ_BYTES))
+}
+
+/// The label of what loaders read.
+pub(super) const BY_LOADER: &[(&str, &str)] = &[("by", "loader")];
