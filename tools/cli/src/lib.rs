@@ -5,7 +5,6 @@
 //! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
 
 mod args;
-mod budget_args;
 mod commands;
 mod demo_compare;
 mod demo_data;
