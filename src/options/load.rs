@@ -107,9 +107,9 @@ pub struct Load {
     /// The number of ranks that share each epoch [default: the launcher's, else 1].
     #[cfg_attr(feature = "clap", arg(long, value_name = "W"))]
     pub world_size: Option<u32>,
-    /// How the ranks share each global batch; its samples and how many each rank gets are the same. strided: every W-th
-    /// sample; aligned, of grouped order: whole chunks to one rank, as far as equal shares allow, for a run that resumes
-    /// with another world size; local, with peers: what the rank's node holds, as far as equal shares allow.
+    /// How the ranks share each global batch; its samples and how many each rank gets are the same. strided: every
+    /// W-th sample; aligned, of grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
+    /// resumes with another world size; local, with peers: what the rank's node holds, as far as equal shares allow.
     #[cfg_attr(feature = "clap", arg(long, default_value_t))]
     pub shard: Choice<Sharding>,
     /// Drop what does not fill a batch on every rank at the end of an epoch.
@@ -118,9 +118,9 @@ pub struct Load {
     /// Repeat the first samples of an epoch so that each rank has the same number.
     #[cfg_attr(feature = "clap", arg(long, conflicts_with = "drop_last"))]
     pub pad: bool,
-    /// How samples are read: chunk: whole chunks, which are kept until their samples are delivered; sample: each sample
-    /// just before it is needed, many at a time [default: chunk for grouped, except for large samples in the page cache;
-    /// else sample].
+    /// How samples are read: chunk: whole chunks, which are kept until their samples are delivered; sample: each
+    /// sample just before it is needed, many at a time [default: chunk for grouped, except for large samples in the
+    /// page cache; else sample].
     #[cfg_attr(feature = "clap", arg(long))]
     pub batching: Option<Choice<Batching>>,
     /// Gather each batch into one buffer, its samples contiguous, at the cost of a copy.

@@ -102,8 +102,7 @@ pub struct Connect {
     #[cfg_attr(feature = "clap", arg(default_value_t = Connect::default().io_timeout))]
     pub io_timeout: Seconds,
     /// How long connecting may take.
-    #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS"))]
-    #[cfg_attr(feature = "clap", arg(default_value_t = Connect::default().connect_timeout))]
+    #[cfg_attr(feature = "clap", arg(skip = Connect::default().connect_timeout))]
     pub connect_timeout: Seconds,
     /// More addresses of the same namespaces, used while the first is down.
     #[cfg_attr(feature = "clap", arg(long = "path", value_name = "ADDRESS"))]

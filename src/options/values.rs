@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 use crate::units::parse_size;
 
@@ -48,16 +49,19 @@ const A_LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A size in bytes: a number, or a text such as `256M`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "serde_json::Value")]
+#[serde(try_from = "Value")]
 pub struct Size(pub u64);
 
-impl TryFrom<serde_json::Value> for Size {
+impl TryFrom<Value> for Size {
     type Error = String;
 
-    fn try_from(value: serde_json::Value) -> Result<Size, String> {
+    fn try_from(value: Value) -> Result<Size, String> {
         match &value {
-            serde_json::Value::String(text) => text.parse(),
-            other => other.as_u64().map(Size).ok_or_else(|| format!("{other} is no size in bytes")),
+            Value::String(text) => text.parse(),
+            Value::Number(number) => {
+                number.as_u64().map(Size).ok_or_else(|| format!("{number} is no size in bytes"))
+            }
+            other => Err(format!("invalid type: {other}, expected a size")),
         }
     }
 }

@@ -72,7 +72,6 @@ const RARE: &[&str] = &[
     "keep_alive_tmo",
     "ctrl_loss_tmo",
     "io_timeout",
-    "connect_timeout",
     "hdr_digest",
     "data_digest",
     "spdk_memory",

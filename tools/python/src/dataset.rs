@@ -11,7 +11,6 @@ use dlfs::dataset::{self, OnError, Query};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::Value;
 use dlfs::metrics::{Measured, READ_COMMAND_SECONDS, Snapshot};
-use dlfs::options::Peers;
 use dlfs::peers::{Meeting, Pass};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
@@ -27,8 +26,8 @@ use crate::ffi::{Memory, Output, Source};
 use crate::held::{Absent, Choice, Fields, Held};
 use crate::index::{self, position};
 use crate::loader::json;
-use crate::options::{about, names, open_options, seconds};
-use crate::peers::Join;
+use crate::options::{about, open_options, seconds};
+use crate::peers::{Join, keywords};
 use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
 use crate::{log, metrics, names, numpy, shapes, typed};
@@ -547,10 +546,9 @@ impl Dataset {
     ) -> PyResult<(u32, u32)> {
         let py = peers.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        let known = names::<Peers>();
         for key in options.keys() {
             let key: String = key.extract()?;
-            if !known.contains(&key) && key != "rank" && key != "world_size" {
+            if !keywords().contains(&key) {
                 return Err(PyTypeError::new_err(format!("join_peers() has no option '{key}'")));
             }
         }

@@ -53,6 +53,7 @@ pub(crate) struct ShuffleReportArgs {
     #[command(flatten)]
     tokens: Tokens,
     /// Samples per global batch
+    #[arg(conflicts_with = "batch_tokens")]
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..))]
     batch_size: u64,
     /// The epoch, from 0
