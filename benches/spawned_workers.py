@@ -39,7 +39,7 @@ def main():
     import dlfs
     from dlfs.torch import IterableDataset
 
-    options = {"batch_size": 32, "order": args.order, "seed": 7, "prefetch_bytes": 16 << 20}
+    options = {"batch_size": 32, "order": args.order, "seed": 7, "window": 16 << 20}
     payload = pickle.dumps(IterableDataset(dlfs.open(args.image), **options))
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(args.workers), context.Queue()

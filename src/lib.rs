@@ -8,7 +8,7 @@
 //! # The map
 //!
 //! ```text
-//!  4  dlfs         dataset -> prefetch -> reader, report; exporter      wires the parts and owns them
+//!  4  dlfs         options -> dataset -> prefetch -> reader, report; exporter    wires the parts and owns them
 //!  3  dlfs-import  import -> catalog   dlfs-cache   store -> cache, peers        what runs
 //!     dlfs-target  keys -> target
 //!  2  dlfs-io  qpair -> address, tls, spdk  |  dlfs-order   plan -> order, tier
@@ -26,6 +26,7 @@
 //! | to | begin with |
 //! |---|---|
 //! | read samples by id, or along an order | [`dataset`], then [`prefetch`] |
+//! | take options from a user | [`options`] |
 //! | look samples up by name or id | [`directory`] |
 //! | put files onto a namespace | [`import`] |
 //! | serve a namespace to any NVMe/TCP host | [`target`] |
@@ -45,6 +46,7 @@
 
 pub mod dataset;
 pub mod exporter;
+pub mod options;
 pub mod prefetch;
 pub mod reader;
 pub mod report;

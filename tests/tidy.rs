@@ -61,6 +61,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("", "reader", ""),
     ("", "prefetch", "reader report"),
     ("", "dataset", "prefetch reader report"),
+    ("", "options", "dataset prefetch reader"),
 ];
 
 /// Crates whose root is a module itself: their folder, and the name that the library gives it.

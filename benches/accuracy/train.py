@@ -156,7 +156,7 @@ def run(*command):
 def report(dlfs, image, order, epoch):
     """What shuffle-report says of an epoch, of what this uses."""
     text = run(dlfs, "shuffle-report", image, *order, "--seed", 1, "--world-size", RANKS,
-               "--batch", RANKS * BATCH, "--epoch", epoch, "--json")
+               "--batch-size", RANKS * BATCH, "--epoch", epoch, "--json")
     said = json.loads(text)
     return {"verdict": said["verdict"], "ranks": said["ranks"]}
 
@@ -165,7 +165,7 @@ def accuracies(dlfs, temp, image, order, seed, train, test, ranks=RANKS):
     shares, size = [], RANKS * BATCH // ranks
     for rank in range(ranks):
         ids = temp / "ids"
-        run(dlfs, "read", image, *order, "--seed", seed, "--rank", rank, "--world-size", ranks, "--batch", size,
+        run(dlfs, "read", image, *order, "--seed", seed, "--rank", rank, "--world-size", ranks, "--batch-size", size,
             "--epochs", EPOCHS, "--drop-last", "--ids", ids, "--quiet")
         shares.append(np.array(ids.read_text().split(), int).reshape(EPOCHS, -1))
     network = Network(np.random.default_rng(seed))

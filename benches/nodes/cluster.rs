@@ -109,7 +109,7 @@ impl Cluster {
                 let world = setting.num.to_string();
                 let mut arguments = vec!["--side", "rank", "--image", &address, "--tier", &tier];
                 arguments.extend(["--rank", &rank_text, "--world", &world, "--listen", &listen]);
-                arguments.extend(["--order", setting.order, "--batch", options.text("batch")]);
+                arguments.extend(["--order", setting.order, "--batch-size", options.text("batch")]);
                 arguments.extend(["--peers", meeting.to_str().expect("a path of our making")]);
                 arguments.extend(["--window", &window]);
                 arguments.extend(setting.verify.then_some("--verify"));

@@ -66,7 +66,7 @@ def by_python(address, batch_size, order):
 
 def by_rust(address, batch_size, order):
     """The same by the library's loop in the command, which sums up lengths and ids."""
-    command = [sys.executable, "-m", "dlfs", "read", address, "--order", order, "--batch", str(batch_size),
+    command = [sys.executable, "-m", "dlfs", "read", address, "--order", order, "--batch-size", str(batch_size),
                "--epochs", str(EPOCHS), "--seed", "1", "--direct", "off", "--json", "--quiet"]
     report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return 1e6 * report["seconds"] * batch_size / report["samples"]
@@ -132,7 +132,7 @@ def memory(address, batch_size, workers):
     import bench_peers
     import dlfs.torch
     with dlfs.open(address, direct="off") as ds:
-        data = dlfs.torch.IterableDataset(ds, batch_size, transform=len, prefetch_bytes=192 << 20)
+        data = dlfs.torch.IterableDataset(ds, batch_size, transform=len, window=192 << 20)
         loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers,
                                              persistent_workers=workers > 0)
         after = []

@@ -48,7 +48,6 @@ mod loader;
 mod mixed;
 mod mixture;
 mod open;
-pub mod options;
 mod page_file;
 mod peers;
 mod sample_file;

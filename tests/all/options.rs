@@ -1,65 +1,84 @@
-//! The documentation of C and Python agrees with the library's table of shared options. (The command takes
-//! its help from that table.)
+//! C's structs and Python's classes have the options of the library, by the same names and with the same words.
+//! (The command flattens the library's structs.)
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use dlfs::dataset::options::{LOADING, OPENING, SharedOption, Value};
+/// The files of the library's structs, and their names, which Python's classes have, too.
+const STRUCTS: [(&str, &str); 9] = [
+    ("mod", "Connect"),
+    ("mod", "Open"),
+    ("mod", "Tiers"),
+    ("mod", "Peers"),
+    ("mod", "Store"),
+    ("load", "Read"),
+    ("load", "Load"),
+    ("order", "Order"),
+    ("order", "Tokens"),
+];
 
-/// A front end's documentation of each option: its sentences, and its default if the code has one.
-type Told = BTreeMap<String, (String, Option<String>)>;
+/// Options that C lacks.
+const NOT_IN_C: [&str; 5] = ["hostid", "tls", "spdk_memory", "spdk_huge_pages", "copy_threads"];
+
+/// Options that are parameters of Python's functions themselves, or are told from the kind of another.
+const PARAMETERS: [&str; 5] = ["order", "batch_size", "rank", "world_size", "tiers_file"];
 
 #[test]
-fn the_c_structs_say_what_the_table_says() {
+fn the_c_structs_have_every_option_under_its_name_with_its_unit() {
     let text = read("tools/capi/src/options.rs");
-    for (options, name) in [(OPENING, "MountOptions"), (LOADING, "SequenceOptions")] {
-        let told = c_struct(&text, name);
-        for option in options.iter().filter(|option| !option.c.is_empty()) {
-            let (sentence, _) = told.get(option.c).unwrap_or_else(|| panic!("no `{}`", option.c));
-            check_begin(option, sentence.strip_prefix("1: ").unwrap_or(sentence));
-            let default = match option.default {
-                Value::Open | Value::Off => continue,
-                Value::Number(value) => value.to_string(),
-                Value::Fraction(value) => value.to_string(),
-                Value::Seconds(value) => format!("{},000", value),
-                Value::Bytes(value) => format!("{} MiB", value >> 20),
-            };
-            let expected = format!("default {default}");
-            assert!(sentence.contains(&expected), "`{}`: no {expected:?}: {sentence}", option.c);
+    let structs = ["MountOptions", "SequenceOptions"].map(|name| fields(&text, name));
+    for (name, doc) in library() {
+        if NOT_IN_C.contains(&&*name) {
+            continue;
         }
+        let names = [name.clone(), format!("{name}_ms"), format!("{name}_bytes")];
+        let told = structs.iter().flatten().filter(|(field, _)| names.contains(field));
+        let told: Vec<&str> =
+            told.map(|(_, told)| told.strip_prefix("1: ").unwrap_or(told)).collect();
+        let begin = first_clause(&doc);
+        let same = |told: &&str| {
+            told.get(..begin.len()).is_some_and(|told| told.eq_ignore_ascii_case(begin))
+        };
+        assert!(told.iter().any(same), "`{name}`: {told:?}, not {begin:?}");
     }
 }
 
 #[test]
-fn python_s_documentation_and_defaults_are_those_of_the_table() {
-    let text = read("tools/python/python/dlfs/__init__.py");
-    for (options, begin) in [(OPENING, "def open("), (LOADING, "class Loader(")] {
-        let told = python_function(&text[text.find(begin).expect(begin)..]);
-        for option in options.iter().filter(|option| !option.python.is_empty()) {
-            let (sentence, default) =
-                told.get(option.python).unwrap_or_else(|| panic!("no `{}`", option.python));
-            check_begin(option, sentence);
-            let expected = match option.default {
-                Value::Open => continue,
-                Value::Off => "False".to_owned(),
-                Value::Number(value) => value.to_string(),
-                Value::Bytes(value) => format!("{} << 20", value >> 20),
-                Value::Seconds(value) => format!("{value}.0"),
-                Value::Fraction(value) => {
-                    assert!(sentence.ends_with(&format!("({value})")), "{sentence}");
-                    "None".to_owned()
-                }
-            };
-            assert_eq!(default.as_ref(), Some(&expected), "the default of `{}`", option.python);
+fn python_s_classes_have_the_names_and_the_words_of_the_library_s_structs() {
+    let text = read("tools/python/python/dlfs/_options.py");
+    for (file, name) in STRUCTS {
+        let begin = text.find(&format!("class {name}(")).expect(name);
+        let body = text[begin..].split("\n\n\n").next().unwrap_or_default();
+        for (field, doc) in of_struct(file, name) {
+            if PARAMETERS.contains(&&*field) {
+                continue;
+            }
+            let at =
+                body.find(&format!("\n    {field}: ")).unwrap_or_else(|| panic!("no `{field}`"));
+            let told = body[at..].split("\"\"\"").nth(1).expect("a docstring");
+            assert_eq!(words(told), words(&doc), "`{name}.{field}`");
         }
     }
 }
 
-fn check_begin(option: &SharedOption, sentence: &str) {
-    let begin = sentence.get(..option.help.len()).unwrap_or_default();
-    let wanted = option.help;
-    assert!(begin.eq_ignore_ascii_case(wanted), "{}: {sentence:?}, not {wanted:?}", option.name);
+/// The options of the library, with their documentation.
+fn library() -> Vec<(String, String)> {
+    STRUCTS.iter().flat_map(|(file, name)| of_struct(file, name)).collect()
+}
+
+fn of_struct(file: &str, name: &str) -> Vec<(String, String)> {
+    fields(&read(&format!("src/options/{file}.rs")), name)
+}
+
+/// Up to the first punctuation that ends a thought.
+fn first_clause(doc: &str) -> &str {
+    let ends = [". ", ": ", "; ", " [", ", "];
+    let end = ends.iter().filter_map(|end| doc.find(end)).min().unwrap_or(doc.len());
+    doc[..end].trim_end_matches('.')
+}
+
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn read(path: &str) -> String {
@@ -67,47 +86,19 @@ fn read(path: &str) -> String {
 }
 
 /// The fields of a struct, each with its doc comment in one line.
-fn c_struct(text: &str, name: &str) -> Told {
+fn fields(text: &str, name: &str) -> Vec<(String, String)> {
     let begin = text.find(&format!("pub struct {name} {{")).expect(name);
     let body = text[begin..].split("\n}").next().unwrap_or_default();
-    let mut told = Told::new();
+    let mut told = Vec::new();
     let mut sentences = Vec::new();
     for line in body.lines().skip(1).map(str::trim) {
         if let Some(sentence) = line.strip_prefix("/// ") {
             sentences.push(sentence);
-        } else if let Some((field, _)) = line.trim_start_matches("pub ").split_once(':') {
-            told.insert(field.to_owned(), (sentences.join(" "), None));
+        } else if let Some((field, _)) =
+            line.strip_prefix("pub ").and_then(|line| line.split_once(':'))
+        {
+            told.push((field.to_owned(), sentences.join(" ")));
             sentences.clear();
-        }
-    }
-    told
-}
-
-/// The options that a docstring explains in lines of `name  what it does`, and the defaults of keywords.
-fn python_function(text: &str) -> Told {
-    let docstring = text.split("\"\"\"").nth(1).expect("a docstring");
-    let mut told = Told::new();
-    let mut last = String::new();
-    for line in docstring.lines().filter_map(|line| line.strip_prefix("    ")) {
-        match line.split_once("  ") {
-            Some((names, what)) if !names.is_empty() => {
-                last = names.split(',').next().unwrap_or(names).to_owned();
-                told.insert(last.clone(), (what.trim().to_owned(), None));
-            }
-            Some(("", more)) => {
-                if let Some((what, _)) = told.get_mut(&last) {
-                    *what = format!("{what} {}", more.trim());
-                }
-            }
-            _ => last.clear(),
-        }
-    }
-    for line in text.lines().take_while(|line| !line.trim_start().starts_with("return ")) {
-        let keyword = line.trim().strip_suffix(',').and_then(|line| line.split_once(" = "));
-        let Some((name, value)) = keyword else { continue };
-        let name = name.split(':').next().unwrap_or(name);
-        if let Some((_, default)) = told.get_mut(name) {
-            default.get_or_insert_with(|| value.to_owned());
         }
     }
     told

@@ -135,18 +135,15 @@
 // No shuffle: in the order of ids.
 #define DLFS_ORDER_SEQUENTIAL 2
 
-// No shuffle: in the order of the media, the fastest of all.
-#define DLFS_ORDER_BY_SLOT 3
-
 // Each rank shuffles a fixed share of its own.
-#define DLFS_ORDER_LOCAL 4
+#define DLFS_ORDER_LOCAL 3
 
 // Like DLFS_ORDER_LOCAL, but the fraction `exchange` of each share moves to other ranks every
 // epoch.
-#define DLFS_ORDER_PARTIAL 5
+#define DLFS_ORDER_PARTIAL 4
 
 // Samples are drawn in proportion to weights: `weights`, or `balanced`.
-#define DLFS_ORDER_WEIGHTED 6
+#define DLFS_ORDER_WEIGHTED 5
 
 // A batch by tokens costs its longest sample times their number, as a padded tensor has it. The default.
 #define DLFS_COST_PADDED 0
@@ -173,28 +170,15 @@
 // the tiers of the job's other nodes; without them it is refused.
 #define DLFS_SHARD_LOCAL 2
 
-// Chosen automatically: by chunks in grouped order and by slot, otherwise by samples; also by
+// Chosen automatically: by chunks in grouped order, otherwise by samples; also by
 // samples in grouped order if samples are large and in the page cache. The default.
 #define DLFS_BATCHING_AUTO 0
 
-// Whole chunks are read, and kept until their samples are delivered; in grouped order and by slot
-// only.
+// Whole chunks are read, and kept until their samples are delivered; in grouped order only.
 #define DLFS_BATCHING_CHUNK 1
 
 // Each sample is read separately, just before it is needed, many at a time.
 #define DLFS_BATCHING_SAMPLE 2
-
-// One sample is read at a time.
-#define DLFS_BATCHING_NONE 3
-
-// Every sample of an epoch is read; some ranks have one more than others. The default.
-#define DLFS_TAIL_KEEP 0
-
-// The end of an epoch that does not give each rank the same number of samples is dropped.
-#define DLFS_TAIL_DROP 1
-
-// The first samples of the epoch are repeated so that each rank has the same number.
-#define DLFS_TAIL_PAD 2
 
 // The call fails if one of its samples does. The default.
 #define DLFS_ON_ERROR_RAISE 0
@@ -422,15 +406,16 @@ typedef struct {
     uint32_t queue_size;
     // Keep-alive timeout in ms; default 15,000; UINT32_MAX disables it.
     uint32_t keep_alive_tmo_ms;
-    // How long to keep reconnecting, in ms; default 600,000. After that the connection is lost for
-    // good: DLFS_E_DISCONNECTED, until the data set is mounted again.
+    // How long to keep reconnecting after a connection is lost, in ms; default 600,000. After that it is
+    // lost for good: DLFS_E_DISCONNECTED, until the data set is mounted again.
     uint32_t ctrl_loss_tmo_ms;
-    // How long a queue may make no progress, in ms; default 5,000.
+    // How long a queue may make no progress before its reads are repeated on another connection, in
+    // ms; default 5,000.
     uint32_t io_timeout_ms;
     // How long connecting may take, in ms; default 10,000.
     uint32_t connect_timeout_ms;
     // The longest that one read may take, in ms; default 60,000.
-    uint32_t call_timeout_ms;
+    uint32_t deadline_ms;
     // Queue pairs per namespace for each reading thread; default 1.
     uint32_t queue_pairs;
     // 1: spin instead of sleeping while a call waits.
@@ -448,15 +433,15 @@ typedef struct {
     // The number of tiers.
     size_t num_tiers;
     // The samples that tiers keep: DLFS_POLICY_...
-    uint32_t tier_policy;
-    // 1: stop adding copies for good once a sample fits in no tier.
-    uint32_t tier_stop;
+    uint32_t policy;
+    // 1: stop adding copies for good once a sample fits in no tier, as Monarch does.
+    uint32_t stop_at_first_failure;
     // A file that describes the tiers, as written by `dlfs probe` or for NoPFS, instead of `tiers`; or NULL.
-    // Its policy applies if `tier_policy` is the default.
+    // Its policy applies if `policy` is the default.
     const char *tiers_file;
-    // The most that the copier may read from the origin by itself, in bytes per second; 0: no
-    // limit, or that of `tiers_file`.
-    uint64_t tier_bandwidth;
+    // The most bytes a second that the copier may read from the origin by itself; 0: no limit, or
+    // that of `tiers_file`.
+    uint64_t copy_bandwidth_bytes;
     // Name of the field that represents the sample, if samples have several: the `data` of a
     // dlfs_item, and the content of a file opened by dlfs_open; or NULL.
     const char *field;
@@ -670,25 +655,25 @@ typedef struct {
     uint64_t seed;
     // The first epoch.
     uint64_t epoch;
-    // The number of epochs; 0: endless.
+    // The number of epochs to read; 0: endless.
     uint64_t epochs;
     // The rank of this process, from 0.
     uint32_t rank;
     // The number of ranks that share each epoch; default 1.
     uint32_t world_size;
-    // Handling of the end of an epoch: DLFS_TAIL_...
-    uint32_t tail;
-    // 1: drop the last batch of an epoch if it has fewer than `batch_size` samples.
-    uint32_t drop_short;
+    // 1: drop what does not fill a batch on every rank at the end of an epoch.
+    uint32_t drop_last;
+    // 1: repeat the first samples of an epoch so that each rank has the same number.
+    uint32_t pad;
     // Handling of a sample that cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
     uint32_t on_error;
     // 1: gather each batch into one buffer, its samples contiguous, at the cost of a copy.
-    uint32_t one_piece;
+    uint32_t contiguous;
     // The longest that the next batch may take, in ms; default 60,000.
-    uint32_t call_timeout_ms;
+    uint32_t deadline_ms;
     // Queue pairs per namespace; default 1.
     uint32_t queue_pairs;
-    // The most memory for samples that are read ahead and not yet released, in bytes; default 256
+    // The most memory for samples that are read ahead and not yet dropped, in bytes; default 256
     // MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time.
     uint64_t window_bytes;
     // Called while dlfs_bread waits; or NULL. Any thread that makes a call may call it.

@@ -183,7 +183,7 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
             let of_one = [
                 ("peers", !options.peers.is_null() || has_functions),
                 ("store", !options.store.is_null()),
-                ("restart_shares", options.restarts_shares()?),
+                ("restart_shares", options.store()?.restart_shares),
             ];
             if let Some((what, _)) = of_one.iter().find(|(_, is_given)| *is_given) {
                 return Err(Failure::invalid(format!(

@@ -2,22 +2,15 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dlfs::address::Address;
-use dlfs::auth::Derivation;
-use dlfs::cache::{Environment, TierSpec};
-use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
-use dlfs::dataset::{OnError, Options, ViewSource, Watch};
+use dlfs::dataset::{Options, Watch};
 use dlfs::directory::Directory;
-use dlfs::folders::Links;
-use dlfs::keys::{secret_of, set_tls_key};
-use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
-use dlfs::prefetch::{Batching, LoaderOptions};
-use dlfs::qpair::Direct;
-use dlfs::store::StoreOptions;
-use dlfs::tier::{self, Policy};
+use dlfs::options::{
+    Choice, Connect, Kind, Load, Named, Open, Order, Peers, Read, Seconds, Size, Store, Tiers,
+    Tokens,
+};
+use dlfs::prefetch::LoaderOptions;
 
 use crate::error::Failure;
 use crate::structs::{Struct, array, path, utf8};
@@ -28,15 +21,13 @@ pub const DLFS_ORDER_GLOBAL: u32 = 0;
 pub const DLFS_ORDER_GROUPED: u32 = 1;
 /// No shuffle: in the order of ids.
 pub const DLFS_ORDER_SEQUENTIAL: u32 = 2;
-/// No shuffle: in the order of the media, the fastest of all.
-pub const DLFS_ORDER_BY_SLOT: u32 = 3;
 /// Each rank shuffles a fixed share of its own.
-pub const DLFS_ORDER_LOCAL: u32 = 4;
+pub const DLFS_ORDER_LOCAL: u32 = 3;
 /// Like DLFS_ORDER_LOCAL, but the fraction `exchange` of each share moves to other ranks every
 /// epoch.
-pub const DLFS_ORDER_PARTIAL: u32 = 5;
+pub const DLFS_ORDER_PARTIAL: u32 = 4;
 /// Samples are drawn in proportion to weights: `weights`, or `balanced`.
-pub const DLFS_ORDER_WEIGHTED: u32 = 6;
+pub const DLFS_ORDER_WEIGHTED: u32 = 5;
 
 /// A batch by tokens costs its longest sample times their number, as a padded tensor has it. The default.
 pub const DLFS_COST_PADDED: u32 = 0;
@@ -59,23 +50,13 @@ pub const DLFS_SHARD_ALIGNED: u32 = 1;
 /// the tiers of the job's other nodes; without them it is refused.
 pub const DLFS_SHARD_LOCAL: u32 = 2;
 
-/// Chosen automatically: by chunks in grouped order and by slot, otherwise by samples; also by
+/// Chosen automatically: by chunks in grouped order, otherwise by samples; also by
 /// samples in grouped order if samples are large and in the page cache. The default.
 pub const DLFS_BATCHING_AUTO: u32 = 0;
-/// Whole chunks are read, and kept until their samples are delivered; in grouped order and by slot
-/// only.
+/// Whole chunks are read, and kept until their samples are delivered; in grouped order only.
 pub const DLFS_BATCHING_CHUNK: u32 = 1;
 /// Each sample is read separately, just before it is needed, many at a time.
 pub const DLFS_BATCHING_SAMPLE: u32 = 2;
-/// One sample is read at a time.
-pub const DLFS_BATCHING_NONE: u32 = 3;
-
-/// Every sample of an epoch is read; some ranks have one more than others. The default.
-pub const DLFS_TAIL_KEEP: u32 = 0;
-/// The end of an epoch that does not give each rank the same number of samples is dropped.
-pub const DLFS_TAIL_DROP: u32 = 1;
-/// The first samples of the epoch are repeated so that each rank has the same number.
-pub const DLFS_TAIL_PAD: u32 = 2;
 
 /// The call fails if one of its samples does. The default.
 pub const DLFS_ON_ERROR_RAISE: u32 = 0;
@@ -176,15 +157,16 @@ pub struct MountOptions {
     pub queue_size: u32,
     /// Keep-alive timeout in ms; default 15,000; UINT32_MAX disables it.
     pub keep_alive_tmo_ms: u32,
-    /// How long to keep reconnecting, in ms; default 600,000. After that the connection is lost for
-    /// good: DLFS_E_DISCONNECTED, until the data set is mounted again.
+    /// How long to keep reconnecting after a connection is lost, in ms; default 600,000. After that it is
+    /// lost for good: DLFS_E_DISCONNECTED, until the data set is mounted again.
     pub ctrl_loss_tmo_ms: u32,
-    /// How long a queue may make no progress, in ms; default 5,000.
+    /// How long a queue may make no progress before its reads are repeated on another connection, in
+    /// ms; default 5,000.
     pub io_timeout_ms: u32,
     /// How long connecting may take, in ms; default 10,000.
     pub connect_timeout_ms: u32,
     /// The longest that one read may take, in ms; default 60,000.
-    pub call_timeout_ms: u32,
+    pub deadline_ms: u32,
     /// Queue pairs per namespace for each reading thread; default 1.
     pub queue_pairs: u32,
     /// 1: spin instead of sleeping while a call waits.
@@ -202,15 +184,15 @@ pub struct MountOptions {
     /// The number of tiers.
     pub num_tiers: usize,
     /// The samples that tiers keep: DLFS_POLICY_...
-    pub tier_policy: u32,
-    /// 1: stop adding copies for good once a sample fits in no tier.
-    pub tier_stop: u32,
+    pub policy: u32,
+    /// 1: stop adding copies for good once a sample fits in no tier, as Monarch does.
+    pub stop_at_first_failure: u32,
     /// A file that describes the tiers, as written by `dlfs probe` or for NoPFS, instead of `tiers`; or NULL.
-    /// Its policy applies if `tier_policy` is the default.
+    /// Its policy applies if `policy` is the default.
     pub tiers_file: *const c_char,
-    /// The most that the copier may read from the origin by itself, in bytes per second; 0: no
-    /// limit, or that of `tiers_file`.
-    pub tier_bandwidth: u64,
+    /// The most bytes a second that the copier may read from the origin by itself; 0: no limit, or
+    /// that of `tiers_file`.
+    pub copy_bandwidth_bytes: u64,
     /// Name of the field that represents the sample, if samples have several: the `data` of a
     /// dlfs_item, and the content of a file opened by dlfs_open; or NULL.
     pub field: *const c_char,
@@ -245,14 +227,7 @@ pub struct MountOptions {
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
     const NAME: &str = "dlfs_mount_options";
-    const EARLIER: &[usize] = &[
-        std::mem::offset_of!(MountOptions, field),
-        std::mem::offset_of!(MountOptions, dhchap_secret),
-        std::mem::offset_of!(MountOptions, node),
-        std::mem::offset_of!(MountOptions, tls_key),
-        std::mem::offset_of!(MountOptions, view),
-        std::mem::offset_of!(MountOptions, links),
-    ];
+    const EARLIER: &[usize] = &[std::mem::offset_of!(MountOptions, field)];
 }
 
 /// Options of a sequence. Set `size` to `sizeof(dlfs_sequence_options)`, set `batch_size` or
@@ -277,25 +252,25 @@ pub struct SequenceOptions {
     pub seed: u64,
     /// The first epoch.
     pub epoch: u64,
-    /// The number of epochs; 0: endless.
+    /// The number of epochs to read; 0: endless.
     pub epochs: u64,
     /// The rank of this process, from 0.
     pub rank: u32,
     /// The number of ranks that share each epoch; default 1.
     pub world_size: u32,
-    /// Handling of the end of an epoch: DLFS_TAIL_...
-    pub tail: u32,
-    /// 1: drop the last batch of an epoch if it has fewer than `batch_size` samples.
-    pub drop_short: u32,
+    /// 1: drop what does not fill a batch on every rank at the end of an epoch.
+    pub drop_last: u32,
+    /// 1: repeat the first samples of an epoch so that each rank has the same number.
+    pub pad: u32,
     /// Handling of a sample that cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
     pub on_error: u32,
     /// 1: gather each batch into one buffer, its samples contiguous, at the cost of a copy.
-    pub one_piece: u32,
+    pub contiguous: u32,
     /// The longest that the next batch may take, in ms; default 60,000.
-    pub call_timeout_ms: u32,
+    pub deadline_ms: u32,
     /// Queue pairs per namespace; default 1.
     pub queue_pairs: u32,
-    /// The most memory for samples that are read ahead and not yet released, in bytes; default 256
+    /// The most memory for samples that are read ahead and not yet dropped, in bytes; default 256
     /// MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time.
     pub window_bytes: u64,
     /// Called while dlfs_bread waits; or NULL. Any thread that makes a call may call it.
@@ -382,13 +357,6 @@ pub struct SequenceOptions {
 // SAFETY: numbers, pointers and optional functions, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
     const NAME: &str = "dlfs_sequence_options";
-    const EARLIER: &[usize] = &[
-        std::mem::offset_of!(SequenceOptions, shard),
-        std::mem::offset_of!(SequenceOptions, peers),
-        std::mem::offset_of!(SequenceOptions, store),
-        std::mem::offset_of!(SequenceOptions, batch_tokens),
-        std::mem::offset_of!(SequenceOptions, trace),
-    ];
 }
 
 /// Asks the caller's function whether a call should continue.
@@ -421,141 +389,86 @@ impl MountOptions {
     /// # Safety
     /// Strings and arrays satisfy the header.
     pub(crate) unsafe fn options(&self) -> Result<Options, Failure> {
-        let mut options = Options::default();
-        let connect = &mut options.open.connect;
-        // SAFETY: the strings end with NUL and the arrays have as many entries as they state, by
-        // this function's own contract; all of it is copied before it returns.
+        // SAFETY: by this function's own contract.
+        let (connect, tiers, open, node) =
+            unsafe { (self.connect()?, self.tiers()?, self.open()?, owned(self.node, "node")?) };
+        let default = Read::default();
+        let read = Read {
+            window: size_of_bytes(self.window_bytes),
+            queue_pairs: or(self.queue_pairs, default.queue_pairs),
+            deadline: time(self.deadline_ms, default.deadline),
+            busy_poll: flag(self.busy_poll, "busy_poll")?,
+        };
+        let open = open.options(connect.options(false)?, tiers.options(node)?);
+        Ok(Options { open, read: read.options()? })
+    }
+
+    /// # Safety
+    /// Strings and arrays satisfy the header.
+    unsafe fn connect(&self) -> Result<Connect, Failure> {
+        let default = Connect::default();
+        let keep_alive_tmo = match self.keep_alive_tmo_ms {
+            u32::MAX => Seconds(Duration::ZERO),
+            ms => time(ms, default.keep_alive_tmo),
+        };
+        // SAFETY: the strings end with NUL and the array has as many entries as it states, by this function's own
+        // contract; all of it is copied before it returns.
         unsafe {
-            for &address in array(self.paths, self.num_paths, "paths")? {
-                let address = utf8(address, "a path")?;
-                connect.paths.push(address.parse::<Address>().map_err(dlfs::Error::from)?);
-            }
-            if !self.hostnqn.is_null() {
-                let nqn = utf8(self.hostnqn, "hostnqn")?;
-                let wrong = |error| Failure::invalid(format!("hostnqn '{nqn}': {error}"));
-                connect.hostnqn = Some(nqn.parse().map_err(wrong)?);
-            }
-            if !self.dhchap_secret.is_null() {
-                connect.dhchap_secret =
-                    Some(secret_of(utf8(self.dhchap_secret, "dhchap_secret")?)?);
-            }
-            if !self.dhchap_ctrl_secret.is_null() {
-                let given = utf8(self.dhchap_ctrl_secret, "dhchap_ctrl_secret")?;
-                connect.dhchap_ctrl_secret = Some(secret_of(given)?);
-            }
-            if !self.tls_key.is_null() {
-                set_tls_key(connect, utf8(self.tls_key, "tls_key")?)?;
-            }
-            connect.concat = flag(self.concat, "concat")?;
-            if flag(self.tls_compat, "tls_compat")? {
-                connect.tls_derivation = Derivation::Compatible;
-            }
-            if !self.tiers_file.is_null() {
-                if self.num_tiers > 0 {
-                    return Err(Failure::invalid("tiers_file names the tiers, and so do tiers"));
-                }
-                options.open.tiers = Environment::read(path(self.tiers_file)?)?.options()?;
-            }
-            for &tier in array(self.tiers, self.num_tiers, "tiers")? {
-                options.open.tiers.tiers.push(utf8(tier, "a tier")?.parse()?);
-            }
-            if !self.node.is_null() {
-                options.open.tiers.node = Some(utf8(self.node, "node")?.to_owned());
-            }
-            if !self.snapshot.is_null() {
-                options.open.snapshot = Some(PathBuf::from(path(self.snapshot)?));
-            }
-            if !self.view.is_null() {
-                options.open.view = Some(ViewSource::of_text(path(self.view)?));
-            }
+            Ok(Connect {
+                hdr_digest: flag(self.hdr_digest, "hdr_digest")?,
+                data_digest: flag(self.data_digest, "data_digest")?,
+                hostnqn: owned(self.hostnqn, "hostnqn")?,
+                dhchap_secret: owned(self.dhchap_secret, "dhchap_secret")?,
+                dhchap_ctrl_secret: owned(self.dhchap_ctrl_secret, "dhchap_ctrl_secret")?,
+                concat: flag(self.concat, "concat")?,
+                tls_key: owned(self.tls_key, "tls_key")?,
+                tls_compat: flag(self.tls_compat, "tls_compat")?,
+                nr_io_queues: short(self.nr_io_queues, default.nr_io_queues, "nr_io_queues")?,
+                queue_size: short(self.queue_size, default.queue_size, "queue_size")?,
+                keep_alive_tmo,
+                ctrl_loss_tmo: time(self.ctrl_loss_tmo_ms, default.ctrl_loss_tmo),
+                io_timeout: time(self.io_timeout_ms, default.io_timeout),
+                connect_timeout: time(self.connect_timeout_ms, default.connect_timeout),
+                paths: texts(self.paths, self.num_paths, "paths")?,
+                direct: choice(self.direct, "direct")?,
+                links: choice(self.links, "links")?,
+                hidden: flag(self.hidden, "hidden")?,
+                ..default
+            })
         }
-        let tiers = &mut options.open.tiers;
-        tiers.policy = match self.tier_policy {
-            DLFS_POLICY_FIRST_TOUCH => tiers.policy, // the file's, or the default
-            DLFS_POLICY_CLAIRVOYANT => Policy::Clairvoyant,
-            DLFS_POLICY_NONE => Policy::None,
-            other => return Err(unknown("tier_policy", other)),
-        };
-        if flag(self.tier_stop, "tier_stop")? {
-            tiers.stop = tier::Stop::AtFirstFailure;
+    }
+
+    /// # Safety
+    /// Strings and arrays satisfy the header.
+    unsafe fn tiers(&self) -> Result<Tiers, Failure> {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            Ok(Tiers {
+                tiers: texts(self.tiers, self.num_tiers, "tiers")?,
+                tiers_file: file(self.tiers_file)?,
+                policy: match self.policy {
+                    DLFS_POLICY_FIRST_TOUCH => None, // the file's, or the default
+                    given => Some(choice(given, "policy")?),
+                },
+                copy_bandwidth: size_of_bytes(self.copy_bandwidth_bytes),
+                stop_at_first_failure: flag(self.stop_at_first_failure, "stop_at_first_failure")?,
+            })
         }
-        if self.tier_bandwidth != 0 {
-            tiers.bandwidth_bytes_per_s = Some(self.tier_bandwidth);
-        }
-        connect.hdr_digest = flag(self.hdr_digest, "hdr_digest")?;
-        connect.data_digest = flag(self.data_digest, "data_digest")?;
-        connect.direct = match self.direct {
-            DLFS_DIRECT_AUTO => Direct::Auto,
-            DLFS_DIRECT_ON => Direct::On,
-            DLFS_DIRECT_OFF => Direct::Off,
-            other => return Err(unknown("direct", other)),
-        };
-        connect.folders.links = match self.links {
-            DLFS_LINKS_FOLLOW => Links::Follow,
-            DLFS_LINKS_INSIDE => Links::Inside,
-            DLFS_LINKS_REFUSE => Links::Refuse,
-            other => return Err(unknown("links", other)),
-        };
-        connect.folders.hidden = flag(self.hidden, "hidden")?;
-        set_short(&mut connect.nr_io_queues, self.nr_io_queues, "nr_io_queues", 1)?;
-        set_short(&mut connect.queue_size, self.queue_size, "queue_size", 2)?;
-        set_time(&mut connect.keep_alive_tmo, self.keep_alive_tmo_ms);
-        if self.keep_alive_tmo_ms == u32::MAX {
-            connect.keep_alive_tmo = Duration::ZERO;
-        }
-        set_time(&mut connect.ctrl_loss_tmo, self.ctrl_loss_tmo_ms);
-        set_time(&mut connect.io_timeout, self.io_timeout_ms);
-        if self.connect_timeout_ms != 0 {
-            connect.set_connect_timeout(Duration::from_millis(self.connect_timeout_ms.into()));
-        }
-        set_time(&mut options.read.deadline, self.call_timeout_ms);
-        options.read.busy_poll = flag(self.busy_poll, "busy_poll")?;
-        set_pairs(&mut options.read.queue_pairs, self.queue_pairs)?;
-        set_window(&mut options.read.window_bytes, self.window_bytes)?;
-        Ok(options)
+    }
+
+    /// # Safety
+    /// Strings satisfy the header.
+    unsafe fn open(&self) -> Result<Open, Failure> {
+        // SAFETY: by this function's own contract.
+        unsafe { Ok(Open { snapshot: file(self.snapshot)?, view: file(self.view)? }) }
     }
 }
 
 impl Default for MountOptions {
     fn default() -> MountOptions {
-        MountOptions {
-            size: size_of::<MountOptions>(),
-            paths: std::ptr::null(),
-            num_paths: 0,
-            snapshot: std::ptr::null(),
-            hostnqn: std::ptr::null(),
-            hdr_digest: 0,
-            data_digest: 0,
-            direct: DLFS_DIRECT_AUTO,
-            nr_io_queues: 0,
-            queue_size: 0,
-            keep_alive_tmo_ms: 0,
-            ctrl_loss_tmo_ms: 0,
-            io_timeout_ms: 0,
-            connect_timeout_ms: 0,
-            call_timeout_ms: 0,
-            queue_pairs: 0,
-            busy_poll: 0,
-            window_bytes: 0,
-            should_stop: None,
-            user: std::ptr::null_mut(),
-            tiers: std::ptr::null(),
-            num_tiers: 0,
-            tier_policy: DLFS_POLICY_FIRST_TOUCH,
-            tier_stop: 0,
-            tiers_file: std::ptr::null(),
-            tier_bandwidth: 0,
-            field: std::ptr::null(),
-            dhchap_secret: std::ptr::null(),
-            dhchap_ctrl_secret: std::ptr::null(),
-            node: std::ptr::null(),
-            tls_key: std::ptr::null(),
-            tls_compat: 0,
-            concat: 0,
-            view: std::ptr::null(),
-            links: DLFS_LINKS_FOLLOW,
-            hidden: 0,
-        }
+        // SAFETY: numbers, pointers and an optional function, for which zero is none.
+        let zeroed: MountOptions = unsafe { std::mem::zeroed() };
+        MountOptions { size: size_of::<MountOptions>(), ..zeroed }
     }
 }
 
@@ -564,23 +477,41 @@ impl SequenceOptions {
         Stop { should_stop: self.should_stop, user: self.user }
     }
 
-    /// How the rank keeps its share; `None` without `store`.
+    /// How the rank keeps its share.
     ///
     /// # Safety
     /// `store` is NULL or ends with NUL.
-    pub(crate) unsafe fn stored(&self) -> Result<Option<StoreOptions>, Failure> {
-        let blocking = flag(self.blocking_exchange, "blocking_exchange")?;
-        if self.store.is_null() {
-            return Ok(None);
-        }
-        // SAFETY: it ends with NUL by this function's own contract.
-        let spec: TierSpec = unsafe { utf8(self.store, "store")? }.parse()?;
-        Ok(Some(StoreOptions { blocking, ..StoreOptions::new(spec) }))
+    pub(crate) unsafe fn store(&self) -> Result<Store, Failure> {
+        Ok(Store {
+            // SAFETY: by this function's own contract.
+            store: unsafe { owned(self.store, "store")? },
+            blocking_exchange: flag(self.blocking_exchange, "blocking_exchange")?,
+            restart_shares: flag(self.restart_shares, "restart_shares")?,
+        })
     }
 
-    /// Returns whether a state of another world size begins with new shares.
-    pub(crate) fn restarts_shares(&self) -> Result<bool, Failure> {
-        flag(self.restart_shares, "restart_shares")
+    /// How the ranks share the tiers of their nodes.
+    ///
+    /// # Safety
+    /// Strings satisfy the header.
+    pub(crate) unsafe fn peers(&self) -> Result<Peers, Failure> {
+        let default = Peers::default();
+        let port = u16::try_from(self.rendezvous_port);
+        let port = port.map_err(|_| Failure::invalid("rendezvous_port is at most 65,535"))?;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            Ok(Peers {
+                peers: owned(self.peers, "peers")?,
+                round: owned(self.round, "round")?,
+                peer_mode: choice(self.peer_mode, "peer_mode")?,
+                peer_address: owned(self.peer_address, "peer_address")?,
+                rendezvous_port: (port != 0).then_some(port),
+                job_key: owned(self.job_key, "job_key")?,
+                peer_tls: flag(self.peer_tls, "peer_tls")?,
+                peer_timeout: time(self.peer_timeout_ms, default.peer_timeout),
+                ..default
+            })
+        }
     }
 
     /// The library's options for this struct. `launched` are rank and world size where the struct has none;
@@ -593,67 +524,71 @@ impl SequenceOptions {
         launched: Option<(u32, u32)>,
         directory: Option<&Directory>,
     ) -> Result<LoaderOptions, Failure> {
-        let (rank, world_size) = match (self.world_size, launched) {
-            (0 | 1, Some(place)) => place,
-            (world_size, _) => (self.rank, world_size.max(1)),
+        let default = Read::default();
+        let read = Read {
+            window: size_of_bytes(self.window_bytes),
+            queue_pairs: or(self.queue_pairs, default.queue_pairs),
+            deadline: time(self.deadline_ms, default.deadline),
+            busy_poll: flag(self.busy_poll, "busy_poll")?,
         };
-        let order = OrderSpec { kind: self.kind(world_size)?, seed: self.seed };
-        let mut options = LoaderOptions::new(order, self.batch_size as usize, 0);
+        let load = self.load(launched.is_none())?;
+        // SAFETY: by this function's own contract.
+        let tokens = unsafe { self.tokens()? };
+        let mut options = load.options(&self.order()?, &tokens, &read, launched)?;
         let count = if self.epochs == 0 { u64::MAX } else { self.epochs };
         options.epochs = self.epoch..self.epoch.saturating_add(count);
-        (options.rank, options.world_size) = (rank, world_size);
-        options.tail = match self.tail {
-            DLFS_TAIL_KEEP => Tail::Keep,
-            DLFS_TAIL_DROP => Tail::DropLast,
-            DLFS_TAIL_PAD => Tail::Pad,
-            other => return Err(unknown("tail", other)),
-        };
-        options.sharding = match self.shard {
-            DLFS_SHARD_STRIDED => Sharding::Strided,
-            DLFS_SHARD_ALIGNED => Sharding::Aligned,
-            DLFS_SHARD_LOCAL => Sharding::Local,
-            other => return Err(unknown("shard", other)),
-        };
-        options.drop_short = flag(self.drop_short, "drop_short")?;
-        options.on_error = match self.on_error {
-            DLFS_ON_ERROR_RAISE => OnError::Raise,
-            DLFS_ON_ERROR_SKIP => OnError::Skip,
-            other => return Err(unknown("on_error", other)),
-        };
-        options.copy_threads = flag(self.one_piece, "one_piece")?.then_some(1);
-        options.busy_poll = flag(self.busy_poll, "busy_poll")?;
-        let trace = u32::try_from(self.trace).unwrap_or(u32::MAX);
-        options.trace = flag(trace, "trace")?.then(Arc::default);
-        options.batching = match self.batching {
-            DLFS_BATCHING_AUTO => None,
-            DLFS_BATCHING_CHUNK => Some(Batching::Chunk),
-            DLFS_BATCHING_SAMPLE => Some(Batching::Sample),
-            DLFS_BATCHING_NONE => Some(Batching::None),
-            other => return Err(unknown("batching", other)),
-        };
-        set_time(&mut options.deadline, self.call_timeout_ms);
-        set_pairs(&mut options.queue_pairs, self.queue_pairs)?;
-        set_window(&mut options.window_bytes, self.window_bytes)?;
         // SAFETY: by this function's own contract.
-        unsafe { self.budgeted(self.weighted(options, directory)?) }
+        unsafe { self.weighted(options, load.draws(), directory) }
     }
 
-    fn kind(&self, world_size: u32) -> Result<OrderKind, Failure> {
-        let or = |value, default| if value == 0 { default } else { value };
-        Ok(match self.order {
-            DLFS_ORDER_GLOBAL => OrderKind::Global,
-            DLFS_ORDER_GROUPED => {
-                OrderKind::Grouped { lanes: self.lanes, group: or(self.group, DEFAULT_GROUP) }
-            }
-            DLFS_ORDER_SEQUENTIAL => OrderKind::Sequential { by: SequentialBy::Id },
-            DLFS_ORDER_BY_SLOT => OrderKind::Sequential { by: SequentialBy::Slot },
-            DLFS_ORDER_LOCAL => OrderKind::Local { world_size },
-            DLFS_ORDER_PARTIAL => {
-                let q = if self.exchange == 0.0 { DEFAULT_EXCHANGE } else { self.exchange };
-                OrderKind::Partial { q, world_size }
-            }
-            DLFS_ORDER_WEIGHTED => OrderKind::Global, // until the weights are known
-            other => return Err(unknown("order", other)),
+    fn load(&self, is_placed: bool) -> Result<Load, Failure> {
+        let is_placed = is_placed || self.world_size > 1;
+        Ok(Load {
+            batch_size: given(self.batch_size),
+            rank: is_placed.then_some(self.rank),
+            world_size: is_placed.then_some(self.world_size.max(1)),
+            shard: choice(self.shard, "shard")?,
+            drop_last: flag(self.drop_last, "drop_last")?,
+            pad: flag(self.pad, "pad")?,
+            batching: match self.batching {
+                DLFS_BATCHING_AUTO => None,
+                number => Some(choice(number - 1, "batching")?),
+            },
+            contiguous: flag(self.contiguous, "contiguous")?,
+            on_error: choice(self.on_error, "on_error")?,
+            epoch_size: given(self.epoch_size),
+            without_replacement: flag(self.without_replacement, "without_replacement")?,
+            trace: flag(u32::try_from(self.trace).unwrap_or(u32::MAX), "trace")?,
+            ..Load::default()
+        })
+    }
+
+    fn order(&self) -> Result<Order, Failure> {
+        let order: Choice<Kind> = choice(self.order, "order")?;
+        let is = |kind| order.0 == kind;
+        Ok(Order {
+            order,
+            seed: self.seed,
+            // Those of another order are ignored.
+            lanes: given(self.lanes).filter(|_| is(Kind::Grouped)),
+            group: given(self.group).filter(|_| is(Kind::Grouped)),
+            exchange: (self.exchange != 0.0 && is(Kind::Partial)).then_some(self.exchange),
+        })
+    }
+
+    /// # Safety
+    /// `lengths` is NULL or ends with NUL.
+    unsafe fn tokens(&self) -> Result<Tokens, Failure> {
+        let default = Tokens::default();
+        Ok(Tokens {
+            batch_tokens: given(self.batch_tokens),
+            bucket_window: or(self.bucket_window, default.bucket_window),
+            max_batch: given(self.max_batch),
+            token_bytes: or(self.token_bytes, default.token_bytes),
+            // SAFETY: by this function's own contract.
+            lengths: unsafe { owned(self.lengths, "lengths")? },
+            batch_cost: choice(self.batch_cost, "batch_cost")?,
+            too_long: choice(self.too_long, "too_long")?,
         })
     }
 }
@@ -666,38 +601,57 @@ pub(crate) fn flag(value: u32, what: &str) -> Result<bool, Failure> {
     if value < 2 { Ok(value == 1) } else { Err(unknown(what, value)) }
 }
 
-fn set_time(time: &mut Duration, ms: u32) {
-    if ms != 0 {
-        *time = Duration::from_millis(ms.into());
-    }
+fn choice<T: Named>(number: u32, what: &str) -> Result<Choice<T>, Failure> {
+    Choice::at(number).ok_or_else(|| unknown(what, number))
 }
 
-fn set_short(number: &mut u16, value: u32, what: &str, least: u16) -> Result<(), Failure> {
-    if value != 0 {
-        let value = u16::try_from(value).ok().filter(|&value| value >= least);
-        *number = value.ok_or_else(|| Failure::invalid(format!("{what} is out of range")))?;
-    }
-    Ok(())
+/// The value, unless it is zero.
+fn given<T: Default + PartialEq>(value: T) -> Option<T> {
+    (value != T::default()).then_some(value)
 }
 
-fn set_pairs(pairs: &mut usize, value: u32) -> Result<(), Failure> {
-    if value != 0 {
-        let fits = usize::try_from(value).ok().filter(|&value| value <= MAX_QUEUE_PAIRS);
-        let text = || format!("queue_pairs is at most {MAX_QUEUE_PAIRS} a namespace, not {value}");
-        *pairs = fits.ok_or_else(|| Failure::invalid(text()))?;
-    }
-    Ok(())
+fn or<T: Default + PartialEq>(value: T, default: T) -> T {
+    given(value).unwrap_or(default)
 }
 
-fn set_window(window: &mut usize, bytes: u64) -> Result<(), Failure> {
-    if bytes != 0 {
-        let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
-        *window = fits.ok_or_else(|| {
-            Failure::invalid(
-                "window_bytes is more than this machine can \
-                 address",
-            )
-        })?;
-    }
-    Ok(())
+fn size_of_bytes(bytes: u64) -> Option<Size> {
+    given(bytes).map(Size)
+}
+
+fn time(ms: u32, default: Seconds) -> Seconds {
+    given(ms).map_or(default, |ms| Seconds(Duration::from_millis(ms.into())))
+}
+
+fn short(value: u32, default: u16, what: &str) -> Result<u16, Failure> {
+    let fits = u16::try_from(value);
+    Ok(or(fits.map_err(|_| Failure::invalid(format!("{what} is out of range")))?, default))
+}
+
+/// A copy of the text; `None` for NULL.
+///
+/// # Safety
+/// `text` is NULL or ends with NUL.
+unsafe fn owned(text: *const c_char, what: &str) -> Result<Option<String>, Failure> {
+    // SAFETY: not NULL where it is read, and it ends with NUL by this function's own contract.
+    (!text.is_null()).then(|| unsafe { utf8(text, what) }.map(str::to_owned)).transpose()
+}
+
+/// # Safety
+/// As [`owned`].
+unsafe fn file(text: *const c_char) -> Result<Option<PathBuf>, Failure> {
+    // SAFETY: as in `owned`.
+    (!text.is_null()).then(|| unsafe { path(text) }.map(PathBuf::from)).transpose()
+}
+
+/// # Safety
+/// `at` is NULL or points to `count` strings that end with NUL.
+unsafe fn texts(
+    at: *const *const c_char,
+    count: usize,
+    what: &str,
+) -> Result<Vec<String>, Failure> {
+    // SAFETY: by this function's own contract.
+    let each = unsafe { array(at, count, what)? };
+    // SAFETY: as above.
+    each.iter().map(|&text| unsafe { utf8(text, what) }.map(str::to_owned)).collect()
 }

@@ -1,26 +1,19 @@
 //! Peers of a sequence: the options that name them, and the caller's functions where ranks meet.
 
 use std::ffi::{CString, c_void};
-use std::net::SocketAddr;
 use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::Dataset;
 use dlfs::peers::rendezvous::Rendezvous;
-use dlfs::peers::{
-    JobKey, JoinOptions, MAX_RECORD_BYTES, Means, Meeting, PeerKeys, Peers, Record, Serving,
-};
+use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Meeting, Peers, Record};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::store::StoreOptions;
 use dlfs::{Error, ErrorKind};
 
 use crate::error::{DLFS_E_BUSY, Failure};
 use crate::mount::Mount;
-use crate::options::{
-    DLFS_PEER_COPIES, DLFS_PEER_PLAN, DLFS_PEER_READ_THROUGH, DLFS_PEER_RECORD, SequenceOptions,
-    flag, unknown,
-};
-use crate::structs::utf8;
+use crate::options::{DLFS_PEER_RECORD, SequenceOptions};
 
 /// The peers that a mount has joined.
 pub(crate) struct Joined {
@@ -45,7 +38,7 @@ impl Mount {
         given: &SequenceOptions,
     ) -> Result<(Dataset, LoaderOptions), Failure> {
         // SAFETY: by this function's own contract, which is that of both.
-        let (join, stored) = unsafe { (given.join()?, given.stored()?) };
+        let (join, stored) = unsafe { (given.join()?, given.store()?.options()?) };
         if let Some(stored) = stored {
             // SAFETY: as above.
             return unsafe { self.with_store(given, stored, join) };
@@ -152,59 +145,16 @@ impl SequenceOptions {
             }
             _ => return Err(Failure::invalid("peer_set and peer_get go together")),
         };
-        let serving = self.serving()?;
-        if !has_functions && self.peers.is_null() {
-            return Ok(None);
-        }
-        // SAFETY: not NULL where it is read, and the strings end with NUL by this function's own contract.
-        unsafe {
-            let means =
-                if has_functions { Means::Object } else { Means::of(utf8(self.peers, "peers")?)? };
-            let mut join = JoinOptions::new(means);
-            join.place = (self.world_size > 1).then_some((self.rank, self.world_size));
-            if !self.round.is_null() {
-                join.round = Some(utf8(self.round, "round")?.to_owned());
-            }
-            if !self.peer_address.is_null() {
-                join.address = Some(listen_of(utf8(self.peer_address, "peer_address")?)?);
-            }
-            if self.rendezvous_port != 0 {
-                let port = u16::try_from(self.rendezvous_port);
-                let wrong = |_| Failure::invalid("rendezvous_port is at most 65,535");
-                join.rendezvous_port = Some(port.map_err(wrong)?);
-            }
-            join.serving = serving;
-            let tls = flag(self.peer_tls, "peer_tls")?;
-            join.keys = if !self.job_key.is_null() {
-                Some(PeerKeys { key: JobKey::of(utf8(self.job_key, "job_key")?)?, tls })
-            } else if tls {
-                return Err(Failure::invalid("peer_tls needs job_key"));
-            } else {
-                None
-            };
-            if self.peer_timeout_ms != 0 {
-                join.timeout = Duration::from_millis(self.peer_timeout_ms.into());
-            }
-            Ok(Some(join))
-        }
+        // SAFETY: by this function's own contract.
+        let peers = unsafe { self.peers()? };
+        let means = match &peers.peers {
+            _ if has_functions => Means::Object,
+            Some(text) => Means::of(text)?,
+            None => return Ok(None),
+        };
+        let place = (self.world_size > 1).then_some((self.rank, self.world_size));
+        Ok(Some(peers.join(means, place)?))
     }
-}
-
-impl SequenceOptions {
-    fn serving(&self) -> Result<Serving, Failure> {
-        match self.peer_mode {
-            DLFS_PEER_READ_THROUGH => Ok(Serving::ReadThrough),
-            DLFS_PEER_COPIES => Ok(Serving::CopiesOnly),
-            DLFS_PEER_PLAN => Ok(Serving::Planned),
-            other => Err(unknown("peer_mode", other)),
-        }
-    }
-}
-
-fn listen_of(text: &str) -> Result<SocketAddr, Failure> {
-    let address = text.parse().or_else(|_| text.parse().map(|ip| SocketAddr::new(ip, 0)));
-    address
-        .map_err(|_| Failure::invalid(format!("peer_address '{text}' is neither IP nor IP:PORT")))
 }
 
 /// The caller's functions where the ranks meet.

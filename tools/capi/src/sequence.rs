@@ -90,7 +90,7 @@ pub unsafe extern "C" fn dlfs_sequence(
             put(seq, std::ptr::null_mut(), "seq")?;
             let options = take(options)?;
             let mount = mount_of(fs)?;
-            let restarts_shares = options.restarts_shares()?;
+            let restarts_shares = options.store()?.restart_shares;
             let (dataset, of_loader) = mount.for_sequence(&options)?;
             let loader = dataset.loader(of_loader)?;
             let stop = options.stop();

@@ -3,22 +3,16 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
+use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, ValueEnum};
 
 use dlfs::address::{Address, CatalogName};
-use dlfs::auth::Derivation;
-use dlfs::folders::{FolderOptions, Links};
-use dlfs::keys::{KEYRING, is_key_text, secret_of, set_tls_key};
-use dlfs::nvme::Nqn;
-use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
-
-use crate::help::opening;
-use crate::size::parse_size;
+use dlfs::folders::FolderOptions;
+use dlfs::keys::is_key_text;
+use dlfs::options::Connect;
+use dlfs::qpair::ConnectOptions;
 
 /// An image: the addresses of its namespaces, in the order in which they were written.
 #[derive(Debug, Clone)]
@@ -86,92 +80,11 @@ impl Name {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LinksArg {
-    /// All, as torchvision's ImageFolder does, but none back to a folder around it
-    Follow,
-    /// Those that stay in the folder; others are errors
-    Inside,
-    /// None: each is an error
-    Refuse,
-}
-
-/// Connection options, named as in nvme-cli.
+/// How to connect.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Connection (named as in nvme-cli)")]
 pub(crate) struct ConnectionArgs {
-    #[arg(long)]
-    #[arg(help = opening("hdr_digest", ""))]
-    hdr_digest: bool,
-    #[arg(long)]
-    #[arg(help = opening("data_digest", ""))]
-    data_digest: bool,
-    #[arg(long, value_name = "NQN")]
-    #[arg(help = opening("hostnqn", " [default: that of /etc/nvme/hostnqn]"))]
-    hostnqn: Option<Nqn>,
-    /// The host identifier to present [default: that of /etc/nvme/hostid]
-    #[arg(long, value_name = "UUID", value_parser = parse_uuid)]
-    hostid: Option<[u8; 16]>,
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
-    #[arg(help = opening("nr_io_queues", ", each a connection of its own"))]
-    nr_io_queues: u16,
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..))]
-    #[arg(help = opening("queue_size", "; one fewer may be outstanding"))]
-    queue_size: u16,
-    #[arg(long, value_name = "SECONDS", default_value_t = 15)]
-    #[arg(help = opening("keep_alive_tmo", " in seconds; 0 switches it off"))]
-    keep_alive_tmo: u32,
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    #[arg(help = opening("ctrl_loss_tmo", " after a connection is lost, in seconds"))]
-    ctrl_loss_tmo: u32,
-    #[arg(long, value_name = "ADDRESS")]
-    #[arg(help = opening("paths", "; may be repeated"))]
-    path: Vec<Address>,
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
-    #[arg(help = opening(
-        "direct",
-        "; auto: block devices, and files larger than half of the memory"
-    ))]
-    direct: DirectArg,
-    #[arg(long, value_enum, value_name = "WHICH", default_value_t = LinksArg::Follow)]
-    #[arg(help = opening("links", ", or of one that is imported"))]
-    links: LinksArg,
-    #[arg(long)]
-    #[arg(help = opening(
-        "hidden",
-        " (._*, .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX); of archives and stores, too"
-    ))]
-    hidden: bool,
-    /// Memory for SPDK and its devices, for addresses that use SPDK
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
-    spdk_memory: u64,
-    /// Use huge pages for SPDK's memory; auto: if enough are free
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
-    spdk_huge_pages: DirectArg,
-    #[arg(long, value_name = "FILE|KEY")]
-    #[arg(help = opening("dhchap_secret", ", which `ps` shows to everybody; `dlfs key gen` makes keys"))]
-    dhchap_secret: Option<String>,
-    #[arg(long, value_name = "FILE|KEY", requires = "dhchap_secret")]
-    #[arg(help = opening("dhchap_ctrl_secret", ""))]
-    dhchap_ctrl_secret: Option<String>,
-    /// This host's key for DH-HMAC-CHAP, in a file; through SPDK only
-    #[arg(long, value_name = "FILE")]
-    dhchap_key: Option<PathBuf>,
-    /// The controller's key for DH-HMAC-CHAP, in a file; through SPDK only
-    #[arg(long, value_name = "FILE")]
-    dhchap_ctrl_key: Option<PathBuf>,
-    #[arg(long, requires = "dhchap_secret", conflicts_with = "tls_key")]
-    #[arg(help = opening("concat", ""))]
-    concat: bool,
-    /// Connect inside TLS 1.3; without --tls-key, with the key that nvme-cli has put into the kernel's keyring .nvme
-    #[arg(long, conflicts_with = "concat")]
-    tls: bool,
-    #[arg(long, value_name = "FILE|KEY")]
-    #[arg(help = opening("tls_key", ", which `ps` shows to everybody; through SPDK a file only"))]
-    tls_key: Option<String>,
-    #[arg(long)]
-    #[arg(help = opening("tls_compat", "; for targets whose keys it installed"))]
-    tls_compat: bool,
+    #[command(flatten)]
+    connect: Connect,
 }
 
 /// Warns if an option contains a key itself.
@@ -185,14 +98,9 @@ pub(crate) fn warn_of_key_text(option: &str, text: &str) {
 }
 
 impl ConnectionArgs {
-    /// Options that say which entries of folders are samples.
+    /// The entries of folders that are samples.
     pub(crate) fn folders(&self) -> FolderOptions {
-        let links = match self.links {
-            LinksArg::Follow => Links::Follow,
-            LinksArg::Inside => Links::Inside,
-            LinksArg::Refuse => Links::Refuse,
-        };
-        FolderOptions { hidden: self.hidden, links }
+        self.connect.folders()
     }
 
     /// The library's options for these arguments.
@@ -200,82 +108,25 @@ impl ConnectionArgs {
     /// # Errors
     /// A key cannot be read.
     pub(crate) fn options(&self, writable: bool) -> dlfs::Result<ConnectOptions> {
-        let secret = |given: &Option<String>| given.as_deref().map(secret_of).transpose();
-        let given = [
-            ("--dhchap-secret", &self.dhchap_secret),
-            ("--dhchap-ctrl-secret", &self.dhchap_ctrl_secret),
-            ("--tls-key", &self.tls_key),
-        ];
-        for (option, text) in given {
+        for (option, text) in [
+            ("--dhchap-secret", &self.connect.dhchap_secret),
+            ("--dhchap-ctrl-secret", &self.connect.dhchap_ctrl_secret),
+            ("--tls-key", &self.connect.tls_key),
+        ] {
             text.iter().for_each(|text| warn_of_key_text(option, text));
         }
-        let tls_key = self.tls_key.as_deref().or(self.tls.then_some(KEYRING));
-        let tls_file = tls_key.filter(|given| !is_key_text(given) && *given != KEYRING);
-        let mut options = ConnectOptions {
-            concat: self.concat,
-            tls_derivation: if self.tls_compat {
-                Derivation::Compatible
-            } else {
-                Derivation::Specification
-            },
-            dhchap_secret: secret(&self.dhchap_secret)?,
-            dhchap_ctrl_secret: secret(&self.dhchap_ctrl_secret)?,
-            hdr_digest: self.hdr_digest,
-            data_digest: self.data_digest,
-            hostnqn: self.hostnqn.clone(),
-            hostid: self.hostid,
-            folders: self.folders(),
-            nr_io_queues: self.nr_io_queues,
-            queue_size: self.queue_size,
-            keep_alive_tmo: Duration::from_secs(self.keep_alive_tmo.into()),
-            ctrl_loss_tmo: Duration::from_secs(self.ctrl_loss_tmo.into()),
-            paths: self.path.clone(),
-            direct: match self.direct {
-                DirectArg::Auto => Direct::Auto,
-                DirectArg::On => Direct::On,
-                DirectArg::Off => Direct::Off,
-            },
-            writable,
-            spdk: SpdkOptions {
-                memory_bytes: usize::try_from(self.spdk_memory).unwrap_or(usize::MAX),
-                huge_pages: match self.spdk_huge_pages {
-                    DirectArg::Auto => None,
-                    DirectArg::On => Some(true),
-                    DirectArg::Off => Some(false),
-                },
-                dhchap_key: self.dhchap_key.clone(),
-                dhchap_ctrl_key: self.dhchap_ctrl_key.clone(),
-                tls_key: tls_file.map(PathBuf::from),
-            },
-            ..ConnectOptions::default()
-        };
-        if let Some(given) = tls_key {
-            set_tls_key(&mut options, given)?;
-        }
-        Ok(options)
+        self.connect.options(writable)
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum DirectArg {
-    Auto,
-    On,
-    Off,
-}
-
-/// `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or the 32 digits alone.
-fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
-    let digits: String = text.chars().filter(|&c| c != '-').collect();
-    let plain = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| plain);
-    number
-        .map(u128::to_be_bytes)
-        .ok_or_else(|| "not a UUID, such as 00112233-4455-6677-8899-aabbccddeeff".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::Parser;
+
+    use dlfs::auth::Derivation;
+    use dlfs::qpair::{Direct, SpdkOptions};
 
     use super::*;
 
@@ -353,10 +204,6 @@ mod tests {
             KEY,
             "--dhchap-ctrl-secret",
             KEY,
-            "--dhchap-key",
-            "/h",
-            "--dhchap-ctrl-key",
-            "/c",
             "--tls-key",
             file.path().to_str().unwrap(),
             "--tls-compat",
@@ -380,8 +227,8 @@ mod tests {
                 spdk: SpdkOptions {
                     memory_bytes: 64 << 20,
                     huge_pages: Some(false),
-                    dhchap_key: Some("/h".into()),
-                    dhchap_ctrl_key: Some("/c".into()),
+                    dhchap_key: None,
+                    dhchap_ctrl_key: None,
                     tls_key: Some(file.path().into()),
                 },
                 tls_key: Some(TLS_KEY.parse().unwrap()),
@@ -420,11 +267,13 @@ mod tests {
 
     #[test]
     fn a_uuid_is_read_with_or_without_dashes_and_nothing_else_is() {
-        assert!(parse_uuid("00112233445566778899aabbccddeeff").is_ok());
+        let plain = options(&["--hostid", "00112233445566778899aabbccddeeff"]);
+        assert_eq!(plain.hostid, Some(std::array::from_fn(|i| i as u8 * 0x11)));
         for wrong in
             ["", "0011", "+0112233445566778899aabbccddeeff", "zz112233445566778899aabbccddeeff"]
         {
-            assert!(parse_uuid(wrong).is_err(), "{wrong}");
+            let given = Command::try_parse_from(["dlfs", "image", "--hostid", wrong]);
+            assert!(given.is_err(), "{wrong}");
         }
     }
 }

@@ -83,6 +83,14 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
+/// An error of options: exit code 2 if they have no meaning.
+pub(crate) fn usage(error: Error) -> Failure {
+    match error.kind() {
+        ErrorKind::InvalidArgument => Failure::Usage(error.report()),
+        _ => error.into(),
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         Failure::Error(error)

@@ -1,47 +1,148 @@
-//! Help texts of options that C and Python have, too: the library's sentence, and the command's
-//! addition.
+//! Two levels of help, in two columns: `-h` has what most people use, `--help` all but the rare options, which the
+//! manual pages (`dlfs man`) have.
 
-use dlfs::dataset::options::{LOADING, OPENING, help};
+use clap::{Arg, ArgAction, Command};
 
-/// The help of an option for opening a data set, followed by `more`.
-pub(crate) fn opening(name: &str, more: &str) -> String {
-    format!("{}{more}", help(OPENING, name))
+/// The command with the help of a level, also of the commands below it.
+pub(crate) fn of_level(command: Command, is_brief: bool) -> Command {
+    let is_read = command.get_name() == "read";
+    let command = command
+        .disable_help_flag(true)
+        .arg(Arg::new("help").short('h').long("help").action(ArgAction::HelpShort))
+        .mut_arg("help", |arg| {
+            arg.help("Print help; -h: less, `dlfs man`: all options").display_order(999)
+        })
+        .mut_args(|arg| if is_brief { brief(arg, is_read) } else { full(arg, is_read) })
+        .mut_subcommands(|below| of_level(below, is_brief));
+    let about = command.get_long_about().cloned();
+    match (is_brief, about) {
+        (true, _) if is_read => command.after_help(MORE),
+        (false, Some(about)) => command.about(about),
+        _ => command,
+    }
 }
 
-/// The help of an option for reading along an order, followed by `more`.
-pub(crate) fn loading(name: &str, more: &str) -> String {
-    format!("{}{more}", help(LOADING, name))
+/// As `full`; of `dlfs read` with the first clause of its help, if most people use it.
+fn brief(arg: Arg, is_read: bool) -> Arg {
+    if !is_read {
+        return full(arg, is_read);
+    }
+    let is_common = arg.is_positional() || COMMON.contains(&arg.get_id().as_str());
+    let text = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let ends = [": ", "; ", ". ", " [", ", as the"];
+    let end = ends.iter().filter_map(|end| text.find(end)).min().unwrap_or(text.len());
+    arg.help(text[..end].to_owned()).help_heading(None::<&'static str>).hide(!is_common)
 }
+
+/// Hidden if it is rare.
+fn full(arg: Arg, is_read: bool) -> Arg {
+    let id = arg.get_id().as_str();
+    let is_rare = RARE.contains(&id) || (is_read && RARE_IN_READ.contains(&id));
+    let is_hidden = arg.is_hide_set() || is_rare;
+    arg.hide(is_hidden)
+}
+
+/// The options of `dlfs read` that most people use.
+const COMMON: &[&str] = &[
+    "order",
+    "seed",
+    "batch_size",
+    "epochs",
+    "rank",
+    "world_size",
+    "drop_last",
+    "window",
+    "state",
+    "tiers",
+    "policy",
+    "peers",
+    "view",
+    "json",
+    "help",
+    "verbose",
+    "quiet",
+];
+
+/// Options of connections for which the manual pages are the place.
+const RARE: &[&str] = &[
+    "hostid",
+    "tls_compat",
+    "nr_io_queues",
+    "queue_size",
+    "keep_alive_tmo",
+    "ctrl_loss_tmo",
+    "io_timeout",
+    "hdr_digest",
+    "data_digest",
+    "spdk_memory",
+    "spdk_huge_pages",
+];
+
+/// The same of `dlfs read`, whose other options are many.
+const RARE_IN_READ: &[&str] = &[
+    "blocking_exchange",
+    "bucket_window",
+    "copy_bandwidth",
+    "copy_threads",
+    "cpus",
+    "deadline",
+    "dhchap_ctrl_secret",
+    "direct",
+    "group",
+    "hidden",
+    "lanes",
+    "lengths",
+    "links",
+    "max_batch",
+    "mix_batching",
+    "node",
+    "numa",
+    "peer_address",
+    "peer_timeout",
+    "peer_tls",
+    "phase",
+    "queue_pairs",
+    "rendezvous_port",
+    "restart_shares",
+    "round",
+    "snapshot",
+    "stop_at_first_failure",
+    "token_bytes",
+    "too_long",
+];
+
+const MORE: &str = "`dlfs read --help` has more options and examples.";
 
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
-    use dlfs::dataset::options::{SharedOption, Value};
-
     use super::*;
     use crate::commands::Cli;
 
+    fn read(is_brief: bool) -> String {
+        let mut command = of_level(Cli::command().term_width(100), is_brief);
+        command.build();
+        let read = command.find_subcommand_mut("read").expect("there is dlfs read");
+        read.render_help().to_string()
+    }
+
     #[test]
-    fn the_command_s_help_and_defaults_are_those_that_all_front_ends_share() {
-        let command = Cli::command();
+    fn the_brief_help_of_read_fits_a_screen_and_the_other_has_at_most_200_lines() {
+        for (is_brief, most) in [(true, 40), (false, 200)] {
+            let text = read(is_brief);
+            let lines = text.lines().count();
+            assert!(lines <= most, "{lines} lines, at most {most}:\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_option_that_a_level_names_exists() {
+        let mut command = Cli::command();
+        command.build();
         let read = command.find_subcommand("read").expect("there is dlfs read");
-        let shared = OPENING.iter().chain(LOADING).filter(|option| !option.command.is_empty());
-        for SharedOption { command, default, help, .. } in shared {
-            let arg = read.get_arguments().find(|arg| arg.get_long() == Some(command));
-            let arg = arg.unwrap_or_else(|| panic!("there is no --{command}"));
-            let told = arg.get_help().map(ToString::to_string).unwrap_or_default();
-            let begin = told.get(..help.len()).unwrap_or_default();
-            assert!(begin.eq_ignore_ascii_case(help), "--{command}: {told}");
-            let expected = match default {
-                Value::Open | Value::Off => continue,
-                Value::Number(value) | Value::Seconds(value) => value.to_string(),
-                Value::Bytes(value) => format!("{}M", value >> 20),
-                Value::Fraction(value) => value.to_string(),
-            };
-            let parsed = arg.get_default_values().first().is_some_and(|value| *value == *expected);
-            let explained = told.ends_with(&format!("[default: {expected}]"));
-            assert!(parsed || explained, "--{command}: the default is not {expected}: {told}");
+        for id in COMMON.iter().chain(RARE).chain(RARE_IN_READ) {
+            assert!(read.get_arguments().any(|arg| arg.get_id() == id), "{id}");
         }
     }
 

@@ -5,7 +5,6 @@
 //! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
 
 mod args;
-mod budget_args;
 mod commands;
 mod demo_compare;
 mod demo_data;
@@ -45,7 +44,9 @@ use clap::{CommandFactory, FromArgMatches};
 /// Runs the command with its arguments, the program's name first, and returns the exit code.
 /// Invalid arguments, `--help` and `--version` end the process at once.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let mut command = commands::Cli::command();
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let is_brief = arguments.iter().any(|argument| argument == "-h");
+    let mut command = help::of_level(commands::Cli::command(), is_brief);
     command.build(); // the arguments of subcommands are added then
     let arguments = options_first::options_first(&command, arguments);
     let parsed = command.try_get_matches_from_mut(arguments);

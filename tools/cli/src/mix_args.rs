@@ -27,9 +27,10 @@ pub(crate) struct MixArgs {
     /// The part of IMAGE
     #[arg(long, value_name = "PART", requires = "mix")]
     part: Option<Part>,
-    /// Samples of an epoch [default: what repeat and choose say, or as many as all images have]
-    #[arg(long, value_name = "N", requires = "mix", value_parser = clap::value_parser!(u64).range(1..))]
-    epoch_size: Option<u64>,
+    /// Samples of an epoch of a mixture, or drawn by weights [default: what repeat and choose say, or as many as all
+    /// images have]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) epoch_size: Option<u64>,
     /// stratified: each global batch has its share of each image; random: what chance gives;
     /// per-source: each is of one image, and per-source:N, N the batch of all ranks, keeps its samples in a
     /// run that resumes with another one

@@ -1,16 +1,15 @@
 //! Opens the image that a command line names.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use clap::Args;
 
 use dlfs::Error;
 use dlfs::cache::TierOptions;
-use dlfs::dataset::{Image, OpenOptions, ViewSource};
+use dlfs::dataset::Image;
+use dlfs::options::Open;
 
 use crate::args::{ConnectionArgs, ImageAddress};
-use crate::help::opening;
 
 /// The image argument of commands that read.
 #[derive(Debug, Clone, Args)]
@@ -18,12 +17,8 @@ pub(crate) struct ImageArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     pub(crate) image: ImageAddress,
-    #[arg(long, value_name = "FILE")]
-    #[arg(help = opening("snapshot", "; one of another generation is refused"))]
-    pub(crate) snapshot: Option<PathBuf>,
-    #[arg(long, value_name = "FILE[:NAME]")]
-    #[arg(help = opening("view", "; NAME: which of several views in FILE"))]
-    pub(crate) view: Option<PathBuf>,
+    #[command(flatten)]
+    open: Open,
 }
 
 impl ImageArgs {
@@ -44,11 +39,7 @@ impl ImageArgs {
         connection: &ConnectionArgs,
         tiers: TierOptions,
     ) -> Result<Image, Error> {
-        let connect = connection.options(false)?;
-        let snapshot = self.snapshot.clone();
-        let view = self.view.as_deref().map(ViewSource::of_text);
-        let options = OpenOptions { connect, snapshot, tiers, view, ..OpenOptions::default() };
-        Image::open(&self.image.0, &options)
+        Image::open(&self.image.0, &self.open.options(connection.options(false)?, tiers))
     }
 
     /// Opens the image for reading, and reads the samples' names, too.

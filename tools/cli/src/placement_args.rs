@@ -6,14 +6,13 @@ use dlfs::Error;
 use dlfs::qpair::Cpus;
 
 use crate::exit::Failure;
-use crate::help::loading;
 
 /// Processors of pollers. By default they run anywhere and sleep when idle.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Processors")]
 pub(crate) struct PlacementArgs {
+    /// Spin instead of sleeping: the lowest latency, for a whole core a poller
     #[arg(long)]
-    #[arg(help = loading("busy_poll", ": the lowest latency, for a whole core a poller"))]
     busy_poll: bool,
     /// Bind pollers to these processors, one each in turn, as 0,2-5
     #[arg(long, value_name = "LIST")]

@@ -22,18 +22,20 @@ pub(crate) struct WeightArgs {
     /// the name of a class; or a FILE with one number a line, one for each sample in the order of ids
     #[arg(long, value_name = "WEIGHTS", conflicts_with_all = OF_OTHER_ORDERS)]
     weights: Option<String>,
-    /// Samples to draw in an epoch [default: as many as there are]
-    #[arg(long, value_name = "N", requires = "weights", value_parser = clap::value_parser!(u64).range(1..))]
-    draws: Option<u64>,
     /// Draw no sample twice in an epoch: a weighted shuffle
     #[arg(long, requires = "weights")]
     without_replacement: bool,
 }
 
 /// Options of orders that read each sample once.
-const OF_OTHER_ORDERS: [&str; 6] = ["order", "lanes", "group", "by", "exchange", "mix"];
+const OF_OTHER_ORDERS: [&str; 5] = ["order", "lanes", "group", "exchange", "mix"];
 
 impl WeightArgs {
+    /// Returns whether samples are drawn by weights.
+    pub(crate) fn are_given(&self) -> bool {
+        self.weights.is_some()
+    }
+
     /// `options` with the samples of `directory` drawn by the weights, if any are given.
     ///
     /// # Errors
@@ -41,10 +43,11 @@ impl WeightArgs {
     pub(crate) fn weigh(
         &self,
         options: LoaderOptions,
+        epoch_size: Option<u64>,
         directory: &Directory,
     ) -> Result<LoaderOptions, Failure> {
         let Some(given) = &self.weights else { return Ok(options) };
-        let draws = Draws { replacement: !self.without_replacement, epoch_size: self.draws };
+        let draws = Draws { replacement: !self.without_replacement, epoch_size };
         let len = directory.num_live();
         let by_label = match &**given {
             "balanced" => Some(LabelWeights::Balanced),

@@ -27,7 +27,7 @@ use crate::held::{Absent, Choice, Fields, Held};
 use crate::index::{self, position};
 use crate::loader::json;
 use crate::options::{about, open_options, seconds};
-use crate::peers::{Join, KEYWORDS};
+use crate::peers::{Join, keywords};
 use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
 use crate::{log, metrics, names, numpy, shapes, typed};
@@ -548,7 +548,7 @@ impl Dataset {
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
         for key in options.keys() {
             let key: String = key.extract()?;
-            if !KEYWORDS.contains(&&*key) && key != "rank" && key != "world_size" {
+            if !keywords().contains(&key) {
                 return Err(PyTypeError::new_err(format!("join_peers() has no option '{key}'")));
             }
         }

@@ -9,7 +9,6 @@
 //! The Python half is in `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
-mod budget;
 mod dataset;
 mod edit;
 mod error;

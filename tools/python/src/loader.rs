@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use dlfs::dataset::{self, Watch};
 use dlfs::metrics::{Measured, Snapshot};
-use dlfs::order::State;
+use dlfs::options::{Peers, Store};
+use dlfs::order::{OrderKind, SequentialBy, State};
 use dlfs::prefetch::LoaderStats;
 use dlfs::reader;
 use dlfs::units::SampleId;
@@ -24,8 +25,8 @@ use crate::index;
 use crate::log;
 use crate::metrics;
 use crate::mixture::{Mixture, key_of};
-use crate::options::{given_or, loader_options};
-use crate::peers::{Join, KEYWORDS};
+use crate::options::{given_or, loader_options, names};
+use crate::peers::Join;
 use crate::report::{self, Report};
 use crate::shapes;
 use crate::store;
@@ -98,8 +99,8 @@ impl Loader {
         if stored.is_none() {
             join_peers(dataset, &options)?;
         }
-        for keyword in store::KEYWORDS.iter().chain(&KEYWORDS) {
-            if options.contains(keyword)? {
+        for keyword in joining() {
+            if options.contains(&keyword)? {
                 options.del_item(keyword)?;
             }
         }
@@ -188,7 +189,7 @@ impl Loader {
         detached(py, |_| run.loader.set_epoch(epoch))
     }
 
-    /// Allocates the readahead memory (prefetch_bytes) in the background; otherwise the first batch
+    /// Allocates the readahead memory (window) in the background; otherwise the first batch
     /// does. Call it before a model is built, in the process that will read. Reads nothing yet.
     ///
     /// Raises OutOfMemory if the system does not provide it.
@@ -376,16 +377,16 @@ impl Loader {
         let py = mixture.py();
         let restart_shares = given_or(&options, "restart_shares", false)?;
         let fields = mixture.get().fields_shown(py, options.get_item("fields")?.as_ref())?;
-        for keyword in store::KEYWORDS.iter().chain(&KEYWORDS) {
-            let given = options.get_item(keyword)?.filter(|value| !value.is_none());
-            if given.is_some() && ["peers", "store"].contains(keyword) {
+        for keyword in joining() {
+            let given = options.get_item(&keyword)?.filter(|value| !value.is_none());
+            if given.is_some() && ["peers", "store"].contains(&&*keyword) {
                 let text = format!(
                     "{keyword} is of one data set, not of a mixture: peers are joined by dlfs.open or \
                      Dataset.join_peers of each"
                 );
                 return Err(raise_invalid(py, text));
             }
-            if options.contains(keyword)? {
+            if options.contains(&keyword)? {
                 options.del_item(keyword)?;
             }
         }
@@ -575,7 +576,14 @@ impl Sampler {
             }
             Err(_) => {
                 let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
-                let parsed = loader_options(&options, Some(dataset.directory()))?;
+                let by_slot = options.contains("_by_slot")?; // of `dlfs.ray`
+                if by_slot {
+                    options.del_item("_by_slot")?;
+                }
+                let mut parsed = loader_options(&options, Some(dataset.directory()))?;
+                if by_slot {
+                    parsed.order.kind = OrderKind::Sequential { by: SequentialBy::Slot };
+                }
                 let sampler =
                     dataset::Sampler::new(&dataset, parsed).map_err(|error| raise(py, &error))?;
                 Ids::Dataset(Box::new(sampler), dataset)
@@ -683,6 +691,11 @@ impl Sampler {
         // A panic leaves some position in the order, and every position is valid.
         self.sampler.lock().unwrap_or_else(|held| held.into_inner())
     }
+}
+
+/// The keywords that say how a rank joins others, and how it keeps its share.
+fn joining() -> Vec<String> {
+    [names::<Peers>(), names::<Store>()].concat()
 }
 
 /// Joins the peers that the options name. The data set then reads through them, so the options lose them, and

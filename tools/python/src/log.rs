@@ -116,7 +116,7 @@ impl Subscriber for Collector {
 struct Text {
     message: String,
     fields: String,
-    /// True if a loader logged it, whose window is called prefetch_bytes here.
+    /// True if a loader logged it, whose window is an option here.
     of_loader: bool,
 }
 
@@ -136,7 +136,7 @@ impl Visit for Text {
         } else {
             let comma = if self.fields.is_empty() { "" } else { ", " };
             let name = match field.name() {
-                "window_bytes" if self.of_loader => "prefetch_bytes",
+                "window_bytes" if self.of_loader => "window",
                 name => name,
             };
             write!(self.fields, "{comma}{name}: {value:?}")

@@ -1,35 +1,27 @@
 //! Peers: where the ranks of a job meet, as Python says it.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Dataset, Watch};
+use dlfs::options::Peers;
 use dlfs::peers::rendezvous::Rendezvous;
-use dlfs::peers::{JobKey, JoinOptions, Means, Meeting, PeerKeys, Record};
+use dlfs::peers::{JoinOptions, Means, Meeting, Record};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::error::{raise, raise_invalid};
+use crate::error::raise;
 use crate::log;
-use crate::options::{about, at_least_one, given_or, seconds};
+use crate::options::{about, given_or, names, take};
 use crate::watch::Signals;
 
 /// The keywords that say how to join peers.
-pub(crate) const KEYWORDS: [&str; 8] = [
-    "peers",
-    "round",
-    "peer_mode",
-    "peer_address",
-    "rendezvous_port",
-    "peer_timeout",
-    "job_key",
-    "peer_tls",
-];
+pub(crate) fn keywords() -> Vec<String> {
+    [names::<Peers>(), vec!["rank".to_owned(), "world_size".to_owned()]].concat()
+}
 
 /// The result of dlfs._peers for `peers`: a text or an object, and rank and world size if the object knows them.
 type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
@@ -92,33 +84,13 @@ impl Join {
             None => Means::Object,
             Some(text) => Means::of(&text.to_string_lossy()).map_err(|error| raise(py, &error))?,
         };
-        let mut options = JoinOptions::new(means);
         let world_size = given_or(given, "world_size", 1)?;
-        options.place =
+        let place =
             if world_size > 1 { Some((given_or(given, "rank", 0)?, world_size)) } else { place };
-        options.round = given_or(given, "round", None)?;
-        if let Some(mode) = given_or::<Option<String>>(given, "peer_mode", None)? {
-            options.serving = mode.parse().map_err(|error| raise(py, &error))?;
-        }
-        if let Some(address) = given_or::<Option<String>>(given, "peer_address", None)? {
-            options.address = Some(listen_of(py, &address)?);
-        }
-        if let Some(port) = given.get_item("rendezvous_port")?.filter(|port| !port.is_none()) {
-            let parsed = about("rendezvous_port", &port, at_least_one("rendezvous_port", &port))?;
-            options.rendezvous_port = Some(parsed);
-        }
-        if let Some(timeout) = given.get_item("peer_timeout")?.filter(|given| !given.is_none()) {
-            options.timeout = about("peer_timeout", &timeout, seconds("peer_timeout", &timeout))?;
-        }
-        let tls = given_or(given, "peer_tls", false)?;
-        options.keys = match given_or::<Option<PathBuf>>(given, "job_key", None)? {
-            Some(key) => {
-                let key = JobKey::of(&key.to_string_lossy()).map_err(|error| raise(py, &error))?;
-                Some(PeerKeys { key, tls })
-            }
-            None if tls => return Err(raise_invalid(py, "peer_tls needs job_key".into())),
-            None => None,
-        };
+        let rest = given.copy()?;
+        rest.del_item("peers")?;
+        let peers: Peers = take(&rest)?;
+        let options = peers.join(means, place).map_err(|error| raise(py, &error))?;
         Ok(Some(Join { options, object }))
     }
 
@@ -160,13 +132,6 @@ impl Join {
         let raised = object.and_then(|object| object.raised).or(signals.take_raised());
         joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
     }
-}
-
-fn listen_of(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
-    let address = text.parse().or_else(|_| text.parse().map(|ip| SocketAddr::new(ip, 0)));
-    address.map_err(|_| {
-        raise_invalid(py, format!("peer_address is \"IP\" or \"IP:PORT\", not {text:?}"))
-    })
 }
 
 /// An object of Python with the methods set(round, rank, record), get(round, world_size, seconds) and

@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-use dlfs::cache::TierSpec;
 use dlfs::dataset::{Dataset, Loader, Watch};
+use dlfs::options::Store;
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::store::{Staged, StoreOptions, StoreStats};
@@ -11,22 +11,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::raise;
-use crate::options::{about, given_or};
+use crate::options::take;
 use crate::peers::Join;
 use crate::watch::{Signals, detached};
 
-/// The keywords that say how a rank keeps its share.
-pub(crate) const KEYWORDS: [&str; 3] = ["store", "blocking_exchange", "restart_shares"];
-
 /// Parses the keywords; `None` without `store`.
 pub(crate) fn options(given: &Bound<'_, PyDict>) -> PyResult<Option<StoreOptions>> {
-    let Some(store) = given.get_item("store")?.filter(|store| !store.is_none()) else {
-        return Ok(None);
-    };
-    let text: String = about("store", &store, store.extract())?;
-    let spec: TierSpec = text.parse().map_err(|error| raise(given.py(), &error))?;
-    let blocking = given_or(given, "blocking_exchange", false)?;
-    Ok(Some(StoreOptions { blocking, ..StoreOptions::new(spec) }))
+    take::<Store>(given)?.options().map_err(|error| raise(given.py(), &error))
 }
 
 /// Opens the store of the rank of `run`, and joins the other ranks.

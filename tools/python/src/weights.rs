@@ -11,25 +11,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::error::{raise, raise_invalid};
-use crate::options::given_or;
 
-/// The options that only a weighted order has.
-pub(crate) const KEYWORDS: [&str; 3] = ["weights", "replacement", "epoch_size"];
-
-/// The weights that the options give the samples of `directory`; `None` if the order is another one.
+/// The weights that the options give the samples of `directory`.
 ///
 /// # Errors
-/// `InvalidArgument`: an option of weighted order for another order, a mixture (no directory), or weights that cannot
-/// be drawn by.
+/// `InvalidArgument`: a mixture (no directory), no weights, or weights that cannot be drawn by.
 pub(crate) fn weights(
     given: &Bound<'_, PyDict>,
+    draws: Draws,
     directory: Option<&Directory>,
-) -> PyResult<Option<Arc<Weights>>> {
+) -> PyResult<Arc<Weights>> {
     let py = given.py();
-    let order = given_or(given, "order", String::new())?;
-    if order != "weighted" {
-        return Ok(None);
-    }
     let Some(directory) = directory else {
         let text =
             "weights are of the samples of one data set, not of a mixture: weigh its data sets";
@@ -39,15 +31,6 @@ pub(crate) fn weights(
         let text = "order=\"weighted\" draws by weights: give weights, an array with one for each sample, \
                     {label: weight}, or \"balanced\"";
         return Err(raise_invalid(py, text.into()));
-    };
-    let draws = Draws {
-        replacement: given_or(given, "replacement", true)?,
-        epoch_size: match given_or(given, "epoch_size", None)? {
-            Some(size) => Some(u64::try_from(size).map_err(|_: std::num::TryFromIntError| {
-                raise_invalid(py, format!("epoch_size is at least 1, not {size}"))
-            })?),
-            None::<i64> => None,
-        },
     };
     let made = match by_label(&weights, directory)? {
         Some(weights) => {
@@ -65,7 +48,7 @@ pub(crate) fn weights(
             Weights::of_samples(directory.num_live(), &numbers, draws)
         }
     };
-    made.map(|weights| Some(Arc::new(weights))).map_err(|error| {
+    made.map(Arc::new).map_err(|error| {
         let error = dlfs::Error::from(error);
         raise(py, &error)
     })

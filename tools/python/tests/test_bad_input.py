@@ -88,7 +88,7 @@ def test_an_unknown_subsystem_and_namespace_of_a_target(served):
         {"deadline": -1}, {"deadline": float("nan")}, {"io_timeout": float("inf")},
         {"queue_pairs": 0}, {"queue_pairs": 10**6}, {"nr_io_queues": 0}, {"direct": "maybe"}, {"hostnqn": "x" * 300},
         {"dhchap_secret": "DHHC-1:00:AAAA:"},
-        {"paths": [""]}, {"window_bytes": -1},
+        {"paths": [""]}, {"window": -1},
         {"queue_size": 1 << 16}, {"queue_size": 1}, {"nr_io_queues": 1 << 20},
         {"copy_bandwidth": -1},
     ],
@@ -101,7 +101,7 @@ def test_a_wrong_option_of_open(image, options):
 
 def test_limits_beyond_the_clock_count_as_none(image):
     times = ["deadline", "connect_timeout", "io_timeout", "keep_alive_tmo", "ctrl_loss_tmo"]
-    with dlfs.open(image, window_bytes=1, **dict.fromkeys(times, 1e19)) as ds:
+    with dlfs.open(image, window=1, **dict.fromkeys(times, 1e19)) as ds:
         assert bytes(ds[0]) == bytes(next(iter(dlfs.Loader(ds, 1, "sequential", deadline=1e19)))[0])
 
 
@@ -112,7 +112,7 @@ def test_options_of_another_type_or_name(image, ds):
         dlfs.open(image, deadline="soon")
     with pytest.raises(TypeError, match="colour"):
         dlfs.Loader(ds, 4, colour="red")
-    for name in ("batch_size", "seed", "prefetch_bytes", "lanes", "drop_last", "deadline", "order"):
+    for name in ("batch_size", "seed", "window", "lanes", "drop_last", "deadline", "order"):
         with pytest.raises(TypeError, match=name):
             dlfs.Loader(ds, **{"batch_size": 4, name: ["red"]})
     with pytest.raises(TypeError):
@@ -124,11 +124,11 @@ def test_options_of_another_type_or_name(image, ds):
     [
         ({"batch_size": 0}, "batch_size"), ({"batch_size": -1}, "batch_size"),
         ({"rank": 2, "world_size": 2}, "rank 2"), ({"world_size": 0}, "world_size"),
-        ({"order": "random"}, "random"), ({"by": "id"}, "sequential"),
-        ({"order": "sequential", "by": "size"}, "size"), ({"lanes": 0}, "lanes"),
+        ({"order": "random"}, "random"),
+        ({"lanes": 0}, "lanes"),
         ({"group": 0}, "chunk"), ({"order": "global", "lanes": 2}, "lanes"),
         ({"order": "partial", "exchange": 1.5}, "1.5"), ({"drop_last": True, "pad": True}, "pad"),
-        ({"on_error": "none"}, "none"), ({"prefetch_bytes": 0}, "prefetch_bytes"),
+        ({"on_error": "none"}, "none"), ({"window": 0}, "window"),
         ({"batch_size": 2**63}, "batch_size"), ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"),
         ({"rank": -1}, "rank"), ({"world_size": 2**40}, "world_size: .* out of range"),
         ({"epochs": 0}, "epochs"), ({"batching": "file"}, "file"),
@@ -240,7 +240,7 @@ def test_an_image_that_was_written_anew_is_stale_or_refused(source, tmp_path):
 def test_a_target_that_dies_in_the_middle_of_an_epoch(image):
     with target(image) as (child, address):
         ds = dlfs.open(address, ctrl_loss_tmo=1, io_timeout=1, connect_timeout=2)
-        loader = dlfs.Loader(ds, 4, "global", prefetch_bytes=64 << 10)
+        loader = dlfs.Loader(ds, 4, "global", window=64 << 10)
         batches = iter(loader)
         first = next(batches)
         child.kill()
@@ -261,7 +261,7 @@ def test_a_target_that_comes_back_is_read_on(image, source):
         port = address.split(":")[2].split("/")[0]
         ds = dlfs.open(address, io_timeout=2)
         seen = []
-        for count, batch in enumerate(dlfs.Loader(ds, 4, "global", prefetch_bytes=64 << 10)):
+        for count, batch in enumerate(dlfs.Loader(ds, 4, "global", window=64 << 10)):
             assert batch.tobytes() == [source.contents[i] for i in batch.ids]
             seen += batch.ids.tolist()
             if count == 10:
@@ -314,7 +314,7 @@ def test_a_loader_may_be_closed_while_it_connects(image):
 def test_a_loader_that_is_closed_ends_the_wait_of_another_thread(image):
     with target(image) as (child, address):
         ds = dlfs.open(address, **PATIENT)
-        loader = dlfs.Loader(ds, 4, "global", deadline=600, prefetch_bytes=64 << 10)
+        loader = dlfs.Loader(ds, 4, "global", deadline=600, window=64 << 10)
         next(iter(loader))
         child.send_signal(signal.SIGSTOP)
         raised = []

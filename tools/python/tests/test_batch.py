@@ -110,7 +110,7 @@ def test_memory_lives_while_any_view_does_and_is_never_used_again_meanwhile(ds, 
     """Views are kept at random while many more batches go through a small window."""
     print("seed", SEED)
     draw = random.Random(SEED)
-    loader = dlfs.Loader(ds, 16, seed=3, prefetch_bytes=256 << 10)
+    loader = dlfs.Loader(ds, 16, seed=3, window=256 << 10)
     kept = []
     for _ in range(20):
         for batch in loader:
@@ -128,7 +128,7 @@ def test_memory_lives_while_any_view_does_and_is_never_used_again_meanwhile(ds, 
 
 
 def test_all_batches_of_an_epoch_may_be_kept(ds, source):
-    batches = list(dlfs.Loader(ds, 16, prefetch_bytes=64 << 10, deadline=20))
+    batches = list(dlfs.Loader(ds, 16, window=64 << 10, deadline=20))
     found = {int(id): bytes(view) for batch in batches for id, view in zip(batch.ids, batch)}
     assert [found[id] for id in range(len(source))] == source.contents
 

@@ -281,7 +281,7 @@ def test_torch_grain_and_fsspec_take_the_field_that_is_named(divided):
 
 
 def test_it_is_pickled_by_what_it_was_opened_by(address, source):
-    with dlfs.open(address, window_bytes=1 << 20, deadline=30) as ds:
+    with dlfs.open(address, window=1 << 20, deadline=30) as ds:
         again = pickle.loads(pickle.dumps(ds))
         assert again is not ds and bytes(again[17]) == source.contents[17]
         again.close()

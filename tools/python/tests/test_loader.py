@@ -15,7 +15,7 @@ from conftest import command, wait_until
 ORDERS = {
     "grouped": {"lanes": 3, "group": 2},
     "global": {},
-    "sequential": {"by": "slot"},
+    "sequential": {},
     "local": {},
     "partial": {"exchange": 0.5},
 }
@@ -41,7 +41,7 @@ def test_an_epoch_is_every_sample_once_and_every_byte_right(address, source, ord
 
 def test_how_batches_are_brought_in_changes_commands_alone(ds):
     taken, commands = [], []
-    for batching in ("chunk", "sample", "none", None):
+    for batching in ("chunk", "sample", None):
         loader = dlfs.Loader(ds, 8, seed=5, batching=batching)
         taken.append([batch.ids.tolist() for batch in loader])
         commands.append(loader.stats()["commands"])
@@ -159,7 +159,7 @@ def test_a_cycle_through_a_live_iterator_is_collected(ds):
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     def make():
-        loader = dlfs.Loader(ds, 32, prefetch_bytes=1 << 20)
+        loader = dlfs.Loader(ds, 32, window=1 << 20)
         loader.iterator = iter(loader)
         next(loader.iterator)
 
@@ -281,7 +281,7 @@ def test_stats_count_what_was_done(ds, source):
 
 def test_a_sample_is_resident_exactly_while_its_chunk_is(equal):
     with dlfs.open(equal[1]) as ds:
-        loader = dlfs.Loader(ds, 8, lanes=2, group=1, prefetch_bytes=256 << 10)
+        loader = dlfs.Loader(ds, 8, lanes=2, group=1, window=256 << 10)
         ids, most = range(len(ds)), 0
         for _ in loader:
             found = -1
@@ -344,7 +344,7 @@ import sys, dlfs
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 ds = dlfs.open(sys.argv[1])
-loader = dlfs.Loader(ds, 8, prefetch_bytes=1 << 20)
+loader = dlfs.Loader(ds, 8, window=1 << 20)
 went, before = 0, None
 for epoch in range(300):
     for batch in loader:

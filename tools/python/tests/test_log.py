@@ -92,7 +92,7 @@ len(ds[-1])
 
 
 def test_a_small_window_has_the_name_that_the_user_gave_it(ds, caplog):
-    assert sum(len(batch) for batch in dlfs.Loader(ds, 32, prefetch_bytes=4096)) == len(ds)
+    assert sum(len(batch) for batch in dlfs.Loader(ds, 32, window=4096)) == len(ds)
     told = [record.getMessage() for record in caplog.records if record.name == "dlfs"]
-    assert any("prefetch_bytes: 4096" in text for text in told), told
+    assert any("window: 4096" in text for text in told), told
     assert not any("window_bytes" in text for text in told), told

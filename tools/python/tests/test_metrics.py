@@ -106,7 +106,7 @@ def test_the_counters_of_a_loader_have_one_shape_in_python_and_on_the_command_li
     with dlfs.open(image) as ds, dlfs.Loader(ds, batch_size=7, seed=3) as loader:
         samples = sum(len(batch) for batch in loader)
         stats = loader.stats()
-    printed = json.loads(command("read", image, "--batch", 7, "--seed", 3, "--json"))["loader"]
+    printed = json.loads(command("read", image, "--batch-size", 7, "--seed", 3, "--json"))["loader"]
     assert keys_of(stats) == keys_of(printed)
     assert printed["samples"] == stats["samples"] == samples
     latency = stats["latency"]

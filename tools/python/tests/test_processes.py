@@ -45,7 +45,7 @@ def in_child(work):
 @pytest.fixture
 def ds(image):
     """Each child creates a reader of its own: a small window makes that quick."""
-    with dlfs.open(image, window_bytes=1 << 20) as dataset:
+    with dlfs.open(image, window=1 << 20) as dataset:
         yield dataset
 
 
@@ -69,7 +69,7 @@ def test_forks_in_the_middle_of_reads(ds, source):
             if batch.tobytes() != source.contents[0:400:7]:
                 wrong.append("read_batch")
 
-    loader = dlfs.Loader(ds, 16, prefetch_bytes=1 << 20)
+    loader = dlfs.Loader(ds, 16, window=1 << 20)
 
     def load():
         while not stop.is_set():
@@ -101,7 +101,7 @@ def test_forks_in_the_middle_of_reads(ds, source):
 def test_forks_while_a_loader_is_being_prepared(equal):
     """The thread that faults the window in exists only in the parent; so do its locks."""
     source, path = equal
-    with dlfs.open(path, window_bytes=1 << 20) as ds:
+    with dlfs.open(path, window=1 << 20) as ds:
         for _ in range(50):
             loader = dlfs.Loader(ds, 400)
             loader.prepare()
@@ -205,7 +205,7 @@ import os, signal, sys, threading, time, dlfs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
 ds = dlfs.open(sys.argv[1])
 loader = dlfs.Loader(ds, 4)
-begun = dlfs.Loader(ds, 4, "global", prefetch_bytes=64 << 10)
+begun = dlfs.Loader(ds, 4, "global", window=64 << 10)
 next(iter(begun))
 waits = {"begin": lambda: next(iter(loader)), "next": lambda: list(begun), "item": lambda: ds[0],
          "batch": lambda: ds.read_batch(range(8)), "name": lambda: ds.id_of("ant/0000.bin"),
@@ -343,7 +343,7 @@ def test_an_interpreter_ends_with_reads_in_flight(address, run_python, end, what
         f"""
 import os, sys, threading, dlfs
 ds = dlfs.open({address!r})
-loader = dlfs.Loader(ds, 4, prefetch_bytes=1 << 20)
+loader = dlfs.Loader(ds, 4, window=1 << 20)
 def read():
     while not stop:
         for batch in loader:

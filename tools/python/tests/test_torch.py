@@ -119,7 +119,7 @@ def mapped():
 MEMORY = 1 << 30  # more than anything else that happens here
 ds = dlfs.open(sys.argv[1])
 before = mapped()
-data = dlfs.torch.IterableDataset(ds, 8, transform=len, prefetch_bytes=MEMORY)
+data = dlfs.torch.IterableDataset(ds, 8, transform=len, window=MEMORY)
 loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
 assert sum(loader) == len(ds)
 print("workers", mapped() - before > MEMORY)
@@ -127,7 +127,7 @@ batches = iter(DataLoader(data, batch_size=None))
 iter(data)
 print("iterated", mapped() - before > MEMORY, data.state_dict()["consumed"])
 assert sum(batches) == len(ds)
-other = dlfs.torch.IterableDataset(ds, 8, transform=len, prefetch_bytes=MEMORY)
+other = dlfs.torch.IterableDataset(ds, 8, transform=len, window=MEMORY)
 before = mapped()
 other.prepare()
 print("prepared", mapped() - before > MEMORY)
@@ -151,7 +151,7 @@ def anonymous():
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) * 1024
 
 workers = int(sys.argv[2])
-data = dlfs.torch.IterableDataset(dlfs.open(sys.argv[1]), 8, transform=len, prefetch_bytes=1 << 20)
+data = dlfs.torch.IterableDataset(dlfs.open(sys.argv[1]), 8, transform=len, window=1 << 20)
 loader = DataLoader(data, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
 went = 0
 for epoch in range(120):

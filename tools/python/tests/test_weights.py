@@ -57,12 +57,12 @@ def test_labels_are_balanced_or_weighed_by_number_or_name(ds, source):
 
 def test_without_replacement_an_epoch_is_a_shuffle_of_those_with_a_weight(ds):
     weights = np.where(np.arange(len(ds)) % 3 == 0, 0, 1.0)
-    with weighted(ds, weights, replacement=False) as loader:
+    with weighted(ds, weights, without_replacement=True) as loader:
         ids = drawn(loader)
     assert sorted(ids) == [id for id in range(len(ds)) if id % 3]
     assert ids != sorted(ids)
     heavy = np.where(np.arange(len(ds)) < 50, 1e6, 1.0)
-    with weighted(ds, heavy, replacement=False) as loader:
+    with weighted(ds, heavy, without_replacement=True) as loader:
         assert sum(id < 50 for id in drawn(loader)[:50]) > 45
 
 
@@ -130,11 +130,11 @@ def test_torch_reads_weighted_with_workers_and_samplers(ds):
         ({"weights": {0: 1, "ant": 1}}, "two weights"),
         ({"weights": dict.fromkeys(range(5), 1.0)}, "no sample has label 4"),
         ({"weights": "balanced", "epoch_size": 0}, "epoch of 0 samples"),
-        ({"weights": "balanced", "epoch_size": -1}, "epoch_size is at least 1"),
-        ({"weights": "balanced", "epoch_size": 401, "replacement": False}, "from 1 to 400"),
+        ({"weights": "balanced", "epoch_size": -1}, "epoch_size: -1"),
+        ({"weights": "balanced", "epoch_size": 401, "without_replacement": True}, "from 1 to 400"),
         ({"weights": "balanced", "group": 3}, 'group goes with order="grouped" only'),
         ({"weights": "balanced", "order": "global"}, 'weights goes with order="weighted" only'),
-        ({"replacement": False, "order": "grouped"}, 'replacement goes with order="weighted" only'),
+        ({"without_replacement": True, "order": "grouped"}, 'without_replacement goes with order="weighted" only'),
     ],
 )
 def test_what_cannot_be_drawn_by_is_refused_at_once(ds, options, message):

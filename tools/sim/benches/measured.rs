@@ -239,7 +239,7 @@ impl Dlfs {
         let epochs = EPOCHS.to_string();
         let batch = BATCH.to_string();
         let mut arguments = vec!["read", &address, "--quiet", "--json", "--order", order];
-        arguments.extend(["--seed", &seed, "--epochs", &epochs, "--batch", &batch]);
+        arguments.extend(["--seed", &seed, "--epochs", &epochs, "--batch-size", &batch]);
         arguments.extend(["--window", &window]);
         if policy != "none" {
             arguments.extend(["--policy", policy, "--tier", tier]);

@@ -5,7 +5,7 @@
 //! project's.
 
 use clap::ValueEnum;
-use dlfs::dataset::options::DEFAULT_GROUP;
+use dlfs::options::DEFAULT_GROUP;
 use dlfs::order::{OrderKind, OrderSpec, deal};
 use dlfs::permutation::{Key, Permutation};
 use dlfs::plan::ChunkHolders;

@@ -193,18 +193,18 @@ static size_t drain(dlfs_seq *seq, unsigned char *seen_ids) {
 
 static void of_sequences(dlfs_fs *fs) {
     for (uint32_t order = DLFS_ORDER_GLOBAL; order <= DLFS_ORDER_PARTIAL; order++) {
-        for (uint32_t one_piece = 0; one_piece < 2; one_piece++) {
+        for (uint32_t contiguous = 0; contiguous < 2; contiguous++) {
             // Whole chunks are valid with two of the orders, the others with all.
-            uint32_t chunked = order == DLFS_ORDER_GROUPED || order == DLFS_ORDER_BY_SLOT;
+            uint32_t chunked = order == DLFS_ORDER_GROUPED;
             unsigned char ids[NUM] = {0};
             dlfs_sequence_options options = sequence_options();
             options.order = order;
-            options.one_piece = one_piece;
-            options.trace = one_piece;
+            options.contiguous = contiguous;
+            options.trace = contiguous;
             dlfs_seq *seq;
             options.batching = DLFS_BATCHING_CHUNK;
             if (!chunked) FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "whole chunks");
-            options.batching = DLFS_BATCHING_SAMPLE - (one_piece && chunked); // by chunks once
+            options.batching = DLFS_BATCHING_SAMPLE - (contiguous && chunked); // by chunks once
             CHECK(dlfs_sequence(fs, &options, &seq) == 0);
             uint64_t batches;
             uint64_t epoch, left;
@@ -254,7 +254,7 @@ static void of_sequences(dlfs_fs *fs) {
     dlfs_seq *seq = (dlfs_seq *)fs;
     dlfs_sequence_options options = sequence_options();
     options.batch_size = 0;
-    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "at least one sample");
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "batch_size or batch_tokens");
     CHECK(seq == NULL);
     options = sequence_options();
     options.rank = 4;
@@ -268,17 +268,17 @@ static void of_sequences(dlfs_fs *fs) {
     options.exchange = -1;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "0 to 1");
     options = sequence_options();
-    options.tail = 3;
-    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "tail is 3");
+    options.drop_last = options.pad = 1;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "either left out or filled up");
     options = sequence_options();
     options.batching = 4;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "batching is 4");
     options = sequence_options();
-    options.drop_short = 2;
-    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "drop_short is 2");
+    options.drop_last = 2;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "drop_last is 2");
     options = sequence_options();
     options.window_bytes = UINT64_MAX;
-    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "window_bytes");
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "window is 18446744073709551615");
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, NULL, &seq), "dlfs_sequence_options is NULL");
     options = sequence_options();
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, NULL), "seq is NULL");

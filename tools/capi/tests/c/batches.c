@@ -152,7 +152,7 @@ int main(int argc, char **argv) {
         "weights is for DLFS_ORDER_WEIGHTED");
     refuse(fs, (dlfs_sequence_options){.batch_size = 1, .epoch_size = 5}, "epoch_size is for");
     refuse(fs, (dlfs_sequence_options){.batch_size = 1, .batch_tokens = 5000}, "not both");
-    refuse(fs, (dlfs_sequence_options){.batch_size = 1, .max_batch = 5}, "set batch_tokens, too");
+    refuse(fs, (dlfs_sequence_options){.batch_size = 1, .max_batch = 5}, "batch_tokens, too");
     refuse(fs, (dlfs_sequence_options){.batch_tokens = longest - 1}, "more than the");
     refuse(fs, (dlfs_sequence_options){.batch_tokens = 5000, .lengths = "none"}, "no column \"none\"");
     refuse(fs, (dlfs_sequence_options){.batch_tokens = 5000, .lengths = "label", .token_bytes = 2},

@@ -87,8 +87,8 @@ static void open_something(uint64_t *state, void *handle) {
             .size = sizeof it, .order = (uint32_t)chance(state, 7), .batch_size = (uint32_t)chance(state, 40),
             .lanes = (uint32_t)chance(state, 20), .group = (uint32_t)chance(state, 9),
             .rank = (uint32_t)chance(state, 3), .world_size = (uint32_t)chance(state, 4),
-            .epochs = chance(state, 4), .tail = (uint32_t)chance(state, 3),
-            .on_error = (uint32_t)chance(state, 2), .one_piece = (uint32_t)chance(state, 2),
+            .epochs = chance(state, 4), .drop_last = (uint32_t)chance(state, 2),
+            .on_error = (uint32_t)chance(state, 2), .contiguous = (uint32_t)chance(state, 2),
             .batching = (uint32_t)chance(state, 4), .window_bytes = 1 + chance(state, 1 << 20)};
         if (dlfs_sequence(handle, &it, &seq) == 0) keep(state, seq);
         break;

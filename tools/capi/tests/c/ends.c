@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
     int code = atoi(argv[3]), result = 0;
     if (code == DLFS_E_INTERRUPTED) most = 3;
     dlfs_mount_options mount = {
-        .size = sizeof mount, .call_timeout_ms = 1000, .should_stop = should_stop};
+        .size = sizeof mount, .deadline_ms = 1000, .should_stop = should_stop};
     dlfs_fs *fs;
     if (!strcmp(how, "mount")) {
         FAILS(code, dlfs_mount(argv[1], &mount, &fs), text);
@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "sequence")) {
         dlfs_seq *seq;
         dlfs_sequence_options options = {
-            .size = sizeof options, .batch_size = 10, .epochs = 1000, .call_timeout_ms = 1000};
+            .size = sizeof options, .batch_size = 10, .epochs = 1000, .deadline_ms = 1000};
         CHECK(dlfs_sequence(fs, &options, &seq) == 0);
         while ((result = dlfs_bread(seq, &batch)) == DLFS_OK) {
             right_batch(&batch);

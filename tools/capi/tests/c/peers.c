@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
     options.peer_mode = DLFS_PEER_READ_THROUGH, options.peers = folder, options.peer_get = get;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "and so do peer_set and peer_get");
     options.peer_set = NULL, options.peer_get = NULL, options.peer_address = "here";
-    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "neither IP nor IP:PORT");
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "IP or IP:PORT");
     options.peer_address = "127.0.0.1";
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "nothing names this start");
     options.peers = "auto";

@@ -57,8 +57,8 @@ int main(int argc, char **argv) {
     const uint32_t policies[] = {DLFS_POLICY_FIRST_TOUCH, DLFS_POLICY_CLAIRVOYANT, DLFS_POLICY_NONE};
     for (int i = 0; i < 3; i++) {
         dlfs_mount_options options = {
-            .size = sizeof options, .tiers = tiers, .num_tiers = 2, .tier_policy = policies[i],
-            .tier_stop = i == 0, .tier_bandwidth = 100 << 20};
+            .size = sizeof options, .tiers = tiers, .num_tiers = 2, .policy = policies[i],
+            .stop_at_first_failure = i == 0, .copy_bandwidth_bytes = 100 << 20};
         CHECK(dlfs_mount(argv[1], &options, &fs) == 0);
         CHECK(read_all(fs) == order);
         dlfs_stats_t stats = stats_of(fs);
@@ -76,10 +76,10 @@ int main(int argc, char **argv) {
     CHECK(dlfs_unmount(fs) == 0);
     options.tiers_file = "/nonexistent/tiers.toml";
     FAILS(DLFS_E_NOT_FOUND, dlfs_mount(argv[1], &options, &fs), "/nonexistent/tiers.toml");
-    options.tiers_file = NULL, options.tier_policy = 99;
-    FAILS(DLFS_E_INVALID, dlfs_mount(argv[1], &options, &fs), "tier_policy is 99");
+    options.tiers_file = NULL, options.policy = 99;
+    FAILS(DLFS_E_INVALID, dlfs_mount(argv[1], &options, &fs), "policy is 99");
     const char *wrong[] = {"ram:4X"};
-    options.tier_policy = 0, options.tiers = wrong, options.num_tiers = 1;
+    options.policy = 0, options.tiers = wrong, options.num_tiers = 1;
     FAILS(DLFS_E_INVALID, dlfs_mount(argv[1], &options, &fs), "ram:4X");
     return 0;
 }

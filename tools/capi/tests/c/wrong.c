@@ -261,10 +261,10 @@ static void numbers(const char *address) {
             case 7: it.epochs = wide; break;
             case 8: it.rank = value; break;
             case 9: it.world_size = value; break;
-            case 10: it.tail = value; break;
-            case 11: it.drop_short = value; break;
+            case 10: it.pad = value; break;
+            case 11: it.drop_last = value; break;
             case 12: it.on_error = value; break;
-            case 13: it.one_piece = value; break;
+            case 13: it.contiguous = value; break;
             case 14: it.queue_pairs = value == 65535 ? 16 : value; break; // each is a ring of the kernel
             case 15: it.window_bytes = wide; break;
             case 16: it.busy_poll = value; break;
@@ -283,7 +283,7 @@ static void numbers(const char *address) {
             uint64_t batches, epoch, left;
             CHECK(dlfs_sequence_len(seq, &batches) == 0);
             CHECK(dlfs_sequence_at(seq, &epoch, &left) == 0 && left <= batches);
-            if (field != 9 && field != 15 && field != 18) CHECK(left > 0 || it.drop_short || it.tail);
+            if (field != 9 && field != 15 && field != 18) CHECK(left > 0 || it.drop_last || it.pad);
             dlfs_batch batch = {.size = sizeof batch};
             result = dlfs_bread(seq, &batch);
             if (result == DLFS_OK) {
@@ -323,9 +323,9 @@ static void mounts(const char *address) {
             case 7: it.queue_pairs = value > 3 ? value + 2 : value; break;
             case 8: it.busy_poll = value; break;
             case 9: it.window_bytes = k < 3 ? value : UINT64_MAX - value; break;
-            case 10: it.tier_policy = value; break;
-            case 11: it.tier_stop = value; break;
-            default: it.tier_bandwidth = value; break;
+            case 10: it.policy = value; break;
+            case 11: it.stop_at_first_failure = value; break;
+            default: it.copy_bandwidth_bytes = value; break;
             }
             dlfs_fs *fs;
             int result = dlfs_mount(address, &it, &fs);

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use dlfs::cache::{Cache, CacheStats, TierStats};
 use dlfs::dataset::Image;
+use dlfs::options::Tiers;
 use dlfs::{Error, ErrorKind};
 
 use crate::args::ConnectionArgs;
@@ -15,7 +16,7 @@ use crate::metrics_args::MetricsArgs;
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::signals::{Asked, GRACE_FOR_TIERS, Stop};
-use crate::tier_args::TierArgs;
+use crate::tier_args::tiers;
 use crate::{log, text};
 
 /// Keep the tiers of an image between jobs
@@ -30,7 +31,7 @@ pub(crate) struct CachedArgs {
     #[command(flatten)]
     image: ImageArgs,
     #[command(flatten)]
-    tiers: TierArgs,
+    tiers: Tiers,
     /// Wait for the end of a job that owns the tiers already, and take over
     #[arg(long)]
     wait: bool,
@@ -47,7 +48,7 @@ pub(crate) struct CachedArgs {
 }
 
 pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
-    let options = args.tiers.options()?;
+    let options = tiers(&args.tiers, None)?;
     if !options.is_active() {
         return Err(Failure::Usage("name what to keep: --tier ram:20G, for example".to_owned()));
     }

@@ -329,6 +329,6 @@ const EXAMPLES: &str = "\
 Examples:
   dlfs import pictures train.dlfs --catalog dlfs:///srv/catalog/pictures
   dlfs catalog add dlfs:///srv/catalog/pictures nvme-tcp://HOST/NQN --alias stable
-  dlfs read dlfs:///srv/catalog/pictures@stable --batch 64
+  dlfs read dlfs:///srv/catalog/pictures@stable --batch-size 64
   dlfs catalog tag dlfs:///srv/catalog/pictures@7 stable --from 6
   dlfs catalog ls /srv/catalog";

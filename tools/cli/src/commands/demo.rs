@@ -27,7 +27,7 @@ use crate::demo_data::DemoData;
 use crate::demo_source::Source;
 use crate::epochs::{End, read_batches};
 use crate::exit::{Failure, Outcome, about_file};
-use crate::order_args::OrderArgs;
+use crate::order_args::unweighted;
 use crate::out::Out;
 use crate::progress::Meter;
 use crate::run_stats::{Percentiles, RunReport, RunStats};
@@ -51,10 +51,10 @@ pub(crate) struct DemoArgs {
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
     #[command(flatten)]
-    order: OrderArgs,
+    order: dlfs::options::Order,
     /// Samples per batch
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
-    batch: u32,
+    batch_size: u32,
     /// Print the results as one line of JSON
     #[arg(long)]
     json: bool,
@@ -121,7 +121,7 @@ impl Demo<'_> {
         let source = self.load_source(&folder, &image)?;
         let epochs = self.read(&image, &source)?;
         self.show.verdict(epochs.len(), &image)?;
-        self.show.figures(&epochs, self.args.batch)?;
+        self.show.figures(&epochs, self.args.batch_size)?;
         self.show.comparing()?;
         let compared = self.compare(&path, &image, &source)?;
         self.show.compared(&compared)?;
@@ -266,8 +266,8 @@ impl Demo<'_> {
     }
 
     fn loader_options(&self, epochs: u64) -> Result<LoaderOptions, Failure> {
-        let order = self.args.order.spec(1)?;
-        Ok(LoaderOptions::new(order, self.args.batch as usize, epochs))
+        let order = unweighted(&self.args.order, 1)?;
+        Ok(LoaderOptions::new(order, self.args.batch_size as usize, epochs))
     }
 
     fn go_on(&self) -> Result<(), Failure> {
@@ -438,5 +438,5 @@ const WHAT_NEXT: &str = "
   dlfs demo ~/pictures                  the same with files of yours
   dlfs import ~/pictures train.dlfs     make an image to keep
   dlfs serve train.dlfs                 prints its address, for dlfs and Linux
-  dlfs read ADDRESS --batch 256 --epochs 2 --order global
+  dlfs read ADDRESS --batch-size 256 --epochs 2 --order global
   dlfs help                             everything else";

@@ -13,6 +13,7 @@ use dlfs::Error;
 use dlfs::address::Address;
 use dlfs::cache::Cache;
 use dlfs::dataset::{Dataset, Files, OrderFile};
+use dlfs::options::Tiers;
 use dlfs_mount::{Mounted, Options, mount};
 
 use crate::args::ConnectionArgs;
@@ -22,7 +23,7 @@ use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
 use crate::size::parse_size;
-use crate::tier_args::TierArgs;
+use crate::tier_args::tiers;
 
 /// Show an image as a folder, read-only
 ///
@@ -57,7 +58,7 @@ pub(crate) struct MountArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     passthrough: Option<u64>,
     #[command(flatten)]
-    tiers: TierArgs,
+    tiers: Tiers,
     #[command(flatten)]
     metrics: MetricsArgs,
     #[command(flatten)]
@@ -74,7 +75,7 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         rustix::process::setsid().map_err(|errno| Error::from(std::io::Error::from(errno)))?;
     }
     let _metrics = args.metrics.serve()?;
-    let tiers = args.tiers.options()?;
+    let tiers = tiers(&args.tiers, None)?;
     let grace = if tiers.tiers.is_empty() { GRACE } else { GRACE_FOR_TIERS };
     let image = args.image.open_with_tiers(&args.connection, tiers)?;
     let dataset = Dataset::from_image(image, Default::default());

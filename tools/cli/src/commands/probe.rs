@@ -15,7 +15,7 @@ use crate::tier_args::free_memory_bytes;
 
 /// Measure tiers and an image for a few seconds, and write the results as TOML
 ///
-/// `dlfs read --tiers FILE` reads this file; you may edit it.
+/// `dlfs read --tiers-file FILE` reads this file; you may edit it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ProbeArgs {
@@ -67,4 +67,4 @@ pub(crate) fn run(args: ProbeArgs) -> Result<Outcome, Failure> {
 const EXAMPLES: &str = "\
 Examples:
   dlfs probe --tier ram:4G --tier file:/fast/cache:20G train.dlfs -o tiers.toml
-  dlfs read train.dlfs --tiers tiers.toml --policy clairvoyant";
+  dlfs read train.dlfs --tiers-file tiers.toml --policy clairvoyant";

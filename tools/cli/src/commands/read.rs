@@ -5,40 +5,38 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::json;
 
 use dlfs::Error;
-use dlfs::cache::{Cache, CacheStats, TierOptions};
+use dlfs::cache::{Cache, CacheStats};
 use dlfs::dataset::{Dataset, Image, Mixture, Share, load_state, save_state};
 use dlfs::directory::Directory;
-use dlfs::order::{State, Tail};
-use dlfs::peers::{Launched, Peers};
-use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
+use dlfs::options::{Load, Order, Peers, Read, Store, Tiers, Tokens};
+use dlfs::order::State;
+use dlfs::peers::Launched;
+use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::report::Stalls;
 use dlfs::units::{Epoch, Generation};
 
 use crate::args::ConnectionArgs;
-use crate::budget_args::BudgetArgs;
 use crate::epochs::{End, check_complete, check_some, read_batches, samples_within};
-use crate::exit::{Failure, Outcome, about_file, complain};
-use crate::help::loading;
+use crate::exit::{Failure, Outcome, about_file, complain, usage};
 use crate::metrics_args::MetricsArgs;
 use crate::mix_args::{MixArgs, Source, Sources, share};
 use crate::open::{ImageArgs, engines};
-use crate::order_args::{OrderArgs, ShardArg};
+use crate::order_args::{check_shard, unweighted};
 use crate::out::{Out, joined, known};
-use crate::peer_args::{Joined, PeerArgs, peer_lines};
+use crate::peer_args::{Joined, meeting, peer_lines};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::report_args::ReportArgs;
 use crate::run_stats::{RunReport, RunStats};
 use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
-use crate::size::parse_size;
-use crate::store_args::{StoreArgs, store_line};
+use crate::store_args::{restart, staging, store_line};
 use crate::text;
-use crate::tier_args::TierArgs;
+use crate::tier_args::tiers;
 use crate::weight_args::WeightArgs;
 
 /// Read epochs as a training job would, and report
@@ -46,33 +44,37 @@ use crate::weight_args::WeightArgs;
 /// Samples are shuffled, batched, read ahead and verified.
 ///
 /// With --state FILE the run resumes from FILE, and stores its state there at the end. Every sample
-/// of an epoch is delivered once, also with another --batch or --world-size.
+/// of an epoch is delivered once, also with another --batch-size or --world-size.
 ///
 /// With --mix the run reads several images as one sequence, in given proportions: a mixture. Options
 /// that say something of one image do not go with it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
+#[command(mut_arg("epochs", |arg| arg.default_value("1")))]
+#[command(mut_arg("restart_shares", |arg| arg.requires("state")))]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
     image: ImageArgs,
     #[command(flatten)]
-    order: OrderArgs,
+    order: Order,
     #[command(flatten)]
-    share: ShareArgs,
+    load: Load,
+    #[command(flatten)]
+    read: Read,
     #[command(flatten)]
     weights: WeightArgs,
     #[command(flatten)]
-    budget: BudgetArgs,
+    tokens: Tokens,
     #[command(flatten)]
     mix: MixArgs,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
-    tiers: TierArgs,
+    tiers: Tiers,
     #[command(flatten)]
-    peers: PeerArgs,
+    peers: Peers,
     #[command(flatten)]
-    store: StoreArgs,
+    store: Store,
     #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
@@ -84,50 +86,8 @@ pub(crate) struct ReadArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Share")]
-struct ShareArgs {
-    #[arg(long, value_name = "R")]
-    #[arg(help = loading("rank", "; the launcher's (torchrun, Open MPI, PMI, Slurm) if it has set one [default: 0]"))]
-    rank: Option<u32>,
-    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
-    #[arg(help = loading("world_size", "; the launcher's if it has set one [default: 1]"))]
-    world_size: Option<u32>,
-    #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
-    #[arg(help = loading("shard", "; its samples and how many each rank gets are the same"))]
-    shard: ShardArg,
-    /// Drop the end of an epoch that does not give each rank the same number of samples
-    #[arg(long)]
-    drop_last: bool,
-    /// Repeat the first samples of an epoch so that each rank has the same number
-    #[arg(long, conflicts_with = "drop_last")]
-    pad: bool,
-}
-
-#[derive(Debug, Args)]
 #[command(next_help_heading = "Run")]
 struct RunArgs {
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    #[arg(help = loading("batch_size", " [default: 256, or fewer that have 256 MiB]"))]
-    batch: Option<u32>,
-    #[arg(long, value_name = "E", default_value_t = 1)]
-    #[arg(help = loading("epochs", " to read"))]
-    epochs: u64,
-    #[arg(long, value_enum)]
-    #[arg(help = loading(
-        "batching",
-        " [default: chunk for grouped and --by slot, else sample; sample for grouped, too, where \
-         samples are large and the page cache holds their chunks]"
-    ))]
-    batching: Option<BatchingArg>,
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    #[arg(help = loading(
-        "window",
-        " [default: 256M, and up to 1G where a grouped order of large chunks has more open at a time]"
-    ))]
-    window: Option<u64>,
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=256))]
-    #[arg(help = loading("one_piece", ", copied by N threads (0: by the one that polls)"))]
-    copy_threads: Option<u16>,
     /// Resume from the state in FILE if it exists, and store the state there at the end
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
@@ -147,16 +107,6 @@ struct RunArgs {
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum BatchingArg {
-    /// One sample at a time, as a plain reader does
-    None,
-    /// The samples of many batches at once, neighbours merged
-    Sample,
-    /// Whole chunks, with samples handed out of them
-    Chunk,
-}
-
 /// The batch size if none is given.
 fn default_batch(directory: &Directory) -> usize {
     let step = directory.num_samples() as usize / LENGTHS_LOOKED_AT;
@@ -164,15 +114,16 @@ fn default_batch(directory: &Directory) -> usize {
 }
 
 pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let place = args.share.place()?;
-    let meeting = args.peers.meeting(place)?;
+    let place = args.place()?;
+    let meeting = meeting(&args.peers, place)?;
     let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size)).or(place);
-    let mut options = args.loader_options(place.unwrap_or((0, 1)))?;
+    let mut options = args.loader_options(place)?;
     let keeper = Keeper::of(&args.run);
     let files = args.report.files()?;
     options.trace = files.trace();
     let last_resort = (keeper.clone(), files.clone());
-    let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
+    let tiers = tiers(&args.tiers, args.peers.node.clone())?;
+    let stored = args.store.options().map_err(usage)?;
     let grace = if tiers.tiers.is_empty() { GRACE } else { GRACE_FOR_TIERS };
     let stop = Stop::on_signals(grace, move || {
         let (keeper, files) = last_resort;
@@ -181,15 +132,14 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     })?;
     let _metrics = args.metrics.serve()?;
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
-    if args.run.batch.is_none() {
+    if args.load.batch_size.is_none() {
         options.batch_size = default_batch(image.directory());
     }
-    options = args.weights.weigh(options, image.directory())?;
-    options = args.budget.apply(options);
+    options = args.weights.weigh(options, args.mix.epoch_size, image.directory())?;
     options.resume = args.run.resume_state()?;
-    args.store.restart(&image, &mut options)?;
+    restart(&args.store, &image, &mut options)?;
     let mut joined = None;
-    match (meeting, args.store.options()) {
+    match (meeting, stored) {
         (None, None) => {}
         (None, Some(store)) => image = image.with_store(store, &options, None)?,
         (Some(meeting), store) => {
@@ -225,7 +175,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     };
     keeper.keep(loader.state());
     keeper.save()?; // an unwritable file is reported before the work starts
-    loader.stage(&mut (), crate::store_args::meter(quiet))?;
+    loader.stage(&mut (), staging(quiet))?;
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
     let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
         if let Some(ids) = &mut ids {
@@ -299,53 +249,32 @@ impl Keeper {
 }
 
 impl ReadArgs {
-    fn loader_options(&self, (rank, world_size): (u32, u32)) -> Result<LoaderOptions, Failure> {
-        let ShareArgs { shard, drop_last, pad, .. } = self.share;
-        if rank >= world_size {
-            return Err(Failure::Usage(format!(
-                "--rank {rank} of --world-size {world_size}: ranks count from 0"
-            )));
+    fn loader_options(&self, place: Option<(u32, u32)>) -> Result<LoaderOptions, Failure> {
+        check_shard(&self.order, self.load.shard, self.peers.peers.is_some())?;
+        let has_epoch = self.mix.is_given() || self.weights.are_given();
+        if self.mix.epoch_size.is_some() && !has_epoch {
+            let text = "--epoch-size goes with --mix or --weights only".to_owned();
+            return Err(Failure::Usage(text));
         }
-        let fits = |window| usize::try_from(window).ok().filter(|&window| window > 0);
-        let wrong = || Failure::Usage("--window is not a size of memory".to_owned());
-        let window_bytes =
-            self.run.window.map(|window| fits(window).ok_or_else(wrong)).transpose()?;
-        let order = self.order.spec(world_size)?;
-        self.order.check_shard(shard, self.peers.is_given())?;
-        let batch_size = self.run.batch.map_or(MOST_SAMPLES, |batch| batch as usize);
-        Ok(LoaderOptions {
-            rank,
-            world_size,
-            sharding: shard.into(),
-            tail: match (drop_last, pad) {
-                (true, _) => Tail::DropLast,
-                (_, true) => Tail::Pad,
-                _ => Tail::Keep,
-            },
-            batching: self.run.batching.map(|batching| match batching {
-                BatchingArg::None => Batching::None,
-                BatchingArg::Sample => Batching::Sample,
-                BatchingArg::Chunk => Batching::Chunk,
-            }),
-            window_bytes: window_bytes.unwrap_or(0),
-            copy_threads: self.run.copy_threads.map(usize::from),
-            busy_poll: self.placement.busy_poll(),
-            cpus: self.placement.cpus()?,
-            ..LoaderOptions::new(order, batch_size, self.run.epochs)
-        })
+        if !self.weights.are_given() {
+            unweighted(&self.order, 1)?;
+        }
+        let by_samples = self.load.batch_size.or(Some(MOST_SAMPLES as u32));
+        let batch_size = by_samples.filter(|_| self.tokens.batch_tokens.is_none());
+        let (rank, world_size) =
+            place.map_or((None, None), |(rank, size)| (Some(rank), Some(size)));
+        let load = Load { batch_size, rank, world_size, ..self.load.clone() };
+        let read = Read { busy_poll: self.placement.busy_poll(), ..self.read.clone() };
+        let options = load.options(&self.order, &self.tokens, &read, None).map_err(usage)?;
+        Ok(LoaderOptions { cpus: self.placement.cpus()?, ..options })
     }
-}
 
-impl ShareArgs {
     /// Rank and world size as the command line says, else as the launcher does.
     fn place(&self) -> Result<Option<(u32, u32)>, Error> {
-        match (self.rank, self.world_size) {
-            (None, None) => {
-                let launched = Launched::from_env()?;
-                Ok(launched.map(|launched| (launched.rank, launched.world_size)))
-            }
-            (rank, world_size) => Ok(Some((rank.unwrap_or(0), world_size.unwrap_or(1)))),
+        if let Some(place) = self.load.place() {
+            return Ok(Some(place));
         }
+        Ok(Launched::from_env()?.map(|launched| (launched.rank, launched.world_size)))
     }
 }
 
@@ -425,7 +354,7 @@ fn print_report(
     let tiers = image.tiers().map(Cache::stats);
     let store = image.store().map(|store| store.stats());
     // A store's exchange is no reading through peers.
-    let peers = image.peers().filter(|_| store.is_none()).map(Peers::stats);
+    let peers = image.peers().filter(|_| store.is_none()).map(dlfs::peers::Peers::stats);
     let mut out = Out::new();
     if args.run.json {
         let facts = json!({
@@ -564,19 +493,19 @@ const LENGTHS_LOOKED_AT: usize = 4096;
 const OF_ONE_IMAGE: [&str; 11] = [
     "snapshot",
     "view",
-    "tier",
     "tiers",
+    "tiers_file",
     "policy",
     "copy_bandwidth",
     "stop_at_first_failure",
     "peers",
     "store",
     "restart_shares",
-    "path",
+    "paths",
 ];
 const EXAMPLES: &str = "\
 Examples:
-  dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
+  dlfs read train.dlfs --batch-size 256 --epochs 2 --seed 7 --order global
   dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
   dlfs read train.dlfs --tier ram:4G --tier file:/fast/cache:20G --policy clairvoyant --epochs 5
   dlfs read web.dlfs --part 0.7 --mix code.dlfs=0.2 --mix books.dlfs=0.1 --epoch-size 1000000

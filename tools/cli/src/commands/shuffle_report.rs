@@ -6,23 +6,23 @@ use serde_json::{Value, json};
 
 use dlfs::dataset::{Dataset, Mixture, MixtureSampler, Sampler};
 use dlfs::directory::Directory;
+use dlfs::options::{Choice, Order, Tokens};
 use dlfs::order::budget::Cost;
 use dlfs::order::mixture;
 use dlfs::order::report::{
     BudgetObserver, BudgetReport, MixtureObserver, Observed, Observer, RankObserver, RankReport,
     padded_of,
 };
-use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Tail};
+use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Sharding, Tail};
 use dlfs::prefetch::{LoaderOptions, TokenLengths};
 use dlfs::reader::ReaderOptions;
 use dlfs::units::{Epoch, SampleId};
 
 use crate::args::ConnectionArgs;
-use crate::budget_args::BudgetArgs;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, Outcome, usage};
 use crate::mix_args::MixArgs;
 use crate::open::ImageArgs;
-use crate::order_args::{OrderArgs, ShardArg};
+use crate::order_args::{check_shard, unweighted};
 use crate::out::{Out, joined};
 use crate::text;
 
@@ -43,18 +43,20 @@ use crate::text;
 /// padding, beside that of batches of as many samples without length buckets.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
+#[command(mut_arg("epoch_size", |arg| arg.requires("mix")))]
 pub(crate) struct ShuffleReportArgs {
     #[command(flatten)]
     image: ImageArgs,
     #[command(flatten)]
     mix: MixArgs,
     #[command(flatten)]
-    order: OrderArgs,
+    order: Order,
     #[command(flatten)]
-    budget: BudgetArgs,
+    tokens: Tokens,
     /// Samples per global batch
+    #[arg(conflicts_with = "batch_tokens")]
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..))]
-    batch: u64,
+    batch_size: u64,
     /// The epoch, from 0
     #[arg(long, value_name = "E", default_value_t = 0)]
     epoch: u64,
@@ -62,8 +64,8 @@ pub(crate) struct ShuffleReportArgs {
     #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     world_size: u32,
     /// How the ranks share each global batch
-    #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
-    shard: ShardArg,
+    #[arg(long, default_value_t)]
+    shard: Choice<Sharding>,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -77,26 +79,27 @@ fn as_json(args: &ShuffleReportArgs, order: &OrderSpec, report: &impl Serialize)
 }
 
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
-    let spec = args.order.spec(args.world_size)?.started(args.world_size);
-    if args.shard == ShardArg::Local {
+    let spec = unweighted(&args.order, args.world_size)?.started(args.world_size);
+    if args.shard.0 == Sharding::Local {
         let text =
             "--shard local follows the holders of a running job, which a report does not have";
         return Err(Failure::Usage(text.to_owned()));
     }
-    args.order.check_shard(args.shard, false)?;
+    check_shard(&args.order, args.shard, false)?;
+    let budget = args.tokens.budget().map_err(usage)?;
     let image = args.image.open(&args.connection)?;
     if args.mix.is_given() {
         let first = Dataset::from_image(image, ReaderOptions::default());
         let mixture = args.mix.mixture(&first, &args.connection)?;
         let mixture = mixture.expect("there is something to mix");
-        if args.budget.budget().is_none() {
+        if budget.is_none() {
             return report_mixture(&args, &spec, &mixture);
         }
         return report_budget(&args, &spec, mixture.datasets(), &|options| {
             MixtureSampler::new(&mixture, options).map(Box::new).map(Batches::Mixed)
         });
     }
-    if args.budget.budget().is_some() {
+    if budget.is_some() {
         let dataset = Dataset::from_image(image, ReaderOptions::default());
         return report_budget(&args, &spec, std::slice::from_ref(&dataset), &|options| {
             let sampler = Sampler::new(&dataset, options)?;
@@ -105,7 +108,7 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     }
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
-    let mut observer = Observer::new(args.batch);
+    let mut observer = Observer::new(args.batch_size);
     let mut positions = Positions::new(0, 1, order.len());
     let mut ids = Vec::new();
     while positions.remaining() > 0 {
@@ -119,9 +122,9 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         }
     }
     let mut report = observer.finish();
-    let a_rank = (args.batch / u64::from(args.world_size)).max(1);
+    let a_rank = (args.batch_size / u64::from(args.world_size)).max(1);
     report.ranks = ranks(&args, a_rank, &mut order, directory)?;
-    let reads = order.reads(args.shard.into(), args.world_size, a_rank);
+    let reads = order.reads(args.shard.0, args.world_size, a_rank);
     let chunk_reads = reads.filter(|_| args.world_size > 1).map(|reads| reads.by_chunk(1.0));
     let mut out = Out::new();
     if args.json {
@@ -149,7 +152,7 @@ fn report_mixture(
     spec: &OrderSpec,
     mixture: &Mixture,
 ) -> Result<Outcome, Failure> {
-    let batch = usize::try_from(args.batch).unwrap_or(usize::MAX);
+    let batch = usize::try_from(args.batch_size).unwrap_or(usize::MAX);
     let mut options = LoaderOptions::new(*spec, batch, 1);
     options.epochs = args.epoch..args.epoch.saturating_add(1);
     let sequence = mixture::Mixture::new(&mixture.spec(&options)).map_err(dlfs::Error::from)?;
@@ -160,14 +163,14 @@ fn report_mixture(
     let samples = mixture.datasets().iter().map(Dataset::len);
     let sources = names.zip(samples).zip(counts);
     let sources = sources.map(|((name, samples), count)| (name, samples, count));
-    let mut observer = MixtureObserver::new(args.batch, sources);
+    let mut observer = MixtureObserver::new(args.batch_size, sources);
     let first = args.epoch.saturating_mul(sequence.epoch_size());
     let mut sampler = MixtureSampler::new(mixture, options)?;
     let mut ids = Vec::new();
     while sampler.next(&mut ids)?.is_some() {
         for &(source, id) in &ids {
             observer.see(source, id.0, |before| {
-                sequence.shares(first.saturating_add(before), args.batch)
+                sequence.shares(first.saturating_add(before), args.batch_size)
             });
         }
     }
@@ -192,9 +195,10 @@ fn report_budget(
 ) -> Result<Outcome, Failure> {
     let mut plain = LoaderOptions::new(*spec, 1, 1);
     plain.epochs = args.epoch..args.epoch.saturating_add(1);
-    let options = args.budget.apply(plain.clone());
-    let budget = options.budget.clone().expect("the caller saw one");
-    let too_long = options.too_long;
+    let too_long = args.tokens.too_long.0;
+    let wanted = args.tokens.budget()?.expect("the caller saw one");
+    let options = LoaderOptions { too_long, ..plain.clone().by_budget(wanted) };
+    let budget = options.budget.clone().expect("it was set");
     let batches = start(options)?; // it names the source of an error
     let lengths = datasets.iter().map(|dataset| {
         TokenLengths::new(dataset.directory(), &budget, too_long).map_err(dlfs::Error::from)
@@ -288,12 +292,12 @@ fn ranks(
     if args.world_size < 2 {
         return Ok(None);
     }
-    let mut observer = RankObserver::new(args.world_size, args.batch);
+    let mut observer = RankObserver::new(args.world_size, args.batch_size);
     let mut ids = Vec::new();
     let mut picks = Vec::new();
     let mut aligner = Aligner::default();
     // A rank's share of a global batch.
-    let is_aligned = args.shard == ShardArg::Aligned;
+    let is_aligned = args.shard.0 == Sharding::Aligned;
     let step = if is_aligned { a_rank } else { STEP };
     for rank in 0..args.world_size {
         let shard = Shard::new(rank, args.world_size, Tail::Keep)?;
@@ -327,4 +331,4 @@ Examples:
   dlfs shuffle-report train.dlfs --order grouped --lanes 8 --group 4
   dlfs shuffle-report train.dlfs --order global --json
   dlfs shuffle-report text.dlfs --batch-tokens 16384 --token-bytes 2
-  dlfs shuffle-report web.dlfs --part 0.7 --mix code.dlfs=0.3 --batch 1024";
+  dlfs shuffle-report web.dlfs --part 0.7 --mix code.dlfs=0.3 --batch-size 1024";

@@ -108,10 +108,11 @@ fn a_run_that_resumes_by_name_refuses_another_generation() {
     dlfs(&["catalog", "add", &train, &image, "--alias", "stable"]).code(0);
     let stable = format!("{train}@stable");
     let state = dir.arg("state.json");
-    dlfs(&["read", &stable, "--state", &state, "--stop-after", "100", "--batch", "10"]).code(4);
+    dlfs(&["read", &stable, "--state", &state, "--stop-after", "100", "--batch-size", "10"])
+        .code(4);
     dlfs(&["delete", &train, "cat/010.bin"]).code(0);
     dlfs(&["catalog", "tag", &train, "stable"]).code(0);
-    dlfs(&["read", &stable, "--state", &state, "--batch", "10"])
+    dlfs(&["read", &stable, "--state", &state, "--batch-size", "10"])
         .code(1)
         .complains_of(&["generation"]);
 }

@@ -39,7 +39,7 @@ fn the_demo_takes_a_folder_of_the_user_s_and_prints_json() {
     let before = dir.files("source");
     let mut command = dlfs();
     command
-        .args(["demo", &dir.arg("source"), "--json", "--batch", "64"])
+        .args(["demo", &dir.arg("source"), "--json", "--batch-size", "64"])
         .env("TMPDIR", dir.path("tmp"));
     let json = finish(command).code(0).json();
     assert_eq!(json["verified"], true);

@@ -47,7 +47,7 @@ fn a_tier_takes_over_no_image_and_no_file_of_another_kind() {
     // `auto` measures the tier first, which must not write to it either.
     let before = fs::read(&other).unwrap();
     let tier = format!("file:{}:64M", dir.arg("other.dlfs"));
-    run(&["read", &image, "--tiers", "auto", "--tier", &tier])
+    run(&["read", &image, "--tiers-file", "auto", "--tier", &tier])
         .code(1)
         .complains_of(&["a dlfs image"]);
     assert!(fs::read(&other).unwrap() == before);

@@ -30,7 +30,17 @@ fn reading_and_exporting_end_with_the_error_and_never_say_verified() {
     let archive = dir.arg("out.tar");
     let ways: [&[&str]; 5] = [
         &["read", &image, "--epochs", "2", "--order", "grouped"],
-        &["read", &image, "--epochs", "2", "--order", "grouped", "--copy-threads", "2"],
+        &[
+            "read",
+            &image,
+            "--epochs",
+            "2",
+            "--order",
+            "grouped",
+            "--contiguous",
+            "--copy-threads",
+            "2",
+        ],
         &["read", &image, "--epochs", "2", "--order", "global", "--json"],
         &["export", &image, &folder],
         &["export", &image, &archive, "--json"],

@@ -109,7 +109,7 @@ fn a_job_can_be_watched_while_it_reads() {
         &dir.arg("train.dlfs"),
         "--epochs",
         "1000",
-        "--batch",
+        "--batch-size",
         "10",
         "--ids",
         &ids,

@@ -59,7 +59,7 @@ fn a_mixture_has_exact_counts_and_the_bytes_of_each_image() {
             "400",
             "--epochs",
             "2",
-            "--batch",
+            "--batch-size",
             "40",
             "--seed",
             "7",
@@ -131,12 +131,13 @@ fn repeat_choose_ways_to_batch_and_phases_say_what_an_epoch_has() {
         [300, 50],
         "an epoch of weights has as many samples as all images"
     );
-    let options = ["--mix-batching", "per-source", "--batch", "32", "--epoch-size", "320"];
+    let options = ["--mix-batching", "per-source", "--batch-size", "32", "--epoch-size", "320"];
     assert_eq!(read(["1", "1"], &options), [160, 160]);
     for batch in drawn(&dir, "ids").chunks(32) {
         assert!(batch.iter().all(|sample| sample.0 == batch[0].0), "{batch:?}");
     }
-    let options = ["--epoch-size", "100", "--epochs", "2", "--phase", "100:0,1", "--batch", "10"];
+    let options =
+        ["--epoch-size", "100", "--epochs", "2", "--phase", "100:0,1", "--batch-size", "10"];
     assert_eq!(read(["1", "0"], &options), [100, 100]);
     assert!(drawn(&dir, "ids")[..100].iter().all(|sample| sample.0 == 0));
     // A plain folder is mixed as any image is; what was verified is told of all.
@@ -169,7 +170,7 @@ fn a_mixture_goes_on_with_other_ranks_and_batches_and_refuses_another_s_state() 
     };
     read(["2", "1"], &[]).code(0);
     let mut whole = drawn(&dir, "ids");
-    read(["2", "1"], &["--state", &state, "--stop-after", "96", "--batch", "24"]).code(4);
+    read(["2", "1"], &["--state", &state, "--stop-after", "96", "--batch-size", "24"]).code(4);
     let mut parts = drawn(&dir, "ids");
     assert_eq!(parts, whole[..96]);
     let stopped = fs::read(&state).unwrap();
@@ -177,7 +178,7 @@ fn a_mixture_goes_on_with_other_ranks_and_batches_and_refuses_another_s_state() 
         fs::write(&state, &stopped).unwrap();
         read(
             ["2", "1"],
-            &["--state", &state, "--batch", "10", "--rank", rank, "--world-size", "3"],
+            &["--state", &state, "--batch-size", "10", "--rank", rank, "--world-size", "3"],
         )
         .code(0);
         parts.extend(drawn(&dir, "ids"));
@@ -254,7 +255,8 @@ fn ranks_of_a_mixture_are_made_equal_by_drop_last_or_pad() {
         let shares = |tail: &[&str]| -> Vec<Vec<(u64, u64)>> {
             let share = |rank: u32| {
                 let rank = rank.to_string();
-                let fixed = ["--rank", &rank, "--world-size", "7", "--ids", &list, "--batch", "8"];
+                let fixed =
+                    ["--rank", &rank, "--world-size", "7", "--ids", &list, "--batch-size", "7"];
                 let fixed = [&fixed[..], &["--order", order, "--epoch-size", "251"], tail].concat();
                 read_mixed(&dir, ["0.7", "0.3"], &fixed).code(0);
                 drawn(&dir, "ids")
@@ -304,7 +306,7 @@ fn a_mixture_over_the_network_is_the_same_and_goes_on_elsewhere_when_its_target_
     let mut served = Served::start(&dir.arg("more.dlfs"), &[]);
     let far = more(&served.address);
     let run_of = |second: &str, order: &str| -> Vec<String> {
-        let fixed = ["--batch", "16", "--seed", "3", "--part", "2", "--order", order];
+        let fixed = ["--batch-size", "16", "--seed", "3", "--part", "2", "--order", order];
         let begin = ["read", &image, "--mix", second];
         [&begin[..], &fixed].concat().iter().map(|word| word.to_string()).collect()
     };
@@ -362,7 +364,8 @@ fn shuffle_report_knows_mixtures() {
     let image = dir.arg("train.dlfs");
     let more = format!("{}=0.3", dir.arg("more.dlfs"));
     let report = |options: &[&str]| {
-        let fixed = ["shuffle-report", &image, "--part", "0.7", "--mix", &more, "--batch", "40"];
+        let fixed =
+            ["shuffle-report", &image, "--part", "0.7", "--mix", &more, "--batch-size", "40"];
         run(&[&fixed[..], &["--epoch-size", "410", "--seed", "7"], options].concat()).code(0)
     };
     let number = |source: &Value, key: &str| source[key].as_f64().unwrap();

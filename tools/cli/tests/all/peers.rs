@@ -26,7 +26,7 @@ fn rank(dir: &TestDir, image: &str, rank: usize, round: &str) -> Command {
 fn rank_with(image: &str, rank: usize, round: &str, tier: &str, peers: &str) -> Command {
     let mut command = dlfs();
     command
-        .args(["read", image, "--tier", tier, "--batch", "16"])
+        .args(["read", image, "--tier", tier, "--batch-size", "16"])
         .args(["--peers", peers, "--node", &format!("node{rank}-{round}"), "--json"])
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", RANKS.to_string())

@@ -23,8 +23,21 @@ fn read_with_report(dir: &TestDir) -> (PathBuf, PathBuf) {
     let html = dir.arg("page.html");
     let json = dir.arg("events.json");
     let ran = run(&[
-        "read", image, "--batch", "10", "--epochs", "3", "--seed", "7", "--tier", "ram:64M",
-        "--report", &html, "--trace", &json, "--json",
+        "read",
+        image,
+        "--batch-size",
+        "10",
+        "--epochs",
+        "3",
+        "--seed",
+        "7",
+        "--tier",
+        "ram:64M",
+        "--report",
+        &html,
+        "--trace",
+        &json,
+        "--json",
     ])
     .code(0);
     let told = ran.json();
@@ -166,7 +179,7 @@ fn both_files_are_complete_after_an_interruption() {
     let json = dir.arg("events.json");
     let ids = dir.arg("ids");
     let child = dlfs()
-        .args(["read", &dir.arg("train.dlfs"), "--epochs", "10000000", "--batch", "8"])
+        .args(["read", &dir.arg("train.dlfs"), "--epochs", "10000000", "--batch-size", "8"])
         .args(["--report", &html, "--trace", &json, "--ids", &ids])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

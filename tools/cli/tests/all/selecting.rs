@@ -96,7 +96,7 @@ fn a_run_over_a_view_resumes_from_its_state_and_not_over_another_view() {
     let state = dir.arg("state");
     run(&["select", &image, "label in (0, 2)", "--out", &view]).code(0);
     let read = |more: &[&str]| {
-        let common = ["read", &image, "--state", &state, "--batch", "10", "--order", "global"];
+        let common = ["read", &image, "--state", &state, "--batch-size", "10", "--order", "global"];
         run(&[&common, more].concat())
     };
     let front = dir.arg("front");

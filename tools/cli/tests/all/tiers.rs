@@ -178,16 +178,19 @@ fn a_probe_file_is_read_unchanged_and_edited() {
     {
         assert!(text.contains(key), "{key} in:\n{text}");
     }
-    assert_eq!(read(&image, &["--tiers", &toml])["tiers"]["tiers"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        read(&image, &["--tiers-file", &toml])["tiers"]["tiers"].as_array().unwrap().len(),
+        2
+    );
     let edited = format!("policy = \"clairvoyant\"\ncopy_bandwidth = \"50M\"\n{text}");
     fs::write(&toml, edited.replacen("\n[[", "\nstop_at_first_failure = true\n\n[[", 1)).unwrap();
-    let with = read(&image, &["--tiers", &toml]);
+    let with = read(&image, &["--tiers-file", &toml]);
     let without = read(&image, &[]);
     assert_eq!(with["order_crc32c"], without["order_crc32c"]);
-    let both = ["read", &image, "--tiers", &toml, "--tier", "ram:1M"];
-    run(&both).code(1).complains_of(&["--tiers FILE", "--tier"]);
+    let both = ["read", &image, "--tiers-file", &toml, "--tier", "ram:1M"];
+    run(&both).code(1).complains_of(&["tiers_file", "tiers"]);
     fs::write(&toml, text.replacen("mb_per_s = ", "mb_per_s = -", 1)).unwrap();
-    run(&["read", &image, "--tiers", &toml]).code(1).complains_of(&["t.toml", "MB/s"]);
+    run(&["read", &image, "--tiers-file", &toml]).code(1).complains_of(&["t.toml", "MB/s"]);
 }
 
 #[test]

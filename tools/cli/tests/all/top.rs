@@ -54,7 +54,7 @@ impl Serving {
     /// A job that reads from the target until it is dropped.
     fn job(target: &Serving) -> Serving {
         let address = target.said["address"].as_str().unwrap();
-        let arguments = ["read", address, "--batch", "16", "--epochs", "1000000", "--quiet"];
+        let arguments = ["read", address, "--batch-size", "16", "--epochs", "1000000", "--quiet"];
         let job = Serving::start("127.0.0.1:0", &arguments, false);
         job.wait_until_it_reads();
         job
@@ -67,7 +67,7 @@ impl Serving {
         let mut command = dlfs();
         command
             .args(["read", &dir.arg("train.dlfs"), "--tier", &format!("file:{tier}:64M")])
-            .args(["--batch", "16", "--epochs", "1000000", "--quiet"])
+            .args(["--batch-size", "16", "--epochs", "1000000", "--quiet"])
             .args(["--peers", &dir.arg("rendezvous"), "--node", &format!("node{number}")])
             .args(["--metrics", "127.0.0.1:0"])
             .env("RANK", number.to_string())
@@ -84,7 +84,7 @@ impl Serving {
         let mut command = dlfs();
         command
             .args(["read", &dir.arg("train.dlfs"), "--order", "partial", "--store", "ram:64M"])
-            .args(["--batch", "16", "--epochs", "1000000", "--quiet"])
+            .args(["--batch-size", "16", "--epochs", "1000000", "--quiet"])
             .args(["--peers", &dir.arg("exchange"), "--node", &format!("store{number}")])
             .args(["--metrics", "127.0.0.1:0"])
             .env("RANK", number.to_string())

@@ -23,10 +23,10 @@ fn samples_are_drawn_by_label_class_and_file_and_runs_go_on() {
     let dir = TestDir::with_image();
     let classes =
         |ids: &[usize]| [0, 1, 2].map(|class| ids.iter().filter(|id| *id / 100 == class).count());
-    let ids = drawn(&dir, "balanced", &["--draws", "3000", "--seed", "3"]);
+    let ids = drawn(&dir, "balanced", &["--epoch-size", "3000", "--seed", "3"]);
     // The standard deviation of each is 26.
     assert!(classes(&ids).iter().all(|count| (870..1130).contains(count)), "{:?}", classes(&ids));
-    let ids = drawn(&dir, "cat=3,1=1,newt=0", &["--draws", "2000"]);
+    let ids = drawn(&dir, "cat=3,1=1,newt=0", &["--epoch-size", "2000"]);
     let [cats, dogs, newts] = classes(&ids);
     assert!((1400..1600).contains(&cats) && cats + dogs == 2000 && newts == 0, "{cats}, {dogs}");
 
@@ -40,9 +40,11 @@ fn samples_are_drawn_by_label_class_and_file_and_runs_go_on() {
     assert_eq!(once, (0..150).map(|half| 2 * half + 1).collect::<Vec<usize>>());
     // The same sequence, stopped and resumed with another batch.
     let state = dir.arg("state");
-    let more = ["--without-replacement", "--state", &state, "--batch", "32", "--stop-after", "64"];
+    let more =
+        ["--without-replacement", "--state", &state, "--batch-size", "32", "--stop-after", "64"];
     let first = drawn(&dir, &file, &more);
-    let rest = drawn(&dir, &file, &["--without-replacement", "--state", &state, "--batch", "7"]);
+    let rest =
+        drawn(&dir, &file, &["--without-replacement", "--state", &state, "--batch-size", "7"]);
     assert_eq!([first, rest].concat(), whole);
 }
 
@@ -64,9 +66,11 @@ fn weights_that_cannot_be_drawn_by_are_refused_before_the_first_batch() {
     refused(&dir.arg("numbers"), &[], 1, &["2 weights for 300 samples"]);
     fs::write(dir.path("numbers"), "1\ntwo\n").unwrap();
     refused(&dir.arg("numbers"), &[], 1, &["line 2", "two"]);
-    refused("balanced", &["--without-replacement", "--draws", "301"], 1, &["from 1 to 300"]);
+    refused("balanced", &["--without-replacement", "--epoch-size", "301"], 1, &["from 1 to 300"]);
     refused("balanced", &["--order", "global"], 2, &["--weights", "--order"]);
-    run(&["read", &dir.arg("train.dlfs"), "--draws", "3"]).code(2).complains_of(&["--weights"]);
+    run(&["read", &dir.arg("train.dlfs"), "--epoch-size", "3"])
+        .code(2)
+        .complains_of(&["--weights"]);
 }
 
 #[test]
@@ -125,7 +129,11 @@ fn the_report_tells_the_padding_and_bad_budgets_are_refused() {
     };
     refused(&["--batch-tokens", "50"], 1, &["more than the 50", "--too-long alone"]);
     refused(&["--batch-tokens", "0"], 2, &["--batch-tokens"]);
-    refused(&["--batch-tokens", "60000", "--batch", "4"], 2, &["--batch-tokens", "--batch"]);
+    refused(
+        &["--batch-tokens", "60000", "--batch-size", "4"],
+        2,
+        &["--batch-tokens", "--batch-size"],
+    );
     refused(&["--max-batch", "4"], 2, &["--batch-tokens"]);
     refused(
         &["--batch-tokens", "60000", "--lengths", "words"],

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from . import Address, Addresses, Fields
+from . import Addresses
 from ._fields import FieldType
+from ._options import Address, Fields
 
 __version__: str
 __commit__: str  # that the library is built from, or "unknown"

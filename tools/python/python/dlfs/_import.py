@@ -15,7 +15,8 @@ from ._fields import exactly
 from ._writer import Type, Writer, Written
 
 if TYPE_CHECKING:
-    from . import Address, Addresses
+    from . import Addresses
+from ._options import Address
 
 Sample = Mapping[str, Any]
 

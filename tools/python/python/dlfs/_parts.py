@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from . import Address, Addresses
+    from . import Addresses
+from ._options import Address
 
 
 class WrittenPart(NamedTuple):

@@ -9,11 +9,6 @@ from typing import Any
 import torch.distributed
 
 
-def changed(**options: tuple[Any, Any]) -> dict[str, Any]:
-    """The options whose value is not the default that stands behind it; the library knows the others."""
-    return {name: value for name, (value, default) in options.items() if value != default}
-
-
 def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Rank and world size: as given, else from torch.distributed, else 0 and 1."""
     if rank is None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch.utils.data
 
 from . import Dataset as _Dataset
-from . import InvalidArgument, Order, Shard, Weights, _numbers
+from . import InvalidArgument, Ordering, _given
 from ._dlfs import Sampler as _Ids
-from ._ranks import changed, place_of, warn_unequal
+from ._options import OrderName
+from ._ranks import place_of, warn_unequal
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Lists of indices in an order of dlfs, for DataLoader(batch_sampler=...).
 
-    The options are those of dlfs.Loader. Each iterator covers the
+    The options are dlfs.Ordering, those of dlfs.Loader that say what the order is. Each iterator covers the
     epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
     ended, the next one covers the next epoch. The state is that of the newest iterator and counts the
     indices drawn. torch's DataLoader with workers draws ahead: take the state from dlfs.torch.DataLoader, or from
@@ -28,52 +29,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self,
         dataset: _Dataset,
         batch_size: int | None = None,
-        order: Order = "global",
+        order: OrderName = "global",
         *,
-        seed: int = 0,
-        epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        shard: Shard | None = None,
-        drop_last: bool = False,
-        pad: bool = False,
-        lanes: int | None = None,
-        group: int | None = None,
-        by: Literal["id", "slot"] | None = None,
-        exchange: float | None = None,
-        weights: Weights | None = None,
-        replacement: bool | None = None,
-        epoch_size: int | None = None,
-        batch_tokens: int | None = None,
-        bucket_window: int = 8192,
-        max_batch: int | None = None,
-        token_bytes: int = 1,
-        lengths: str | None = None,
-        batch_cost: Literal["padded", "sum"] = "padded",
-        too_long: Literal["raise", "alone"] = "raise",
+        **options: Unpack[Ordering],
     ) -> None:
-        options = changed(
-            seed=(seed, 0),
-            epochs=(epochs, None),
-            shard=(shard, None),
-            drop_last=(drop_last, False),
-            pad=(pad, False),
-            lanes=(lanes, None),
-            group=(group, None),
-            by=(by, None),
-            exchange=(exchange, None),
-            weights=(_numbers(weights), None),
-            replacement=(replacement, None),
-            epoch_size=(epoch_size, None),
-            batch_tokens=(batch_tokens, None),
-            bucket_window=(bucket_window, 8192),
-            max_batch=(max_batch, None),
-            token_bytes=(token_bytes, 1),
-            lengths=(lengths, None),
-            batch_cost=(batch_cost, "padded"),
-            too_long=(too_long, "raise"),
-        )
-        self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
+        self._made = (dataset, {**_given(options), "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
         self._warned = False
         self._ids = self._make(place_of(rank, world_size))
@@ -209,46 +171,20 @@ class Sampler(torch.utils.data.Sampler[int]):
     def __init__(
         self,
         dataset: _Dataset,
-        order: Order = "global",
+        order: OrderName = "global",
         *,
-        seed: int = 0,
-        epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        shard: Shard | None = None,
-        drop_last: bool = False,
-        pad: bool = False,
-        lanes: int | None = None,
-        group: int | None = None,
-        by: Literal["id", "slot"] | None = None,
-        exchange: float | None = None,
-        weights: Weights | None = None,
-        replacement: bool | None = None,
-        epoch_size: int | None = None,
+        **options: Unpack[Ordering],
     ) -> None:
+        shard = options.get("shard")
         if shard in ("aligned", "local"):
             raise InvalidArgument(
                 f"{shard} shares are parts of global batches, which a Sampler does not know: take "
                 f'BatchSampler(..., shard="{shard}"), or shard="strided"'
             )
         self._batches = BatchSampler(
-            dataset,
-            1,
-            order,
-            seed=seed,
-            epochs=epochs,
-            rank=rank,
-            world_size=world_size,
-            shard=shard,
-            drop_last=drop_last,
-            pad=pad,
-            lanes=lanes,
-            group=group,
-            by=by,
-            exchange=exchange,
-            weights=weights,
-            replacement=replacement,
-            epoch_size=epoch_size,
+            dataset, 1, order, rank=rank, world_size=world_size, **options
         )
 
     def __len__(self) -> int:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy
 
-from . import NO_LABEL, Dataset, Fields, IndexOutOfRange
+from . import NO_LABEL, Dataset, IndexOutOfRange
+from ._options import Fields
 
 __all__ = ["DataSource"]
 

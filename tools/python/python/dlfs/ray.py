@@ -259,7 +259,7 @@ def _ids_by(dataset: Dataset, by: str) -> Any:
     """The ids of all samples, in the order in which they are read."""
     if by == "id" or len(dataset) == 0:
         return dataset.ids
-    sampler = _Sampler(dataset, batch_size=65536, order="sequential", by=by, epochs=1)
+    sampler = _Sampler(dataset, batch_size=65536, order="sequential", epochs=1, _by_slot=True)
     runs = []
     while (found := sampler.next()) is not None:
         runs.append(numpy.asarray(found[0], "int64"))

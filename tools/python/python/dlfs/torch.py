@@ -27,7 +27,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast, overload
+from typing import Any, Unpack, cast, overload
 
 import numpy
 import torch
@@ -36,29 +36,29 @@ import torch.utils.data._utils.collate
 
 from . import (
     NO_LABEL,
-    Address,
     Batch,
-    Fields,
     FieldType,
     IndexOutOfRange,
     InvalidArgument,
     Loader,
+    Loading,
     Mixture,
     NameNotFound,
     NoArray,
     Order,
+    Peers,
     Report,
     Sample,
-    Shard,
+    Tokens,
     Unsupported,
-    Weights,
 )
 from . import Dataset as _Dataset
-from . import _data_place, _numbers, _peerless, _warn_of_launcher
+from . import _data_place, _given, _peerless, _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 from ._errors import Error as _Error
-from ._ranks import changed, data_place, in_group, place_of, warn_unequal
+from ._options import Address, Fields, OrderName
+from ._ranks import data_place, in_group, place_of, warn_unequal
 from ._sampler import BatchSampler, Sampler
 
 __all__ = [
@@ -351,7 +351,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
     An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch
-    if a worker process has to send it. The options are those of dlfs.Loader. N workers divide N batches of
+    if a worker process has to send it. The options are those of dlfs.Loader, dlfs.Loading. N workers divide N batches of
     this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
     `shard` is given, so that they read little more than one process would. The order is the same with any
     number of workers. With `peers`, the process that makes this object joins them, and workers read through
@@ -373,103 +373,25 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self,
         dataset: _Dataset | Mixture,
         batch_size: int | None = None,
-        order: Order = "grouped",
+        order: OrderName = "grouped",
         *,
         transform: Callable[[Batch], Any] | None = None,
-        seed: int = 0,
-        epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         data_rank: int | None = None,
         data_world_size: int | None = None,
-        shard: Shard | None = None,
-        drop_last: bool = False,
-        pad: bool = False,
-        prefetch_bytes: int | None = None,
-        lanes: int | None = None,
-        group: int | None = None,
-        by: Literal["id", "slot"] | None = None,
-        exchange: float | None = None,
-        weights: Weights | None = None,
-        replacement: bool | None = None,
-        epoch_size: int | None = None,
-        batch_tokens: int | None = None,
-        bucket_window: int = 8192,
-        max_batch: int | None = None,
-        token_bytes: int = 1,
-        lengths: str | None = None,
-        batch_cost: Literal["padded", "sum"] = "padded",
-        too_long: Literal["raise", "alone"] = "raise",
-        batching: Literal["chunk", "sample", "none"] | None = None,
-        fields: Fields | None = None,
-        contiguous: bool = False,
-        on_error: Literal["raise", "skip"] = "raise",
-        deadline: float = 60.0,
-        queue_pairs: int = 1,
-        busy_poll: bool = False,
-        trace: bool = False,
         reports: Address | None = None,
-        peers: Any = None,
-        round: str | None = None,
-        peer_mode: str = "read-through",
-        peer_address: str | None = None,
-        rendezvous_port: int | None = None,
-        peer_timeout: float = 60.0,
-        job_key: str | os.PathLike[str] | None = None,
-        peer_tls: bool = False,
-        store: str | None = None,
-        blocking_exchange: bool = False,
-        restart_shares: bool = False,
+        **options: Unpack[Loading],
     ) -> None:
         self.dataset, self.transform = dataset, transform
         self._reports = None if reports is None else os.fspath(reports)
         if self._reports is not None:
             os.makedirs(self._reports, exist_ok=True)  # raises errors here, not in a worker
-        options = changed(
-            seed=(seed, 0),
-            epochs=(epochs, None),
-            shard=(shard, None),
-            drop_last=(drop_last, False),
-            pad=(pad, False),
-            prefetch_bytes=(prefetch_bytes, None),
-            lanes=(lanes, None),
-            group=(group, None),
-            by=(by, None),
-            exchange=(exchange, None),
-            weights=(_numbers(weights), None),
-            replacement=(replacement, None),
-            epoch_size=(epoch_size, None),
-            batch_tokens=(batch_tokens, None),
-            bucket_window=(bucket_window, 8192),
-            max_batch=(max_batch, None),
-            token_bytes=(token_bytes, 1),
-            lengths=(lengths, None),
-            batch_cost=(batch_cost, "padded"),
-            too_long=(too_long, "raise"),
-            batching=(batching, None),
-            fields=(fields, None),
-            contiguous=(contiguous, False),
-            on_error=(on_error, "raise"),
-            deadline=(deadline, 60.0),
-            queue_pairs=(queue_pairs, 1),
-            busy_poll=(busy_poll, False),
-            trace=(trace, False),
-            store=(store, None),
-            blocking_exchange=(blocking_exchange, False),
-            restart_shares=(restart_shares, False),
-        )
+        given = _given(options)
         # This process joins the peers, once; workers read through them.
-        joining = changed(
-            peers=(peers, None),
-            round=(round, None),
-            peer_mode=(peer_mode, "read-through"),
-            peer_address=(peer_address, None),
-            rendezvous_port=(rendezvous_port, None),
-            peer_timeout=(peer_timeout, 60.0),
-            job_key=(job_key, None),
-            peer_tls=(peer_tls, False),
-        )
-        self._options = {**options, "batch_size": batch_size, "order": order}
+        joining = {name: given.pop(name) for name in Peers.__annotations__ if name in given}
+        peers, store = joining.get("peers"), given.get("store")
+        self._options = {**given, "batch_size": batch_size, "order": order}
         self._given = (rank, world_size)
         data = None
         if data_rank is not None or data_world_size is not None:
@@ -776,7 +698,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def _by_tokens(self) -> bool:
         """Whether batches have a budget of tokens. They go to ranks and workers one after the other, so the batches of
         a rank are the same with any number of workers, and none is divided."""
-        return "batch_tokens" in self._options
+        return self._options.get("batch_tokens") is not None
 
     def _of_rank(self, state: Mapping[str, Any], rank: int, world_size: int) -> _Ids:
         """The batches by tokens of a rank, over all its workers, from `state` on."""
@@ -924,8 +846,8 @@ def _placed(rank: int | None, world_size: int | None) -> dict[str, int]:
 
 
 # The options of Loader that say what the order is.
-_ORDER = ("order", "seed", "epochs", "drop_last", "pad", "lanes", "group", "by", "exchange", "weights", "replacement", "epoch_size",
-          "batch_tokens", "bucket_window", "max_batch", "token_bytes", "lengths", "batch_cost", "too_long")
+_ORDER = ("order", "epochs", "drop_last", "pad", "weights", "without_replacement", "epoch_size",
+          *Order.__annotations__, *Tokens.__annotations__)
 
 # torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_

@@ -1,0 +1,248 @@
+//! Reads: by id or name, and along an order.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Choice, Order, Seconds, Size, Tokens, invalid, within};
+use crate::error::Result;
+use crate::order::budget::BudgetError;
+use crate::order::weighted::Draws;
+use crate::order::{Sharding, Tail};
+use crate::prefetch::{Batching, LoaderOptions};
+use crate::reader::{OnError, ReaderOptions};
+
+/// The memory, queues and time of reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+#[cfg_attr(feature = "clap", command(next_help_heading = "Run"))]
+pub struct Read {
+    /// The most memory for samples that are read ahead and not yet dropped [default: 256M, and up to 1G where a grouped
+    /// order of large chunks has more open at a time; of reads by id or name, 64M for each thread].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SIZE"))]
+    pub window: Option<Size>,
+    /// Queue pairs per namespace; those of one subsystem share them.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    #[cfg_attr(feature = "clap", arg(default_value_t = Read::default().queue_pairs))]
+    pub queue_pairs: u32,
+    /// The longest that one read, or the next batch, may take.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS"))]
+    #[cfg_attr(feature = "clap", arg(default_value_t = Read::default().deadline))]
+    pub deadline: Seconds,
+    /// Spin instead of sleeping while a call, or the thread that reads ahead, waits: the lowest latency, for a core.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub busy_poll: bool,
+}
+
+impl Default for Read {
+    fn default() -> Read {
+        let library = ReaderOptions::default();
+        Read {
+            window: None,
+            queue_pairs: library.queue_pairs as u32,
+            deadline: Seconds(library.deadline),
+            busy_poll: library.busy_poll,
+        }
+    }
+}
+
+impl Read {
+    /// The options of reads by id or name.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a number out of range.
+    pub fn options(&self) -> Result<ReaderOptions> {
+        let library = ReaderOptions::default();
+        Ok(ReaderOptions {
+            window_bytes: self.window_bytes()?.unwrap_or(library.window_bytes),
+            queue_pairs: self.pairs()?,
+            deadline: self.deadline.0,
+            busy_poll: self.busy_poll,
+            ..library
+        })
+    }
+
+    fn window_bytes(&self) -> Result<Option<usize>> {
+        let fits =
+            |Size(bytes)| usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
+        let Some(window) = self.window else { return Ok(None) };
+        match fits(window) {
+            Some(0) => Err(invalid("window is at least 1 byte, not 0")),
+            Some(bytes) => Ok(Some(bytes)),
+            None => Err(invalid(format!("window is {window}, more than this machine can address"))),
+        }
+    }
+
+    /// With a limit: each is opened before the first read.
+    fn pairs(&self) -> Result<usize> {
+        within("queue_pairs", self.queue_pairs, 1)?;
+        if self.queue_pairs > MAX_QUEUE_PAIRS {
+            let pairs = self.queue_pairs;
+            let text = format!("queue_pairs is at most {MAX_QUEUE_PAIRS} a namespace, not {pairs}");
+            return Err(invalid(text));
+        }
+        Ok(self.queue_pairs as usize)
+    }
+}
+
+/// The most queue pairs per namespace. No target grants a host more, and this many are still opened quickly.
+const MAX_QUEUE_PAIRS: u32 = 1024;
+
+/// A run: its batches, its epochs, and this rank's share of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+#[cfg_attr(feature = "clap", command(next_help_heading = "Run"))]
+pub struct Load {
+    /// Samples per batch on this rank [default of the command: 256, or fewer that have 256 MiB].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", conflicts_with = "batch_tokens"))]
+    pub batch_size: Option<u32>,
+    /// The number of epochs to read [default: endless].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "E"))]
+    pub epochs: Option<u64>,
+    /// The rank of this process, from 0 [default: the launcher's (torchrun, Open MPI, PMI, Slurm) if it has set one].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "R"))]
+    pub rank: Option<u32>,
+    /// The number of ranks that share each epoch [default: the launcher's, else 1].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "W"))]
+    pub world_size: Option<u32>,
+    /// How the ranks share each global batch; its samples and how many each rank gets are the same. strided: every
+    /// W-th sample; aligned, of grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
+    /// resumes with another world size; local, with peers: what the rank's node holds, as far as equal shares allow.
+    #[cfg_attr(feature = "clap", arg(long, default_value_t))]
+    pub shard: Choice<Sharding>,
+    /// Drop what does not fill a batch on every rank at the end of an epoch.
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub drop_last: bool,
+    /// Repeat the first samples of an epoch so that each rank has the same number.
+    #[cfg_attr(feature = "clap", arg(long, conflicts_with = "drop_last"))]
+    pub pad: bool,
+    /// How samples are read: chunk: whole chunks, which are kept until their samples are delivered; sample: each
+    /// sample just before it is needed, many at a time [default: chunk for grouped, except for large samples in the
+    /// page cache; else sample].
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub batching: Option<Choice<Batching>>,
+    /// Gather each batch into one buffer, its samples contiguous, at the cost of a copy.
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub contiguous: bool,
+    /// Threads that gather contiguous batches; 0: the one that polls.
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "N", requires = "contiguous", default_value_t = 1)
+    )]
+    pub copy_threads: u16,
+    /// Handling of a sample that cannot be read: raise its error, or skip it; stats counts them.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub on_error: Choice<OnError>,
+    /// Weighted: samples of an epoch [default: as many as the data set has, or without replacement as many as have a
+    /// weight above 0].
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub epoch_size: Option<u64>,
+    /// Weighted: draw no sample twice in an epoch: a weighted shuffle.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub without_replacement: bool,
+    /// Keep the newest events of the run, up to 65,536 of each thread.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub trace: bool,
+}
+
+impl Default for Load {
+    fn default() -> Load {
+        Load {
+            batch_size: None,
+            epochs: None,
+            rank: None,
+            world_size: None,
+            shard: Choice::default(),
+            drop_last: false,
+            pad: false,
+            batching: None,
+            contiguous: false,
+            copy_threads: 1,
+            on_error: Choice::default(),
+            epoch_size: None,
+            without_replacement: false,
+            trace: false,
+        }
+    }
+}
+
+impl Load {
+    /// The options of a loader along `order`, for `place`, a rank and a world size, if these options say none.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a number out of range, or options that do not go together.
+    pub fn options(
+        &self,
+        order: &Order,
+        tokens: &Tokens,
+        read: &Read,
+        place: Option<(u32, u32)>,
+    ) -> Result<LoaderOptions> {
+        let (rank, world_size) = self.place().or(place).unwrap_or((0, 1));
+        within("world_size", world_size, 1)?;
+        if rank >= world_size {
+            return Err(invalid(format!(
+                "rank {rank} of a world of {world_size}: ranks count from 0"
+            )));
+        }
+        within("batch_size", self.batch_size.unwrap_or(1), 1)?;
+        let epochs = self.epochs.unwrap_or(MOST_EPOCHS).min(MOST_EPOCHS);
+        within("epochs", epochs, 1)?;
+        let budget = tokens.budget()?;
+        match (self.batch_size, &budget) {
+            (Some(_), Some(_)) => return Err(BudgetError::Both.into()),
+            (None, None) => {
+                let text =
+                    "a batch has a number of samples or of tokens: give batch_size or batch_tokens";
+                return Err(invalid(text));
+            }
+            _ => {}
+        }
+        let batch_size = self.batch_size.unwrap_or(1) as usize;
+        let options = LoaderOptions {
+            rank,
+            world_size,
+            sharding: self.shard.0,
+            tail: self.tail()?,
+            drop_short: self.drop_last,
+            batching: self.batching.map(|batching| batching.0),
+            window_bytes: read.window_bytes()?.unwrap_or(0),
+            copy_threads: self.contiguous.then_some(self.copy_threads.into()),
+            queue_pairs: read.pairs()?,
+            on_error: self.on_error.0,
+            deadline: read.deadline.0,
+            busy_poll: read.busy_poll,
+            trace: self.trace.then(Arc::default),
+            too_long: tokens.too_long.0,
+            ..LoaderOptions::new(order.spec(world_size)?, batch_size, epochs)
+        };
+        Ok(budget.into_iter().fold(options, LoaderOptions::by_budget))
+    }
+
+    /// Rank and world size, if one of them is given.
+    pub fn place(&self) -> Option<(u32, u32)> {
+        let is_given = self.rank.is_some() || self.world_size.is_some();
+        is_given.then_some((self.rank.unwrap_or(0), self.world_size.unwrap_or(1)))
+    }
+
+    /// How a weighted order draws.
+    pub fn draws(&self) -> Draws {
+        Draws { replacement: !self.without_replacement, epoch_size: self.epoch_size }
+    }
+
+    fn tail(&self) -> Result<Tail> {
+        match (self.drop_last, self.pad) {
+            (true, true) => {
+                Err(invalid("drop_last and pad: an epoch's end is either left out or filled up"))
+            }
+            (true, false) => Ok(Tail::DropLast),
+            (false, true) => Ok(Tail::Pad),
+            (false, false) => Ok(Tail::Keep),
+        }
+    }
+}
+
+/// The most epochs that a loader counts.
+const MOST_EPOCHS: u64 = (1 << 24) - 1;
