@@ -15,7 +15,7 @@
 //!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
 //!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  dlfs-base    units  error  buf  checksum  permutation  process  threads  metrics  registry  folders
-//!                  random  sync  replace_file  nameless_file  beneath
+//!                  random  sync  replace_file  nameless_file  beneath  percent
 //! ```
 //!
 //! Each crate is a folder below `src/`; this one re-exports the modules that users need under the names here. A crate

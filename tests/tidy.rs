@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("base", "units", ""),
     ("base", "beneath", ""),
     ("base", "checksum", ""),
+    ("base", "percent", ""),
     ("base", "permutation", ""),
     ("base", "nameless_file", ""),
     ("base", "process", ""),
@@ -78,7 +79,7 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 ];
 
 /// Modules that only compute: bytes, time and seeds are arguments.
-const PURE: &str = "units checksum permutation metrics nvme address auth tcp format directory view order \
+const PURE: &str = "units checksum percent permutation metrics nvme address auth tcp format directory view order \
      plan posix report tier";
 
 /// The same of folders in modules that do more.

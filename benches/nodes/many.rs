@@ -189,7 +189,7 @@ pub(crate) fn nodes(options: &Options) {
     let threads = each(count("/proc/self/task"), before.2);
     let keep_alives = || -> u64 {
         let served = images.iter().filter_map(|image| image.peers()?.served());
-        served.map(|served| served.commands.keep_alives).sum()
+        served.map(|served| served.commands.of("keep_alive")).sum()
     };
     let alive = keep_alives();
     let idle = idle_share(num);

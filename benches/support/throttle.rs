@@ -141,6 +141,10 @@ impl QueuePair for Pair {
         None
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.inner.has_copies(slba, len_bytes)
+    }
+
     fn shared_queue(&self) -> Option<usize> {
         self.inner.shared_queue()
     }

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use crate::units::{Lba, Nsid, SampleId};
@@ -228,6 +229,23 @@ pub fn zeroed_vec(len: u64) -> Result<Vec<u8>> {
 pub fn no_memory(len: usize, what: &str) -> Error {
     let text = format!("the system has no {len} bytes of memory for {what}");
     Error::new(ErrorKind::OutOfMemory, text)
+}
+
+/// The error where nobody can listen on `address`; `what` says for what.
+#[doc(hidden)]
+pub fn cannot_listen(what: &str, address: SocketAddr, error: std::io::Error) -> Error {
+    use std::io::ErrorKind as Io;
+    let (kind, hint) = match error.kind() {
+        Io::AddrInUse => (ErrorKind::Busy, "another process listens there: choose another port"),
+        Io::AddrNotAvailable => {
+            (ErrorKind::InvalidArgument, "this machine does not have that address")
+        }
+        Io::PermissionDenied => {
+            (ErrorKind::Refused, "ports below 1024 need a privilege: choose another")
+        }
+        _ => (ErrorKind::Io, "check the address"),
+    };
+    Error::new(kind, format!("cannot {what} on {address}")).source(error).hint(hint)
 }
 
 impl From<std::io::Error> for Error {

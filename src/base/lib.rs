@@ -17,6 +17,8 @@ pub mod folders;
 pub mod metrics;
 #[doc(hidden)]
 pub mod nameless_file;
+#[doc(hidden)]
+pub mod percent;
 pub mod permutation;
 pub mod process;
 #[doc(hidden)]

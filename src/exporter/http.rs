@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::request::{MAX_HEAD_BYTES, Request, parse};
 use super::snapshot;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, cannot_listen};
 use crate::metrics::CONTENT_TYPE;
 use crate::process::Forked;
 use crate::threads::{self, Fate, Thread, caught};
@@ -44,21 +44,7 @@ impl Exporter {
     /// `Busy`: the port is in use. `InvalidArgument`: this machine does not have the address. Those of starting
     /// a thread.
     pub fn serve(address: SocketAddr) -> Result<Exporter> {
-        let refused = |error: std::io::Error| {
-            let (kind, hint) = match error.kind() {
-                IoKind::AddrInUse => {
-                    (ErrorKind::Busy, "another process listens there: choose another port")
-                }
-                IoKind::AddrNotAvailable => {
-                    (ErrorKind::InvalidArgument, "this machine does not have that address")
-                }
-                IoKind::PermissionDenied => {
-                    (ErrorKind::Refused, "ports below 1024 need a privilege: choose another")
-                }
-                _ => (ErrorKind::Io, "check the address"),
-            };
-            Error::new(kind, format!("cannot serve metrics on {address}")).source(error).hint(hint)
-        };
+        let refused = |error| cannot_listen("serve metrics", address, error);
         let listener = TcpListener::bind(address).map_err(refused)?;
         listener.set_nonblocking(true)?;
         let local_addr = listener.local_addr()?;

@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::Path;
 
 use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::percent;
 
 /// An object, or all objects whose keys begin with a prefix, of a store.
 ///
@@ -228,24 +229,7 @@ fn data_set(text: &str) -> Option<(&str, &str)> {
 
 /// Decodes `%XX`; `None` if the result is not UTF-8.
 pub(super) fn unescape(text: &str) -> Option<String> {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let pair = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
-        let pair = pair.filter(|pair| pair.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
-            Some(byte) => {
-                decoded.push(byte);
-                at += 3;
-            }
-            None => {
-                decoded.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8(decoded).ok()
+    String::from_utf8(percent::unescape(text, |_| true)).ok()
 }
 
 /// Encodes what a path of a URL does not take as it is.

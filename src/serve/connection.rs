@@ -47,7 +47,7 @@ pub(super) struct HostConnection {
     local: SocketAddr,
     /// Index and generation identify the connection in the tags of its I/O.
     index: usize,
-    generation: u32,
+    pub(super) generation: u32,
     /// The poller that serves it.
     poller: usize,
     /// Plain, or inside TLS.
@@ -79,7 +79,7 @@ pub(super) struct HostConnection {
     arrivals: Arrivals,
     opened: Instant,
     /// When a whole PDU, or as much as is progress, was last received.
-    last_received: Instant,
+    pub(super) last_received: Instant,
     /// The host's progress in reading responses.
     sending: Progress,
     /// The host's progress in sending requested data.
@@ -193,10 +193,6 @@ impl HostConnection {
         })
     }
 
-    pub(super) fn generation(&self) -> u32 {
-        self.generation
-    }
-
     /// Returns whether a protocol error has ended service.
     pub(super) fn is_terminated(&self) -> bool {
         self.terminated.is_some()
@@ -244,10 +240,6 @@ impl HostConnection {
 
     pub(super) fn is_from(&self, peer: Peer) -> bool {
         Peer::from(self.peer.ip()) == peer
-    }
-
-    pub(super) fn last_received(&self) -> Instant {
-        self.last_received
     }
 
     /// Returns whether commands wait for memory.

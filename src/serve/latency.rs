@@ -25,7 +25,7 @@ pub struct CommandLatency {
 
 impl CommandLatency {
     /// Adds these durations, of the target whose subsystem is called `subsystem`, to `snapshot`.
-    pub fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
+    pub(crate) fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
         for (command, durations) in
             [("read", &self.read), ("write", &self.write), ("flush", &self.flush)]
         {

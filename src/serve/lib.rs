@@ -61,7 +61,7 @@ pub use options::{Access, HostKeys, TargetOptions};
 pub use stats::{Commands, TargetStats};
 pub use subsystem::ConnectedController;
 
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, cannot_listen};
 use dlfs_base::metrics::{Measured, Snapshot};
 use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
@@ -475,7 +475,7 @@ const LISTEN_BACKLOG: i32 = 4096;
 /// `Busy`: the port is in use. `InvalidArgument`: the machine does not have that address. `Refused`: the port
 /// needs a privilege.
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).map_err(|error| poller::listen_error(address, error))
+    TcpListener::bind(address).map_err(|error| cannot_listen("listen", address, error))
 }
 
 /// Refuses hosts that need TLS in a build without it, and namespaces that do not exist and cannot be added.

@@ -28,7 +28,7 @@ use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use super::warnings::WarningKind;
 use dlfs_base::buf::{HugePages, Pool, PoolOptions};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, Result};
 use dlfs_io::qpair::readiness::Readiness;
 use dlfs_io::qpair::spinning::Spinning;
 use dlfs_io::qpair::{Completion, Notice, PairScope};
@@ -285,7 +285,7 @@ impl Poller {
         for Computed { connection: (index, generation), power } in computed {
             let connection = self.connections.get_mut(index);
             // Drops the result if its connection is gone.
-            if let Some(connection) = connection.filter(|c| c.generation() == generation) {
+            if let Some(connection) = connection.filter(|c| c.generation == generation) {
                 connection.computed(power, &self.backend.subsystem, now);
                 self.mark_dirty(index);
             }
@@ -436,7 +436,7 @@ impl Poller {
             (Limit::Peer, _) => false,
             (Limit::All, Some(peer_with_most)) => {
                 let those = self.connections.iter().filter(|(_, c)| c.is_from(peer_with_most));
-                let longest = those.min_by_key(|(_, c)| c.last_received()).map(|(index, _)| index);
+                let longest = those.min_by_key(|(_, c)| c.last_received).map(|(index, _)| index);
                 longest.is_some_and(|index| {
                     self.evict(index, "closed in favour of a connection from another address", now)
                 })
@@ -459,7 +459,7 @@ impl Poller {
 
     fn is_unconnected(&self, index: usize, generation: u32) -> bool {
         let connection = self.connections.get(index);
-        connection.is_some_and(|c| c.generation() == generation && !c.is_connected())
+        connection.is_some_and(|c| c.generation == generation && !c.is_connected())
     }
 
     /// Removes stale entries from the front of `unconnected`.
@@ -550,7 +550,7 @@ impl Poller {
         let tag = Tag::from_u64(completion.tag);
         let connection = self.connections.get_mut(tag.connection);
         // The connection is gone: its I/O ends here, and the buffer returns to the pool.
-        let Some(connection) = connection.filter(|c| c.generation() == tag.generation) else {
+        let Some(connection) = connection.filter(|c| c.generation == tag.generation) else {
             return;
         };
         connection.complete(queue, tag, completion, &mut self.backend);
@@ -806,23 +806,6 @@ fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection) {
     flags.set(EventFlags::OUT, connection.is_blocked);
     // Cannot fail: the socket is registered as long as the connection is in the table.
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
-}
-
-/// A bind error that names the address.
-pub(super) fn listen_error(address: SocketAddr, error: io::Error) -> Error {
-    let (kind, hint) = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            (ErrorKind::Busy, "another process listens there: choose another port")
-        }
-        io::ErrorKind::AddrNotAvailable => {
-            (ErrorKind::InvalidArgument, "this machine does not have that address")
-        }
-        io::ErrorKind::PermissionDenied => {
-            (ErrorKind::Refused, "ports below 1024 need a privilege: choose another")
-        }
-        _ => (ErrorKind::Io, "check the address"),
-    };
-    Error::new(kind, format!("cannot listen on {address}")).source(error).hint(hint)
 }
 
 const WAKER: u64 = u64::MAX;

@@ -39,7 +39,7 @@ pub struct TargetStats {
 
 impl TargetStats {
     /// Adds these counters, of the target whose subsystem is called `subsystem`, to `snapshot`.
-    pub fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
+    pub(crate) fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
         let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } =
             *self;
         let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } = *self;
@@ -58,65 +58,42 @@ impl TargetStats {
         ] {
             snapshot.count(metric, &[subsystem], value);
         }
-        for (command, value) in self.commands.named() {
-            snapshot.count(&metrics::TARGET_COMMANDS, &[subsystem, command], value);
+        for (kind, value) in self.commands.by_kind() {
+            snapshot.count(&metrics::TARGET_COMMANDS, &[subsystem, kind], value);
         }
     }
 }
 
-/// Commands that have arrived, by opcode.
+/// Commands that have arrived, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Commands {
-    /// Connect: one for each queue, and one for each attempt that was refused.
-    pub connects: u64,
-    /// Authentication Send and Receive.
-    pub authentications: u64,
-    /// Property Get and Set.
-    pub properties: u64,
-    /// Identify.
-    pub identifies: u64,
-    /// Get Log Page.
-    pub log_pages: u64,
-    /// Get Features and Set Features.
-    pub features: u64,
-    /// Asynchronous Event Request.
-    pub async_event_requests: u64,
-    /// Keep Alive.
-    pub keep_alives: u64,
-    /// Read.
-    pub reads: u64,
-    /// Write.
-    pub writes: u64,
-    /// Flush.
-    pub flushes: u64,
-    /// Anything else.
-    pub others: u64,
-}
+pub struct Commands([u64; KINDS.len()]);
+
+/// The kinds of commands: several opcodes each, where one name says enough.
+const KINDS: [&str; 12] = [
+    "connect", // one for each queue, and one for each attempt that was refused
+    "authentication",
+    "property",
+    "identify",
+    "get_log_page",
+    "features",
+    "async_event_request",
+    "keep_alive",
+    "read",
+    "write",
+    "flush",
+    "other",
+];
 
 impl Commands {
-    /// Each counter with the name of its kind of commands.
-    fn named(&self) -> [(&'static str, u64); Commands::KINDS] {
-        let Commands { connects, authentications, properties, identifies, log_pages, .. } = *self;
-        let Commands { features, async_event_requests, keep_alives, .. } = *self;
-        let Commands { reads, writes, flushes, others, .. } = *self;
-        [
-            ("connect", connects),
-            ("authentication", authentications),
-            ("property", properties),
-            ("identify", identifies),
-            ("get_log_page", log_pages),
-            ("features", features),
-            ("async_event_request", async_event_requests),
-            ("keep_alive", keep_alives),
-            ("read", reads),
-            ("write", writes),
-            ("flush", flushes),
-            ("other", others),
-        ]
+    /// Each kind, by the name that the metrics have for it, with its count.
+    pub fn by_kind(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        KINDS.into_iter().zip(self.0)
     }
 
-    /// The number of counters.
-    const KINDS: usize = 12;
+    /// The commands of one kind.
+    pub fn of(&self, kind: &str) -> u64 {
+        self.by_kind().filter(|(name, _)| *name == kind).map(|(_, count)| count).sum()
+    }
 
     /// The number of the counter of `sqe`, which came to an I/O queue if `is_io`.
     pub(super) fn kind(sqe: &Sqe, is_io: bool) -> usize {
@@ -135,25 +112,6 @@ impl Commands {
             _ => 11,
         }
     }
-
-    fn from_kinds(kinds: [u64; Commands::KINDS]) -> Commands {
-        let [connects, authentications, properties, identifies, log_pages, features, ..] = kinds;
-        let [.., async_event_requests, keep_alives, reads, writes, flushes, others] = kinds;
-        Commands {
-            connects,
-            authentications,
-            properties,
-            identifies,
-            log_pages,
-            features,
-            async_event_requests,
-            keep_alives,
-            reads,
-            writes,
-            flushes,
-            others,
-        }
-    }
 }
 
 /// The shared counters behind [`TargetStats`].
@@ -169,7 +127,7 @@ pub(super) struct Counters {
     pub(super) writes: AtomicU64,
     pub(super) written_bytes: AtomicU64,
     pub(super) errors: AtomicU64,
-    commands: [AtomicU64; Commands::KINDS],
+    commands: [AtomicU64; KINDS.len()],
     pub(super) latencies: Latencies,
 }
 
@@ -184,7 +142,7 @@ pub(super) struct Tally {
     pub(super) writes: u64,
     pub(super) written_bytes: u64,
     /// By [`Commands::kind`].
-    pub(super) commands: [u64; Commands::KINDS],
+    pub(super) commands: [u64; KINDS.len()],
 }
 
 impl Tally {
@@ -224,7 +182,7 @@ impl Counters {
             writes: value(&self.writes),
             written_bytes: value(&self.written_bytes),
             errors: value(&self.errors),
-            commands: Commands::from_kinds(self.commands.each_ref().map(value)),
+            commands: Commands(self.commands.each_ref().map(value)),
         }
     }
 }

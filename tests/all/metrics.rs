@@ -145,8 +145,8 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
     assert_eq!(target_says("connections_accepted_total"), stats.accepted as f64);
     let commands =
         |command| of("dlfs_target_commands_total", &[("subsystem", nqn), ("command", command)]);
-    assert_eq!(commands("read"), stats.commands.reads as f64);
-    assert_eq!(commands("connect"), stats.commands.connects as f64);
+    assert_eq!(commands("read"), stats.commands.of("read") as f64);
+    assert_eq!(commands("connect"), stats.commands.of("connect") as f64);
     let read = |name: &str, by| of(&format!("dlfs_read_{name}_total"), &[("by", by)]);
     assert_eq!(read("commands", "loader"), by_loader.read.commands as f64);
     assert_eq!(read("bytes", "id"), by_id.bytes as f64);

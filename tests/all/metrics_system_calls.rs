@@ -94,7 +94,7 @@ fn metrics_of_a_run_are_the_system_calls_that_strace_sees_and_what_the_target_co
     assert_eq!((bytes, all_bytes as i64), (all_bytes as i64, bytes), "each file once");
 
     // The directory is read beside the samples.
-    let reads = target.stats().commands.reads;
+    let reads = target.stats().commands.of("read");
     assert!(reads > 0 && counted(&metrics::READ_COMMANDS) >= reads / 2, "{reads}");
     assert_eq!(counted(&metrics::LOADER_SAMPLE_BYTES), 2 * all_bytes as u64);
 }

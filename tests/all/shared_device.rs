@@ -125,6 +125,10 @@ impl QueuePair for GatedPair {
         self.pair.borrow(slba, len_bytes)
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.pair.has_copies(slba, len_bytes)
+    }
+
     fn register(&mut self, registry: &Registry) {
         self.pair.register(registry);
     }

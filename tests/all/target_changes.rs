@@ -164,7 +164,7 @@ fn a_host_reads_on_while_other_namespaces_come_and_go() {
         blocking.read_at(u64::from(round) * 4096, &mut bytes).unwrap();
         assert_eq!(bytes, [1; 4096], "round {round}");
     }
-    let connects = target.stats().commands.connects;
+    let connects = target.stats().commands.of("connect");
     assert_eq!(connects, 2, "one admin queue, one I/O queue: it was never disconnected");
 }
 

@@ -506,7 +506,7 @@ mod with_tls {
             let peers = rank.peers().unwrap();
             assert!(peers.stats().nodes.iter().any(|node| node.bytes > 0));
             let commands = peers.served().unwrap().commands;
-            assert_eq!(commands.authentications, 0, "the keys of TLS prove enough");
+            assert_eq!(commands.of("authentication"), 0, "the keys of TLS prove enough");
         }
         // Neither in clear nor with another key.
         let address = ranks[0].peers().unwrap().round().records()[0].addresses[0];

@@ -261,6 +261,10 @@ impl QueuePair for NotedPair {
         self.inner.borrow(slba, len_bytes)
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.inner.has_copies(slba, len_bytes)
+    }
+
     fn shared_queue(&self) -> Option<usize> {
         self.inner.shared_queue()
     }

@@ -295,6 +295,10 @@ impl QueuePair for FaultyPair {
         if has_rules { None } else { self.inner.borrow(slba, len_bytes) }
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.inner.has_copies(slba, len_bytes)
+    }
+
     fn outstanding(&self) -> usize {
         self.inner.outstanding() + self.held.len() + self.swallowed.len() + self.ready.len()
     }

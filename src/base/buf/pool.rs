@@ -196,11 +196,6 @@ impl Pool {
     pub fn pages_come_later(&self) -> bool {
         matches!(self.pages(), Pages::Transparent | Pages::Base)
     }
-
-    /// Returns whether the pool uses huge pages, reserved or transparent.
-    pub fn is_huge(&self) -> bool {
-        self.pages() != Pages::Base
-    }
 }
 
 impl std::fmt::Debug for Pool {

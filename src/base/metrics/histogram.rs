@@ -45,13 +45,13 @@ impl Histogram {
     }
 
     /// As counted elsewhere: `counts` by [`Histogram::bucket_of`], and the sum of the durations in nanoseconds.
-    pub const fn from_parts(counts: [u64; Histogram::BUCKETS], sum_ns: u64) -> Histogram {
+    pub(crate) const fn from_parts(counts: [u64; Histogram::BUCKETS], sum_ns: u64) -> Histogram {
         Histogram { counts, sum_ns }
     }
 
     /// The bucket of a duration of so many nanoseconds.
     #[inline]
-    pub const fn bucket_of(duration_ns: u64) -> usize {
+    pub(crate) const fn bucket_of(duration_ns: u64) -> usize {
         let steps = duration_ns.saturating_sub(1) / STEP_NS;
         let bucket = match steps.checked_ilog2() {
             Some(log2) if log2 >= 3 => {
@@ -64,7 +64,7 @@ impl Histogram {
     }
 
     /// The longest duration of `bucket`. Everything longer is in the last bucket, too.
-    pub const fn limit(bucket: usize) -> Duration {
+    pub(crate) const fn limit(bucket: usize) -> Duration {
         let octave = bucket / Histogram::PER_OCTAVE;
         let place = bucket % Histogram::PER_OCTAVE;
         let steps = match octave {

@@ -67,7 +67,7 @@ impl Metric {
     }
 
     /// The unit, which is also the end of the family's name: `bytes`, `seconds`, or none for counts.
-    pub fn unit(&self) -> Option<&'static str> {
+    pub(crate) fn unit(&self) -> Option<&'static str> {
         ["bytes", "seconds"]
             .into_iter()
             .find(|unit| self.name.strip_suffix(unit).is_some_and(|before| before.ends_with('_')))

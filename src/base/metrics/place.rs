@@ -22,7 +22,7 @@ pub enum Place {
 
 impl Place {
     /// The number of places.
-    pub const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = 5;
 
     /// All of them.
     pub const ALL: [Place; Place::COUNT] =

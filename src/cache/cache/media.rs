@@ -21,7 +21,7 @@ use dlfs_base::metrics;
 use dlfs_base::process::NotInherited;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
-use dlfs_io::qpair::mem::MemNamespace;
+use dlfs_io::qpair::mem::{MemNamespace, SharedMemory};
 use dlfs_io::qpair::{Device, Direct};
 use dlfs_order::tier::{
     CopyLocation, Index, IndexError, Kept, Ledger, OWN_FILES_PAGE, PAGE_BYTES, Policy, Units,
@@ -44,7 +44,7 @@ pub(super) struct Media {
     /// The file of a sparse tier.
     file: Option<Arc<FileNamespace>>,
     /// The memory of a tier in shared memory.
-    memory: Option<MemNamespace>,
+    memory: Option<SharedMemory>,
     /// Long samples as files of their own, if it keeps them so: in a folder.
     pub(super) own_files: Option<OwnFiles>,
     /// The index that survives a restart; none in memory.
@@ -150,7 +150,7 @@ impl Media {
 
     /// The memory to pass to processes that attach.
     pub(super) fn memory(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.as_ref()?.file()
+        Some(self.memory.as_ref()?.file())
     }
 
     /// Removes a unit from the index in memory; its page is written with its next change.
@@ -195,27 +195,27 @@ impl Media {
         let len_bytes = bytes(capacity_pages);
         let block_len = PAGE_BYTES as u32;
         let (memory, space_pages) = if space_pages > capacity_pages {
-            (MemNamespace::sparse(bytes(space_pages), len_bytes), space_pages)
+            (SharedMemory::sparse(bytes(space_pages), len_bytes), space_pages)
         } else {
-            (MemNamespace::shared(len_bytes, block_len), capacity_pages)
+            (SharedMemory::new(len_bytes, block_len), capacity_pages)
         };
-        let (memory, space_pages) = match memory {
-            Ok(memory) => (memory, space_pages),
+        let (device, memory, space_pages): (Arc<dyn Device>, _, _) = match memory {
+            Ok(memory) => (Arc::new(memory.clone()), Some(memory), space_pages),
             Err(error) if error.kind() == ErrorKind::OutOfMemory => return Err(error),
             Err(error) => {
                 tracing::debug!(tier = %name, error = %error.report(), "no shared memory");
-                (MemNamespace::new(len_bytes, block_len)?, capacity_pages)
+                (Arc::new(MemNamespace::new(len_bytes, block_len)?), None, capacity_pages)
             }
         };
         Ok(Media {
             _lock: None,
             name,
-            device: Arc::new(memory.clone()),
+            device,
             data_offset: 0,
             capacity_pages,
             space_pages,
             file: None,
-            memory: memory.file().is_some().then_some(memory),
+            memory,
             own_files: None,
             index: None,
             _exclusive: None,
@@ -245,7 +245,7 @@ pub(super) fn attached(
                     || Error::new(ErrorKind::Internal, "the owner of the tiers sent no memory");
                 let file = memory.next().ok_or_else(missing)?;
                 let pages = if tier.is_sparse { HugePages::Off } else { HugePages::Auto };
-                Arc::new(MemNamespace::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
+                Arc::new(SharedMemory::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
             }
         };
         let own_files = match &tier.place {

@@ -564,6 +564,10 @@ impl QueuePair for PeersPair {
         self.cache.borrow(slba, len_bytes)
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.cache.has_copies(slba, len_bytes)
+    }
+
     fn outstanding(&self) -> usize {
         self.pieces.len() + self.ready.len()
     }

@@ -101,6 +101,10 @@ impl QueuePair for ViewPair {
         self.cache.borrow(slba, len_bytes)
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.cache.has_copies(slba, len_bytes)
+    }
+
     fn register(&mut self, registry: &Registry) {
         self.cache.register(registry);
     }

@@ -249,6 +249,10 @@ impl QueuePair for StorePair {
         None
     }
 
+    fn has_copies(&self, _: Lba, _: usize) -> bool {
+        false
+    }
+
     fn register(&mut self, registry: &Registry) {
         self.media.register(registry);
     }

@@ -13,7 +13,7 @@ use dlfs_base::metrics::Place;
 use dlfs_base::process::NotInherited;
 use dlfs_format::directory::{Directory, ViewMark};
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
-use dlfs_io::qpair::mem::MemNamespace;
+use dlfs_io::qpair::mem::SharedMemory;
 use dlfs_io::qpair::{Device, Direct};
 use dlfs_order::tier::PAGE_BYTES;
 
@@ -34,7 +34,7 @@ pub(super) struct Media {
 
 enum Backing {
     File(Arc<FileNamespace>),
-    Memory(Arc<MemNamespace>),
+    Memory(Arc<SharedMemory>),
 }
 
 impl Media {
@@ -66,7 +66,7 @@ impl Media {
         let len_bytes = num_pages * PAGE_BYTES;
         let (backing, was_used) = match &spec.kind {
             TierKind::Ram => {
-                let memory = MemNamespace::sparse(len_bytes, most_bytes.max(PAGE_BYTES)).map_err(
+                let memory = SharedMemory::sparse(len_bytes, most_bytes.max(PAGE_BYTES)).map_err(
                     |error| error.hint(format!("the store {spec} must fit into memory")),
                 )?;
                 (Backing::Memory(Arc::new(memory)), false)

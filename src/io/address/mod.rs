@@ -36,8 +36,9 @@ pub use tcp::unescape_all;
 pub use tcp::{AddressError, TcpAddress};
 
 use catalog_name::CATALOG_SCHEME;
+use dlfs_base::percent::{hex_pair, unescape};
 use spdk::Words;
-use tcp::{URL_SCHEME, hex_pair, parse_nqn, parse_nsid, parse_port, unescape};
+use tcp::URL_SCHEME;
 
 /// The address of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -172,16 +173,8 @@ fn parse_url(text: &str, rest: &str) -> Result<TcpAddress, AddressError> {
     if traddr.is_empty() || traddr.chars().any(|c| c.is_control() || c.is_whitespace()) {
         return Err(malformed());
     }
-    let nsid = match query {
-        None => None,
-        Some(query) => Some(parse_nsid(query.strip_prefix("ns=").ok_or_else(malformed)?)?),
-    };
-    Ok(TcpAddress {
-        traddr,
-        trsvcid: port.map_or(Ok(TcpAddress::DEFAULT_PORT), parse_port)?,
-        subnqn: parse_nqn(&unescape_all(nqn)?)?,
-        nsid,
-    })
+    let nsid = query.map(|query| query.strip_prefix("ns=").ok_or_else(malformed)).transpose()?;
+    TcpAddress::of(traddr, port, nqn, nsid)
 }
 
 /// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`; an IPv6 address needs its brackets.
@@ -233,12 +226,8 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
         let expected = "host names and addresses";
         return Err(AddressError::Value { key: "traddr", value: traddr, expected });
     }
-    Ok(Address::Tcp(TcpAddress {
-        traddr,
-        trsvcid: trsvcid.map_or(Ok(TcpAddress::DEFAULT_PORT), parse_port)?,
-        subnqn: parse_nqn(&unescape_all(subnqn.ok_or_else(|| problem("subnqn", "missing"))?)?)?,
-        nsid: ns.map(parse_nsid).transpose()?,
-    }))
+    let subnqn = subnqn.ok_or_else(|| problem("subnqn", "missing"))?;
+    TcpAddress::of(traddr, trsvcid, subnqn, ns).map(Address::Tcp)
 }
 
 impl fmt::Display for Address {

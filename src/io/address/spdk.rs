@@ -10,9 +10,7 @@
 
 use std::fmt;
 
-use super::tcp::{
-    AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, parse_port, unescape_all,
-};
+use super::tcp::{AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, unescape_all};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
 
@@ -64,7 +62,7 @@ impl SpdkAddress {
     }
 
     /// The transport, as SPDK names it.
-    pub fn trtype(&self) -> &'static str {
+    pub(crate) fn trtype(&self) -> &'static str {
         match self {
             SpdkAddress::Tcp(_) => "TCP",
             SpdkAddress::Rdma(_) => "RDMA",
@@ -74,7 +72,7 @@ impl SpdkAddress {
     }
 
     /// The namespace; `None`: the first active one.
-    pub fn nsid(&self) -> Option<Nsid> {
+    pub(crate) fn nsid(&self) -> Option<Nsid> {
         match self {
             SpdkAddress::Tcp(address) | SpdkAddress::Rdma(address) => address.nsid,
             SpdkAddress::Pcie { nsid, .. } | SpdkAddress::VfioUser { nsid, .. } => *nsid,
@@ -110,10 +108,8 @@ fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
 fn rdma(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     let traddr = traddr(words)?;
     let missing = || AddressError::Key { key: "subnqn".to_owned(), problem: "missing" };
-    let subnqn = parse_nqn(&unescape_all(words.subnqn.ok_or_else(missing)?)?)?;
-    let trsvcid = words.trsvcid.map_or(Ok(TcpAddress::DEFAULT_PORT), parse_port)?;
-    let nsid = words.ns.map(parse_nsid).transpose()?;
-    Ok(SpdkAddress::Rdma(TcpAddress { traddr, trsvcid, subnqn, nsid }))
+    let subnqn = words.subnqn.ok_or_else(missing)?;
+    TcpAddress::of(traddr, words.trsvcid, subnqn, words.ns).map(SpdkAddress::Rdma)
 }
 
 fn vfio_user(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {

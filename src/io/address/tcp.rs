@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 
 use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::percent::{hex_pair, unescape};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::{Nqn, NqnError};
 
@@ -23,7 +24,22 @@ pub struct TcpAddress {
 
 impl TcpAddress {
     /// The default port of NVM subsystems.
-    pub const DEFAULT_PORT: u16 = 4420;
+    const DEFAULT_PORT: u16 = 4420;
+
+    /// The address of these words, each with its escapes.
+    pub(super) fn of(
+        traddr: String,
+        trsvcid: Option<&str>,
+        subnqn: &str,
+        nsid: Option<&str>,
+    ) -> Result<TcpAddress, AddressError> {
+        Ok(TcpAddress {
+            traddr,
+            trsvcid: trsvcid.map_or(Ok(TcpAddress::DEFAULT_PORT), parse_port)?,
+            subnqn: parse_nqn(&unescape_all(subnqn)?)?,
+            nsid: nsid.map(parse_nsid).transpose()?,
+        })
+    }
 
     /// The `traddr` of a socket: with the link (`%2`), if its address is that of a link alone.
     pub fn traddr_of(socket: SocketAddr) -> String {
@@ -140,7 +156,7 @@ impl From<AddressError> for Error {
     }
 }
 
-pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
+fn parse_port(text: &str) -> Result<u16, AddressError> {
     let port = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     port.filter(|&port| port != 0).ok_or_else(|| AddressError::Port(text.to_owned()))
 }
@@ -175,25 +191,6 @@ pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result
     })
 }
 
-/// Replaces each `%XX` in `text` whose byte satisfies `counts`; other percent signs stay.
-pub(super) fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
-    let mut rest = text.as_bytes();
-    let mut out = Vec::with_capacity(rest.len());
-    while let Some((&first, tail)) = rest.split_first() {
-        match hex_pair(tail).filter(|&byte| first == b'%' && counts(byte)) {
-            Some(byte) => {
-                out.push(byte);
-                rest = &tail[2..];
-            }
-            None => {
-                out.push(first);
-                rest = tail;
-            }
-        }
-    }
-    out
-}
-
 /// Replaces every `%XX` in `text`; a percent sign without two digits is an error.
 pub fn unescape_all(text: &str) -> Result<String, AddressError> {
     let error = |_| AddressError::Escape(text.to_owned());
@@ -208,12 +205,6 @@ pub(super) fn unescape_all_bytes(text: &str) -> Result<Vec<u8>, AddressError> {
         hex_pair(&text.as_bytes()[at + 1..]).ok_or_else(error)?;
     }
     Ok(unescape(text, |_| true))
-}
-
-/// The byte of the two hexadecimal digits at the start of `bytes`.
-pub(super) fn hex_pair(bytes: &[u8]) -> Option<u8> {
-    let digit = |byte: &u8| char::from(*byte).to_digit(16);
-    Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)
 }
 
 /// Prefix of the URL of an NVMe/TCP address.

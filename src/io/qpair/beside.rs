@@ -236,6 +236,10 @@ impl QueuePair for Pair {
         (slba.0 < self.first_block).then(|| self.medium.borrow(slba, len_bytes))?
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        slba.0 < self.first_block && self.medium.has_copies(slba, len_bytes)
+    }
+
     fn register(&mut self, registry: &Registry) {
         self.medium.register(registry);
         self.helpers.iter_mut().for_each(|helpers| helpers.register(registry));

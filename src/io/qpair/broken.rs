@@ -144,6 +144,10 @@ impl QueuePair for BrokenPair {
         self.pair.borrow(slba, len_bytes)
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.pair.has_copies(slba, len_bytes)
+    }
+
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         self.pair.use_fence(fence);
     }

@@ -119,7 +119,12 @@ impl Calls {
     ///
     /// # Errors
     /// `InvalidArgument`: not whole blocks. Otherwise as [`Calls::read`]. After an error the buffer is lost.
-    pub fn read_into(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
+    pub(crate) fn read_into(
+        &mut self,
+        pair: usize,
+        offset_bytes: u64,
+        buf: IoBuf,
+    ) -> Result<IoBuf> {
         if buf.is_empty() {
             return Ok(buf);
         }

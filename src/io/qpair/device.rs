@@ -86,6 +86,22 @@ pub struct Capabilities {
     pub allocated_bytes: Option<u64>,
 }
 
+/// The capabilities of a device of this machine that has nothing special.
+impl Default for Capabilities {
+    fn default() -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: false,
+            local_path: None,
+            allocated_bytes: None,
+        }
+    }
+}
+
 /// The error for an address that does not say which of several namespaces is meant; it lists their addresses.
 pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>) -> Error {
     let count = found.len();

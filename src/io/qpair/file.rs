@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
+use super::plain::Plain;
 use super::pread::PreadPair;
 use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
 use super::uring::UringPair;
@@ -180,13 +181,13 @@ impl Device for FileNamespace {
         let mut namespace = self.namespace();
         if self.calls == FileCalls::Auto {
             match UringPair::new(Arc::clone(&files), namespace.clone()) {
-                Ok(pair) => return Ok(Box::new(pair)),
+                Ok(pair) => return Ok(Box::new(Plain(pair))),
                 Err(error) => tracing::warn!(%error, "cannot create another io_uring; using pread \
                                                       instead"),
             }
         }
         namespace.engine = engine(FileCalls::Pread, files.is_direct());
-        Ok(Box::new(PreadPair::new(files, namespace)))
+        Ok(Box::new(Plain(PreadPair::new(files, namespace))))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -239,14 +240,11 @@ impl Device for FileNamespace {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            max_queue_pairs: usize::MAX,
             can_grow: !self.namespace.read_only && !self.files.is_block_device,
             is_exclusive: self.is_locked,
-            late_writes: Duration::ZERO,
-            checks_writes: true,
             is_page_cached: !self.files.is_direct(),
             local_path: Some(self.files.path.clone()),
-            allocated_bytes: None,
+            ..Capabilities::default()
         }
     }
 }

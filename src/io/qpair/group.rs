@@ -314,10 +314,10 @@ mod tests {
 
     use super::*;
     use crate::qpair::mem::MemNamespace;
+    use crate::qpair::plain::{Plain, PlainEngine};
     use crate::qpair::readiness::{Registry, Watched};
-    use crate::qpair::{Device, Fence, IoOp, Namespace};
+    use crate::qpair::{Device, IoOp, Namespace};
     use dlfs_base::buf::IoBuf;
-    use dlfs_base::buf::SharedBuf;
 
     fn read(tag: u64) -> Io {
         Io { op: IoOp::Read, slba: Lba(tag), buf: IoBuf::zeroed(512), tag }
@@ -381,7 +381,7 @@ mod tests {
     /// Never completes and never becomes ready, but has a timeout.
     struct Stuck(Namespace, Option<Instant>);
 
-    impl QueuePair for Stuck {
+    impl PlainEngine for Stuck {
         fn namespace(&self) -> &Namespace {
             &self.0
         }
@@ -394,18 +394,7 @@ mod tests {
         fn outstanding(&self) -> usize {
             1
         }
-        fn start(&mut self) {}
-        fn use_pool(&mut self, _: &Pool) {}
-        fn use_fence(&mut self, _: &Arc<Fence>) {}
-        fn report_corrupt(&mut self, _: Lba, _: usize) {}
-        fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-            None
-        }
-        fn shared_queue(&self) -> Option<usize> {
-            None
-        }
 
-        fn register(&mut self, _: &Registry) {}
         fn notice(&self) -> Notice {
             Notice::Look
         }
@@ -430,7 +419,7 @@ mod tests {
         owed: usize,
     }
 
-    impl QueuePair for Handle {
+    impl PlainEngine for Handle {
         fn namespace(&self) -> &Namespace {
             &self.namespace
         }
@@ -460,13 +449,6 @@ mod tests {
         fn outstanding(&self) -> usize {
             self.owed
         }
-        fn start(&mut self) {}
-        fn use_pool(&mut self, _: &Pool) {}
-        fn use_fence(&mut self, _: &Arc<Fence>) {}
-        fn report_corrupt(&mut self, _: Lba, _: usize) {}
-        fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-            None
-        }
         fn shared_queue(&self) -> Option<usize> {
             Some(1)
         }
@@ -480,9 +462,6 @@ mod tests {
         }
         fn notice(&self) -> Notice {
             Notice::Event
-        }
-        fn next_timeout(&self) -> Option<Instant> {
-            None
         }
     }
 
@@ -499,7 +478,7 @@ mod tests {
         for is_first in [true, false] {
             let shared = Arc::clone(&shared);
             let namespace = namespace.clone();
-            group.add(Box::new(Handle { shared, namespace, is_first, owed: 0 }));
+            group.add(Box::new(Plain(Handle { shared, namespace, is_first, owed: 0 })));
         }
         let far = Instant::now() + Duration::from_secs(3600);
         let mut done = Vec::new();
@@ -541,7 +520,7 @@ mod tests {
         let namespace = MemNamespace::new(512, 512).unwrap().namespace();
         let mut group = PollGroup::new().unwrap();
         let wanted = Instant::now() + Duration::from_millis(5);
-        group.add(Box::new(Stuck(namespace, Some(wanted))));
+        group.add(Box::new(Plain(Stuck(namespace, Some(wanted)))));
         let far = wanted + Duration::from_secs(3600);
         while Instant::now() < wanted {
             group.wait(far);

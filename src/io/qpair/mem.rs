@@ -8,26 +8,23 @@
 //! rarely written, and queue pairs that may write do not offer it. The copies take at most as much memory as
 //! the borrowed stripes.
 //!
-//! [`MemNamespace::shared`] has no stripes: other processes read the same memory, and no lock keeps them from
-//! it. What a read returns that overlaps a write is for the caller to discard. Its writer says which blocks are
-//! lent: those that it has frozen ([`MemNamespace::freeze`]).
+//! `mem/shared.rs` has the namespace in memory that other processes map.
+
+mod shared;
+
+pub use shared::SharedMemory;
 
 use std::collections::VecDeque;
-use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::RwLock;
 
-use super::readiness::Registry;
+use super::plain::{Plain, PlainEngine};
 use super::{
-    Capabilities, Completion, Cpus, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
-    QueuePair,
+    Capabilities, Completion, Cpus, Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair,
 };
-use dlfs_base::buf::{
-    HugePages, IoBuf, Lender, Pool, PoolOptions, SharedBuf, SharedBytes, prefetch,
-};
+use dlfs_base::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, prefetch};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::{ALIGN_BYTES, Lba};
 
@@ -36,7 +33,7 @@ use dlfs_base::units::{ALIGN_BYTES, Lba};
 /// All bytes are zero at first; they are freed with the last handle and queue pair. A flush does nothing.
 #[derive(Clone)]
 pub struct MemNamespace {
-    region: Arc<Region>,
+    stripes: Arc<Stripes>,
     namespace: Namespace,
 }
 
@@ -48,89 +45,7 @@ impl MemNamespace {
     /// more whole blocks. `OutOfMemory`: the operating system has too little memory.
     pub fn new(len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
         let namespace = namespace(len_bytes, block_len_bytes)?;
-        Ok(MemNamespace { region: Arc::new(Region::new(len_bytes)?), namespace })
-    }
-
-    /// As [`MemNamespace::new`], in memory that other processes may read: see [`MemNamespace::attach`].
-    /// Callers borrow blocks that are frozen, and no others.
-    ///
-    /// # Errors
-    /// As [`MemNamespace::new`].
-    pub fn shared(len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
-        let namespace = namespace(len_bytes, block_len_bytes)?;
-        let region = Region::Shared(SharedBytes::new(addressable(len_bytes)?)?);
-        Ok(MemNamespace { region: Arc::new(region), namespace })
-    }
-
-    /// As [`MemNamespace::shared`], with blocks of 4,096 bytes of which no more than `used_bytes` will be
-    /// written at a time: only those take memory.
-    ///
-    /// # Errors
-    /// As [`MemNamespace::new`].
-    pub fn sparse(len_bytes: u64, used_bytes: u64) -> Result<MemNamespace> {
-        let namespace = namespace(len_bytes, ALIGN_BYTES as u32)?;
-        let bytes = SharedBytes::sparse(addressable(len_bytes)?, addressable(used_bytes)?)?;
-        Ok(MemNamespace { region: Arc::new(Region::Shared(bytes)), namespace })
-    }
-
-    /// The read-only namespace in the memory `file`, which another process created with these lengths, with
-    /// [`MemNamespace::shared`], or with [`MemNamespace::sparse`] if `pages` is [`HugePages::Off`].
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the file has another length, or could be cut off. As [`MemNamespace::new`].
-    pub fn attach(
-        file: OwnedFd,
-        len_bytes: u64,
-        block_len_bytes: u32,
-        pages: HugePages,
-    ) -> Result<MemNamespace> {
-        let namespace = Namespace { read_only: true, ..namespace(len_bytes, block_len_bytes)? };
-        let region = Region::Shared(SharedBytes::open(file, addressable(len_bytes)?, pages)?);
-        Ok(MemNamespace { region: Arc::new(region), namespace })
-    }
-
-    /// From now on the blocks in `range` of a namespace that is shared may be borrowed, and are not written.
-    pub fn freeze(&self, range: Range<u64>) {
-        if let Region::Shared(bytes) = &*self.region {
-            bytes.freeze(range.start as usize, (range.end - range.start) as usize);
-        }
-    }
-
-    /// Ends the borrowing of the blocks in `range`. `true`: nobody has borrowed any of them, so they may be
-    /// written and deallocated. Otherwise ask again later.
-    pub fn thaw(&self, range: Range<u64>) -> bool {
-        match &*self.region {
-            Region::Shared(bytes) => {
-                bytes.thaw(range.start as usize, (range.end - range.start) as usize)
-            }
-            Region::Own(_) => true,
-        }
-    }
-
-    /// Frees the memory of the blocks in `range` of a namespace that is shared; they then read as zeroes.
-    ///
-    /// # Errors
-    /// `Unsupported`: it is not shared. Errors of the operating system; `EBUSY`: some are frozen, or still
-    /// borrowed.
-    pub fn deallocate(&self, range: Range<u64>) -> Result<()> {
-        match &*self.region {
-            Region::Shared(bytes) => {
-                let len = (range.end - range.start) as usize;
-                Ok(bytes.deallocate(range.start as usize, len)?)
-            }
-            Region::Own(_) => {
-                let text = "memory of one process is not deallocated in parts";
-                Err(Error::new(ErrorKind::Unsupported, text))
-            }
-        }
-    }
-
-    /// The memory, to be passed to another process; `None` if it is not shared.
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        match &*self.region {
-            Region::Shared(bytes) => Some(bytes.file()),
-            Region::Own(_) => None,
-        }
+        Ok(MemNamespace { stripes: Arc::new(Stripes::new(len_bytes)?), namespace })
     }
 
     /// As [`MemNamespace::new`], but allocates all memory now, near `cpus`: the kernel allocates a page on
@@ -142,7 +57,7 @@ impl MemNamespace {
     pub fn near(cpus: &Cpus, len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
         cpus.run(|| {
             let device = MemNamespace::new(len_bytes, block_len_bytes)?;
-            device.region.touch();
+            device.stripes.touch();
             Ok(device)
         })?
     }
@@ -176,24 +91,13 @@ impl Device for MemNamespace {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let taken = VecDeque::with_capacity(usize::from(self.namespace.queue_depth));
-        let region = Arc::clone(&self.region);
         let namespace = self.namespace.clone();
-        let lender = region.lender();
-        Ok(Box::new(MemPair { region, namespace, taken, lender }))
+        let memory = OwnMemory { stripes: Arc::clone(&self.stripes), lends: namespace.read_only };
+        Ok(Box::new(Plain(MemPair::new(memory, namespace))))
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            max_queue_pairs: usize::MAX,
-            can_grow: false,
-            is_exclusive: false,
-            late_writes: Duration::ZERO,
-            checks_writes: true,
-            is_page_cached: false,
-            local_path: None,
-            allocated_bytes: None,
-        }
+        Capabilities::default()
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -225,16 +129,32 @@ fn addressable(len_bytes: u64) -> Result<usize> {
     usize::try_from(len_bytes).map_err(too_large)
 }
 
-/// Copies a few I/Os in each turn, so that the caller uses the bytes while they are in the cache.
-struct MemPair {
-    region: Arc<Region>,
-    namespace: Namespace,
-    taken: VecDeque<Io>,
-    /// Counts what is borrowed from memory that is shared.
-    lender: Option<Arc<Lender>>,
+/// The bytes of one queue pair's namespace. Offsets and lengths were checked before.
+trait Memory: Send {
+    fn read(&self, offset: usize, bytes: &mut [u8]);
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), IoError>;
+
+    /// Prefetches the first of `len` bytes into the processor's cache.
+    fn prefetch(&self, offset: usize, len: usize);
+
+    /// As [`QueuePair::borrow`].
+    fn borrow(&self, offset: usize, len: usize) -> Option<SharedBuf>;
 }
 
-impl MemPair {
+/// Copies a few I/Os in each turn, so that the caller uses the bytes while they are in the cache.
+struct MemPair<M> {
+    memory: M,
+    namespace: Namespace,
+    taken: VecDeque<Io>,
+}
+
+impl<M: Memory> MemPair<M> {
+    fn new(memory: M, namespace: Namespace) -> MemPair<M> {
+        let taken = VecDeque::with_capacity(usize::from(namespace.queue_depth));
+        MemPair { memory, namespace, taken }
+    }
+
     /// The number of I/Os that one turn copies.
     fn burst(&self) -> usize {
         let mut bytes = 0;
@@ -245,15 +165,29 @@ impl MemPair {
         self.taken.iter().take_while(fits).count().max(1).min(self.taken.len())
     }
 
+    fn offset_of(&self, slba: Lba) -> usize {
+        let offset = slba.0 * u64::from(self.namespace.block_len_bytes);
+        usize::try_from(offset).expect("a checked offset lies in memory")
+    }
+
     fn prefetch(&self, io: &Io) {
         if io.op == IoOp::Read && self.namespace.check(io).is_ok() {
-            let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);
-            self.region.prefetch(offset, io.buf.len());
+            self.memory.prefetch(self.offset_of(io.slba), io.buf.len());
         }
+    }
+
+    fn run(&self, io: &mut Io) -> Result<(), IoError> {
+        self.namespace.check(io)?;
+        match io.op {
+            IoOp::Read => self.memory.read(self.offset_of(io.slba), &mut io.buf),
+            IoOp::Write => return self.memory.write(self.offset_of(io.slba), &io.buf),
+            IoOp::Flush => {}
+        }
+        Ok(())
     }
 }
 
-impl QueuePair for MemPair {
+impl<M: Memory> PlainEngine for MemPair<M> {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -272,15 +206,7 @@ impl QueuePair for MemPair {
                 self.prefetch(later);
             }
             let Some(mut io) = self.taken.pop_front() else { return index };
-            let result = self.namespace.check(&io).and_then(|()| {
-                let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);
-                match io.op {
-                    IoOp::Read => self.region.read(offset, &mut io.buf),
-                    IoOp::Write => return self.region.write(offset, &io.buf),
-                    IoOp::Flush => {}
-                }
-                Ok(())
-            });
+            let result = self.run(&mut io);
             done.push(Completion { tag: io.tag, buf: io.buf, result });
         }
         count
@@ -291,49 +217,21 @@ impl QueuePair for MemPair {
     }
 
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        let offset = slba.0 * u64::from(self.namespace.block_len_bytes);
-        match (&*self.region, &self.lender) {
-            (Region::Shared(shared), Some(lender)) => {
-                shared.lend(lender, offset as usize, len_bytes)
-            }
-            _ => self.namespace.read_only.then(|| self.region.borrow(offset, len_bytes)).flatten(),
-        }
-    }
-
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    /// There is one copy.
-    fn report_corrupt(&mut self, _: Lba, _: usize) {}
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
-    fn register(&mut self, _: &Registry) {}
-
-    fn notice(&self) -> Notice {
-        Notice::Poll
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        None
+        self.memory.borrow(self.offset_of(slba), len_bytes)
     }
 }
 
-/// The bytes.
-enum Region {
-    /// In this process: stripes of equal length, except a shorter last one.
-    Own(Box<[RwLock<SharedBuf>]>),
-    /// In memory that other processes read.
-    Shared(SharedBytes),
+/// Memory of this process alone, which a read-only queue pair lends.
+struct OwnMemory {
+    stripes: Arc<Stripes>,
+    lends: bool,
 }
 
-impl Region {
-    fn new(len_bytes: u64) -> Result<Region> {
+/// Stripes of equal length, except a shorter last one.
+struct Stripes(Box<[RwLock<SharedBuf>]>);
+
+impl Stripes {
+    fn new(len_bytes: u64) -> Result<Stripes> {
         let too_large = || Error::new(ErrorKind::OutOfMemory, "more bytes than can be addressed");
         let len = addressable(len_bytes)?;
         let bytes = len.checked_next_multiple_of(STRIPE_LEN_BYTES).ok_or_else(too_large)?;
@@ -343,21 +241,12 @@ impl Region {
             let len = STRIPE_LEN_BYTES.min(len - start);
             RwLock::new(pool.take(len).expect("as many slots as stripes").freeze())
         };
-        Ok(Region::Own((0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect()))
-    }
-
-    /// Counts what one queue pair lends of memory that is shared.
-    fn lender(&self) -> Option<Arc<Lender>> {
-        match self {
-            Region::Own(_) => None,
-            Region::Shared(shared) => shared.lender(),
-        }
+        Ok(Stripes((0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect()))
     }
 
     /// Writes to every page, zeroes all of them.
     fn touch(&self) {
-        let Region::Own(stripes) = self else { return };
-        for stripe in stripes {
+        for stripe in &self.0 {
             let mut place = stripe.write();
             let mut bytes =
                 std::mem::take(&mut *place).thaw().expect("the bytes are not shared yet");
@@ -365,15 +254,13 @@ impl Region {
             *place = bytes.freeze();
         }
     }
+}
 
-    fn read(&self, offset: u64, mut bytes: &mut [u8]) {
-        let stripes = match self {
-            Region::Own(stripes) => stripes,
-            Region::Shared(shared) => return shared.read(offset as usize, bytes), // checked before
-        };
+impl Memory for OwnMemory {
+    fn read(&self, offset: usize, mut bytes: &mut [u8]) {
         let (mut stripe, mut start) = split_offset(offset);
         while !bytes.is_empty() {
-            let source = stripes[stripe].read();
+            let source = self.stripes.0[stripe].read();
             let count = bytes.len().min(source.len() - start);
             let (now, later) = bytes.split_at_mut(count);
             now.copy_from_slice(&source[start..start + count]);
@@ -381,30 +268,10 @@ impl Region {
         }
     }
 
-    /// Prefetches the first of `len` bytes into the processor's cache.
-    fn prefetch(&self, offset: u64, len: usize) {
-        let stripes = match self {
-            Region::Own(stripes) => stripes,
-            Region::Shared(shared) => return shared.prefetch(offset as usize, len),
-        };
-        let (stripe, start) = split_offset(offset);
-        let source = stripes[stripe].read();
-        prefetch(&source[start..source.len().min(start + len)]);
-    }
-
-    fn write(&self, offset: u64, mut bytes: &[u8]) -> Result<(), IoError> {
-        let stripes = match self {
-            Region::Own(stripes) => stripes,
-            Region::Shared(shared) => {
-                let no_memory = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-                return shared
-                    .write(offset as usize, bytes)
-                    .map_err(|error| IoError::Os(no_memory(error)));
-            }
-        };
+    fn write(&self, offset: usize, mut bytes: &[u8]) -> Result<(), IoError> {
         let (mut stripe, mut start) = split_offset(offset);
         while !bytes.is_empty() {
-            let mut place = stripes[stripe].write();
+            let mut place = self.stripes.0[stripe].write();
             let count = bytes.len().min(place.len() - start);
             let mut destination = std::mem::take(&mut *place).thaw().unwrap_or_else(|lent| {
                 let mut copy = IoBuf::zeroed(lent.len());
@@ -418,18 +285,22 @@ impl Region {
         Ok(())
     }
 
-    /// Borrows `len` bytes of this process's own memory in place, unless they lie in two stripes.
-    fn borrow(&self, offset: u64, len: usize) -> Option<SharedBuf> {
-        let Region::Own(stripes) = self else { return None };
+    fn prefetch(&self, offset: usize, len: usize) {
         let (stripe, start) = split_offset(offset);
-        let stripe = stripes[stripe].read();
+        let source = self.stripes.0[stripe].read();
+        prefetch(&source[start..source.len().min(start + len)]);
+    }
+
+    /// Nothing, if the bytes lie in two stripes.
+    fn borrow(&self, offset: usize, len: usize) -> Option<SharedBuf> {
+        let (stripe, start) = split_offset(offset);
+        let stripe = self.lends.then(|| self.stripes.0[stripe].read())?;
         (start + len <= stripe.len()).then(|| stripe.slice(start..start + len))
     }
 }
 
-/// The stripe of `offset`, and the offset within it. The offset was checked before.
-fn split_offset(offset: u64) -> (usize, usize) {
-    let offset = usize::try_from(offset).expect("a checked offset lies in memory");
+/// The stripe of `offset`, and the offset within it.
+fn split_offset(offset: usize) -> (usize, usize) {
     (offset / STRIPE_LEN_BYTES, offset % STRIPE_LEN_BYTES)
 }
 
@@ -497,26 +368,6 @@ mod tests {
         assert!(read[4096..].iter().all(|&byte| byte == 2));
         let again = reader.borrow(Lba(256), 8192).expect("within one stripe");
         assert_eq!(again[..], read[..]);
-    }
-
-    #[test]
-    fn another_handle_on_shared_memory_reads_what_is_written_and_writes_nothing() {
-        let device = MemNamespace::shared(3 << 20, 4096).unwrap();
-        let file = device.file().expect("it is shared").try_clone_to_owned().unwrap();
-        let attached = MemNamespace::attach(file, 3 << 20, 4096, HugePages::Auto).unwrap();
-        let mut writer = device.queue_pair().unwrap();
-        let mut reader = attached.queue_pair().unwrap();
-        let mut buf = IoBuf::zeroed(1 << 20);
-        buf.fill(7);
-        assert_eq!(run(&mut *writer, IoOp::Write, 512, buf).result, Ok(()));
-        let read = run(&mut *reader, IoOp::Read, 511, IoBuf::zeroed(8192));
-        assert!(
-            read.result.is_ok() && read.buf[..4096] == [0; 4096] && read.buf[4096..] == [7; 4096]
-        );
-        assert!(reader.borrow(Lba(512), 4096).is_none(), "others may write to it");
-        let refused = run(&mut *reader, IoOp::Write, 0, IoBuf::zeroed(4096));
-        assert!(matches!(refused.result, Err(IoError::Invalid(_))));
-        assert!(MemNamespace::new(4096, 4096).unwrap().file().is_none());
     }
 
     #[test]

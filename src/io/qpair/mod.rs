@@ -61,6 +61,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags};
+
 use self::readiness::Registry;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -263,7 +265,7 @@ impl IoError {
             IoError::Status(_) => ErrorKind::Refused,
             IoError::Disconnected(_) | IoError::Fenced => ErrorKind::Disconnected,
             IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
-            IoError::Os(28 | 122) => ErrorKind::NoSpace, // ENOSPC, EDQUOT
+            IoError::Os(libc::ENOSPC | libc::EDQUOT) => ErrorKind::NoSpace,
             IoError::Os(errno) => Error::from(std::io::Error::from_raw_os_error(*errno)).kind(),
             IoError::Excess { .. } => ErrorKind::Io,
             IoError::Panicked(_) => ErrorKind::Internal,
@@ -308,8 +310,8 @@ pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Resul
 
 /// A polled submission and completion queue pair. One thread at a time uses it; no method blocks.
 ///
-/// No method has a default implementation: a queue pair that wraps others must answer or forward each call.
-/// An engine without a feature does nothing when it is asked for it.
+/// No method has a default implementation: a queue pair that wraps others must answer or forward each call. An engine
+/// implements [`plain::PlainEngine`] instead, with the methods that it needs.
 pub trait QueuePair: Send {
     /// The namespace. Its size or identity may change only when the engine reconnects.
     fn namespace(&self) -> &Namespace;
@@ -361,11 +363,7 @@ pub trait QueuePair: Send {
 
     /// Returns whether a read of these blocks would be served by copies on this machine alone, as far as
     /// is known.
-    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
-        let _ = slba;
-        let _ = len_bytes;
-        false
-    }
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool;
 
     /// Registers every descriptor that signals work with the poller's `registry`, including those of later
     /// connections. Called again after a fork, with the child's registry.
@@ -400,4 +398,12 @@ pub(crate) struct Wait<'a> {
     pub fd: BorrowedFd<'a>,
     /// Wake for room to write, besides data to read.
     pub writable: bool,
+}
+
+impl<'a> Wait<'a> {
+    /// The same for `poll(2)`.
+    fn poll_fd(&self) -> PollFd<'a> {
+        let flags = if self.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        PollFd::from_borrowed_fd(self.fd, flags)
+    }
 }

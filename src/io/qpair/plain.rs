@@ -1,7 +1,6 @@
-//! The queue pair of a simple engine: its own `poll` completes the I/Os that it has taken.
+//! The queue pair of an engine: an engine has the methods that it needs, and [`Plain`] answers the others.
 //!
-//! An engine that transfers bytes by itself, has a descriptor, holds writes back, caches, or can lend its
-//! bytes implements [`QueuePair`] itself; so does every wrapper of a queue pair.
+//! A wrapper of queue pairs implements [`QueuePair`] itself, since it must answer or forward each call.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,46 +11,23 @@ use super::{Completion, Fence, Io, Namespace, Notice, QueuePair};
 use dlfs_base::buf::{Pool, SharedBuf};
 use dlfs_base::units::Lba;
 
-/// A simple engine, which [`Plain`] makes a queue pair of. The methods are those of [`QueuePair`].
+/// An engine, which [`Plain`] makes a queue pair of. The methods are those of [`QueuePair`]; by default it completes
+/// I/Os in [`PlainEngine::poll`] alone, and does nothing when it is asked for more.
+#[allow(missing_docs)] // they are those of `QueuePair`
 pub trait PlainEngine: Send {
-    /// The namespace.
     fn namespace(&self) -> &Namespace;
 
-    /// Takes I/Os from the front of `pending` while there is room; returns how many it took.
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
 
-    /// Runs the I/Os taken; appends at most `max` completions to `done` and returns how many.
-    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize;
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
 
-    /// The number of I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
-}
-
-/// The queue pair of a simple engine.
-pub struct Plain<E>(pub E);
-
-impl<E: PlainEngine> QueuePair for Plain<E> {
-    fn namespace(&self) -> &Namespace {
-        self.0.namespace()
-    }
-
-    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        self.0.submit(pending)
-    }
-
-    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        self.0.poll(max, done)
-    }
 
     fn start(&mut self) {}
 
     fn use_pool(&mut self, _: &Pool) {}
 
     fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    fn outstanding(&self) -> usize {
-        self.0.outstanding()
-    }
 
     fn shared_queue(&self) -> Option<usize> {
         None
@@ -71,5 +47,67 @@ impl<E: PlainEngine> QueuePair for Plain<E> {
 
     fn next_timeout(&self) -> Option<Instant> {
         None
+    }
+}
+
+/// The queue pair of an engine.
+pub struct Plain<E>(pub E);
+
+impl<E: PlainEngine> QueuePair for Plain<E> {
+    fn namespace(&self) -> &Namespace {
+        self.0.namespace()
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.0.submit(pending)
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.0.poll(now, max, done)
+    }
+
+    fn start(&mut self) {
+        self.0.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.0.use_pool(pool);
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.0.use_fence(fence);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.0.outstanding()
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.0.shared_queue()
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.0.report_corrupt(slba, len_bytes);
+    }
+
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.0.borrow(slba, len_bytes)
+    }
+
+    /// Copies are made by wrappers.
+    fn has_copies(&self, _: Lba, _: usize) -> bool {
+        false
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.0.register(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        self.0.notice()
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.0.next_timeout()
     }
 }

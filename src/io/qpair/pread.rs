@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use super::readiness::Registry;
+use super::plain::PlainEngine;
 use super::transfer::{Files, Step, Transfer};
-use super::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
-use dlfs_base::buf::{Pool, SharedBuf};
+use super::{Completion, Io, IoError, IoOp, Namespace};
 use dlfs_base::units::Lba;
 
 /// A queue pair that makes plain system calls.
@@ -55,7 +54,7 @@ impl PreadPair {
     }
 }
 
-impl QueuePair for PreadPair {
+impl PlainEngine for PreadPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -81,32 +80,8 @@ impl QueuePair for PreadPair {
         self.files.drop_cached(slba, len_bytes, &self.namespace);
     }
 
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
     fn outstanding(&self) -> usize {
         self.taken.len()
-    }
-
-    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
-    fn register(&mut self, _: &Registry) {}
-
-    fn notice(&self) -> Notice {
-        Notice::Poll
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        None
     }
 }
 

@@ -99,7 +99,7 @@ impl Readiness {
     }
 
     /// Returns whether this process created the set, and not the parent that it was forked from.
-    pub fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         self.set.is_ours()
     }
 
@@ -114,7 +114,7 @@ impl Readiness {
     }
 
     /// Returns whether a [`Waker`] has called since this was last asked.
-    pub fn take_woken(&self) -> bool {
+    pub(crate) fn take_woken(&self) -> bool {
         self.set.bell.wake.take_woken()
     }
 
@@ -124,7 +124,7 @@ impl Readiness {
     }
 
     /// Passes the marked queue pairs to `found` and clears their marks. Costs one load when none is marked.
-    pub fn take_marks(&self, found: impl FnMut(usize)) {
+    pub(crate) fn take_marks(&self, found: impl FnMut(usize)) {
         self.set.bell.wake.take_marks(found);
     }
 
@@ -305,7 +305,7 @@ impl<F: AsFd> Watched<F> {
 
     /// Registers a descriptor that its owner reads by system calls, so that [`Watched::take_ready`] can save
     /// one. With `writable` it is also reported when there is room to write.
-    pub fn register(&mut self, registry: &Registry, writable: bool) {
+    pub(crate) fn register(&mut self, registry: &Registry, writable: bool) {
         self.enter(registry, writable, true);
     }
 
@@ -372,7 +372,7 @@ impl<F: AsFd> Watched<F> {
     }
 
     /// Returns whether it may be ready, and clears the flag until the descriptor is reported again.
-    pub fn take_ready(&mut self) -> bool {
+    pub(crate) fn take_ready(&mut self) -> bool {
         self.registration
             .as_ref()
             .is_none_or(|registration| registration.source.ready.swap(false, Ordering::Relaxed))

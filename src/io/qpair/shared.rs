@@ -376,6 +376,10 @@ impl QueuePair for Handle {
         self.queue.lock().as_ref()?.pair.borrow(slba, len_bytes)
     }
 
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.queue.lock().as_ref().is_some_and(|shared| shared.pair.has_copies(slba, len_bytes))
+    }
+
     fn shared_queue(&self) -> Option<usize> {
         Some(Arc::as_ptr(&self.queue).addr())
     }
@@ -436,6 +440,7 @@ mod tests {
     use super::*;
     use crate::qpair::blocking::Blocking;
     use crate::qpair::mem::MemNamespace;
+    use crate::qpair::plain::{Plain, PlainEngine};
     use crate::qpair::{Io, IoOp};
     use dlfs_base::buf::IoBuf;
 
@@ -494,7 +499,7 @@ mod tests {
         polls: Arc<AtomicUsize>,
     }
 
-    impl QueuePair for Slow {
+    impl PlainEngine for Slow {
         fn namespace(&self) -> &Namespace {
             &self.namespace
         }
@@ -520,24 +525,8 @@ mod tests {
             count
         }
 
-        fn start(&mut self) {}
-
-        fn use_pool(&mut self, _: &Pool) {}
-
-        fn use_fence(&mut self, _: &Arc<Fence>) {}
-
         fn outstanding(&self) -> usize {
             self.taken.len()
-        }
-
-        fn shared_queue(&self) -> Option<usize> {
-            None
-        }
-
-        fn report_corrupt(&mut self, _: Lba, _: usize) {}
-
-        fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-            None
         }
 
         fn register(&mut self, registry: &Registry) {
@@ -546,10 +535,6 @@ mod tests {
 
         fn notice(&self) -> Notice {
             Notice::Event
-        }
-
-        fn next_timeout(&self) -> Option<Instant> {
-            None
         }
     }
 
@@ -562,7 +547,7 @@ mod tests {
         }
 
         fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-            Ok(Box::new(self.0.lock().take().expect("one queue pair")))
+            Ok(Box::new(Plain(self.0.lock().take().expect("one queue pair"))))
         }
 
         fn capabilities(&self) -> Capabilities {

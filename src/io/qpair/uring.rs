@@ -27,10 +27,11 @@ use rustix::io::Errno;
 use slab::Slab;
 
 use self::pinned::Pinned;
+use super::plain::PlainEngine;
 use super::readiness::{Registry, Watched};
 use super::transfer::{Files, QUEUE_DEPTH, Step, Transfer};
-use super::{Completion, Fence, Io, IoOp, Namespace, Notice, QueuePair};
-use dlfs_base::buf::{Pool, SharedBuf};
+use super::{Completion, Io, IoOp, Namespace, Notice};
+use dlfs_base::buf::Pool;
 use dlfs_base::process::{Forked, mark_ours};
 use dlfs_base::units::Lba;
 
@@ -58,7 +59,7 @@ impl UringPair {
     }
 }
 
-impl QueuePair for UringPair {
+impl PlainEngine for UringPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -111,16 +112,6 @@ impl QueuePair for UringPair {
         self.ring.transfers.len() + self.fresh.len() + self.refused.len()
     }
 
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
     fn register(&mut self, registry: &Registry) {
         self.ring.uring.register_for_sleep(registry);
     }
@@ -128,10 +119,6 @@ impl QueuePair for UringPair {
     /// Completions are in shared memory, so looking costs no system call.
     fn notice(&self) -> Notice {
         Notice::Look
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        None
     }
 }
 

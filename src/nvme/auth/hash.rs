@@ -43,7 +43,7 @@ impl Hash {
     }
 
     /// The hash of `bytes`.
-    pub fn digest(self, bytes: &[u8]) -> Digest {
+    pub(crate) fn digest(self, bytes: &[u8]) -> Digest {
         match self {
             Hash::Sha256 => Digest::new(&Sha256::digest(bytes)),
             Hash::Sha384 => Digest::new(&Sha384::digest(bytes)),
@@ -88,7 +88,7 @@ impl Digest {
     }
 
     /// Returns whether it equals `other`, in a time that does not depend on where they differ.
-    pub fn is(&self, other: &[u8]) -> bool {
+    pub(crate) fn is(&self, other: &[u8]) -> bool {
         self.as_ref().ct_eq(other).into()
     }
 }

@@ -175,7 +175,7 @@ pub enum MessageError {
 
 impl Message {
     /// Its transaction identifier.
-    pub fn tid(&self) -> u16 {
+    pub(crate) fn tid(&self) -> u16 {
         match self {
             Message::Negotiate { tid, .. }
             | Message::Challenge { tid, .. }

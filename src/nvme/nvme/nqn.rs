@@ -33,7 +33,7 @@ pub enum NqnError {
 
 impl Nqn {
     /// The longest NQN, in bytes.
-    pub const MAX_LEN_BYTES: usize = 223;
+    pub(crate) const MAX_LEN_BYTES: usize = 223;
 
     /// The NQN of every discovery service.
     pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";

@@ -29,9 +29,9 @@ const _: () = assert!(size_of::<Sgl>() == 16);
 
 impl Sgl {
     /// Data block with offset subtype: the data follow in the same capsule.
-    pub const IN_CAPSULE: u8 = 0x01;
+    pub(crate) const IN_CAPSULE: u8 = 0x01;
     /// Transport data block: the data move by C2HData, or by R2T and H2CData.
-    pub const TRANSPORT: u8 = 0x5A;
+    pub(crate) const TRANSPORT: u8 = 0x5A;
 
     /// `len` bytes of data that follow the command in its capsule.
     pub fn in_capsule(len: u32) -> Sgl {

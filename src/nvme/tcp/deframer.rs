@@ -144,7 +144,7 @@ impl Deframer {
     }
 
     /// Bytes of the current PDU's data still to come, if data come next.
-    pub fn data_left(&self) -> u32 {
+    pub(crate) fn data_left(&self) -> u32 {
         if self.stage == Stage::Data { self.data_left } else { 0 }
     }
 
@@ -155,7 +155,7 @@ impl Deframer {
 
     /// Reports data received straight into their buffer: at most [`Deframer::data_left`] bytes.
     /// Call [`Deframer::next`] without input afterwards.
-    pub fn take_data(&mut self, bytes: &[u8]) {
+    pub(crate) fn take_data(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.data_left() as usize, "more data than the PDU has");
         if self.form.is_some_and(|form| form.digests.data) {
             self.digest.update(bytes);

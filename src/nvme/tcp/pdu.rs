@@ -27,7 +27,7 @@ pub enum PduType {
 
 impl PduType {
     /// The PDU type of this byte, if it is one.
-    pub fn from_byte(byte: u8) -> Option<PduType> {
+    pub(crate) fn from_byte(byte: u8) -> Option<PduType> {
         use PduType::*;
         [IcReq, IcResp, H2CTermReq, C2HTermReq, CapsuleCmd, CapsuleResp, H2CData, C2HData, R2T]
             .into_iter()
@@ -376,7 +376,7 @@ impl Form {
     }
 
     /// Data alignment, in bytes.
-    pub fn alignment(self) -> usize {
+    pub(crate) fn alignment(self) -> usize {
         (usize::from(self.pda) + 1) * 4
     }
 

@@ -29,7 +29,7 @@ fn counted(nodes: &[Node]) -> (u64, u64) {
     peers.fold((0, 0), |(authentications, bytes), peers| {
         let served = peers.served().unwrap();
         (
-            authentications + served.commands.authentications,
+            authentications + served.commands.of("authentication"),
             bytes + peers.stats().nodes.iter().map(|node| node.bytes).sum::<u64>(),
         )
     })

@@ -33,7 +33,7 @@ impl Mount {
         file: File,
         flags: c_int,
     ) -> Option<(c_int, Epoch)> {
-        let order = self.setting().order.as_ref()?;
+        let order = self.setting.order.as_ref()?;
         let ahead = opened.ahead.get_or_init(|| {
             let order = OrderFile::load(order);
             let begun = order.and_then(|order| {
@@ -87,13 +87,7 @@ impl Mount {
 impl Waiting {
     /// A descriptor of its own for the program, with a position of its own.
     fn open(&self, flags: c_int) -> Option<(c_int, libc::stat)> {
-        let path = files::path_of(self.fd);
-        let flags = libc::O_RDONLY | flags & libc::O_CLOEXEC;
-        // SAFETY: the path ends with NUL.
-        let fd = called(unsafe {
-            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)
-        });
-        let fd = fd.ok()? as c_int;
+        let fd = files::open_again(self.fd, libc::O_RDONLY | flags & libc::O_CLOEXEC).ok()?;
         let stat = files::stat_of(fd).filter(|stat| stat.st_ino == self.inode);
         if stat.is_none() {
             files::close(fd); // the program has closed ours, and something else has its number

@@ -67,13 +67,7 @@ impl Mount {
     pub(crate) fn folder_descriptor(&self, node: Node, flags: c_int) -> Result<c_int, c_int> {
         let opened = self.opened()?;
         let memory = Memory::new(&self.name_of(opened, node), libc::O_CLOEXEC)?;
-        let path = path_of(memory.fd());
-        let again = libc::O_PATH | (flags & libc::O_CLOEXEC);
-        // SAFETY: the path ends with NUL.
-        let fd = called(unsafe {
-            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), again, 0)
-        });
-        fd.map(|fd| fd as c_int)
+        open_again(memory.fd(), libc::O_PATH | (flags & libc::O_CLOEXEC))
     }
 
     fn file_descriptor(
@@ -103,7 +97,7 @@ impl Mount {
             self.remember(opened, fd, file, flags);
             return Ok(fd);
         }
-        let most = self.setting().copy_bytes;
+        let most = self.setting.copy_bytes;
         if len > most {
             own::say(&format!(
                 "{}: sample {} has {len} bytes, more than the {most} that are copied into memory; \
@@ -126,7 +120,7 @@ impl Mount {
     /// lies: if a tier has all of it, or the C library will read it.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
         let is_there = || opened.files.kept_bytes(file) == len;
-        opened.has_tiers() && len <= self.setting().copy_bytes && (whole || is_there())
+        opened.has_tiers() && len <= self.setting.copy_bytes && (whole || is_there())
     }
 
     fn fill(&self, memory: &Memory, opened: &Opened, file: File) -> Result<(), c_int> {
@@ -148,7 +142,7 @@ impl Mount {
     /// A descriptor of the same file in another place: in the plain folder that the data set is, unless another file
     /// is there by now, or where FUSE shows it.
     fn elsewhere(&self, opened: &Opened, file: File, flags: c_int) -> Result<Option<c_int>, c_int> {
-        let Some(place) = opened.folder.as_ref().or(self.setting().fuse.as_ref()) else {
+        let Some(place) = opened.folder.as_ref().or(self.setting.fuse.as_ref()) else {
             return Ok(None);
         };
         let path = opened.files.tree().path(Node::File(file)).map_err(|_| libc::EIO)?;
@@ -261,6 +255,13 @@ pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
     path
 }
 
+/// Another descriptor of what `fd` is open on, with a position of its own.
+pub(crate) fn open_again(fd: c_int, flags: c_int) -> Result<c_int, c_int> {
+    let path = path_of(fd);
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| libc::EIO)?;
+    own::open(path, flags)
+}
+
 /// A descriptor that nobody has yet, mostly of a memfd.
 pub(crate) struct Memory(c_int);
 
@@ -272,12 +273,7 @@ impl Memory {
 
     /// An existing file, for reading.
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Memory, c_int> {
-        let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
-        // SAFETY: the path ends with NUL.
-        let fd = called(unsafe {
-            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)
-        });
-        fd.map(|fd| Memory(fd as c_int))
+        own::open(path, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Memory)
     }
 
     /// Its descriptor.

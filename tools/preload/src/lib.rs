@@ -27,10 +27,9 @@
 //!
 //! Read `paths.rs` first, then `files.rs`, and one of `calls/`.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: it stands in for functions of C
-#![allow(clippy::missing_safety_doc)] // stated above, once for all functions
 
 mod ahead;
-pub mod calls;
+mod calls;
 mod files;
 mod folders;
 mod known;

@@ -18,7 +18,7 @@ use crate::settings::Setting;
 
 /// One prefix, and the data set below it.
 pub(crate) struct Mount {
-    setting: Setting,
+    pub(crate) setting: Setting,
     opened: AtomicPtr<Opened>,
     /// Set once it is being opened: from then on the library may have descriptors.
     in_use: AtomicBool,
@@ -97,10 +97,6 @@ impl Mount {
 
     pub(crate) fn prefix(&self) -> &[u8] {
         &self.setting.prefix
-    }
-
-    pub(crate) fn setting(&self) -> &Setting {
-        &self.setting
     }
 
     /// The rest of `path`, if it is the prefix or below it.

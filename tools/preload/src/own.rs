@@ -2,7 +2,7 @@
 //! interpose, and lines on stderr.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_long};
+use std::ffi::{CStr, c_int, c_long};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
@@ -32,15 +32,11 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_
 /// Does `work` while the lowest numbers of descriptors are taken, so that its descriptors get higher ones: shells
 /// put what they like onto low numbers. Only while the program has one thread, since others could do so meanwhile.
 pub(crate) fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
-    let path = c"/dev/null";
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let mut taken = [-1; LOW as usize];
     if is_single() && most_descriptors() >= 4 * LOW as usize {
         for place in &mut taken {
-            // SAFETY: the path ends with NUL.
-            let fd =
-                unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0) };
-            match c_int::try_from(fd) {
+            match open(c"/dev/null", flags) {
                 Ok(fd @ 0..LOW) => *place = fd,
                 Ok(fd @ LOW..) => {
                     crate::files::close(fd);
@@ -106,6 +102,14 @@ pub(crate) fn called(result: c_long) -> Result<c_long, c_int> {
     if result < 0 { Err(errno()) } else { Ok(result) }
 }
 
+/// Opens a path by the kernel, which nobody interposes.
+pub(crate) fn open(path: &CStr, flags: c_int) -> Result<c_int, c_int> {
+    // SAFETY: a `CStr` ends with NUL.
+    let fd =
+        unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644) };
+    called(fd).map(|fd| fd as c_int)
+}
+
 /// A character, or what stands for one that a terminal obeys.
 fn shown(letter: char) -> impl Iterator<Item = char> {
     let (plain, escaped) = if letter.is_control() {
@@ -119,7 +123,11 @@ fn shown(letter: char) -> impl Iterator<Item = char> {
 /// Writes one line to stderr, and nothing else: no lock, no buffer.
 pub(crate) fn say(text: &str) {
     let text: String = text.chars().flat_map(shown).collect();
-    let line = format!("libdlfs_preload.so: {text}\n");
-    // SAFETY: the buffer has that length.
-    unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
+    write(2, &format!("libdlfs_preload.so: {text}\n"));
+}
+
+/// Writes a text; what cannot be written is not told.
+pub(crate) fn write(fd: c_int, text: &str) {
+    // SAFETY: the text has its length.
+    unsafe { libc::syscall(libc::SYS_write, fd, text.as_ptr(), text.len()) };
 }

@@ -1,7 +1,7 @@
 //! Decides which mount a path belongs to, without an allocation, a lock or a system call, except for paths relative
 //! to a folder's descriptor.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::files;
@@ -16,17 +16,13 @@ pub(crate) struct Place {
 }
 
 /// The place of `path`, if it is below a mount; a relative one begins at the descriptor `folder`.
-///
-/// # Safety
-/// `path` is NULL or ends with NUL.
 #[inline]
-pub(crate) unsafe fn place(folder: c_int, path: *const c_char) -> Option<Place> {
+pub(crate) fn place(folder: c_int, path: &CStr) -> Option<Place> {
     let mounts = mounts::all();
-    if mounts.is_empty() || path.is_null() {
+    if mounts.is_empty() {
         return None;
     }
-    // SAFETY: the caller's promise.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let path = path.to_bytes();
     let (mount, path) = match path.first() {
         Some(b'/') => absolute(mounts, path)?,
         None => return None,

@@ -37,29 +37,29 @@ pub(crate) fn is_resolved() -> bool {
 
 static RESOLVED: AtomicBool = AtomicBool::new(false);
 
-/// The value that a function returns if it does not exist, beside ENOSYS.
-trait Absent {
-    const VALUE: Self;
+/// The value by which a function says that it has failed; `errno` says why.
+pub(crate) trait Failed {
+    const FAILED: Self;
 }
 
-impl Absent for c_int {
-    const VALUE: c_int = -1;
+impl Failed for c_int {
+    const FAILED: c_int = -1;
 }
 
-impl Absent for c_long {
-    const VALUE: c_long = -1;
+impl Failed for c_long {
+    const FAILED: c_long = -1;
 }
 
-impl Absent for isize {
-    const VALUE: isize = -1;
+impl Failed for isize {
+    const FAILED: isize = -1;
 }
 
-impl Absent for () {
-    const VALUE: () = ();
+impl Failed for () {
+    const FAILED: () = ();
 }
 
-impl<T> Absent for *mut T {
-    const VALUE: *mut T = null_mut();
+impl<T> Failed for *mut T {
+    const FAILED: *mut T = null_mut();
 }
 
 macro_rules! real {
@@ -72,7 +72,7 @@ macro_rules! real {
                 let address = table::$name.address();
                 if address.is_null() {
                     crate::own::set_errno(libc::ENOSYS);
-                    return Absent::VALUE;
+                    return Failed::FAILED;
                 }
                 // SAFETY: the C library's function of this name has this type.
                 let function: Function = unsafe { std::mem::transmute(address) };

@@ -15,21 +15,22 @@ pub(crate) struct Full {
     group: libc::gid_t,
 }
 
-/// The attributes of `node`. The caller is [inside](crate::own::inside).
-pub(crate) fn full(mount: &Mount, opened: &Opened, node: Node) -> Result<Full, c_int> {
-    mount.counters.stats.fetch_add(1, Ordering::Relaxed);
-    let attributes = opened.files.attributes(node, &mut ()).map_err(|error| errno_of(&error))?;
-    // SAFETY: the two calls touch no memory.
-    let (owner, group) = unsafe { (libc::getuid(), libc::getgid()) };
-    Ok(Full { attributes, device: device(mount), owner, group })
-}
-
 /// A number that no device has: majors end at 4,095.
 fn device(mount: &Mount) -> libc::dev_t {
     libc::makedev(MAJOR, mount.index() as u32 + 1)
 }
 
 impl Full {
+    /// The attributes of `node`. The caller is [inside](crate::own::inside).
+    pub(crate) fn of(mount: &Mount, opened: &Opened, node: Node) -> Result<Full, c_int> {
+        mount.counters.stats.fetch_add(1, Ordering::Relaxed);
+        let attributes =
+            opened.files.attributes(node, &mut ()).map_err(|error| errno_of(&error))?;
+        // SAFETY: the two calls touch no memory.
+        let (owner, group) = unsafe { (libc::getuid(), libc::getgid()) };
+        Ok(Full { attributes, device: device(mount), owner, group })
+    }
+
     pub(crate) fn stat(&self) -> libc::stat {
         // SAFETY: all zeroes are a `stat`.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -78,21 +79,25 @@ impl Full {
 }
 
 /// As `statfs(2)` of the mount.
-pub(crate) fn statfs(mount: &Mount, opened: &Opened) -> libc::statfs {
+pub(crate) fn statfs(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statfs, c_int> {
     // SAFETY: all zeroes are a `statfs`.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-    let vfs = statvfs(mount, opened);
+    let vfs = vfs(mount, opened);
     stat.f_type = TYPE;
     stat.f_bsize = vfs.f_bsize as _;
     stat.f_frsize = vfs.f_frsize as _;
     stat.f_blocks = vfs.f_blocks;
     stat.f_files = vfs.f_files;
     stat.f_namelen = vfs.f_namemax as _;
-    stat
+    Ok(stat)
 }
 
 /// As `statvfs(3)` of the mount.
-pub(crate) fn statvfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
+pub(crate) fn statvfs(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statvfs, c_int> {
+    Ok(vfs(mount, opened))
+}
+
+fn vfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
     // SAFETY: all zeroes are a `statvfs`.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
     stat.f_bsize = BLOCK_BYTES.into();

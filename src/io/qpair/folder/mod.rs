@@ -23,25 +23,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
 pub use files::LentFile;
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
+use super::plain::{Plain, PlainEngine};
 use super::readiness::Registry;
 use super::{
-    Capabilities, Completion, ConnectOptions, Device, Fence, Io, Namespace, Notice, PairScope,
-    QueuePair,
+    Capabilities, Completion, ConnectOptions, Device, Io, Namespace, Notice, PairScope, QueuePair,
 };
-use dlfs_base::buf::{Pool, SharedBuf};
 use dlfs_base::error::{Error, Result};
 use dlfs_base::folders::FolderOptions;
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
-use dlfs_base::units::Lba;
 use dlfs_places::{Client, Place};
 use files::Files;
 use helpers::{Helpers, MAX_THREADS};
@@ -234,19 +232,13 @@ impl Device for FolderNamespace {
         let files = Files::new(Arc::clone(&self.folder), namespace.clone());
         let most = if self.folder.store.is_some() { MOST_AT_ONCE } else { MAX_THREADS };
         let helpers = Helpers::start(Box::new(move |io| files.run(io)), most)?;
-        Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
+        Ok(Box::new(Plain(FolderPair { namespace, helpers, outstanding: 0 })))
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            max_queue_pairs: usize::MAX,
-            can_grow: false,
-            is_exclusive: false,
-            late_writes: Duration::ZERO,
-            checks_writes: true,
-            is_page_cached: false,
             local_path: self.folder.store.is_none().then(|| self.folder.root.clone()),
-            allocated_bytes: None,
+            ..Capabilities::default()
         }
     }
 
@@ -278,7 +270,7 @@ struct FolderPair {
     outstanding: usize,
 }
 
-impl QueuePair for FolderPair {
+impl PlainEngine for FolderPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -305,24 +297,6 @@ impl QueuePair for FolderPair {
         self.outstanding
     }
 
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
-    /// It never writes.
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    /// There is no other copy: each read goes to the file system.
-    fn report_corrupt(&mut self, _: Lba, _: usize) {}
-
-    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
     fn register(&mut self, registry: &Registry) {
         self.helpers.register(registry);
     }
@@ -345,4 +319,4 @@ const MAX_OBJECT_TRANSFER_BYTES: u32 = 4 << 20;
 const MOST_AT_ONCE: usize = 32;
 const QUEUE_DEPTH: u16 = 128;
 /// Open files of others that are kept.
-pub const MOST_LENT: usize = 64;
+pub(crate) const MOST_LENT: usize = 64;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Admin, AdminEvent, Attached, Failure, Identified, Remote, Transport};
+use crate::qpair::Wait;
 use crate::qpair::session::keeping::{self, Keeping};
 use crate::qpair::session::lifecycle::Level;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -160,9 +161,7 @@ impl<T: Transport> KeptRemote<T> {
     }
 
     fn poll_fd(&self) -> Option<PollFd<'_>> {
-        let wait = self.admin.as_ref()?.wait()?;
-        let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        Some(PollFd::from_borrowed_fd(wait.fd, flags))
+        self.admin.as_ref()?.wait().as_ref().map(Wait::poll_fd)
     }
 
     /// As [`KeptRemote::turn`]; a panic in it ends this remote only.

@@ -219,8 +219,9 @@ impl<T: Transport> Remote<T> {
 
     /// The number of I/O queues that the live session grants, or that a session will ask for.
     pub(in crate::qpair) fn num_io_queues(&self) -> usize {
-        match self.phase() {
-            Phase::Live(session) => session.num_io_queues.into(),
+        // In a child process the lock is the parent's.
+        match self.is_ours().then(|| self.phase()) {
+            Some(Phase::Live(session)) => session.num_io_queues.into(),
             _ => self.options.nr_io_queues.into(),
         }
     }

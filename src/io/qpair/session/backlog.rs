@@ -7,11 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use slab::Slab;
-
 use super::{Failure, Session, Shared};
+use crate::qpair::pieces::{PieceId, Pieces};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace};
-use dlfs_base::buf::IoBuf;
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::Lba;
 use dlfs_nvme::nvme::{RetryClass, Status};
@@ -33,8 +31,8 @@ pub struct Attempt {
     fence: Option<Arc<Fence>>,
     /// For a read: whether earlier ones of its blocks have returned corrupt data, so that no cache may serve it.
     pub forces_unit_access: bool,
-    /// The split I/O that it is a piece of, and its index there.
-    of: Option<(u32, u32)>,
+    /// The piece of a split I/O that it is.
+    of: Option<PieceId>,
 }
 
 impl AsRef<[u8]> for Attempt {
@@ -56,7 +54,7 @@ impl Attempt {
     }
 
     /// Returns whether its fence forbids sending it.
-    pub fn is_fenced(&self) -> bool {
+    pub(crate) fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
     }
 }
@@ -70,27 +68,19 @@ pub struct Answer {
     pub completion: Completion,
 }
 
-/// An I/O above the session's transfer limit, while its pieces are outstanding.
-#[derive(Debug)]
-struct Cut {
-    attempt: Attempt,
-    pieces: Vec<IoBuf>,
-    missing: usize,
-    failed: Option<IoError>,
-}
-
 /// The I/Os that an I/O queue has taken and that are not on its connection.
 ///
 /// While the connection is down, I/Os are taken and wait. Reads that were on the lost connection are issued
 /// again. Writes and flushes are not, because the target may still apply them: they complete with
 /// `Disconnected`, and the caller must read back to know.
 #[derive(Debug)]
-pub struct Backlog {
+pub(crate) struct Backlog {
     /// I/Os that wait to be issued, in order.
     waiting: VecDeque<Attempt>,
     /// I/Os that the target asked to retry, with the time to do so.
     delayed: VecDeque<(Instant, Attempt)>,
-    cuts: Slab<Cut>,
+    /// What each piece is a piece of, if that is one itself.
+    cuts: Pieces<Option<PieceId>>,
     /// Completions that wait to be handed out.
     finished: VecDeque<Answer>,
     /// The number of I/Os taken and not completed.
@@ -103,11 +93,11 @@ pub struct Backlog {
 
 impl Backlog {
     /// Creates the backlog of a queue that has no connection yet.
-    pub fn new(now: Instant) -> Backlog {
+    pub(crate) fn new(now: Instant) -> Backlog {
         Backlog {
             waiting: VecDeque::new(),
             delayed: VecDeque::new(),
-            cuts: Slab::new(),
+            cuts: Pieces::new(),
             finished: VecDeque::new(),
             owed: 0,
             down_since: Some(now),
@@ -117,7 +107,7 @@ impl Backlog {
 
     /// Takes I/Os of `member` for the namespace at index `ns_index` while there is room. An invalid I/O
     /// completes with the reason. Reads of blocks in `corrupt` ask for unit access, once.
-    pub fn take(
+    pub(crate) fn take(
         &mut self,
         (member, ns_index): (usize, usize),
         pending: &mut VecDeque<Io>,
@@ -130,22 +120,16 @@ impl Backlog {
         for io in pending.drain(..count) {
             match namespace.check(&io) {
                 Ok(()) => {
-                    let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
-                    let tries = 0;
-                    let covers = 0;
-                    let of = None;
-                    let forces_unit_access = is_corrupt(&io, namespace, corrupt);
-                    let attempt = Attempt {
-                        io,
+                    self.waiting.push_back(Attempt {
                         member,
                         ns_index,
-                        tries,
-                        covers,
-                        fence,
-                        forces_unit_access,
-                        of,
-                    };
-                    self.waiting.push_back(attempt);
+                        tries: 0,
+                        covers: 0,
+                        fence: fence.filter(|_| io.op == IoOp::Write).cloned(),
+                        forces_unit_access: is_corrupt(&io, namespace, corrupt),
+                        of: None,
+                        io,
+                    });
                 }
                 Err(error) => self.finished.push_back(Answer {
                     member,
@@ -158,7 +142,7 @@ impl Backlog {
     }
 
     /// The number of I/Os taken and not completed.
-    pub fn owed(&self) -> usize {
+    pub(crate) fn owed(&self) -> usize {
         self.owed
     }
 
@@ -194,67 +178,54 @@ impl Backlog {
     }
 
     /// Splits an I/O; its pieces wait in its place.
-    fn cut(&mut self, mut attempt: Attempt, namespace: &Namespace) {
-        let op = attempt.io.op;
-        let tries = attempt.tries;
+    fn cut(&mut self, attempt: Attempt, namespace: &Namespace) {
+        let Attempt { io, member, ns_index, tries, fence, forces_unit_access, of, .. } = attempt;
         let block_len = namespace.block_len_bytes;
         let most = namespace.max_transfer_bytes.max(block_len) as usize;
-        let mut rest = std::mem::take(&mut attempt.io.buf);
-        let mut slba = attempt.io.slba;
-        let key = self.cuts.vacant_key();
-        let mut pieces = Vec::with_capacity(rest.len().div_ceil(most));
-        while !rest.is_empty() {
-            let behind = rest.split_off(most.min(rest.len()));
-            let buf = std::mem::replace(&mut rest, behind);
-            let next = Lba(slba.0 + (buf.len() / block_len as usize) as u64);
-            let io = Io { op, slba, buf, tag: attempt.io.tag };
+        let Io { op, mut slba, tag, .. } = io;
+        let mut left = io.buf.len();
+        let num = left.div_ceil(most);
+        let mut pieces = Vec::with_capacity(num);
+        let mut cutting = self.cuts.begin(io, 0, num);
+        while left > 0 {
+            let len = most.min(left);
+            let (piece, buf) = self.cuts.cut(&mut cutting, len, of);
             pieces.push(Attempt {
-                io,
-                member: attempt.member,
-                ns_index: attempt.ns_index,
+                io: Io { op, slba, buf, tag },
+                member,
+                ns_index,
                 tries,
                 covers: 0,
-                fence: attempt.fence.clone(),
-                forces_unit_access: attempt.forces_unit_access,
-                of: Some((key as u32, pieces.len() as u32)),
+                fence: fence.clone(),
+                forces_unit_access,
+                of: Some(piece),
             });
-            slba = next;
+            slba = Lba(slba.0 + (len / block_len as usize) as u64);
+            left -= len;
         }
-        let missing = pieces.len();
-        let bufs = std::iter::repeat_with(IoBuf::empty).take(missing).collect();
-        self.cuts.insert(Cut { attempt, pieces: bufs, missing, failed: None });
         pieces.into_iter().rev().for_each(|piece| self.waiting.push_front(piece));
     }
 
     /// The completion of an attempt that has ended; `None` for a piece while others are outstanding.
     fn completion(&mut self, attempt: Attempt, result: Result<(), IoError>) -> Option<Answer> {
-        let Attempt { io: Io { tag, buf, .. }, member, of, .. } = attempt;
-        let Some((key, number)) = of else {
-            return Some(Answer { member, completion: Completion { tag, buf, result } });
-        };
-        let key = key as usize;
-        let number = number as usize;
-        let cut = &mut self.cuts[key];
-        cut.pieces[number] = buf;
-        cut.missing -= 1;
-        cut.failed = cut.failed.take().or(result.err());
-        if cut.missing > 0 {
-            return None;
+        let Attempt { io: Io { tag, buf, .. }, member, mut of, .. } = attempt;
+        let mut completion = Completion { tag, buf, result };
+        while let Some(piece) = of {
+            of = self.cuts.get_mut(piece).info;
+            completion = self.cuts.end(piece, completion.buf, completion.result)?;
         }
-        let Cut { mut attempt, pieces, failed, .. } = self.cuts.remove(key);
-        pieces.into_iter().for_each(|piece| attempt.io.buf.rejoin(piece));
-        self.completion(attempt, failed.map_or(Ok(()), Err))
+        Some(Answer { member, completion })
     }
 
     /// Ends an attempt; its completion is handed out later.
-    pub fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
+    pub(crate) fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
         let completion = self.completion(attempt, result);
         self.finished.extend(completion);
     }
 
     /// Puts back an I/O for which there was no room after all.
     #[cfg(feature = "spdk")]
-    pub fn put_back(&mut self, attempt: Attempt) {
+    pub(crate) fn put_back(&mut self, attempt: Attempt) {
         self.waiting.push_front(attempt);
     }
 
@@ -275,7 +246,7 @@ impl Backlog {
     /// at most; writes and flushes fail. If the session continues (`session_ends` is false), a failed flush does
     /// not count as a report of lost writes: a later flush can still make them durable, and must report it if
     /// they are lost.
-    pub fn recover<P: Clone + fmt::Display, J>(
+    pub(crate) fn recover<P: Clone + fmt::Display, J>(
         &mut self,
         unfinished: impl DoubleEndedIterator<Item = Attempt>,
         shared: &Shared<P, J>,
@@ -297,7 +268,7 @@ impl Backlog {
     }
 
     /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.
-    pub fn complete_or_retry<P: Clone + fmt::Display, J>(
+    pub(crate) fn complete_or_retry<P: Clone + fmt::Display, J>(
         &mut self,
         now: Instant,
         shared: &Shared<P, J>,
@@ -336,13 +307,13 @@ impl Backlog {
     }
 
     /// The completion of a successful read in a session that is known to work; `None` for a piece.
-    pub fn succeed(&mut self, attempt: Attempt) -> Option<Answer> {
+    pub(crate) fn succeed(&mut self, attempt: Attempt) -> Option<Answer> {
         self.down_since = None;
         self.completion(attempt, Ok(()))
     }
 
     /// The connection is up.
-    pub fn set_up(&mut self) {
+    pub(crate) fn set_up(&mut self) {
         if self.owed == 0 {
             self.down_since = None;
         }
@@ -364,7 +335,7 @@ impl Backlog {
     }
 
     /// Records why an attempt failed.
-    pub fn note(&mut self, failure: Failure) {
+    pub(crate) fn note(&mut self, failure: Failure) {
         self.last_failure = Some(failure);
     }
 
@@ -377,7 +348,7 @@ impl Backlog {
     }
 
     /// Fails the waiting I/Os when nothing has succeeded for `limit`, after which a controller is given up.
-    pub fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
+    pub(crate) fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
         if self.down_since.is_some_and(|since| now.saturating_duration_since(since) >= limit) {
             let last = self.last_failure.as_ref().map_or("no connection", |f| &f.message);
             let reason = format!("nothing worked for {} s: {last}", limit.as_secs());
@@ -395,7 +366,7 @@ impl Backlog {
     }
 
     /// Stores a completion that is handed out later.
-    pub fn finish(&mut self, answer: Answer) {
+    pub(crate) fn finish(&mut self, answer: Answer) {
         self.finished.push_back(answer);
     }
 
@@ -411,12 +382,12 @@ impl Backlog {
 
     /// Returns whether an I/O waits to be issued.
     #[cfg(feature = "spdk")]
-    pub fn is_waiting(&self) -> bool {
+    pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// When to poll again: at once (`now`) if a completion is stored, else when the first delay ends.
-    pub fn next_timeout(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_timeout(&self, now: Instant) -> Option<Instant> {
         let ready = (!self.finished.is_empty()).then_some(now);
         ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
     }

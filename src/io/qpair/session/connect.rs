@@ -161,12 +161,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 
     /// The key with which TLS is to be established before anything else is sent.
-    pub fn psk(&self) -> Option<&TlsPsk> {
+    pub(crate) fn psk(&self) -> Option<&TlsPsk> {
         self.terms.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
     }
 
     /// TLS is established.
-    pub fn handle_secured(&mut self, now: Instant) {
+    pub(crate) fn handle_secured(&mut self, now: Instant) {
         self.initialise(now);
     }
 
@@ -232,7 +232,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 
     /// The next event. Afterwards there may be more to send.
-    pub fn poll_event(&mut self, now: Instant) -> Option<Event<B>> {
+    pub(crate) fn poll_event(&mut self, now: Instant) -> Option<Event<B>> {
         loop {
             let event = self.connection.as_mut()?.poll_event()?;
             let came = match event {
@@ -344,14 +344,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 
     /// Sends write data of up to this length in the command capsule.
-    pub fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
+    pub(crate) fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
         if let Some(connection) = &mut self.connection {
             connection.set_max_in_capsule(max_in_capsule);
         }
     }
 
     /// The negotiated digests; none before the connection is initialised.
-    pub fn digests(&self) -> Digests {
+    pub(crate) fn digests(&self) -> Digests {
         self.connection.as_ref().map_or(Digests::default(), |connection| connection.digests())
     }
 
@@ -383,7 +383,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 
     /// The payloads of outstanding commands.
-    pub fn outstanding(&self) -> impl Iterator<Item = &B> {
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = &B> {
         let payloads = self.connection.iter().flat_map(|connection| connection.payloads());
         payloads.filter_map(|payload| match payload {
             Payload::Own(payload) => Some(payload),
@@ -393,7 +393,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
 
     /// Returns whether a command with data for the controller is outstanding: then unsent bytes must be
     /// discarded when the socket closes.
-    pub fn owes_data(&self) -> bool {
+    pub(crate) fn owes_data(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.owes_data())
     }
 

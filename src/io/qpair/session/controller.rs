@@ -124,9 +124,9 @@ pub struct Controller {
     /// The ANA group of each namespace.
     anagrpids: Vec<u32>,
     /// Records of the discovery service.
-    records: Vec<DiscoveryRecord>,
+    pub(crate) records: Vec<DiscoveryRecord>,
     /// Identify data, if they are the goal; those of the controller have NSID 0.
-    pages: Vec<(Nsid, Vec<u8>)>,
+    pub(crate) pages: Vec<(Nsid, Vec<u8>)>,
     /// The current step, until the goal is reached.
     step: Step,
     /// A step to start at a later time.
@@ -331,16 +331,6 @@ impl Controller {
         let kept = [self.next_keep_alive, self.next_event_request];
         let kept = kept.into_iter().flatten().min().filter(|_| self.ready);
         [channel, later, kept].into_iter().flatten().min()
-    }
-
-    /// The records of the discovery service.
-    pub fn records(&self) -> &[DiscoveryRecord] {
-        &self.records
-    }
-
-    /// Identify data by NSID, those of the controller first with NSID 0: see [`Goal::Pages`].
-    pub fn pages(&self) -> &[(Nsid, Vec<u8>)] {
-        &self.pages
     }
 
     fn keep_page(&mut self, nsid: Nsid, bytes: &[u8]) {

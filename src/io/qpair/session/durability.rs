@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// A completed write may be in the target's cache. When a session is lost, the cache may be lost too. A flush
 /// on the next session would say nothing about that write, so that flush must fail.
 #[derive(Debug, Default)]
-pub struct Durability {
+pub(crate) struct Durability {
     /// All writes completed so far.
     written: AtomicU64,
     /// How many of them a flush has covered, or were lost.
@@ -17,7 +17,7 @@ pub struct Durability {
 
 impl Durability {
     /// A write has completed.
-    pub fn wrote(&self) {
+    pub(crate) fn wrote(&self) {
         // Ordered with the end of the session: see `Shared::wrote`.
         self.written.fetch_add(1, Ordering::SeqCst);
     }
@@ -28,12 +28,12 @@ impl Durability {
     }
 
     /// A flush has succeeded.
-    pub fn flushed(&self, covered: u64) {
+    pub(crate) fn flushed(&self, covered: u64) {
         self.settled.fetch_max(covered, Ordering::Relaxed);
     }
 
     /// A flush has failed with its session, which reports the loss of the writes that it would have covered.
-    pub fn flush_failed(&self, covered: u64) {
+    pub(crate) fn flush_failed(&self, covered: u64) {
         self.settled.fetch_max(covered, Ordering::Relaxed);
         if self.written.load(Ordering::Relaxed) == covered {
             self.lost.store(false, Ordering::Relaxed);

@@ -184,7 +184,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Returns whether a queue pair has ended the session while its controller still exists.
-    pub fn is_reset(&self) -> bool {
+    pub(crate) fn is_reset(&self) -> bool {
         matches!(self.stage, Stage::Reset { .. })
     }
 
@@ -209,7 +209,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Its portals.
-    pub fn num_paths(&self) -> u64 {
+    pub(crate) fn num_paths(&self) -> u64 {
         self.portals.len() as u64
     }
 
@@ -229,7 +229,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// The next action.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
@@ -270,7 +270,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     ///
     /// It ends at once, not when its controller is dropped. A queue pair that joined it again could reach a
     /// restarted target, whose flush says nothing about earlier writes.
-    pub fn reset(&mut self, number: u64, reason: Failure) -> bool {
+    pub(crate) fn reset(&mut self, number: u64, reason: Failure) -> bool {
         let Stage::Live { session, since } = &self.stage else { return false };
         if session.number != number {
             return false;
@@ -287,7 +287,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     // Called for the controller and for time.
 
     /// Handles timeouts; `at` names the current step of a controller that is being connected.
-    pub fn handle_time(&mut self, now: Instant, at: &str) {
+    pub(crate) fn handle_time(&mut self, now: Instant, at: &str) {
         match &self.stage {
             Stage::Waiting { until } if now >= *until => {
                 self.tried = 0;
@@ -359,7 +359,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// An attempt to connect has failed, or the session was lost.
-    pub fn handle_failed(&mut self, now: Instant, failure: Failure) {
+    pub(crate) fn handle_failed(&mut self, now: Instant, failure: Failure) {
         let was_live = match &self.stage {
             Stage::Waiting { .. } | Stage::Dead(_) => return,
             Stage::Connecting { .. } => false,
@@ -401,7 +401,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Ends the sessions for good.
-    pub fn give_up(&mut self, failure: Failure) {
+    pub(crate) fn give_up(&mut self, failure: Failure) {
         self.stage = Stage::Dead(failure);
     }
 

@@ -34,17 +34,18 @@ pub mod lifecycle;
 pub mod queue;
 mod shared;
 
-pub use backlog::{Answer, Attempt, Backlog};
+pub(crate) use backlog::Backlog;
+pub use backlog::{Answer, Attempt};
 pub use carrier::Carrier;
 pub use connect::{Channel, ConnectTerms, Credentials};
 pub use controller::{Controller, JoinInfo, Terms};
-pub use durability::Durability;
 pub use failure::Failure;
 pub use identification::Goal;
 pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{IoQueue, Portal};
-pub use shared::{SessionState, SessionStats, Shared};
+pub(crate) use shared::SessionState;
+pub use shared::{SessionStats, Shared};
 
 use super::Namespace;
 use dlfs_base::units::Nsid;

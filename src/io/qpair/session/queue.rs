@@ -71,9 +71,9 @@ pub struct IoQueue {
     /// True if some member has a fence.
     has_fence: bool,
     /// How many sessions it has joined.
-    num_joins: u64,
+    pub(crate) num_joins: u64,
     state: State,
-    backlog: Backlog,
+    pub(crate) backlog: Backlog,
     action: Option<Action>,
     /// The time of the last turn.
     now: Instant,
@@ -174,23 +174,13 @@ impl IoQueue {
         &self.members[member].namespace
     }
 
-    /// How many sessions it has joined: with each one the namespaces' properties may change.
-    pub(crate) fn num_joins(&self) -> u64 {
-        self.num_joins
-    }
-
-    /// The I/Os that are not on the connection.
-    pub fn backlog(&mut self) -> &mut Backlog {
-        &mut self.backlog
-    }
-
     /// The number of I/Os taken and not completed, of all members.
     pub fn owed(&self) -> usize {
         self.backlog.owed()
     }
 
     /// Sets the fence of a member: writes taken from now on are not sent while it is closed.
-    pub fn use_fence(&mut self, member: usize, fence: &Arc<Fence>) {
+    pub(crate) fn use_fence(&mut self, member: usize, fence: &Arc<Fence>) {
         self.members[member].fence = Some(Arc::clone(fence));
         self.has_fence = true;
     }
@@ -222,30 +212,32 @@ impl IoQueue {
         }
     }
 
+    /// The channel, and the session that it joins or has joined.
+    fn joining(&self) -> Option<(&QueueChannel, &TcpSession)> {
+        match &self.state {
+            State::Joining { channel, session, .. } | State::Joined { channel, session, .. } => {
+                Some((channel, session))
+            }
+            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => None,
+        }
+    }
+
     /// Returns whether to wait for room to send, besides data to receive.
     pub(crate) fn wants_writable(&self) -> bool {
-        match &self.state {
-            State::Joining { channel, .. } | State::Joined { channel, .. } => {
-                channel.wants_writable()
-            }
-            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => false,
-        }
+        self.joining().is_some_and(|(channel, _)| channel.wants_writable())
     }
 
     /// When the next turn must begin even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let state = match &self.state {
             State::Down { retry_at, .. } => Some(*retry_at),
-            State::Joining { channel, .. } | State::Joined { channel, .. } => {
-                channel.poll_timeout()
-            }
-            State::Dead { .. } | State::Closing { .. } => None,
+            _ => self.joining().and_then(|(channel, _)| channel.poll_timeout()),
         };
         [self.backlog.next_timeout(self.now), state].into_iter().flatten().min()
     }
 
     /// The next read of these blocks by a member asks for unit access: their data were corrupt.
-    pub fn report_corrupt(&mut self, member: usize, blocks: Range<u64>) {
+    pub(crate) fn report_corrupt(&mut self, member: usize, blocks: Range<u64>) {
         let corrupt = &mut self.members[member].corrupt;
         if corrupt.len() < MAX_CORRUPT {
             corrupt.push(blocks);
@@ -404,10 +396,7 @@ impl IoQueue {
     }
 
     fn notice_lost_session(&mut self, shared: &TcpShared) {
-        let session = match &self.state {
-            State::Joining { session, .. } | State::Joined { session, .. } => session,
-            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => return,
-        };
+        let Some((_, session)) = self.joining() else { return };
         if let Some(reason) = shared.why_over(session.number) {
             self.close(Why::Over(reason));
         }
@@ -492,10 +481,7 @@ impl IoQueue {
 
     /// Leaves the session and asks for a new one.
     fn fail(&mut self, failure: Failure) {
-        let session = match &self.state {
-            State::Joining { session, .. } | State::Joined { session, .. } => session,
-            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => return,
-        };
+        let Some((_, session)) = self.joining() else { return };
         let socket = session.portal.socket;
         self.close(Why::Failed(failure.at(format_args!("I/O queue on {socket}"))));
     }

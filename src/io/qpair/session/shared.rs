@@ -12,7 +12,7 @@ use dlfs_base::process::Forked;
 
 /// Availability of a session for a queue to join.
 #[derive(Debug)]
-pub enum SessionState<P, J> {
+pub(crate) enum SessionState<P, J> {
     /// It can join this session.
     Live(Arc<Session<P, J>>),
     /// No session is live yet: ask again later.

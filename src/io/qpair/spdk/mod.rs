@@ -18,6 +18,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::plain::Plain;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Failure, Identified, Remote, Selection, Transport};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
@@ -87,26 +88,18 @@ impl Device for SpdkNamespace {
             // Returns the error in a child process.
             spdk::start(options.memory_bytes, options.huge_pages)?;
         }
-        Ok(Box::new(SpdkQueuePair::connect(Arc::clone(&self.remote), self.namespace())?))
+        let pair = SpdkQueuePair::connect(Arc::clone(&self.remote), self.namespace())?;
+        Ok(Box::new(Plain(pair)))
     }
 
     fn capabilities(&self) -> Capabilities {
         let options = &self.remote.options;
-        let max_queue_pairs = if self.remote.is_ours() {
-            self.remote.num_io_queues()
-        } else {
-            options.nr_io_queues.into() // the lock is the parent's
-        };
         Capabilities {
-            max_queue_pairs,
-            can_grow: false,
-            is_exclusive: false,
+            max_queue_pairs: self.remote.num_io_queues(),
             late_writes: options.late_writes(),
             // Over TCP SPDK does not report which digests the target has accepted.
             checks_writes: self.remote.portals[0].address.needs_dma_memory(),
-            is_page_cached: false,
-            local_path: None,
-            allocated_bytes: None,
+            ..Capabilities::default()
         }
     }
 

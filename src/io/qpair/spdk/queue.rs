@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Failure, PLACE, Portal, Remote, Spdk};
-use crate::qpair::readiness::Registry;
+use crate::qpair::plain::PlainEngine;
 use crate::qpair::session::{self, Attempt, Backlog, SessionState};
-use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice};
 use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
-use dlfs_base::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
+use dlfs_base::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs_base::error::{ErrorKind, Result};
-use dlfs_base::units::{Lba, deadline};
+use dlfs_base::units::deadline;
 use dlfs_nvme::nvme::Status;
 
 type Session = session::Session<Portal, Arc<Controller>>;
@@ -29,7 +29,7 @@ pub(super) struct SpdkQueuePair {
     bounce: Option<Pool>,
     /// Answers of the last turn that may need a retry.
     answers: Vec<(Job, Status)>,
-    /// The fence of writes, see [`QueuePair::use_fence`]; commands that SPDK has taken cannot be recalled.
+    /// The fence of writes, see `QueuePair::use_fence`; commands that SPDK has taken cannot be recalled.
     fence: Option<Arc<Fence>>,
     /// The time of the last progress.
     progress: Instant,
@@ -437,7 +437,7 @@ impl SpdkQueuePair {
     }
 }
 
-impl QueuePair for SpdkQueuePair {
+impl PlainEngine for SpdkQueuePair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -467,29 +467,11 @@ impl QueuePair for SpdkQueuePair {
         count
     }
 
-    /// Submitted I/Os are issued at once.
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         self.fence = Some(Arc::clone(fence));
     }
 
-    /// There is one copy.
-    fn report_corrupt(&mut self, _: Lba, _: usize) {}
-
-    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
     /// SPDK exposes no descriptors, so sleeps are short.
-    fn register(&mut self, _: &Registry) {}
-
     fn notice(&self) -> Notice {
         Notice::Look
     }

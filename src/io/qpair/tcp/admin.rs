@@ -8,15 +8,13 @@ use super::{Portal, Tcp};
 use crate::qpair::Wait;
 use crate::qpair::remote::{self, Remote};
 use crate::qpair::session::{AdminEvent, Controller, Failure, Identified, JoinInfo, Terms};
-use dlfs_base::units::Nsid;
 use dlfs_nvme::auth::TlsPsk;
-use dlfs_nvme::nvme::fabrics::DiscoveryRecord;
 
 /// One admin queue.
 pub(super) struct Admin {
     /// Dropped, and so closed, before the controller's buffers are freed.
     link: Link,
-    controller: Controller,
+    pub(super) controller: Controller,
     /// How to connect again with another key of TLS.
     again: Box<(SocketAddr, Terms)>,
 }
@@ -82,15 +80,5 @@ impl Admin {
         let terms = Terms { psk: Some(psk), psk_v0: None, ..terms.clone() };
         *self = Admin::connect(now, *address, terms)?;
         Ok(AdminEvent::Nothing)
-    }
-
-    /// Identify data: see [`Controller::pages`].
-    pub(super) fn pages(&self) -> &[(Nsid, Vec<u8>)] {
-        self.controller.pages()
-    }
-
-    /// The records of the discovery service.
-    pub(super) fn records(&self) -> &[DiscoveryRecord] {
-        self.controller.records()
     }
 }

@@ -13,13 +13,12 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, Timespec};
 
 use super::link::{Link, SCRATCH_LEN};
 use super::{Counters, Tcp};
@@ -27,7 +26,7 @@ use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
 use crate::qpair::session::queue::TcpShared;
 use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, carrier};
-use crate::qpair::{Completion, Fence, Io, Namespace, Wait};
+use crate::qpair::{Completion, Io, Namespace, Wait};
 use dlfs_base::error::Result;
 use dlfs_base::process::Forked;
 use dlfs_base::units::deadline;
@@ -43,7 +42,7 @@ pub(super) struct Connection {
 /// The state behind the lock.
 pub(super) struct Core {
     /// Distinguishes it from the core that replaces it in a child process.
-    number: u64,
+    pub(super) number: u64,
     /// The controller's remote in this process.
     remote: Arc<Remote<Tcp>>,
     /// The remote that the namespaces hold: a further child process begins with it.
@@ -51,7 +50,7 @@ pub(super) struct Core {
     counters: Arc<Counters>,
     /// The socket, while there is one. It is closed before a buffer of the queue is given back.
     link: Option<Link>,
-    queue: IoQueue,
+    pub(super) queue: IoQueue,
     scratch: Vec<u8>,
     /// The handles, by their member numbers in the queue.
     handles: Vec<Option<Handle>>,
@@ -172,11 +171,6 @@ impl Core {
         }
     }
 
-    /// Distinguishes it from the core that replaces it in a child process.
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
-
     /// Advances joining a session; returns how long to sleep before the next try, `None` once it has joined.
     fn join_on(&mut self, limit: Instant) -> Result<Option<Duration>> {
         let now = Instant::now();
@@ -185,7 +179,7 @@ impl Core {
             return Ok(None);
         }
         let stage = self.queue.stage();
-        self.remote.may_wait(now, limit, self.queue.backlog(), stage)?;
+        self.remote.may_wait(now, limit, &self.queue.backlog, stage)?;
         let until = self.queue.poll_timeout().unwrap_or(limit).min(limit);
         Ok(Some(until.saturating_duration_since(now)))
     }
@@ -348,16 +342,8 @@ impl Core {
 
     /// The namespace of a handle, with the limits that I/Os must respect, if it may have changed.
     pub(super) fn namespace_since(&self, handle: usize, num_joins: &mut u64) -> Option<&Namespace> {
-        let before = std::mem::replace(num_joins, self.queue.num_joins());
+        let before = std::mem::replace(num_joins, self.queue.num_joins);
         (before != *num_joins).then(|| self.queue.namespace(handle))
-    }
-
-    pub(super) fn use_fence(&mut self, handle: usize, fence: &Arc<Fence>) {
-        self.queue.use_fence(handle, fence);
-    }
-
-    pub(super) fn report_corrupt(&mut self, handle: usize, blocks: Range<u64>) {
-        self.queue.report_corrupt(handle, blocks);
     }
 
     /// Runs a turn without handing out completions. `must_look`: no event says when the socket is ready.
@@ -423,7 +409,7 @@ impl Core {
                 true
             }
             Err(error) => {
-                self.queue.backlog().fail_all(&error.to_string());
+                self.queue.backlog.fail_all(&error.to_string());
                 false
             }
         }
@@ -471,13 +457,9 @@ impl Carrier for QueueSocket<'_> {
     }
 }
 
-fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
+pub(super) fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
-    let mut fds: Vec<PollFd<'_>> = Vec::new();
-    if let Some(Wait { fd, writable }) = wait {
-        let flags = if writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        fds.push(PollFd::from_borrowed_fd(fd, flags));
-    }
+    let mut fds: Vec<PollFd<'_>> = wait.iter().map(Wait::poll_fd).collect();
     let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the caller polls again
 }
 

@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-
 use super::admin::Admin;
+use super::connection::sleep;
 use super::link::SCRATCH_LEN;
 use crate::address::TcpAddress;
 use crate::qpair::ConnectOptions;
@@ -31,7 +30,7 @@ pub fn discover(
     options: &ConnectOptions,
 ) -> Result<Vec<DiscoveryRecord>> {
     let admin = reach(traddr, trsvcid, Nqn::discovery(), Goal::Discovery, options)?;
-    Ok(admin.records().to_vec())
+    Ok(admin.controller.records)
 }
 
 /// Reads the Identify data of the controller and of all active namespaces of a subsystem, 4,096 bytes each, by
@@ -44,7 +43,7 @@ pub fn discover(
 pub fn identify(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
     let TcpAddress { traddr, trsvcid, subnqn, .. } = address;
     let admin = reach(traddr, *trsvcid, subnqn.clone(), Goal::Pages, options)?;
-    let mut pages = admin.pages().to_vec();
+    let mut pages = admin.controller.pages;
     pages.sort_by_key(|(nsid, _)| *nsid);
     Ok(pages)
 }
@@ -107,12 +106,6 @@ fn reach_at(address: SocketAddr, terms: Terms, deadline: Instant) -> Result<Admi
             return Err(Failure::new(ErrorKind::TimedOut, message).at(admin.stage()));
         }
         let until = admin.poll_timeout().unwrap_or(deadline).min(deadline);
-        let limit = Timespec::try_from(until.saturating_duration_since(now)).ok();
-        let mut fds: Vec<PollFd<'_>> = Vec::new();
-        if let Some(wait) = admin.wait() {
-            let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            fds.push(PollFd::from_borrowed_fd(wait.fd, flags));
-        }
-        let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
+        sleep(admin.wait(), until.saturating_duration_since(now));
     }
 }

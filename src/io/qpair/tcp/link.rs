@@ -288,18 +288,9 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
             let used = connection.poll_receive(scratch, &mut slices);
             let slices = &mut slices[..used];
             let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-            (rustix::io::readv(socket, slices), asked)
+            (receives.count(asked, || rustix::io::readv(socket, slices))?, asked)
         };
-        receives.calls += 1;
-        receives.empty += u64::from(received == Err(Errno::AGAIN));
-        let len = match received {
-            Ok(0) => return Err(LinkError::Closed.into()),
-            Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }.into()),
-            Ok(len) => len,
-            Err(Errno::AGAIN) => return Ok(()),
-            Err(Errno::INTR) => continue,
-            Err(error) => return Err(LinkError::Os(error).into()),
-        };
+        let Some(len) = received else { return Ok(()) };
         connection.handle_filled(now, scratch, len)?;
         if len < asked {
             return Ok(()); // the socket is drained: another read would return nothing
@@ -317,23 +308,49 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
     while connection.wants_transmit() {
         let mut slices = [IoSlice::new(&[]); HOST_SEND_SLICES];
         let used = connection.poll_transmit(&mut slices);
-        let asked = slices[..used].iter().map(|slice| slice.len()).sum();
+        let slices = &slices[..used];
+        let asked = slices.iter().map(|slice| slice.len()).sum();
         let mut control = rustix::net::SendAncillaryBuffer::default();
-        let sent = rustix::net::sendmsg(
-            socket,
-            &slices[..used],
-            &mut control,
-            rustix::net::SendFlags::NOSIGNAL,
-        );
-        match sent {
+        let sent = call(asked, || {
+            rustix::net::sendmsg(socket, slices, &mut control, rustix::net::SendFlags::NOSIGNAL)
+        });
+        let Some(len) = sent? else { return Ok(()) };
+        connection.transmitted(now, len);
+    }
+    Ok(())
+}
+
+/// Repeats a system call that moves at most `asked` bytes until no signal interrupts it; `None`: the socket has no
+/// bytes, or no room.
+fn call(
+    asked: usize,
+    mut call: impl FnMut() -> Result<usize, Errno>,
+) -> Result<Option<usize>, LinkError> {
+    loop {
+        match call() {
             Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }),
-            Ok(len) => connection.transmitted(now, len),
-            Err(Errno::AGAIN) => return Ok(()),
+            Ok(len) => return Ok(Some(len)),
+            Err(Errno::AGAIN) => return Ok(None),
             Err(Errno::INTR) => {}
             Err(error) => return Err(LinkError::Os(error)),
         }
     }
-    Ok(())
+}
+
+impl Receives {
+    /// As [`call`], and counts it; the other side's end is an error.
+    fn count(
+        &mut self,
+        asked: usize,
+        mut receive: impl FnMut() -> Result<usize, Errno>,
+    ) -> Result<Option<usize>, LinkError> {
+        let received = call(asked, || {
+            self.calls += 1;
+            receive()
+        })?;
+        self.empty += u64::from(received.is_none());
+        if received == Some(0) { Err(LinkError::Closed) } else { Ok(received) }
+    }
 }
 
 fn errno(error: std::io::Error) -> Errno {

@@ -35,6 +35,7 @@ use std::time::{Duration, Instant};
 use self::admin::Admin;
 use self::link::Receives;
 use self::queue::TcpQueuePair;
+use super::plain::Plain;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Selection, Transport};
 use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, SessionStats, Terms};
@@ -345,25 +346,17 @@ impl Device for TcpNamespace {
     /// Waits until the queue is connected, for at most the connect timeout.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let of = (self.ns_index, self.namespace());
-        Ok(Box::new(TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?))
+        let pair = TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?;
+        Ok(Box::new(Plain(pair)))
     }
 
     fn capabilities(&self) -> Capabilities {
         let options = &self.remote.options;
-        let max_queue_pairs = if self.remote.is_ours() {
-            self.remote.num_io_queues()
-        } else {
-            options.nr_io_queues.into() // the lock is the parent's
-        };
         Capabilities {
-            max_queue_pairs,
-            can_grow: false,
-            is_exclusive: false,
+            max_queue_pairs: self.remote.num_io_queues(),
             late_writes: options.late_writes(),
             checks_writes: self.remote.was_always_digested(),
-            is_page_cached: false,
-            local_path: None,
-            allocated_bytes: None,
+            ..Capabilities::default()
         }
     }
 

@@ -10,10 +10,10 @@ use parking_lot::MutexGuard;
 use super::connection::{Connection, Core};
 use super::{Counters, Tcp};
 use crate::qpair::outstanding::Outstanding;
+use crate::qpair::plain::PlainEngine;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
-use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope, QueuePair};
-use dlfs_base::buf::{Pool, SharedBuf};
+use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope};
 use dlfs_base::error::Result;
 use dlfs_base::units::Lba;
 
@@ -51,7 +51,7 @@ impl TcpQueuePair {
         connection.wait_joined()?;
         let mut core = connection.core();
         let member = Member {
-            core: core.number(),
+            core: core.number,
             handle: core.add_member(ns_index, namespace.clone()),
             ns_index,
             namespace,
@@ -66,7 +66,7 @@ impl TcpQueuePair {
     /// The connection in this process, and this queue pair's membership in it.
     fn enter(&mut self) -> (MutexGuard<'_, Core>, &mut Member) {
         let mut core = self.connection.core();
-        if core.number() != self.member.core {
+        if core.number != self.member.core {
             self.member.begin_anew(&mut core);
         }
         (core, &mut self.member)
@@ -76,11 +76,11 @@ impl TcpQueuePair {
 impl Member {
     /// In a child process with a new core, which does not know this queue pair yet.
     fn begin_anew(&mut self, core: &mut Core) {
-        self.core = core.number();
+        self.core = core.number;
         self.handle = core.add_member(self.ns_index, self.namespace.clone());
         self.num_joins = 0;
         if let Some(fence) = &self.fence {
-            core.use_fence(self.handle, fence);
+            core.queue.use_fence(self.handle, fence);
         }
         self.outstanding.lose(
             "the process was forked while another thread used this connection, so that its I/Os and their \
@@ -89,7 +89,7 @@ impl Member {
     }
 }
 
-impl QueuePair for TcpQueuePair {
+impl PlainEngine for TcpQueuePair {
     fn namespace(&self) -> &Namespace {
         &self.member.namespace
     }
@@ -118,11 +118,9 @@ impl QueuePair for TcpQueuePair {
         core.start(member.handle);
     }
 
-    fn use_pool(&mut self, _: &Pool) {}
-
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         let (mut core, member) = self.enter();
-        core.use_fence(member.handle, fence);
+        core.queue.use_fence(member.handle, fence);
         member.fence = Some(Arc::clone(fence));
     }
 
@@ -138,11 +136,7 @@ impl QueuePair for TcpQueuePair {
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         let (mut core, member) = self.enter();
         let num_blocks = len_bytes.div_ceil(member.namespace.block_len_bytes as usize) as u64;
-        core.report_corrupt(member.handle, slba.0..slba.0.saturating_add(num_blocks));
-    }
-
-    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
+        core.queue.report_corrupt(member.handle, slba.0..slba.0.saturating_add(num_blocks));
     }
 
     fn register(&mut self, registry: &Registry) {
@@ -156,7 +150,7 @@ impl QueuePair for TcpQueuePair {
 
     fn next_timeout(&self) -> Option<Instant> {
         let mut core = self.connection.core();
-        if core.number() != self.member.core || self.member.outstanding.has_lost() {
+        if core.number != self.member.core || self.member.outstanding.has_lost() {
             return Some(Instant::now()); // the next turn has something to fail
         }
         core.next_timeout(self.member.handle)

@@ -50,7 +50,7 @@ impl Transmit {
     }
 
     /// Queues a PDU with this header and these data, which the header's lengths include.
-    pub fn put<H: IntoBytes + Immutable>(
+    pub(crate) fn put<H: IntoBytes + Immutable>(
         &mut self,
         form: Form,
         header: &H,
@@ -79,7 +79,7 @@ impl Transmit {
     }
 
     /// Fills `slices` with the next bytes to send; returns how many slices it used.
-    pub fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
+    pub(crate) fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
         let ready = self.compute_digests(slices.len());
         let mut headers_at = self.headers_sent;
         let mut skip = self.payload_sent;
@@ -120,7 +120,7 @@ impl Transmit {
     }
 
     /// Reports that the next `len` bytes were sent; drops payloads that are sent completely.
-    pub fn sent(&mut self, mut len: usize) {
+    pub(crate) fn sent(&mut self, mut len: usize) {
         assert!(len <= self.len_bytes, "sent more than there was");
         self.len_bytes -= len;
         while let Some(first) = self.items.front_mut() {

@@ -1,6 +1,7 @@
 //! Completes I/O at once without transferring data: what remains is the cost of this tool.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use dlfs::qpair::plain::PlainEngine;
 use dlfs::qpair::{Completion, Io, Namespace};
@@ -31,7 +32,7 @@ impl PlainEngine for NullPair {
         count
     }
 
-    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let count = max.min(self.taken.len());
         let ended = self.taken.drain(..count);
         done.extend(ended.map(|io| Completion { tag: io.tag, buf: io.buf, result: Ok(()) }));

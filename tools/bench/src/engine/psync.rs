@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Instant;
 
 use dlfs::qpair::plain::PlainEngine;
 use dlfs::qpair::{Completion, Io, IoError, IoOp, Namespace};
@@ -32,7 +33,7 @@ impl PlainEngine for PsyncPair {
         usize::from(self.taken.is_some())
     }
 
-    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let Some(mut io) = self.taken.take_if(|_| max > 0) else { return 0 };
         let file = &*self.file;
         let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);

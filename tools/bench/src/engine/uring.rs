@@ -153,6 +153,10 @@ impl QueuePair for UringPair {
         None
     }
 
+    fn has_copies(&self, _: Lba, _: usize) -> bool {
+        false
+    }
+
     fn shared_queue(&self) -> Option<usize> {
         None
     }

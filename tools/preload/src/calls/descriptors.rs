@@ -12,73 +12,55 @@ use super::returned;
 use crate::own::{self, called};
 use crate::{files, long, mounts, real};
 
-/// As the C library's, but for descriptors of this library.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // To mark them all for `exec` is right for ours, too.
-    if !has_any() || first > last || flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
-        // SAFETY: the caller keeps to the C library's rules.
-        return unsafe { real::close_range(first, last, flags) };
+instead! {
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        // To mark them all for `exec` is right for ours, too.
+        if !has_any() || first > last || flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
+            return real::close_range(first, last, flags);
+        }
+        returned(close_others(first, last, flags).map(|()| 0))
     }
-    returned(close_others(first, last, flags).map(|()| 0))
-}
 
-/// As the C library's, but for descriptors of this library.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn closefrom(first: c_int) {
-    if !has_any() {
-        // SAFETY: the caller keeps to the C library's rules.
-        return unsafe { real::closefrom(first) };
-    }
-    let first = c_uint::try_from(first).unwrap_or(0); // as the C library does
-    if close_others(first, c_uint::MAX, 0).is_err() {
-        for fd in first as c_int..limit() {
-            if !is_ours(fd) {
-                files::close(fd);
+    fn closefrom(first: c_int) {
+        if !has_any() {
+            return real::closefrom(first);
+        }
+        let first = c_uint::try_from(first).unwrap_or(0); // as the C library does
+        if close_others(first, c_uint::MAX, 0).is_err() {
+            for fd in first as c_int..limit() {
+                if !is_ours(fd) {
+                    files::close(fd);
+                }
             }
         }
     }
+
+    fn dup2(old: c_int, new: c_int) -> c_int {
+        put(old, new, || real::dup2(old, new))
+    }
+
+    fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+        put(old, new, || real::dup3(old, new, flags))
+    }
+
+    // The lock ends with the program's own descriptors.
+    fn flock(fd: c_int, operation: c_int) -> c_int {
+        long::before_lock(fd);
+        real::flock(fd, operation)
+    }
 }
 
-/// As the C library's; onto a descriptor of this library it fails with EBUSY.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+/// Puts a descriptor onto a number; onto one of this library it fails with EBUSY.
+fn put(old: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
     if old != new && has_any() && is_ours(new) {
-        return refuse(new);
+        own::say(&format!("descriptor {new} is in use by an open data set, and stays"));
+        return returned(Err(libc::EBUSY));
     }
-    // SAFETY: the caller keeps to the C library's rules.
-    let result = unsafe { real::dup2(old, new) };
+    let result = real();
     if result == new {
         long::duplicated(old, new);
     }
     result
-}
-
-/// As [`dup2`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old != new && has_any() && is_ours(new) {
-        return refuse(new);
-    }
-    // SAFETY: the caller keeps to the C library's rules.
-    let result = unsafe { real::dup3(old, new, flags) };
-    if result == new {
-        long::duplicated(old, new);
-    }
-    result
-}
-
-/// As the C library's. The lock ends with the program's own descriptors.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn flock(fd: c_int, operation: c_int) -> c_int {
-    long::before_lock(fd);
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe { real::flock(fd, operation) }
-}
-
-fn refuse(fd: c_int) -> c_int {
-    own::say(&format!("descriptor {fd} is in use by an open data set, and stays"));
-    returned(Err(libc::EBUSY))
 }
 
 /// Returns whether this library may have descriptors, and the call is not its own.
@@ -114,12 +96,8 @@ fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int>
 
 /// Calls `visit` with what is open from `first` to `last`, in ascending order, at least with what is ours.
 fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
-    let path = c"/proc/self/fd";
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: the path ends with NUL.
-    let folder =
-        called(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0) });
-    let Ok(folder) = folder.map(|folder| folder as c_int) else {
+    let Ok(folder) = own::open(c"/proc/self/fd", flags) else {
         (first.min(i32::MAX as u32) as c_int..limit()).for_each(visit); // no /proc
         return;
     };

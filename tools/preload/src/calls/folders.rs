@@ -6,20 +6,66 @@ use std::ptr::null_mut;
 use dlfs::posix::Node;
 use libc::{AT_FDCWD, DIR, dirent};
 
-use super::{returned, returned_pointer};
+use super::{place, returned};
 use crate::folders::OpenFolder;
 use crate::paths::Place;
 use crate::real::{Filter, Order};
-use crate::{files, own, paths, real};
+use crate::{files, own, real};
 
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut DIR {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match paths::place(AT_FDCWD, path) {
-            Some(place) => returned_pointer(own::inside(|| open(&place))),
+instead! {
+    fn opendir(path: *const c_char) -> *mut DIR {
+        match place(AT_FDCWD, path) {
+            Some(place) => returned(own::inside(|| open(&place))),
             None => real::opendir(path),
+        }
+    }
+
+    fn fdopendir(fd: c_int) -> *mut DIR {
+        match files::identity(fd) {
+            Some((mount, Node::Folder(folder))) => returned(own::inside(|| {
+                Ok(OpenFolder::open(mount, mount.opened()?, folder, fd))
+            })),
+            Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
+            None => real::fdopendir(fd),
+        }
+    }
+
+    fn closedir(folder: *mut DIR) -> c_int {
+        if OpenFolder::of(folder).is_none() {
+            return real::closedir(folder);
+        }
+        let fd = OpenFolder::close(folder);
+        if fd >= 0 {
+            files::close(fd);
+        }
+        0
+    }
+
+    fn rewinddir(folder: *mut DIR) {
+        match OpenFolder::of(folder) {
+            Some(ours) => ours.seek(0),
+            None => real::rewinddir(folder),
+        }
+    }
+
+    fn telldir(folder: *mut DIR) -> c_long {
+        match OpenFolder::of(folder) {
+            Some(ours) => ours.position(),
+            None => real::telldir(folder),
+        }
+    }
+
+    fn seekdir(folder: *mut DIR, position: c_long) {
+        match OpenFolder::of(folder) {
+            Some(ours) => ours.seek(position),
+            None => real::seekdir(folder, position),
+        }
+    }
+
+    fn dirfd(folder: *mut DIR) -> c_int {
+        match OpenFolder::of(folder) {
+            Some(ours) => returned(own::inside(|| ours.descriptor())),
+            None => real::dirfd(folder),
         }
     }
 }
@@ -31,61 +77,20 @@ fn open(place: &Place) -> Result<*mut DIR, c_int> {
     }
 }
 
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fdopendir(fd: c_int) -> *mut DIR {
-    match files::identity(fd) {
-        Some((mount, Node::Folder(folder))) => returned_pointer(own::inside(|| {
-            Ok(OpenFolder::open(mount, mount.opened()?, folder, fd))
-        })),
-        Some((_, Node::File(_))) => returned_pointer(Err(libc::ENOTDIR)),
-        // SAFETY: the caller keeps to the C library's rules.
-        None => unsafe { real::fdopendir(fd) },
-    }
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn closedir(folder: *mut DIR) -> c_int {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        if OpenFolder::of(folder).is_none() {
-            return real::closedir(folder);
-        }
-        let fd = OpenFolder::close(folder);
-        if fd >= 0 {
-            files::close(fd);
-        }
-        0
-    }
-}
-
-macro_rules! reads {
-    ($($name:ident, $into:ident;)*) => {$(
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(folder: *mut DIR) -> *mut dirent {
-            // SAFETY: the caller keeps to the C library's rules.
-            unsafe {
+macro_rules! lists {
+    ($($next:ident, $into:ident, $scan:ident;)*) => {$(
+        instead! {
+            fn $next(folder: *mut DIR) -> *mut dirent {
                 match OpenFolder::of(folder) {
                     Some(ours) => {
                         let next = own::inside(|| ours.next());
-                        returned_pointer(next.map(|entry| entry.unwrap_or(null_mut())))
+                        returned(next.map(|entry| entry.unwrap_or(null_mut())))
                     }
-                    None => real::$name(folder),
+                    None => real::$next(folder),
                 }
             }
-        }
 
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $into(
-            folder: *mut DIR,
-            entry: *mut dirent,
-            result: *mut *mut dirent,
-        ) -> c_int {
-            // SAFETY: the caller keeps to the C library's rules.
-            unsafe {
+            fn $into(folder: *mut DIR, entry: *mut dirent, result: *mut *mut dirent) -> c_int {
                 let Some(ours) = OpenFolder::of(folder) else {
                     return real::$into(folder, entry, result);
                 };
@@ -103,76 +108,14 @@ macro_rules! reads {
                     Err(errno) => errno,
                 }
             }
-        }
-    )*};
-}
 
-reads! {
-    readdir, readdir_r;
-    readdir64, readdir64_r;
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rewinddir(folder: *mut DIR) {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.seek(0),
-            None => real::rewinddir(folder),
-        }
-    }
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn telldir(folder: *mut DIR) -> c_long {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.position(),
-            None => real::telldir(folder),
-        }
-    }
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn seekdir(folder: *mut DIR, position: c_long) {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.seek(position),
-            None => real::seekdir(folder, position),
-        }
-    }
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dirfd(folder: *mut DIR) -> c_int {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match OpenFolder::of(folder) {
-            Some(ours) => returned(own::inside(|| ours.descriptor())),
-            None => real::dirfd(folder),
-        }
-    }
-}
-
-macro_rules! scans {
-    ($($name:ident;)*) => {$(
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            path: *const c_char,
-            out: *mut *mut *mut dirent,
-            filter: Filter,
-            order: Order,
-        ) -> c_int {
-            // SAFETY: the caller keeps to the C library's rules.
-            unsafe {
-                match paths::place(AT_FDCWD, path) {
+            fn $scan(
+                path: *const c_char,
+                out: *mut *mut *mut dirent,
+                filter: Filter,
+                order: Order,
+            ) -> c_int {
+                match place(AT_FDCWD, path) {
                     Some(place) => match own::inside(|| open(&place)) {
                         Ok(folder) => {
                             let scanned = scan(folder, out, filter, order);
@@ -181,16 +124,16 @@ macro_rules! scans {
                         }
                         Err(errno) => returned(Err(errno)),
                     },
-                    None => real::$name(path, out, filter, order),
+                    None => real::$scan(path, out, filter, order),
                 }
             }
         }
     )*};
 }
 
-scans! {
-    scandir;
-    scandir64;
+lists! {
+    readdir, readdir_r, scandir;
+    readdir64, readdir64_r, scandir64;
 }
 
 /// Copies the entries that `filter` takes, in `order`, into memory from `malloc`.

@@ -1,37 +1,57 @@
 //! The functions that programs call instead of the C library's, by what they do.
 
-pub mod attributes;
-pub mod descriptors;
-pub mod folders;
-pub mod open;
-pub mod others;
-pub mod reads;
-pub mod writes;
-
-use std::ffi::c_int;
-
-use crate::own;
-
-/// A number as C returns it: -1 and `errno` for an error.
-fn returned(result: Result<c_int, c_int>) -> c_int {
-    result.unwrap_or_else(|errno| {
-        own::set_errno(errno);
-        -1
-    })
+/// Defines functions that programs call instead of the C library's of the same names; their bodies may be unsafe.
+macro_rules! instead {
+    ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {$(
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $kind),*) $(-> $result)? {
+            // SAFETY: a program calls this as the C library's function of this name, and owes that one what its manual
+            // says: strings end with NUL, results have room, and a stream or folder is open. Our own functions ask for
+            // no more, and the C library's gets the arguments as they are.
+            unsafe { $body }
+        }
+    )*};
 }
 
-/// A length as C returns it.
-fn returned_len(result: Result<isize, c_int>) -> isize {
-    result.unwrap_or_else(|errno| {
-        own::set_errno(errno);
-        -1
-    })
+mod attributes;
+mod descriptors;
+mod folders;
+mod open;
+mod others;
+mod reads;
+mod writes;
+
+use std::ffi::{CStr, c_char, c_int};
+
+use crate::paths::{self, Place};
+use crate::real::Failed;
+use crate::{mounts, own};
+
+/// The text of a path or a mode; `None` for NULL, and while there are no mounts: then nobody needs its length.
+///
+/// # Safety
+/// `text` is NULL or ends with NUL, and stays as long as the result is used.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
+    let is_wanted = !text.is_null() && !mounts::all().is_empty();
+    // SAFETY: not NULL here, so it ends with NUL.
+    is_wanted.then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// A pointer as C returns it: NULL and `errno` for an error.
-fn returned_pointer<T>(result: Result<*mut T, c_int>) -> *mut T {
+/// The place of `path`, if it is below a mount.
+///
+/// # Safety
+/// As [`text`].
+#[inline]
+unsafe fn place(folder: c_int, path: *const c_char) -> Option<Place> {
+    // SAFETY: the text is dropped before this returns.
+    paths::place(folder, unsafe { text(path) }?)
+}
+
+/// A value as C returns it: -1, or NULL, and `errno` for an error.
+fn returned<T: Failed>(result: Result<T, c_int>) -> T {
     result.unwrap_or_else(|errno| {
         own::set_errno(errno);
-        std::ptr::null_mut()
+        T::FAILED
     })
 }

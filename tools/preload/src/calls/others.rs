@@ -1,51 +1,83 @@
 //! Other calls that take a path and write nothing: working folders, links, and real paths.
 
 use std::ffi::{c_char, c_int};
+use std::ptr::null_mut;
 
-use dlfs::posix::Node;
+use dlfs::posix::{Folder, Node};
 use libc::{AT_FDCWD, size_t, ssize_t};
 
-use super::{returned, returned_len, returned_pointer};
+use super::{place, returned};
 use crate::paths::Place;
 use crate::{files, own, paths, real};
 
-/// As the C library's; a folder of a mount is refused, because the kernel cannot be there. Only the mount's
-/// top folder can be entered, where a real folder lies under it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn chdir(path: *const c_char) -> c_int {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        if let Some(place) = paths::place(AT_FDCWD, path) {
+type Text = *const c_char;
+
+instead! {
+    // A folder of a mount is refused, because the kernel cannot be there. Only the mount's top folder can be entered,
+    // where a real folder lies under it.
+    fn chdir(path: Text) -> c_int {
+        if let Some(place) = place(AT_FDCWD, path) {
             match own::inside(|| Ok(place.node()?.1)) {
                 Err(errno) => return returned(Err(errno)),
                 Ok(Node::File(_)) => return returned(Err(libc::ENOTDIR)),
-                Ok(Node::Folder(dlfs::posix::Folder::TOP)) => {}
+                Ok(Node::Folder(Folder::TOP)) => {}
                 Ok(Node::Folder(_)) => return refuse(&place.path),
             }
         }
-        let result = real::chdir(path);
-        if result == 0 {
-            paths::learn_working_folder();
+        entered(real::chdir(path))
+    }
+
+    fn fchdir(fd: c_int) -> c_int {
+        match files::identity(fd) {
+            Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
+            Some((_, Node::Folder(_))) => refuse(b"it"),
+            None => entered(real::fchdir(fd)),
         }
-        result
+    }
+
+    // There are no links below a mount.
+    fn readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
+        match place(AT_FDCWD, path) {
+            Some(place) => no_link(&place),
+            None => real::readlink(path, out, len),
+        }
+    }
+
+    fn readlinkat(folder: c_int, path: Text, out: *mut c_char, len: size_t) -> ssize_t {
+        match place(folder, path) {
+            Some(place) => no_link(&place),
+            None => real::readlinkat(folder, path, out, len),
+        }
+    }
+
+    fn realpath(path: Text, out: *mut c_char) -> *mut c_char {
+        match place(AT_FDCWD, path) {
+            Some(place) => real_path(&place, out),
+            None => real::realpath(path, out),
+        }
+    }
+
+    fn __realpath_chk(path: Text, out: *mut c_char, len: size_t) -> *mut c_char {
+        match place(AT_FDCWD, path) {
+            Some(place) => real_path(&place, out),
+            None => real::__realpath_chk(path, out, len),
+        }
+    }
+
+    fn canonicalize_file_name(path: Text) -> *mut c_char {
+        match place(AT_FDCWD, path) {
+            Some(place) => real_path(&place, null_mut()),
+            None => real::canonicalize_file_name(path),
+        }
     }
 }
 
-/// As [`chdir`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fchdir(fd: c_int) -> c_int {
-    match files::identity(fd) {
-        Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
-        Some((_, Node::Folder(_))) => refuse(b"it"),
-        None => {
-            // SAFETY: the caller keeps to the C library's rules.
-            let result = unsafe { real::fchdir(fd) };
-            if result == 0 {
-                paths::learn_working_folder();
-            }
-            result
-        }
+/// The result of entering a folder, which is then the working folder.
+fn entered(result: c_int) -> c_int {
+    if result == 0 {
+        paths::learn_working_folder();
     }
+    result
 }
 
 fn refuse(path: &[u8]) -> c_int {
@@ -56,83 +88,14 @@ fn refuse(path: &[u8]) -> c_int {
     returned(Err(libc::EOPNOTSUPP))
 }
 
-/// As the C library's. There are no links.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readlink(path: *const c_char, out: *mut c_char, len: size_t) -> ssize_t {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match paths::place(AT_FDCWD, path) {
-            Some(place) => no_link(&place),
-            None => real::readlink(path, out, len),
-        }
-    }
-}
-
-/// As the C library's. There are no links.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readlinkat(
-    folder: c_int,
-    path: *const c_char,
-    out: *mut c_char,
-    len: size_t,
-) -> ssize_t {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match paths::place(folder, path) {
-            Some(place) => no_link(&place),
-            None => real::readlinkat(folder, path, out, len),
-        }
-    }
-}
-
 fn no_link(place: &Place) -> ssize_t {
-    returned_len(own::inside(|| place.node().and(Err(libc::EINVAL))))
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_char {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match paths::place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, out),
-            None => real::realpath(path, out),
-        }
-    }
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __realpath_chk(
-    path: *const c_char,
-    out: *mut c_char,
-    len: size_t,
-) -> *mut c_char {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match paths::place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, out),
-            None => real::__realpath_chk(path, out, len),
-        }
-    }
-}
-
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-    // SAFETY: the caller keeps to the C library's rules.
-    unsafe {
-        match paths::place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, std::ptr::null_mut()),
-            None => real::canonicalize_file_name(path),
-        }
-    }
+    returned(own::inside(|| place.node().and(Err(libc::EINVAL))))
 }
 
 /// # Safety
 /// `out` is NULL or has PATH_MAX bytes.
 unsafe fn real_path(place: &Place, out: *mut c_char) -> *mut c_char {
-    returned_pointer(own::inside(|| {
+    returned(own::inside(|| {
         let (opened, node) = place.node()?;
         let below = opened.files.tree().path(node).map_err(|_| libc::EIO)?;
         let mut path = place.mount.prefix().to_vec();
@@ -144,7 +107,7 @@ unsafe fn real_path(place: &Place, out: *mut c_char) -> *mut c_char {
         if path.len() > libc::PATH_MAX as usize {
             return Err(libc::ENAMETOOLONG);
         }
-        // SAFETY: memory of that length, or the caller's promise.
+        // SAFETY: either memory of that length, just allocated, or PATH_MAX bytes, which are enough.
         unsafe {
             let out = if out.is_null() { libc::malloc(path.len()).cast() } else { out };
             if out.is_null() {

@@ -11,17 +11,9 @@ use crate::{long, real};
 
 macro_rules! reads {
     ($($name:ident($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $most:expr;)*) => {$(
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            fd: c_int,
-            out: *mut c_void,
-            len: size_t,
-            $($argument: $kind),*
-        ) -> ssize_t {
-            let at: Option<off_t> = $at;
-            // SAFETY: the caller keeps to the C library's rules.
-            unsafe {
+        instead! {
+            fn $name(fd: c_int, out: *mut c_void, len: size_t $(, $argument: $kind)*) -> ssize_t {
+                let at: Option<off_t> = $at;
                 // A buffer that is too short ends the program, by the C library.
                 let read = if len <= $most { long::read(fd, out, len, at) } else { None };
                 match read {
@@ -49,18 +41,10 @@ reads! {
 
 macro_rules! parts {
     ($($name:ident($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $flags:expr;)*) => {$(
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            fd: c_int,
-            parts: *const iovec,
-            count: c_int,
-            $($argument: $kind),*
-        ) -> ssize_t {
-            let at: Option<off_t> = $at;
-            let flags: c_int = $flags;
-            // SAFETY: the caller keeps to the C library's rules.
-            unsafe {
+        instead! {
+            fn $name(fd: c_int, parts: *const iovec, count: c_int $(, $argument: $kind)*) -> ssize_t {
+                let at: Option<off_t> = $at;
+                let flags: c_int = $flags;
                 let read = if flags == 0 { long::read_parts(fd, parts, count, at) } else { None };
                 match read {
                     Some(read) => read,
@@ -83,31 +67,25 @@ parts! {
     preadv64v2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
 }
 
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap(
-    at: *mut c_void,
-    len: size_t,
-    access: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    long::mapped(fd, offset);
-    // SAFETY: the caller keeps to the kernel's rules.
-    unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) as *mut c_void }
+macro_rules! maps {
+    ($($name:ident;)*) => {$(
+        instead! {
+            fn $name(
+                at: *mut c_void,
+                len: size_t,
+                access: c_int,
+                flags: c_int,
+                fd: c_int,
+                offset: off_t,
+            ) -> *mut c_void {
+                long::mapped(fd, offset);
+                libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) as *mut c_void
+            }
+        }
+    )*};
 }
 
-/// As [`mmap`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
-    at: *mut c_void,
-    len: size_t,
-    access: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: the caller keeps to the kernel's rules.
-    unsafe { mmap(at, len, access, flags, fd, offset) }
+maps! {
+    mmap;
+    mmap64;
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use socket2::Socket;
 
-use super::{LinkError, Receives};
+use super::{LinkError, Receives, call};
 use crate::qpair::session::Failure;
 use crate::qpair::session::connect::Payload;
 use crate::tls::{RECORD_LEN_BYTES, Session};
@@ -67,7 +67,7 @@ impl Secured {
         let mut result = self.session.handshake();
         self.flush(socket)?;
         while is_ready && result == Ok(false) {
-            let Some(len) = read(socket, &mut self.memory, receives)? else { break };
+            let Some(len) = self.read(socket, receives)? else { break };
             self.session.give(std::mem::take(&mut self.memory), len);
             result = self.session.handshake();
             self.memory = self.session.take_back();
@@ -87,7 +87,7 @@ impl Secured {
     ) -> Result<(), Failure> {
         let mut budget = HOST_RECEIVE_BYTES;
         while budget > 0 {
-            let Some(len) = read(socket, &mut self.memory, receives)? else { return Ok(()) };
+            let Some(len) = self.read(socket, receives)? else { return Ok(()) };
             let asked = self.memory.len();
             self.session.give(std::mem::take(&mut self.memory), len);
             let result = self.decrypt(connection, now, scratch);
@@ -145,6 +145,16 @@ impl Secured {
         Ok(())
     }
 
+    /// Reads the socket once; `None`: there is nothing.
+    fn read(
+        &mut self,
+        socket: &Socket,
+        receives: &mut Receives,
+    ) -> Result<Option<usize>, LinkError> {
+        let memory = &mut self.memory[..];
+        receives.count(memory.len(), || rustix::io::read(socket, &mut *memory))
+    }
+
     /// Sends ciphertext; returns whether all is sent.
     fn flush(&mut self, socket: &Socket) -> Result<bool, LinkError> {
         loop {
@@ -152,38 +162,10 @@ impl Secured {
             if outgoing.is_empty() {
                 return Ok(true);
             }
-            match rustix::net::send(socket, outgoing, rustix::net::SendFlags::NOSIGNAL) {
-                Ok(found) if found > outgoing.len() => {
-                    return Err(LinkError::Excess { asked: outgoing.len(), found });
-                }
-                Ok(len) => self.session.sent(len),
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(LinkError::Os(error)),
-            }
-        }
-    }
-}
-
-/// Reads the socket once; `None`: there is nothing.
-fn read(
-    socket: &Socket,
-    memory: &mut [u8],
-    receives: &mut Receives,
-) -> Result<Option<usize>, LinkError> {
-    loop {
-        let received = rustix::io::read(socket, &mut *memory);
-        receives.calls += 1;
-        receives.empty += u64::from(received == Err(Errno::AGAIN));
-        match received {
-            Ok(0) => return Err(LinkError::Closed),
-            Ok(found) if found > memory.len() => {
-                return Err(LinkError::Excess { asked: memory.len(), found });
-            }
-            Ok(len) => return Ok(Some(len)),
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(LinkError::Os(error)),
+            let flags = rustix::net::SendFlags::NOSIGNAL;
+            let sent = call(outgoing.len(), || rustix::net::send(socket, outgoing, flags))?;
+            let Some(len) = sent else { return Ok(false) };
+            self.session.sent(len);
         }
     }
 }

@@ -1,0 +1,26 @@
+//! Bytes in texts as `%XX`. Pure.
+
+/// Replaces each `%XX` in `text` whose byte satisfies `counts`; other percent signs stay.
+pub fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
+    let mut rest = text.as_bytes();
+    let mut out = Vec::with_capacity(rest.len());
+    while let Some((&first, tail)) = rest.split_first() {
+        match hex_pair(tail).filter(|&byte| first == b'%' && counts(byte)) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// The byte of the two hexadecimal digits at the start of `bytes`.
+pub fn hex_pair(bytes: &[u8]) -> Option<u8> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)
+}

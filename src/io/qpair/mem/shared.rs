@@ -1,0 +1,170 @@
+//! A namespace in memory that other processes map.
+//!
+//! It has no stripes, since no lock keeps other processes from it. What a read returns that overlaps a write is for
+//! the caller to discard. Its writer says which blocks are lent: those that it has frozen.
+
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::{MemPair, Memory, addressable, namespace};
+use crate::qpair::plain::Plain;
+use crate::qpair::{Capabilities, Device, IoError, Namespace, PairScope, QueuePair};
+use dlfs_base::buf::{HugePages, Lender, SharedBuf, SharedBytes};
+use dlfs_base::error::Result;
+use dlfs_base::units::ALIGN_BYTES;
+
+/// A namespace in memory that other processes may map: see [`SharedMemory::attach`]. Clones are handles on the same
+/// bytes, which are zero at first. Callers borrow blocks that are frozen, and no others.
+#[derive(Clone)]
+pub struct SharedMemory {
+    bytes: Arc<SharedBytes>,
+    namespace: Namespace,
+}
+
+impl SharedMemory {
+    /// Creates a namespace of `len_bytes` zeroes.
+    ///
+    /// # Errors
+    /// As [`super::MemNamespace::new`].
+    pub fn new(len_bytes: u64, block_len_bytes: u32) -> Result<SharedMemory> {
+        let namespace = namespace(len_bytes, block_len_bytes)?;
+        let bytes = Arc::new(SharedBytes::new(addressable(len_bytes)?)?);
+        Ok(SharedMemory { bytes, namespace })
+    }
+
+    /// As [`SharedMemory::new`], with blocks of 4,096 bytes of which no more than `used_bytes` will be written at a
+    /// time: only those take memory.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::new`].
+    pub fn sparse(len_bytes: u64, used_bytes: u64) -> Result<SharedMemory> {
+        let namespace = namespace(len_bytes, ALIGN_BYTES as u32)?;
+        let bytes = SharedBytes::sparse(addressable(len_bytes)?, addressable(used_bytes)?)?;
+        Ok(SharedMemory { bytes: Arc::new(bytes), namespace })
+    }
+
+    /// The read-only namespace in the memory `file`, which another process created with these lengths, with
+    /// [`SharedMemory::new`], or with [`SharedMemory::sparse`] if `pages` is [`HugePages::Off`].
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the file has another length, or could be cut off. As [`SharedMemory::new`].
+    pub fn attach(
+        file: OwnedFd,
+        len_bytes: u64,
+        block_len_bytes: u32,
+        pages: HugePages,
+    ) -> Result<SharedMemory> {
+        let namespace = Namespace { read_only: true, ..namespace(len_bytes, block_len_bytes)? };
+        let bytes = Arc::new(SharedBytes::open(file, addressable(len_bytes)?, pages)?);
+        Ok(SharedMemory { bytes, namespace })
+    }
+
+    /// From now on the blocks in `range` may be borrowed, and are not written.
+    pub fn freeze(&self, range: Range<u64>) {
+        self.bytes.freeze(range.start as usize, (range.end - range.start) as usize);
+    }
+
+    /// Ends the borrowing of the blocks in `range`. `true`: nobody has borrowed any of them, so they may be
+    /// written and deallocated. Otherwise ask again later.
+    pub fn thaw(&self, range: Range<u64>) -> bool {
+        self.bytes.thaw(range.start as usize, (range.end - range.start) as usize)
+    }
+
+    /// Frees the memory of the blocks in `range`; they then read as zeroes.
+    ///
+    /// # Errors
+    /// Errors of the operating system; `EBUSY`: some are frozen, or still borrowed.
+    pub fn deallocate(&self, range: Range<u64>) -> Result<()> {
+        let len = (range.end - range.start) as usize;
+        Ok(self.bytes.deallocate(range.start as usize, len)?)
+    }
+
+    /// The memory, to be passed to another process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.bytes.file()
+    }
+}
+
+impl Device for SharedMemory {
+    fn namespace(&self) -> Namespace {
+        self.namespace.clone()
+    }
+
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let memory = Lending { bytes: Arc::clone(&self.bytes), lender: self.bytes.lender() };
+        Ok(Box::new(Plain(MemPair::new(memory, self.namespace.clone()))))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
+    }
+}
+
+/// The memory, of which one queue pair lends blocks.
+struct Lending {
+    bytes: Arc<SharedBytes>,
+    /// Counts what this queue pair lends; `None` where another process writes.
+    lender: Option<Arc<Lender>>,
+}
+
+impl Memory for Lending {
+    fn read(&self, offset: usize, bytes: &mut [u8]) {
+        self.bytes.read(offset, bytes);
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), IoError> {
+        let failed = |error: std::io::Error| IoError::Os(error.raw_os_error().unwrap_or(libc::EIO));
+        self.bytes.write(offset, bytes).map_err(failed)
+    }
+
+    fn prefetch(&self, offset: usize, len: usize) {
+        self.bytes.prefetch(offset, len);
+    }
+
+    fn borrow(&self, offset: usize, len: usize) -> Option<SharedBuf> {
+        self.bytes.lend(self.lender.as_ref()?, offset, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::qpair::{Completion, Io, IoOp};
+    use dlfs_base::buf::IoBuf;
+    use dlfs_base::units::Lba;
+
+    fn run(pair: &mut dyn QueuePair, op: IoOp, slba: u64, buf: IoBuf) -> Completion {
+        let mut pending = VecDeque::from([Io { op, slba: Lba(slba), buf, tag: 1 }]);
+        let mut done = Vec::new();
+        assert_eq!(pair.submit(&mut pending), 1);
+        assert_eq!(pair.poll(Instant::now(), 8, &mut done), 1);
+        done.pop().unwrap()
+    }
+
+    #[test]
+    fn another_handle_on_shared_memory_reads_what_is_written_and_writes_nothing() {
+        let device = SharedMemory::new(3 << 20, 4096).unwrap();
+        let file = device.file().try_clone_to_owned().unwrap();
+        let attached = SharedMemory::attach(file, 3 << 20, 4096, HugePages::Auto).unwrap();
+        let mut writer = device.queue_pair().unwrap();
+        let mut reader = attached.queue_pair().unwrap();
+        let mut buf = IoBuf::zeroed(1 << 20);
+        buf.fill(7);
+        assert_eq!(run(&mut *writer, IoOp::Write, 512, buf).result, Ok(()));
+        let read = run(&mut *reader, IoOp::Read, 511, IoBuf::zeroed(8192));
+        assert!(
+            read.result.is_ok() && read.buf[..4096] == [0; 4096] && read.buf[4096..] == [7; 4096]
+        );
+        assert!(reader.borrow(Lba(512), 4096).is_none(), "others may write to it");
+        let refused = run(&mut *reader, IoOp::Write, 0, IoBuf::zeroed(4096));
+        assert!(matches!(refused.result, Err(IoError::Invalid(_))));
+    }
+}
