@@ -133,7 +133,7 @@ impl Share {
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
-        let counts = BatchCounts::new(dataset.directory(), options)?;
+        let counts = BatchCounts::new(dataset.directory(), None, options)?;
         Share::of_len(options.epoch_len(dataset.len()), options, counts)
     }
 
@@ -142,7 +142,7 @@ impl Share {
     /// # Errors
     /// As [`Share::new`].
     pub(super) fn of_mixture(mix: &Arc<Mix>, options: &LoaderOptions) -> Result<Share> {
-        let counts = BatchCounts::of_mixture(mix, options)?;
+        let counts = BatchCounts::new(&mix.directories()[0], Some(mix), options)?;
         Share::of_len(mix.mixture().epoch_size(), options, counts)
     }
 
