@@ -19,12 +19,13 @@ use crate::order::{OrderSpec, Pick};
 use crate::reader::{Batch, Fetch, Fetched, Geometry, Pump, SampleLocation, plan_chunk};
 use crate::units::Slot;
 
+use super::OnError;
+use super::driver::{Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::residency::Residency;
 use super::samples::SampleDriver;
 use super::stream::Stream;
-use super::{Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, OnError, Planner};
 
 /// Issues one read per chunk.
 pub(super) struct ChunkDriver {

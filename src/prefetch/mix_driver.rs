@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 use crate::order::OrderSpec;
 use crate::reader::{Batch, BatchOfSource, FETCH_LEN_BYTES, Fetched, Geometry, Pump};
 
+use super::OnError;
 use super::chunks::ChunkDriver;
+use super::driver::{Delivery, Driver, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner};
 use super::fed::{Piece, Placed};
 use super::head::Head;
 use super::memory::Memory;
@@ -24,7 +26,6 @@ use super::options::Batching;
 use super::residency::Residency;
 use super::samples::SampleDriver;
 use super::stream::Stream;
-use super::{Delivery, Driver, MAX_PLANNED_SAMPLES, MAX_RECYCLED, OnError, Planner};
 use crate::units::Epoch;
 
 /// Drives the batches of a mixture.

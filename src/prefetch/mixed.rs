@@ -6,19 +6,18 @@ use crate::error::Result;
 use crate::order::State;
 use crate::reader::{Pump, SLOT_LEN_BYTES};
 
-use super::MAX_PLANNED;
 use super::batching::page_cached;
+use super::driver::{MAX_PLANNED, Parts};
 use super::mix::Mix;
 use super::mix_driver::{MixDriver, MixPlan};
 use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::residency::Residency;
 use super::samples::MAX_UNDER_WAY;
-use super::start::Parts;
 use super::window::Window;
 use super::working_set;
 
-/// What reads `mix`, from `state` on; `pump` has the namespaces of all sources.
+/// The parts that read `mix`, from `state` on; `pump` has the namespaces of all sources.
 pub(super) fn parts(
     mut pump: Pump,
     mix: &Arc<Mix>,

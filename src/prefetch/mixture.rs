@@ -227,13 +227,19 @@ impl MixIds {
         Ok(MixIds { stream, drawn: Vec::new(), ids: SourceIds::new(mix, &start.order) })
     }
 
-    /// Replaces `out` by source and id of each sample of the next batch.
-    pub(crate) fn next(&mut self, out: &mut Vec<(u32, SampleId)>) -> Result<Option<Head>> {
-        out.clear();
+    /// Replaces `ids` and `sources` by id and source of each sample of the next batch.
+    pub(crate) fn next(
+        &mut self,
+        ids: &mut Vec<SampleId>,
+        sources: &mut Vec<u32>,
+    ) -> Result<Option<Head>> {
+        ids.clear();
+        sources.clear();
         let Some(head) = self.stream.next(&mut self.drawn)? else { return Ok(None) };
-        out.extend(self.drawn.iter().map(|drawn| (drawn.source, SampleId(0))));
+        sources.extend(self.drawn.iter().map(|drawn| drawn.source));
+        ids.resize(self.drawn.len(), SampleId(0));
         self.ids.each(&self.drawn, |at, id| {
-            out[at].1 = id;
+            ids[at] = id;
             Ok(())
         })?;
         Ok(Some(head))

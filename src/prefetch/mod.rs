@@ -12,6 +12,7 @@
 //! | `mix`, `mixture`, `fed`, `source_ids` | the samples of each source that the batches of a mixture have |
 //! | `budgeted`, `mix_budget`, `batch_counts` | batches of so many tokens, those of a mixture, and their number |
 //! | `mix_driver`, `mixed` | a driver that reads a mixture by a driver for each source |
+//! | `driver` | what a driver is |
 //! | `start`, `poller` | what a prefetcher is made of, and its thread |
 //! | `window`, `memory`, `kept` | memory and the thread that faults it in, who gets it, and its verification later |
 //! | `copy` | each batch in one buffer, if the caller wants that |
@@ -28,6 +29,7 @@ mod batching;
 mod budgeted;
 mod chunks;
 mod copy;
+mod driver;
 mod fed;
 mod head;
 mod kept;
@@ -65,13 +67,12 @@ use crate::metrics::Recorder;
 use crate::order::State;
 use crate::process::Forked;
 use crate::qpair::Device;
-use crate::reader::{Batch, Fetched, OnError, Pump, ReadStats, timed_out};
+use crate::reader::{Batch, OnError, ReadStats, timed_out};
 use crate::threads::Fate;
 use crate::units::SampleId;
 
-use head::Head;
+use driver::Delivery;
 use kept::{Kept, Rewritten};
-use memory::Memory;
 use poller::Poller;
 use residency::Residency;
 use waits::Seen;
@@ -162,69 +163,6 @@ enum Message {
     Batch(Delivery),
     Failed(Error),
     End,
-}
-
-/// A batch for the consumer.
-struct Delivery {
-    batch: Batch,
-    head: Head,
-    skipped: u64,
-    /// With [`OnError::Blank`]: the places of samples that could not be read, in their order, and why.
-    failures: Vec<(u32, Error)>,
-}
-
-/// Decides how batches are read. All calls come from the poller.
-trait Driver: Send {
-    /// Plans, and starts what memory allows; whether it did anything.
-    fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool>;
-    /// Takes a completed fetch.
-    fn finished(&mut self, fetched: Fetched);
-    /// The next batch in order, once it is complete.
-    fn next_ready(&mut self) -> Option<Result<Delivery>>;
-    /// Returns whether every batch has been taken.
-    fn is_done(&self) -> bool;
-    /// Takes an empty batch, to reuse its vectors.
-    fn recycle(&mut self, batch: Batch);
-    /// The memory that read number `load` filled with `chunk` of `source` was overwritten.
-    fn read_again(&mut self, _source: u32, _chunk: u32, _load: u32) {}
-    /// The source whose samples the last error or skipped sample was among.
-    fn suspect(&self) -> u32 {
-        0
-    }
-}
-
-/// Plans batch by batch, and requests what is planned before it plans more.
-trait Planner {
-    /// Requests what is planned. The first result says whether it did anything; the second is `false` if memory ran
-    /// out or the queue pairs are busy.
-    fn request_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<(bool, bool)>;
-    /// Plans one more batch. `false`: the stream has ended.
-    fn plan_next(&mut self) -> Result<bool>;
-    /// Returns whether to plan no further now.
-    fn has_enough(&self) -> bool;
-    /// The number of samples that are planned and not delivered.
-    fn num_planned(&self) -> usize;
-
-    /// Requests and plans by turns, while memory, queue pairs and the limits of planning allow it; whether it did
-    /// anything.
-    fn request_and_plan(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let begun_with = self.num_planned();
-        let mut moved = false;
-        loop {
-            let (requested, all) = self.request_planned(pump, memory)?;
-            moved |= requested;
-            if !all || self.has_enough() {
-                return Ok(moved);
-            }
-            if self.num_planned() - begun_with >= PLANNED_PER_TURN {
-                return Ok(true);
-            }
-            if !self.plan_next()? {
-                return Ok(moved);
-            }
-            moved = true;
-        }
-    }
 }
 
 impl Prefetcher {
@@ -458,16 +396,3 @@ enum Received {
 
 /// The most ready batches, whatever the memory.
 const READY_BATCHES: usize = 64;
-
-/// The most batches planned ahead, if they are small.
-const MAX_PLANNED: usize = 4096;
-
-/// The most samples planned ahead, beside one batch. Samples of 340 bytes fill a window of the
-/// default size, so that reading continues across groups. Their plans take 12 MiB.
-const MAX_PLANNED_SAMPLES: usize = 3 << 18;
-
-/// The most samples planned per turn (0.3 ms), so that the poller soon processes completions again.
-const PLANNED_PER_TURN: usize = 2 << 10;
-
-/// Emptied batches kept for reuse: as many as can be in flight and ready, and one in each thread.
-const MAX_RECYCLED: usize = 2 * READY_BATCHES + 2;

@@ -15,11 +15,12 @@ use crate::reader::{Batch, CHECK_LIMIT, Pump, stale_error};
 use crate::threads::{self, Thread};
 
 use super::copy::Copiers;
+use super::driver::{Delivery, Driver, MAX_RECYCLED};
 use super::memory::Memory;
 use super::trace::TurnTrace;
 use super::waits::{AfterTurn, Divider, TurnClock};
 use super::window::Window;
-use super::{Delivery, Driver, LoaderOptions, MAX_RECYCLED, Message, Shared};
+use super::{LoaderOptions, Message, Shared};
 
 /// The consumer's side of the poller thread.
 pub(super) struct Poller {

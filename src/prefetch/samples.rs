@@ -13,10 +13,11 @@ use crate::reader::{
 };
 use crate::units::{SampleId, Slot};
 
+use super::OnError;
+use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::stream::Stream;
-use super::{Delivery, Driver, MAX_RECYCLED, OnError, Planner};
 
 /// Plans the reads of one batch at a time.
 pub(super) struct SampleDriver {

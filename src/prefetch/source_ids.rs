@@ -21,7 +21,7 @@ pub(super) struct SourceIds {
 }
 
 impl SourceIds {
-    /// Of a run along `order`.
+    /// The orders of a run along `order`.
     pub(super) fn new(mix: &Mix, order: &OrderSpec) -> SourceIds {
         let sources = 0..mix.sources().len();
         SourceIds {

@@ -10,6 +10,7 @@ use crate::reader::{Batch, FETCH_LEN_BYTES, Pump, SLOT_LEN_BYTES};
 
 use super::batching::page_cached;
 use super::chunks::ChunkDriver;
+use super::driver::{Driver, Parts};
 use super::kept::Kept;
 use super::memory::Memory;
 use super::passes::PassDriver;
@@ -19,9 +20,7 @@ use super::samples::SampleDriver;
 use super::stream::Stream;
 use super::window::Window;
 use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS};
-use super::{
-    Batching, Driver, LoaderOptions, LoaderStats, Prefetcher, READY_BATCHES, Shared, mixed,
-};
+use super::{Batching, LoaderOptions, LoaderStats, Prefetcher, READY_BATCHES, Shared, mixed};
 
 impl Prefetcher {
     /// Allocates the window of a loader with these options, and faults it in in the background.
@@ -130,7 +129,7 @@ impl Prefetcher {
         Poller::start((pump, memory), driver, shared, directories, options, window)
     }
 
-    /// What reads one data set.
+    /// The parts that read one data set.
     fn parts(&self, mut pump: Pump) -> Result<Parts> {
         let options = &self.options;
         let on_error = options.on_error;
@@ -173,15 +172,6 @@ impl Prefetcher {
         let directories = Arc::from([Arc::clone(&self.directory)]);
         Ok(Parts { pump, driver, residency, directories })
     }
-}
-
-/// What a poller runs for a data set or a mixture.
-pub(super) struct Parts {
-    pub(super) pump: Pump,
-    pub(super) driver: Box<dyn Driver>,
-    pub(super) residency: Arc<Residency>,
-    /// By source.
-    pub(super) directories: Arc<[Arc<Directory>]>,
 }
 
 /// How batches of one data set are read, on these devices; `None` is left open for passes over a global order.
