@@ -124,7 +124,7 @@ impl Files {
 
     /// The file of a field with these bytes.
     fn file_of<'a>(&self, field: usize, bytes: &'a [u8]) -> Cow<'a, [u8]> {
-        let kind = self.dataset.field_types().of(field);
+        let kind = self.dataset.directory().field_types().of(field);
         kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes))
     }
 
@@ -187,7 +187,7 @@ impl Files {
     }
 
     /// The value of an extended attribute, as text; `None` if the node does not have it. Beside those of the tree,
-    /// files have [`KEPT_IN_TIERS`] where the data set has tiers.
+    /// files have `user.dlfs.kept`, the bytes with copies in a tier, where the data set has tiers.
     pub fn xattr(&self, node: Node, name: &[u8]) -> Option<String> {
         match node {
             Node::File(file) if name == KEPT_IN_TIERS.as_bytes() && self.has_tiers() => {
@@ -212,7 +212,7 @@ impl Files {
     }
 
     fn has_fields(&self) -> bool {
-        !self.dataset.fields().is_empty()
+        !self.dataset.directory().fields().is_empty()
     }
 
     fn field_len(&self, file: File, watch: &mut dyn Watch) -> Result<u64> {
@@ -231,7 +231,7 @@ impl Files {
     }
 
     fn keep_lens(&self, id: SampleId, record: &[u8]) -> Result<()> {
-        let ranges = fields::split(record, self.dataset.fields().len())
+        let ranges = fields::split(record, self.dataset.directory().fields().len())
             .map_err(|error| Error::from(error).sample(id))?;
         let lens = ranges.into_iter().enumerate().map(|(field, range)| {
             range.map_or(0, |range| self.file_of(field, &record[range]).len() as u64)
@@ -263,7 +263,7 @@ impl std::ops::Deref for FileBytes {
 }
 
 /// The extended attribute that says how many bytes of a file's sample have copies in a tier.
-pub const KEPT_IN_TIERS: &str = "user.dlfs.kept";
+const KEPT_IN_TIERS: &str = "user.dlfs.kept";
 
 /// Samples whose lengths of fields are kept.
 const KEPT: usize = 4096;

@@ -22,11 +22,9 @@ use crate::report::Cause;
 use crate::store::StoreStats;
 use crate::units::{Epoch, SampleId, deadline};
 
-use super::Dataset;
 use super::background::Background;
-use super::mixed::Mixed;
-use super::sampler::{Share, check, check_place, measured};
-use super::stats;
+use super::over::Over;
+use super::{Share, stats};
 use record::Record;
 use stored::Stored;
 
@@ -58,13 +56,6 @@ pub struct Loader {
     _metered: Registration,
 }
 
-/// The source of a loader's samples.
-#[derive(Clone)]
-enum Over {
-    Dataset(Dataset),
-    Mixture(Mixed),
-}
-
 #[derive(Default)]
 struct Running {
     loader: Option<prefetch::Prefetcher>,
@@ -82,43 +73,21 @@ struct Running {
 }
 
 impl Loader {
-    pub(super) fn new(dataset: Dataset, options: LoaderOptions) -> Result<Loader> {
-        let options = measured(&dataset, dataset.image().located(options)?)?;
-        let base = check(&dataset, &options)?;
-        let share = Share::new(&dataset, &options)?;
-        let directory = Arc::clone(dataset.directory());
-        let store = dataset.image().store().and_then(|store| Stored::new(store, &options));
-        let len = options.epoch_len(dataset.len());
-        Loader::starting(Over::Dataset(dataset), directory, len, (base, share), options, store)
-    }
-
-    pub(super) fn of_mixture(mixture: Mixed, options: LoaderOptions) -> Result<Loader> {
-        let mix = mixture.mix();
-        let options = mix.measured(options)?;
-        options.check()?;
-        let base = mix.start_state(&options)?;
-        let len = mix.mixture().epoch_size();
-        let share = Share::of_mixture(mix, &options)?;
-        let directory = Arc::clone(&mix.directories()[0]);
-        Loader::starting(Over::Mixture(mixture), directory, len, (base, share), options, None)
-    }
-
-    fn starting(
-        over: Over,
-        directory: Arc<Directory>,
-        len: u64,
-        (base, share): (State, Share),
-        options: LoaderOptions,
-        store: Option<Stored>,
-    ) -> Result<Loader> {
+    pub(super) fn over(over: Over, options: LoaderOptions) -> Result<Loader> {
+        let options = over.prepared(options)?;
+        let base = over.start(&options)?;
+        let share = Share::over(&over, &options)?;
+        let store = over.first().image().store().filter(|_| over.mix().is_none());
+        let store = store.and_then(|store| Stored::new(store, &options));
+        let len = over.len(&options);
         let base = normal(base, len);
         let position = AtomicU64::new(pack(&base)?);
         let running = Arc::new(Forked::new(Mutex::default()));
         Ok(Loader {
             _metered: Registration::new(&running),
             store,
+            directory: Arc::clone(over.directory()),
             over: RwLock::new(Some(over)),
-            directory,
             len,
             share,
             lanes: AtomicU64::new(pack_lanes(&base.order)),
@@ -141,10 +110,7 @@ impl Loader {
         // Events of two runs would be out of order.
         let trace = self.options.trace.as_ref().map(|_| Arc::default());
         let options = LoaderOptions { trace, ..self.options.clone() };
-        let another = match self.over()? {
-            Over::Dataset(dataset) => Loader::new(dataset, options)?,
-            Over::Mixture(mixture) => Loader::of_mixture(mixture, options)?,
-        };
+        let another = Loader::over(self.open_over()?, options)?;
         another.go_to(self.state())?;
         Ok(another)
     }
@@ -159,14 +125,12 @@ impl Loader {
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let Running { loader, starting, previous, prepared, .. } = &mut *running;
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
-            let over = self.over()?;
+            let over = self.open_over()?;
             let order = self.order();
-            let (devices, mixture) = match &over {
-                Over::Dataset(dataset) => (dataset.image().devices(), None),
-                Over::Mixture(mixture) => (&[][..], Some(Arc::clone(mixture.mix()))),
-            };
-            let options = LoaderOptions { order, mixture, ..self.options.clone() };
-            *prepared = Some(prefetch::Prefetcher::window(&self.directory, devices, &options)?);
+            let options =
+                LoaderOptions { order, mixture: over.mix().cloned(), ..self.options.clone() };
+            let devices = over.devices();
+            *prepared = Some(prefetch::Prefetcher::window(&self.directory, &devices, &options)?);
         }
         Ok(())
     }
@@ -236,24 +200,14 @@ impl Loader {
     /// `InvalidArgument`, `Stale`: the state belongs to another data set or order, and the message says
     /// which. The run does not move.
     pub fn set_state(&self, state: &State) -> Result<()> {
-        if let Over::Mixture(mixture) = self.over()? {
-            mixture.mix().check_state(state, &self.options)?;
-            mixture.mix().check_place(state, &self.options)?;
-            let image = self.base.image;
-            let mixture = self.base.mixture.clone();
-            return self.go_to(State { image, mixture, ..state.clone() });
+        self.open_over()?.check_state(state, &self.options)?;
+        match &self.base.mixture {
+            None => self.go_to(state.clone()),
+            mixture => {
+                let State { image, .. } = self.base;
+                self.go_to(State { image, mixture: mixture.clone(), ..state.clone() })
+            }
         }
-        let directory = &self.directory;
-        let LoaderOptions { order, world_size, .. } = &self.options;
-        let image = directory.uuid().0;
-        let len = self.len;
-        let view = directory.view().map(|mark| mark.hash);
-        state.check_budget(self.options.budget.as_deref())?;
-        state.check((image, view), directory.generation(), order, *world_size, len)?;
-        if let Over::Dataset(dataset) = self.over()? {
-            check_place(&dataset, &self.options, state)?;
-        }
-        self.go_to(state.clone())
     }
 
     /// The epoch of the next batch.
@@ -410,7 +364,7 @@ impl Loader {
         previous: Option<prefetch::Prefetcher>,
         prepared: Option<Arc<Window>>,
     ) -> Result<Background<prefetch::Prefetcher>> {
-        let over = self.over()?;
+        let over = self.open_over()?;
         let state = self.state();
         let begin = self.begin_in_store(&state);
         if let Some(previous) = previous {
@@ -419,10 +373,7 @@ impl Loader {
         let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
         Background::start(move || {
             begin()?;
-            match over {
-                Over::Dataset(dataset) => dataset.image().prefetcher_in(options, prepared),
-                Over::Mixture(mixture) => mixture.prefetcher_in(options, prepared),
-            }
+            over.prefetcher_in(options, prepared)
         })
     }
 
@@ -430,7 +381,7 @@ impl Loader {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
-    fn over(&self) -> Result<Over> {
+    fn open_over(&self) -> Result<Over> {
         let Some(over) = self.read_over() else {
             let text = "the process was forked while another thread closed the loader";
             return Err(Error::new(ErrorKind::Busy, text).hint("make a loader in the child"));
@@ -447,13 +398,8 @@ impl Loader {
         if let Some(cause) = self.failure_of_store() {
             return cause;
         }
-        match self.over() {
-            Ok(Over::Dataset(dataset)) => {
-                timed_out(self.options.deadline, dataset.image().devices())
-            }
-            Ok(Over::Mixture(mixture)) => timed_out(self.options.deadline, &mixture.devices()),
-            Err(_) => timed_out(self.options.deadline, &[]),
-        }
+        let devices = self.open_over().map_or_else(|_| Vec::new(), |over| over.devices());
+        timed_out(self.options.deadline, &devices)
     }
 }
 

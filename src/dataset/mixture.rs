@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
-use crate::order::{HexId, State};
-use crate::prefetch::{LoaderOptions, Mix, MixIds, MixSource};
+use crate::order::HexId;
+use crate::prefetch::{LoaderOptions, Mix, MixSource};
 use crate::reader::{Batch, OnError, Watch};
 use crate::units::{Epoch, SampleId};
 
-use super::mixed::Mixed;
-use super::{Dataset, Loader, Query, Read, Share};
+use super::over::Over;
+use super::{Dataset, Loader, Query, Read, Sampler, Share};
 
 /// Data sets, and the part of each.
 ///
@@ -158,7 +158,17 @@ impl Mixture {
     /// `InvalidArgument`: the options contradict each other or the mixture, or the state belongs to another mixture:
     /// the message says which source differs.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
-        Loader::of_mixture(self.mixed(&options)?, options)
+        Loader::over(self.over(&options)?, options)
+    }
+
+    /// The ids that a loader with these options would read, with the [`sources`](Sampler::sources) that they are of.
+    ///
+    /// # Errors
+    /// As [`Mixture::loader`].
+    pub fn sampler(&self, options: LoaderOptions) -> Result<Sampler> {
+        let over = self.over(&options)?;
+        let options = over.prepared(options)?;
+        Sampler::over(over, options)
     }
 
     /// The share of the rank of `options` in an epoch.
@@ -166,99 +176,15 @@ impl Mixture {
     /// # Errors
     /// `InvalidArgument`: there is no such rank, or the batch does not fit the mixture.
     pub fn share(&self, options: &LoaderOptions) -> Result<Share> {
-        Share::of_mixture(self.mixed(options)?.mix(), options)
+        Share::over(&self.over(options)?, options)
     }
 
-    fn mixed(&self, options: &LoaderOptions) -> Result<Mixed> {
+    pub(super) fn over(&self, options: &LoaderOptions) -> Result<Over> {
         let sources = self.datasets.iter().map(|dataset| MixSource {
             directory: Arc::clone(dataset.directory()),
             devices: dataset.image().devices().to_vec(),
         });
-        let mix = Arc::new(Mix::new(self.spec(options), sources.collect())?);
-        Ok(Mixed::new(self.datasets.clone(), mix))
-    }
-}
-
-/// Source and id of each sample that a loader over a mixture would read, batch by batch, without reading samples.
-pub struct MixtureSampler {
-    mix: Arc<Mix>,
-    options: LoaderOptions,
-    ids: MixIds,
-    share: Share,
-    state: State,
-}
-
-impl MixtureSampler {
-    /// Ids along `mixture` with the options of a loader.
-    ///
-    /// # Errors
-    /// As [`Mixture::loader`].
-    pub fn new(mixture: &Mixture, options: LoaderOptions) -> Result<MixtureSampler> {
-        MixtureSampler::of(Arc::clone(mixture.mixed(&options)?.mix()), options)
-    }
-
-    fn of(mix: Arc<Mix>, options: LoaderOptions) -> Result<MixtureSampler> {
-        let options = mix.measured(options)?;
-        options.check()?;
-        let state = mix.start_state(&options)?;
-        let ids = MixIds::new(&mix, &options, &state)?;
-        let share = Share::of_mixture(&mix, &options)?;
-        Ok(MixtureSampler { mix, options, ids, share, state })
-    }
-
-    /// Replaces the content of `ids` by those of the next batch, and returns whether the batch ends the epoch. `None`
-    /// after the last batch of the last epoch.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the order is invalid for a data set.
-    pub fn next(&mut self, ids: &mut Vec<(u32, SampleId)>) -> Result<Option<bool>> {
-        let Some(head) = self.ids.next(ids)? else { return Ok(None) };
-        (self.state.epoch, self.state.consumed) = head.after;
-        Ok(Some(head.ends_epoch))
-    }
-
-    /// The state after the last batch: a loader may resume from it, too.
-    pub fn state(&self) -> State {
-        self.state.clone()
-    }
-
-    /// Resumes from `state`.
-    ///
-    /// # Errors
-    /// As [`Loader::set_state`].
-    pub fn set_state(&mut self, state: &State) -> Result<()> {
-        let options = LoaderOptions { resume: Some(state.clone()), ..self.options.clone() };
-        *self = MixtureSampler::of(Arc::clone(&self.mix), options)?;
-        Ok(())
-    }
-
-    /// Moves to the start of `epoch`.
-    ///
-    /// # Errors
-    /// As [`MixtureSampler::new`].
-    pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
-        self.set_state(&State { epoch: Epoch(epoch), consumed: 0, ..self.state.clone() })
-    }
-
-    /// Batches of a whole epoch on this rank.
-    pub fn batches_per_epoch(&self) -> u64 {
-        self.share.batches_after(&State { consumed: 0, ..self.state.clone() })
-    }
-
-    /// Batches left in the current epoch.
-    pub fn batches_left(&self) -> u64 {
-        self.share.batches_after(&self.state)
-    }
-
-    /// Returns whether any batches are left.
-    pub fn has_batches_left(&self) -> bool {
-        self.batches_left() > 0
-    }
-}
-
-impl std::fmt::Debug for MixtureSampler {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MixtureSampler").field("state", &self.state).finish_non_exhaustive()
+        Ok(Over::mixture(&self.datasets, Mix::new(self.spec(options), sources.collect())?))
     }
 }
 

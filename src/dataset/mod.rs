@@ -45,9 +45,9 @@ mod folder;
 mod image;
 mod latencies;
 mod loader;
-mod mixed;
 mod mixture;
 mod open;
+mod over;
 mod page_file;
 mod peers;
 mod sample_file;
@@ -67,9 +67,8 @@ use parking_lot::Mutex;
 
 use crate::address::Address;
 use crate::cache::{Cache, CacheStats};
-use crate::directory::{Column, Directory, Labels};
+use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::FieldTypes;
 use crate::metrics::{self, Histogram, Measured, Snapshot};
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
@@ -81,15 +80,16 @@ use crate::units::SampleId;
 
 use background::in_background;
 use latencies::Latencies;
+use over::Over;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
 pub use ahead::{Ahead, AheadStats, OrderFile};
 pub use class_names::class_names;
 pub use file_epochs::{EpochCounts, FileCounts};
-pub use files::{FileBytes, Files, KEPT_IN_TIERS};
+pub use files::{FileBytes, Files};
 pub use image::Image;
 pub use loader::Loader;
-pub use mixture::{Mixture, MixtureSampler};
+pub use mixture::Mixture;
 pub use open::OpenOptions;
 pub use page_file::{check_page, save_page};
 pub use peers::{Place, PlaceKind, Places};
@@ -214,36 +214,6 @@ impl Dataset {
         }
         let text = format!("there is no sample at index {index}, there are {}", self.len());
         Err(Error::new(ErrorKind::NotFound, text))
-    }
-
-    /// The labels of all samples by id; `None` if no sample has one.
-    pub fn labels(&self) -> Option<&Labels> {
-        self.directory().labels()
-    }
-
-    /// The typed columns: values that a table gave the samples when they were imported.
-    pub fn columns(&self) -> &[Column] {
-        self.directory().columns()
-    }
-
-    /// The typed column called `name`, by id; `None` if there is none.
-    pub fn column(&self, name: &str) -> Option<&Column> {
-        self.directory().column(name)
-    }
-
-    /// Names of the classes: a label is an index into it. Empty if labels are plain numbers.
-    pub fn classes(&self) -> &[Vec<u8>] {
-        self.directory().classes()
-    }
-
-    /// Names of the fields of a sample, in their order; empty if samples have no fields.
-    pub fn fields(&self) -> &[Vec<u8>] {
-        self.directory().fields()
-    }
-
-    /// The types of the fields: a field without one is bytes.
-    pub fn field_types(&self) -> &FieldTypes {
-        self.directory().field_types()
     }
 
     /// Loads the names, if they are not loaded yet.
@@ -402,7 +372,7 @@ impl Dataset {
     /// `InvalidArgument`: the options contradict each other, or the state is of another image or order.
     /// `Stale`: the state is of another generation.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
-        Loader::new(self.clone(), options)
+        Loader::over(Over::dataset(self), options)
     }
 
     /// The error for position `index` of a request, which names no sample.

@@ -58,7 +58,8 @@ impl Image {
             );
         }
         let peers = Peers::join(&served, &options, rendezvous)?;
-        let intact = served.intact;
+        let intact = Arc::clone(&served.intact);
+        drop(served);
         Ok(self.through(peers, &intact))
     }
 
@@ -70,7 +71,8 @@ impl Image {
     pub fn attach_to_peers(self, pass: Pass, connect: &ConnectOptions) -> Result<Image> {
         let served = self.served(None, pass.serving())?;
         let peers = Peers::attach(&served, pass, connect)?;
-        let intact = served.intact;
+        let intact = Arc::clone(&served.intact);
+        drop(served);
         Ok(self.through(peers, &intact))
     }
 
@@ -174,7 +176,7 @@ impl Image {
             directory: &self.whole,
             intact: Arc::new(Intact::new(Arc::clone(&self.whole))),
             cache: cache.devices(),
-            views: cache.views(serving.is_copies_only()),
+            views: Box::new(move |nguids| cache.views(serving.is_copies_only(), nguids)),
             tiers: cache.shared_id(),
             room_pages: cache.capacities(),
             order: hash_of(run, self.directory.view().filter(|_| run.is_some()), serving),

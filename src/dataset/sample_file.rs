@@ -53,7 +53,7 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<SampleFile> {
         let record_len = u64::from(self.len_bytes(id)?);
-        let num_fields = self.fields().len();
+        let num_fields = self.directory().fields().len();
         let span = match field {
             Some(field) if num_fields > 1 => {
                 let read = self.read_range(id, 0..table_len(num_fields), watch)?;
@@ -79,7 +79,7 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<SampleFile> {
         let mut file = self.open_sample(id, field, watch)?;
-        let Some(kind) = field.and_then(|field| self.field_types().of(field)) else {
+        let Some(kind) = field.and_then(|field| self.directory().field_types().of(field)) else {
             return Ok(file);
         };
         match kind.file_head(file.len_bytes()) {
@@ -107,7 +107,7 @@ impl Dataset {
         field: usize,
         watch: &mut dyn Watch,
     ) -> Result<(Ranges, Vec<(usize, Error)>)> {
-        let num_fields = self.fields().len();
+        let num_fields = self.directory().fields().len();
         if num_fields <= 1 {
             return self.read_ranges(ranges, watch);
         }

@@ -6,22 +6,29 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::order::{OrderSpec, Shard, State};
-use crate::prefetch::{BatchCounts, LoaderOptions, Mix, Stream, TokenLengths, samples_of_batch};
+use crate::prefetch::{BatchCounts, LoaderOptions, MixIds, Stream};
 use crate::units::{Epoch, SampleId};
 
 use super::Dataset;
+use super::over::Over;
 
 /// The ids that a loader with the same options would read, batch by batch, without reading samples.
 ///
 /// For frameworks that take ids from a sampler and then request the samples.
 pub struct Sampler {
-    dataset: Dataset,
+    over: Over,
     options: LoaderOptions,
-    stream: Stream,
+    batches: Batches,
     share: Share,
     state: State,
     /// Set if another batch of the epoch is known to follow the last one.
     has_more: bool,
+    sources: Vec<u32>,
+}
+
+enum Batches {
+    Dataset(Box<Stream>),
+    Mixture(Box<MixIds>),
 }
 
 impl Sampler {
@@ -30,16 +37,24 @@ impl Sampler {
     /// # Errors
     /// As [`Dataset::loader`].
     pub fn new(dataset: &Dataset, options: LoaderOptions) -> Result<Sampler> {
-        let options = measured(dataset, dataset.image().located(options)?)?;
-        Sampler::measured(dataset, options)
+        let over = Over::dataset(dataset);
+        let options = over.prepared(options)?;
+        Sampler::over(over, options)
     }
 
-    fn measured(dataset: &Dataset, options: LoaderOptions) -> Result<Sampler> {
-        let state = check(dataset, &options)?;
-        let stream = Stream::new(Arc::clone(dataset.directory()), &options, &state)?;
-        let share = Share::new(dataset, &options)?;
-        let has_more = false;
-        Ok(Sampler { dataset: dataset.clone(), options, stream, share, state, has_more })
+    /// Ids along `over`, with options that are prepared for it.
+    pub(super) fn over(over: Over, options: LoaderOptions) -> Result<Sampler> {
+        let state = over.start(&options)?;
+        let share = Share::over(&over, &options)?;
+        let batches = match over.mix() {
+            Some(mix) => Batches::Mixture(Box::new(MixIds::new(mix, &options, &state)?)),
+            None => {
+                let stream = Stream::new(Arc::clone(over.directory()), &options, &state)?;
+                Batches::Dataset(Box::new(stream))
+            }
+        };
+        let sources = Vec::new();
+        Ok(Sampler { over, options, batches, share, state, has_more: false, sources })
     }
 
     /// Replaces the content of `ids` by the ids of the next batch, and returns whether the batch ends the
@@ -48,10 +63,19 @@ impl Sampler {
     /// # Errors
     /// `InvalidArgument`: the order is invalid for the data set.
     pub fn next(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<bool>> {
-        let Some(head) = self.stream.next_ids(ids)? else { return Ok(None) };
+        let next = match &mut self.batches {
+            Batches::Dataset(stream) => stream.next_ids(ids)?,
+            Batches::Mixture(mixed) => mixed.next(ids, &mut self.sources)?,
+        };
+        let Some(head) = next else { return Ok(None) };
         (self.state.epoch, self.state.consumed) = head.after;
         self.has_more = !head.ends_epoch;
         Ok(Some(head.ends_epoch))
+    }
+
+    /// The data set of a mixture that each sample of the last batch is of; none over a single data set.
+    pub fn sources(&self) -> &[u32] {
+        &self.sources
     }
 
     /// Moves to the start of `epoch`.
@@ -74,7 +98,7 @@ impl Sampler {
     /// As [`super::Loader::set_state`].
     pub fn set_state(&mut self, state: &State) -> Result<()> {
         let options = LoaderOptions { resume: Some(state.clone()), ..self.options.clone() };
-        *self = Sampler::measured(&self.dataset, options)?;
+        *self = Sampler::over(self.over.clone(), options)?;
         Ok(())
     }
 
@@ -128,29 +152,21 @@ struct Counted {
 }
 
 impl Share {
+    pub(super) fn over(over: &Over, options: &LoaderOptions) -> Result<Share> {
+        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
+        let counts = BatchCounts::new(over.directory(), over.mix(), options)?;
+        let budgeted = counts.map(|counts| Arc::new(Budgeted { counts, last: Mutex::default() }));
+        let batch_size = (options.batch_size as u64).max(1);
+        let len = over.len(options);
+        Ok(Share { shard, len, batch_size, drop_short: options.drop_short, budgeted })
+    }
+
     /// The share of the rank in `options`.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
-        let counts = BatchCounts::new(dataset.directory(), options)?;
-        Share::of_len(options.epoch_len(dataset.len()), options, counts)
-    }
-
-    /// The share of an epoch of a mixture.
-    ///
-    /// # Errors
-    /// As [`Share::new`].
-    pub(super) fn of_mixture(mix: &Arc<Mix>, options: &LoaderOptions) -> Result<Share> {
-        let counts = BatchCounts::of_mixture(mix, options)?;
-        Share::of_len(mix.mixture().epoch_size(), options, counts)
-    }
-
-    fn of_len(len: u64, options: &LoaderOptions, counts: Option<BatchCounts>) -> Result<Share> {
-        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
-        let batch_size = (options.batch_size as u64).max(1);
-        let budgeted = counts.map(|counts| Arc::new(Budgeted { counts, last: Mutex::default() }));
-        Ok(Share { shard, len, batch_size, drop_short: options.drop_short, budgeted })
+        Share::over(&Over::dataset(dataset), options)
     }
 
     /// Batches of this rank from `at` to the end of its epoch.
@@ -212,38 +228,4 @@ impl Budgeted {
         *last = Some(Counted { order: *order, epoch, of_windows: Arc::clone(&of_windows) });
         Ok(of_windows)
     }
-}
-
-/// `options` with an estimate of the samples of a batch, if batches have a budget: all lengths are looked at.
-///
-/// # Errors
-/// `InvalidArgument`: a sample has no length, or is longer than the budget.
-pub(super) fn measured(dataset: &Dataset, options: LoaderOptions) -> Result<LoaderOptions> {
-    let Some(budget) = &options.budget else { return Ok(options) };
-    let lengths = TokenLengths::new(dataset.directory(), budget, options.too_long)?;
-    let batch_size = samples_of_batch(budget, lengths.measure()?.mean_tokens());
-    Ok(LoaderOptions { batch_size, ..options })
-}
-
-/// Checks that what `state` has consumed ends with a batch, if batches have a budget.
-///
-/// # Errors
-/// `InvalidArgument`: it does not.
-pub(super) fn check_place(dataset: &Dataset, options: &LoaderOptions, state: &State) -> Result<()> {
-    if options.budget.is_none() || state.consumed == 0 {
-        return Ok(());
-    }
-    let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
-    let options = LoaderOptions { epochs, ..options.clone() };
-    let mut stream = Stream::new(Arc::clone(dataset.directory()), &options, state)?;
-    stream.next_ids(&mut Vec::new()).map(drop)
-}
-
-/// Checks `options` for `dataset`, and returns the state in which a run with them starts.
-pub(super) fn check(dataset: &Dataset, options: &LoaderOptions) -> Result<State> {
-    options.check()?;
-    let start = Stream::start_state(dataset.directory(), options)?;
-    Stream::new(Arc::clone(dataset.directory()), options, &start)?;
-    check_place(dataset, options, &start)?;
-    Ok(start)
 }

@@ -1,26 +1,28 @@
 //! Counts the batches by a budget of tokens, of which epochs have different numbers.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::Result;
-use crate::order::budget::{BudgetError, Dealt, count_batches};
-use crate::order::mixture::Mixture;
-use crate::order::{EpochOrder, OrderSpec, Pick, Shard};
-use crate::units::{Epoch, SampleId};
+use crate::order::budget::{Budget, BudgetError, Deal, Dealt, count_batches};
+use crate::order::{OrderSpec, Shard};
+use crate::units::Epoch;
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, TokenLengths, each, order_of, positions};
-use super::mix::{Drawn, Mix};
-use super::mix_budget::{MixDealing, SourceLengths, count_batches_of_mixture};
+use super::budgeted::{TokenLengths, each, order_of, positions};
+use super::mix::{Mix, drawn};
+use super::mix_budget::SourceLengths;
+use super::source_ids::SourceIds;
 
 /// Counts the batches of epochs.
 #[derive(Debug, Clone)]
 pub(crate) struct BatchCounts {
     over: Over,
     options: LoaderOptions,
-    /// Positions that are cut together.
-    window: u64,
+    budget: Arc<Budget>,
+    /// Positions of an epoch.
+    len: u64,
 }
 
 /// The data set or the mixture that batches are cut from.
@@ -30,48 +32,39 @@ enum Over {
     Mixture(Arc<Mix>, SourceLengths),
 }
 
+/// Appends the tokens of the samples at consecutive positions of an epoch.
+type TokensAt<'a> = Box<dyn FnMut(Range<u64>, &mut Vec<u32>) -> Result<()> + 'a>;
+
 impl BatchCounts {
-    /// Those of a run with these options; `None` if its batches have no budget.
+    /// Those of a run with these options, over a data set or over the mixture `mix`; `None` if its batches have no
+    /// budget.
     pub(crate) fn new(
         directory: &Arc<Directory>,
+        mix: Option<&Arc<Mix>>,
         options: &LoaderOptions,
     ) -> Result<Option<BatchCounts>> {
         let Some(budget) = &options.budget else { return Ok(None) };
-        let lengths = TokenLengths::new(directory, budget, options.too_long)?;
-        let over = Over::Dataset(Arc::clone(directory), lengths);
-        Ok(Some(BatchCounts { over, options: options.clone(), window: budget.window.into() }))
-    }
-
-    /// The same, of a mixture.
-    pub(crate) fn of_mixture(
-        mix: &Arc<Mix>,
-        options: &LoaderOptions,
-    ) -> Result<Option<BatchCounts>> {
-        let Some(lengths) = SourceLengths::of(mix, options)? else { return Ok(None) };
-        let window = lengths.budget.window.into();
-        let over = Over::Mixture(Arc::clone(mix), lengths);
-        Ok(Some(BatchCounts { over, options: options.clone(), window }))
+        let (over, len) = match mix {
+            None => {
+                let lengths = TokenLengths::new(directory, budget, options.too_long)?;
+                let len = options.epoch_len(directory.num_live());
+                (Over::Dataset(Arc::clone(directory), lengths), len)
+            }
+            Some(mix) => {
+                let lengths = SourceLengths::new(mix, budget, options.too_long)?;
+                (Over::Mixture(Arc::clone(mix), lengths), mix.mixture().epoch_size())
+            }
+        };
+        let budget = Arc::clone(budget);
+        Ok(Some(BatchCounts { over, options: options.clone(), budget, len }))
     }
 
     /// The batches in each window of an epoch along `order`, of all ranks.
     ///
     /// Draws and sorts the whole epoch, in some 100 ns a sample.
     pub(crate) fn of_windows(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<u32>> {
-        let (directory, lengths) = match &self.over {
-            Over::Dataset(directory, lengths) => (directory, lengths),
-            Over::Mixture(mix, lengths) => {
-                return count_batches_of_mixture(mix, lengths, order, epoch);
-            }
-        };
-        let mut sequence = order_of(order, epoch, directory, self.options.weights.as_ref())?;
-        let mut ids = Vec::new();
-        let len = sequence.len();
-        let counts = count_batches(lengths.budget(), order.seed, epoch, len, |range, tokens| {
-            ids.clear();
-            sequence.ids(&**directory, positions(range), &mut ids);
-            each(&ids, tokens, |&id| lengths.of(id))
-        });
-        Ok(counts?)
+        let tokens_at = self.tokens_at(order, epoch)?;
+        count_batches(&self.budget, order.seed, epoch, self.len, tokens_at)
     }
 
     /// The batches of an epoch that are before position `consumed`, of all ranks.
@@ -85,9 +78,10 @@ impl BatchCounts {
         consumed: u64,
         of_windows: &[u32],
     ) -> Result<u64> {
-        let window = consumed / self.window;
+        let size = u64::from(self.budget.window);
+        let window = consumed / size;
         let whole = of_windows.iter().take(window as usize).map(|&count| u64::from(count)).sum();
-        let start = window * self.window;
+        let start = window * size;
         if start == consumed {
             return Ok(whole);
         }
@@ -125,64 +119,58 @@ impl BatchCounts {
     }
 
     /// This rank's share, from the start of an epoch.
-    pub(crate) fn shard(&self) -> Result<Shard> {
+    fn shard(&self) -> Result<Shard> {
         let LoaderOptions { rank, world_size, tail, .. } = self.options;
         Ok(Shard::new(rank, world_size, tail)?)
     }
 
-    fn deal(&self, spec: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {
+    fn deal(&self, order: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {
+        let deal = Deal::new(&self.budget, order.seed, epoch, self.len, shard);
+        Ok(Batches { deal, tokens_at: self.tokens_at(order, epoch)?, samples: Vec::new() })
+    }
+
+    fn tokens_at(&self, spec: &OrderSpec, epoch: Epoch) -> Result<TokensAt<'_>> {
         match &self.over {
             Over::Dataset(directory, lengths) => {
-                let order = order_of(spec, epoch, directory, self.options.weights.as_ref())?;
-                let dealing = Dealing::new(lengths.budget(), spec.seed, &order, shard);
-                let ids = Vec::new();
-                let picks = Vec::new();
-                let order = Box::new(order);
-                let dealing = Box::new(dealing);
-                Ok(Batches::OfDataset { order, dealing, lengths, ids, picks })
+                let mut order = order_of(spec, epoch, directory, self.options.weights.as_ref())?;
+                let mut ids = Vec::new();
+                Ok(Box::new(move |range, tokens| {
+                    ids.clear();
+                    order.ids(&**directory, positions(range), &mut ids);
+                    Ok(each(&ids, tokens, |&id| lengths.of(id))?)
+                }))
             }
-            Over::Mixture(mix, lengths) => Ok(Batches::OfMixture {
-                mixture: Box::new(mix.mixture().clone()),
-                dealing: Box::new(MixDealing::new(mix, lengths.clone(), spec)),
-                at: (epoch.0, shard),
-                samples: Vec::new(),
-            }),
+            Over::Mixture(mix, lengths) => {
+                let mut mixture = mix.mixture().clone();
+                let mut ids = SourceIds::new(mix, spec);
+                let mut samples = Vec::new();
+                let first = epoch.0 * self.len;
+                Ok(Box::new(move |range, tokens| {
+                    samples.clear();
+                    samples.extend(range.map(|at| drawn(&mut mixture, first + at)));
+                    lengths.of_drawn(&mut ids, &samples, tokens)
+                }))
+            }
         }
     }
 }
 
 /// The batches of one epoch, by their numbers of samples.
-enum Batches<'a> {
-    OfDataset {
-        order: Box<EpochOrder>,
-        dealing: Box<Dealing>,
-        lengths: &'a TokenLengths,
-        ids: Vec<SampleId>,
-        picks: Vec<Pick>,
-    },
-    OfMixture {
-        mixture: Box<Mixture>,
-        dealing: Box<MixDealing>,
-        /// The epoch, and the rank's share of it.
-        at: (u64, Shard),
-        samples: Vec<Drawn>,
-    },
+struct Batches<'a> {
+    deal: Deal<()>,
+    tokens_at: TokensAt<'a>,
+    samples: Vec<()>,
 }
 
 impl Batches<'_> {
     fn next(&mut self) -> Result<Option<(u64, Dealt)>> {
-        match self {
-            Batches::OfDataset { order, dealing, lengths, ids, picks } => {
-                ids.clear();
-                picks.clear();
-                let dealt = dealing.next(order, lengths, ids, picks)?;
-                Ok(dealt.map(|dealt| ((ids.len() + picks.len()) as u64, dealt)))
-            }
-            Batches::OfMixture { mixture, dealing, at, samples } => {
-                samples.clear();
-                let dealt = dealing.next(mixture, *at, samples)?;
-                Ok(dealt.map(|dealt| (samples.len() as u64, dealt)))
-            }
-        }
+        let Batches { deal, tokens_at, samples } = self;
+        samples.clear();
+        let mut draw = |range: Range<u64>, samples: &mut Vec<()>, tokens: &mut Vec<u32>| {
+            samples.resize(samples.len() + (range.end - range.start) as usize, ());
+            tokens_at(range, tokens)
+        };
+        let dealt = deal.next(&mut draw, samples)?;
+        Ok(dealt.map(|dealt| (samples.len() as u64, dealt)))
     }
 }

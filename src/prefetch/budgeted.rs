@@ -29,12 +29,6 @@ enum Of {
     Label,
 }
 
-/// How many epochs of `len` samples in a row without a batch for a rank, since batches are fewer than ranks, end its
-/// run. Epochs have different numbers of batches, so a later one may have one; cutting each takes some 100 ns a sample.
-pub(super) fn most_empty_epochs(len: u64) -> u64 {
-    ((1 << 26) / len.max(1)).clamp(16, 1000)
-}
-
 /// The lengths of all samples together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Measured {

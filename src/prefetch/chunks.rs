@@ -15,21 +15,25 @@ use slab::Slab;
 use crate::buf::{IoBuf, SharedBuf};
 use crate::directory::Directory;
 use crate::error::{Error, Result};
-use crate::order::Pick;
+use crate::order::{OrderSpec, Pick};
 use crate::reader::{Batch, Fetch, Fetched, Geometry, Pump, SampleLocation, plan_chunk};
 use crate::units::Slot;
 
+use super::OnError;
+use super::driver::{Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::residency::Residency;
+use super::samples::SampleDriver;
 use super::stream::Stream;
-use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Issues one read per chunk.
 pub(super) struct ChunkDriver {
     directory: Arc<Directory>,
     geometry: Vec<Geometry>,
     stream: Stream,
+    /// The first batch, until it is delivered, if it is read by samples.
+    early: Option<Box<SampleDriver>>,
     on_error: OnError,
     /// Set if samples of chunks kept from an earlier epoch are verified again.
     verify_kept: bool,
@@ -112,6 +116,7 @@ impl ChunkDriver {
             directory,
             geometry,
             stream,
+            early: None,
             on_error,
             verify_kept,
             residency,
@@ -136,6 +141,27 @@ impl ChunkDriver {
     /// sequences that go back to earlier groups.
     pub(super) fn patient(self, patience: u64) -> ChunkDriver {
         ChunkDriver { patience, ..self }
+    }
+
+    /// Reads the first batch by samples, while the chunks that it draws from are read. It draws from every chunk of
+    /// its groups, so it would wait for `lanes × group` chunks: 128 MiB of samples of 1 MiB. Its samples are read
+    /// twice instead, once per run.
+    ///
+    /// # Errors
+    /// Those of planning the batch.
+    pub(super) fn beginning_early(mut self, spec: OrderSpec) -> Result<ChunkDriver> {
+        let mut ids = Vec::new();
+        if let Some(head) = self.stream.next_ids(&mut ids)? {
+            let directory = Arc::clone(&self.directory);
+            let run = directory.layout().chunk_size_bytes as usize;
+            let stream = Stream::fed(Arc::clone(&directory), spec);
+            let geometry = self.geometry.clone();
+            let early = SampleDriver::new(directory, geometry, stream, false, run, self.on_error);
+            let mut early = early.numbered_from(EARLY_TOKEN);
+            early.plan(head, &ids)?;
+            self.early = Some(Box::new(early));
+        }
+        Ok(self)
     }
 
     /// The stream, if it is fed.
@@ -378,17 +404,6 @@ impl ChunkDriver {
         indices.first().copied()
     }
 
-    /// Plans one more batch. `false`: the stream has ended.
-    fn plan_next(&mut self) -> Result<bool> {
-        let len = self.planned.back().map_or(0, |planned| planned.picks.len());
-        let with_room = || Vec::with_capacity(len);
-        let mut picks = take_or_make(&mut self.free_picks, self.planned.len(), with_room);
-        let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(false) };
-        self.num_planned += picks.len();
-        self.planned.push_back(PlannedBatch { head, picks, requested: 0, arrived: 0 });
-        Ok(true)
-    }
-
     /// Drops the unpinned residents that have arrived and that `which` selects.
     fn evict(&mut self, which: impl Fn(&Resident) -> bool) {
         let mut nth = 0;
@@ -514,41 +529,60 @@ impl Resident {
     }
 }
 
+impl Planner for ChunkDriver {
+    fn request_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<(bool, bool)> {
+        let mut moved = false;
+        while self.requested < self.planned.len() {
+            let age = self.requested;
+            let before = self.planned[age].requested;
+            let all = self.request(age, pump, memory);
+            moved |= self.planned[age].requested != before;
+            if !all {
+                return Ok((moved, false));
+            }
+            self.requested += 1;
+        }
+        Ok((moved, true))
+    }
+
+    fn plan_next(&mut self) -> Result<bool> {
+        let len = self.planned.back().map_or(0, |planned| planned.picks.len());
+        let with_room = || Vec::with_capacity(len);
+        let mut picks = take_or_make(&mut self.free_picks, self.planned.len(), with_room);
+        let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(false) };
+        self.num_planned += picks.len();
+        self.planned.push_back(PlannedBatch { head, picks, requested: 0, arrived: 0 });
+        Ok(true)
+    }
+
+    /// All that the stream was fed with is planned: another source's part may wait for it.
+    fn has_enough(&self) -> bool {
+        // If all chunks fit the window, memory never limits planning; this does.
+        let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
+        (enough || self.planned.len() >= MAX_PLANNED) && !self.stream.is_fed()
+    }
+
+    fn num_planned(&self) -> usize {
+        self.num_planned
+    }
+}
+
 impl Driver for ChunkDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
         let mut moved = !self.to_reread.is_empty();
-        let begun_with = self.num_planned;
+        if let Some(early) = &mut self.early {
+            moved |= early.advance(pump, memory)?;
+        }
         if !self.reread(pump, memory) {
             return Ok(false);
         }
-        loop {
-            while self.requested < self.planned.len() {
-                let age = self.requested;
-                let before = self.planned[age].requested;
-                let all = self.request(age, pump, memory);
-                moved |= self.planned[age].requested != before;
-                if !all {
-                    return Ok(moved);
-                }
-                self.requested += 1;
-            }
-            // If all chunks fit the window, memory never limits planning; this does.
-            let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
-            // All that the stream was fed with is planned: another source's part may wait for it.
-            if (enough || self.planned.len() >= MAX_PLANNED) && !self.stream.is_fed() {
-                return Ok(moved);
-            }
-            if self.num_planned - begun_with >= PLANNED_PER_TURN {
-                return Ok(true);
-            }
-            if !self.plan_next()? {
-                return Ok(moved);
-            }
-            moved = true;
-        }
+        Ok(self.request_and_plan(pump, memory)? || moved)
     }
 
     fn finished(&mut self, fetched: Fetched) {
+        if let (EARLY_TOKEN.., Some(early)) = (fetched.token, &mut self.early) {
+            return early.finished(fetched);
+        }
         let resident = &mut self.residents[fetched.token as usize];
         resident.fetch = fetched.fetch;
         resident.buf = fetched.buf;
@@ -568,6 +602,11 @@ impl Driver for ChunkDriver {
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
+        if let Some(early) = &mut self.early {
+            let first = early.next_ready()?;
+            self.early = None;
+            return Some(first);
+        }
         if !self.next_has_arrived() {
             return None;
         }
@@ -578,7 +617,7 @@ impl Driver for ChunkDriver {
     }
 
     fn is_done(&self) -> bool {
-        self.planned.is_empty() && self.stream.is_done()
+        self.early.is_none() && self.planned.is_empty() && self.stream.is_done()
     }
 
     /// Releases its memory and requests a read into other memory, unless that has been done
@@ -648,15 +687,8 @@ fn each_slot(directory: &Directory, fetch: &Fetch, mut visit: impl FnMut(usize, 
 
 const NONE: u32 = u32::MAX;
 
-/// The most batches planned ahead, if they are small.
-const MAX_PLANNED: usize = 4096;
-
-/// The most samples planned ahead, beside one batch. Samples of 340 bytes fill a window of the
-/// default size, so that reading continues across groups. Their plans take 12 MiB.
-const MAX_PLANNED_SAMPLES: usize = 3 << 18;
+/// Greater than every token of a chunk's fetch, which is an index of a resident.
+const EARLY_TOKEN: u64 = 1 << 32;
 
 /// The number of samples to search for the resident that is needed latest: a few for each resident.
 const LOOK_AHEAD_SAMPLES: usize = 4096;
-
-/// The most samples planned per turn (0.3 ms), so that the poller soon processes completions again.
-const PLANNED_PER_TURN: usize = 2 << 10;

@@ -100,7 +100,8 @@ fn gather(mut delivery: Delivery, shared: &Shared) -> crate::Result<Delivery> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Batch, Head, Residency};
+    use super::super::head::Head;
+    use super::super::{Batch, Residency};
     use super::*;
     use crate::error::ErrorKind;
     use crate::threads::caught;

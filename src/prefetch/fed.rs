@@ -27,21 +27,24 @@ pub(super) struct Placed {
 
 /// The batches that a source was fed with.
 pub(super) struct Fed {
+    order: SourceOrder,
+    pieces: VecDeque<Piece>,
+    free: Vec<Vec<Placed>>,
+}
+
+/// The order of a source, in the epoch that was entered last.
+pub(super) struct SourceOrder {
     directory: Arc<Directory>,
     spec: OrderSpec,
-    pieces: VecDeque<Piece>,
-    /// The order of the piece that was returned last.
     current: Option<EpochOrder>,
     /// The order of another epoch: where one ends, batches may alternate between both.
     other: Option<EpochOrder>,
-    free: Vec<Vec<Placed>>,
 }
 
 impl Fed {
     pub(super) fn new(directory: Arc<Directory>, spec: OrderSpec) -> Fed {
-        let current = None;
-        let other = None;
-        Fed { directory, spec, pieces: VecDeque::new(), current, other, free: Vec::new() }
+        let order = SourceOrder::new(directory, spec);
+        Fed { order, pieces: VecDeque::new(), free: Vec::new() }
     }
 
     pub(super) fn push(&mut self, piece: Piece) {
@@ -58,7 +61,7 @@ impl Fed {
 
     /// The order of the piece that was returned last.
     pub(super) fn order(&self) -> Option<&EpochOrder> {
-        self.current.as_ref()
+        self.order.current.as_ref()
     }
 
     /// Appends the ids of the next piece.
@@ -86,32 +89,38 @@ impl Fed {
         let Some(Piece { epoch, mut positions, is_last }) = self.pieces.pop_front() else {
             return Ok(None);
         };
-        self.enter(epoch)?;
-        if let Some(order) = &mut self.current {
-            visit(order, &self.directory, &positions);
-        }
+        let SourceOrder { directory, .. } = &self.order;
+        let directory = Arc::clone(directory);
+        visit(self.order.enter(epoch)?, &directory, &positions);
         positions.clear();
         self.free.push(positions);
         // Chunks of the next piece may belong to another epoch.
         Ok(Some(Head { epoch, ends_epoch: is_last, after: (epoch, 0) }))
     }
+}
 
-    fn enter(&mut self, epoch: Epoch) -> Result<(), OrderError> {
-        let is_at =
-            |order: &Option<EpochOrder>| order.as_ref().is_some_and(|it| it.epoch() == epoch);
-        if is_at(&self.current) {
-            return Ok(());
-        }
-        std::mem::swap(&mut self.current, &mut self.other);
-        if is_at(&self.current) {
-            return Ok(());
+impl SourceOrder {
+    pub(super) fn new(directory: Arc<Directory>, spec: OrderSpec) -> SourceOrder {
+        SourceOrder { directory, spec, current: None, other: None }
+    }
+
+    /// The order of `epoch`.
+    ///
+    /// # Errors
+    /// There is no such epoch.
+    pub(super) fn enter(&mut self, epoch: Epoch) -> Result<&mut EpochOrder, OrderError> {
+        let is_at = |order: &EpochOrder| order.epoch() == epoch;
+        if !self.current.as_ref().is_some_and(is_at) {
+            std::mem::swap(&mut self.current, &mut self.other);
         }
         match &mut self.current {
-            Some(order) => order.begin_epoch(&self.spec, epoch, &*self.directory),
-            None => {
-                self.current = Some(EpochOrder::new(&self.spec, epoch, &*self.directory)?);
-                Ok(())
+            Some(order) => {
+                if !is_at(order) {
+                    order.begin_epoch(&self.spec, epoch, &*self.directory)?;
+                }
+                Ok(order)
             }
+            none => Ok(none.insert(EpochOrder::new(&self.spec, epoch, &*self.directory)?)),
         }
     }
 }

@@ -11,3 +11,11 @@ pub(crate) struct Head {
     /// The state of the run once all ranks have consumed it: epoch, and positions of that epoch.
     pub(crate) after: (Epoch, u64),
 }
+
+impl Head {
+    /// A batch of `epoch`, after which `consumed` positions of it are consumed.
+    pub(super) fn new(epoch: Epoch, ends_epoch: bool, consumed: u64) -> Head {
+        let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
+        Head { epoch, ends_epoch, after }
+    }
+}

@@ -56,17 +56,17 @@ impl Mix {
     }
 
     /// The definition of the mixture.
-    pub fn spec(&self) -> &Arc<MixtureSpec> {
+    pub(crate) fn spec(&self) -> &Arc<MixtureSpec> {
         &self.spec
     }
 
     /// The sequence.
-    pub fn mixture(&self) -> &Mixture {
+    pub(crate) fn mixture(&self) -> &Mixture {
         &self.mixture
     }
 
     /// The directories of the sources.
-    pub fn directories(&self) -> &Arc<[Arc<Directory>]> {
+    pub(crate) fn directories(&self) -> &Arc<[Arc<Directory>]> {
         &self.directories
     }
 

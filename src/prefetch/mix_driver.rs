@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 use crate::order::OrderSpec;
 use crate::reader::{Batch, BatchOfSource, FETCH_LEN_BYTES, Fetched, Geometry, Pump};
 
+use super::OnError;
 use super::chunks::ChunkDriver;
+use super::driver::{Delivery, Driver, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner};
 use super::fed::{Piece, Placed};
 use super::head::Head;
 use super::memory::Memory;
@@ -24,7 +26,6 @@ use super::options::Batching;
 use super::residency::Residency;
 use super::samples::SampleDriver;
 use super::stream::Stream;
-use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 use crate::units::Epoch;
 
 /// Drives the batches of a mixture.
@@ -138,38 +139,6 @@ impl MixDriver {
             free_spans: Vec::new(),
             recycled: Vec::new(),
         }
-    }
-
-    /// Plans one more span. `false`: there is none.
-    fn plan_next(&mut self) -> Result<bool> {
-        let mut span = self.free_spans.pop().unwrap_or_default();
-        while span.batches.len() < self.next_span {
-            let Some(head) = self.stream.next(&mut self.drawn)? else { break };
-            for at in 0..self.drawn.len() {
-                let Drawn { source, epoch, position, alone } = self.drawn[at];
-                let index = self.part(&mut span.parts, source, epoch.0);
-                span.part_of.push(index);
-                if let Some(piece) = &mut span.parts[index as usize].piece {
-                    piece.positions.push(Placed { position, alone });
-                }
-            }
-            span.batches.push_back((head, span.part_of.len()));
-        }
-        if span.batches.is_empty() {
-            self.free_spans.push(span);
-            return Ok(false);
-        }
-        self.next_span = (2 * self.next_span).min(self.plan.span);
-        for part in &mut span.parts {
-            self.part_of[part.source as usize] = NONE;
-            if let Some(piece) = part.piece.take() {
-                self.driver(part.source).stream().feed(piece);
-            }
-        }
-        self.num_planned += span.part_of.len();
-        self.requested = 0;
-        self.planned.push_back(span);
-        Ok(true)
     }
 
     /// The part of `parts` with the samples of this epoch of the source.
@@ -342,10 +311,67 @@ impl SourceDriver {
     }
 }
 
+impl Planner for MixDriver {
+    fn request_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<(bool, bool)> {
+        let mut moved = false;
+        while let Some(source) =
+            self.planned.back().and_then(|last| Some(last.parts.get(self.requested)?.source))
+        {
+            let (more, all) = self.advance_source(source, pump, memory)?;
+            moved |= more;
+            if !all {
+                return Ok((moved, false));
+            }
+            self.requested += 1;
+        }
+        Ok((moved, true))
+    }
+
+    /// Plans one more span.
+    fn plan_next(&mut self) -> Result<bool> {
+        let mut span = self.free_spans.pop().unwrap_or_default();
+        while span.batches.len() < self.next_span {
+            let Some(head) = self.stream.next(&mut self.drawn)? else { break };
+            for at in 0..self.drawn.len() {
+                let Drawn { source, epoch, position, alone } = self.drawn[at];
+                let index = self.part(&mut span.parts, source, epoch.0);
+                span.part_of.push(index);
+                if let Some(piece) = &mut span.parts[index as usize].piece {
+                    piece.positions.push(Placed { position, alone });
+                }
+            }
+            span.batches.push_back((head, span.part_of.len()));
+        }
+        if span.batches.is_empty() {
+            self.free_spans.push(span);
+            return Ok(false);
+        }
+        self.next_span = (2 * self.next_span).min(self.plan.span);
+        for part in &mut span.parts {
+            self.part_of[part.source as usize] = NONE;
+            if let Some(piece) = part.piece.take() {
+                self.driver(part.source).stream().feed(piece);
+            }
+        }
+        self.num_planned += span.part_of.len();
+        self.requested = 0;
+        self.planned.push_back(span);
+        Ok(true)
+    }
+
+    fn has_enough(&self) -> bool {
+        let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
+        enough || self.planned.len() >= self.plan.max_spans
+    }
+
+    fn num_planned(&self) -> usize {
+        self.num_planned
+    }
+}
+
 impl Driver for MixDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
         let mut moved = false;
-        let begun_with = self.num_planned;
         while let Some(&source) = self.to_reread.last() {
             let (more, all) = self.advance_source(source, pump, memory)?;
             moved |= more;
@@ -354,29 +380,7 @@ impl Driver for MixDriver {
             }
             self.to_reread.pop();
         }
-        loop {
-            while let Some(source) =
-                self.planned.back().and_then(|last| Some(last.parts.get(self.requested)?.source))
-            {
-                let (more, all) = self.advance_source(source, pump, memory)?;
-                moved |= more;
-                if !all {
-                    return Ok(moved);
-                }
-                self.requested += 1;
-            }
-            let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
-            if enough || self.planned.len() >= self.plan.max_spans {
-                return Ok(moved);
-            }
-            if self.num_planned - begun_with >= PLANNED_PER_TURN {
-                return Ok(true);
-            }
-            if !self.plan_next()? {
-                return Ok(moved);
-            }
-            moved = true;
-        }
+        Ok(self.request_and_plan(pump, memory)? || moved)
     }
 
     fn finished(&mut self, fetched: Fetched) {
@@ -426,9 +430,3 @@ impl Driver for MixDriver {
 }
 
 const NONE: u32 = u32::MAX;
-
-/// The most samples planned ahead, beside one span.
-const MAX_PLANNED_SAMPLES: usize = 3 << 18;
-
-/// The most samples planned per turn, so that the poller soon processes completions again.
-const PLANNED_PER_TURN: usize = 2 << 10;

@@ -1,57 +1,29 @@
-//! Starts a prefetcher over a mixture: which sources are read by chunks, the window, and the poller.
+//! How a mixture is read: which sources by chunks, the window, and the driver.
 
 use std::sync::Arc;
 
 use crate::error::Result;
 use crate::order::State;
-use crate::reader::{Batch, Pump, SLOT_LEN_BYTES};
+use crate::reader::{Pump, SLOT_LEN_BYTES};
 
 use super::batching::page_cached;
-use super::kept::Kept;
-use super::memory::Memory;
+use super::driver::{MAX_PLANNED, Parts};
 use super::mix::Mix;
 use super::mix_driver::{MixDriver, MixPlan};
 use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::residency::Residency;
 use super::samples::MAX_UNDER_WAY;
-use super::stream::Stream;
 use super::window::Window;
-use super::{Forked, LoaderStats, Poller, Prefetcher, READY_BATCHES, ROOM_BUFFERS, Shared};
-use super::{ROOM_SAMPLES, working_set};
+use super::working_set;
 
-/// A prefetcher over `mix`.
-pub(super) fn prefetcher(
-    mix: &Arc<Mix>,
-    options: LoaderOptions,
-    window: Option<Arc<Window>>,
-) -> Result<Prefetcher> {
-    let start = mix.start_state(&options)?;
-    let options = LoaderOptions { order: start.order, ..options };
-    let mut loader = Prefetcher {
-        owed: Stream::owed(mix.mixture().epoch_size(), &options, &start)?,
-        directory: Arc::clone(&mix.directories()[0]),
-        devices: mix.devices(),
-        options,
-        poller: None,
-        state: start,
-        ended: false,
-        failed: None,
-        kept: Kept::default(),
-        stats: LoaderStats::default(),
-    };
-    loader.poller = Some(Forked::new(loader.start(window)?));
-    Ok(loader)
-}
-
-/// Starts the poller, from `state` on.
-pub(super) fn start(
+/// The parts that read `mix`, from `state` on; `pump` has the namespaces of all sources.
+pub(super) fn parts(
+    mut pump: Pump,
     mix: &Arc<Mix>,
     options: &LoaderOptions,
     state: &State,
-    window: Option<Arc<Window>>,
-) -> Result<Poller> {
-    let mut pump = Pump::new(&mix.devices(), options.queue_pairs, options.busy_poll)?;
+) -> Result<Parts> {
     pump.divide(mix.sources().iter().map(|source| source.devices.len()))?;
     for (at, directory) in (0..).zip(mix.directories().iter()) {
         pump.select(at);
@@ -66,24 +38,12 @@ pub(super) fn start(
         pump.limit_outstanding(1);
     }
     let stream = MixStream::new(mix, options, state)?;
-    let geometry = pump.geometry();
     let how = (options.on_error, options.verify_kept);
-    let mut driver =
-        Box::new(MixDriver::new(Arc::clone(mix), state.order, plan, stream, geometry, how));
-    for _ in 0..READY_BATCHES + 2 {
-        let room = options.batch_size.min(ROOM_SAMPLES);
-        super::Driver::recycle(&mut *driver, Batch::with_capacity(room, ROOM_BUFFERS));
-    }
-    let shared = Arc::new(Shared::new(Arc::new(Residency::new(0))));
-    let window = match window {
-        Some(window) => window,
-        None => self::window(mix, options)?,
-    };
-    window.wakes(pump.waker());
-    pump.use_pool(window.pool());
-    pump.record_latency(&shared.latency);
-    let memory = Memory::new(Arc::clone(&window));
-    Poller::start(pump, memory, driver, shared, Arc::clone(mix.directories()), options, window)
+    let geometry = pump.geometry();
+    let driver = MixDriver::new(Arc::clone(mix), state.order, plan, stream, geometry, how);
+    let residency = Arc::new(Residency::new(0));
+    let directories = Arc::clone(mix.directories());
+    Ok(Parts { pump, driver: Box::new(driver), residency, directories })
 }
 
 /// The window that all sources share.
@@ -195,9 +155,6 @@ fn mean_bytes(mix: &Mix) -> u64 {
     let all: u128 = bytes.sum();
     (all / u128::from(mix.mixture().epoch_size().max(1))) as u64
 }
-
-/// The most spans planned ahead, if they are small.
-const MAX_PLANNED: usize = 4096;
 
 /// Enough samples of a source at a time that what is done once for all of them takes little of each one's time.
 const PART_SAMPLES: usize = 128;

@@ -8,18 +8,17 @@
 
 use std::sync::Arc;
 
-use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::mixture::{Batching as Dealt, Mixture, MixtureState};
-use crate::order::{OrderKind, OrderSpec, Positions, Refusal, Shard, Sharding, State};
+use crate::order::{OrderKind, Positions, Refusal, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::most_empty_epochs;
-use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
 use super::mix::{Drawn, Mix, drawn};
 use super::mix_budget::{MixDealing, SourceLengths};
+use super::source_ids::SourceIds;
+use super::walk::{Taken, Walk};
 
 impl Mix {
     /// The state in which a run with these options begins. Its image is the hash of the description.
@@ -27,8 +26,9 @@ impl Mix {
     /// # Errors
     /// `InvalidArgument`: options that no mixture has, or a state of another mixture, and what differs.
     pub(crate) fn start_state(&self, options: &LoaderOptions) -> Result<State> {
-        check(options)?;
         let start = self.first_state(options);
+        Walk::new(self.mixture().epoch_size(), options, &start)?;
+        check(options)?;
         let Some(state) = &options.resume else { return Ok(start) };
         self.check_state(state, options)?;
         self.check_place(state, options)?;
@@ -93,10 +93,6 @@ fn check(options: &LoaderOptions) -> Result<()> {
     let refused = |text: String, hint: &'static str| {
         Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
     };
-    if options.batch_size == 0 {
-        return Err(Error::new(ErrorKind::InvalidArgument, "a batch has at least one sample"));
-    }
-    Shard::new(options.rank, options.world_size, options.tail)?;
     options.order.started(options.world_size).check()?;
     if options.weights.is_some() {
         return refused(
@@ -127,62 +123,44 @@ pub(super) struct MixStream {
     mixture: Mixture,
     /// The lanes of each source; empty unless samples go to ranks by lane.
     lanes: Vec<u32>,
-    shard: Shard,
-    batch_size: u64,
+    walk: Walk,
     /// Positions that are of one source together.
     unit: u64,
-    drop_short: bool,
-    epoch: u64,
-    end: u64,
-    /// Positions of the first epoch that all ranks had consumed before.
-    consumed: u64,
-    current: Option<Current>,
     by_lane: ByLane,
-    /// How batches are cut, unless they have `batch_size` samples.
+    /// How batches are cut, unless they have a number of samples.
     dealing: Option<Box<MixDealing>>,
-    /// Epochs without a batch for this rank, in a row.
-    empty_epochs: u64,
-}
-
-/// The current epoch.
-struct Current {
-    shard: Shard,
-    rest: Positions,
-    taken: u64,
 }
 
 impl MixStream {
     pub(super) fn new(mix: &Mix, options: &LoaderOptions, start: &State) -> Result<MixStream> {
-        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let lanes_of = |source| mix.order_of(source, &start.order).kind.lanes_and_group();
         let lanes: Option<Vec<u32>> = match options.world_size {
             1 => None,
             _ => (0..mix.sources().len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect(),
         };
+        let dealing = match &options.budget {
+            Some(budget) => {
+                let lengths = SourceLengths::new(mix, budget, options.too_long)?;
+                Some(Box::new(MixDealing::new(mix, lengths, &start.order)))
+            }
+            None => None,
+        };
         Ok(MixStream {
             mixture: mix.mixture().clone(),
             lanes: lanes.unwrap_or_default(),
-            shard,
-            batch_size: options.batch_size as u64,
+            walk: Walk::new(mix.mixture().epoch_size(), options, start)?,
             unit: match mix.spec().batching {
                 Dealt::PerSource { batch } => batch,
                 Dealt::Stratified | Dealt::Random => 1,
             },
-            drop_short: options.drop_short,
-            epoch: start.epoch.0,
-            end: options.epochs.end,
-            consumed: start.consumed,
-            current: None,
             by_lane: ByLane::default(),
-            empty_epochs: 0,
-            dealing: SourceLengths::of(mix, options)?
-                .map(|lengths| Box::new(MixDealing::new(mix, lengths, &start.order))),
+            dealing,
         })
     }
 
     /// Returns whether all batches have been planned.
     pub(super) fn is_done(&self) -> bool {
-        self.epoch >= self.end
+        self.walk.is_done()
     }
 
     /// Replaces `out` by the samples of the next batch.
@@ -191,84 +169,32 @@ impl MixStream {
     /// `InvalidArgument`: what was consumed before does not end with a batch by the budget; the first call says so.
     pub(super) fn next(&mut self, out: &mut Vec<Drawn>) -> Result<Option<Head>> {
         out.clear();
-        if self.dealing.is_some() { self.next_dealt(out) } else { Ok(self.next_taken(out)) }
-    }
-
-    /// The next batch by a budget.
-    fn next_dealt(&mut self, out: &mut Vec<Drawn>) -> Result<Option<Head>> {
-        while !self.is_done() {
-            let Some(dealing) = &mut self.dealing else { return Ok(None) };
-            let place = (self.epoch, self.shard.after(self.consumed));
-            if let Some(dealt) = dealing.next(&mut self.mixture, place, out)? {
-                let epoch = Epoch(self.epoch);
-                let after = if dealt.ends_epoch {
-                    (Epoch(self.epoch + 1), 0)
-                } else {
-                    (epoch, dealt.consumed)
-                };
-                return Ok(Some(Head { epoch, ends_epoch: dealt.ends_epoch, after }));
+        let MixStream { mixture, walk, dealing, .. } = self;
+        match dealing {
+            Some(dealing) => {
+                walk.next_dealt(|epoch, shard| dealing.next(mixture, (epoch, shard), out))
             }
-            let is_empty = !dealing.end_epoch() && self.consumed == 0;
-            self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };
-            if self.empty_epochs >= most_empty_epochs(self.mixture.epoch_size()) {
-                self.epoch = self.end;
-                return Ok(None);
-            }
-            self.epoch += 1;
-            self.consumed = 0;
+            None => Ok(self.next_taken(out)),
         }
-        Ok(None)
     }
 
     /// The next batch of a number of samples.
     fn next_taken(&mut self, out: &mut Vec<Drawn>) -> Option<Head> {
-        let len = self.mixture.epoch_size();
-        while !self.is_done() {
-            let current = self.current.get_or_insert_with(|| {
-                let shard = self.shard.after(self.consumed);
-                let mut rest = shard.positions(len);
-                if self.drop_short {
-                    rest = rest.split_front(rest.remaining() / self.batch_size * self.batch_size);
-                }
-                Current { shard, rest, taken: 0 }
-            });
-            if current.rest.remaining() == 0 {
-                if current.taken == 0 && self.consumed == 0 {
-                    self.epoch = self.end; // no epoch has anything for this rank
-                    return None;
-                }
-                self.epoch += 1;
-                self.consumed = 0;
-                self.current = None;
-                continue;
-            }
-            let first = self.epoch * len;
-            let batch = current.shard.global_batch(len, current.taken, self.batch_size);
-            let is_partly_dropped =
-                self.drop_short && !current.shard.is_whole(batch, self.batch_size);
-            let is_padded = batch.first + batch.count > len;
-            let positions = current.rest.split_front(self.batch_size);
-            current.taken += positions.remaining();
-            let units =
-                units_of(current.shard.world_size.into(), self.batch_size, batch.count, self.unit);
-            if let (Some(units), false) = (units, is_padded) {
-                let own = own_of_units(&current.shard, batch.first, self.unit, units);
-                out.extend(own.map(|at| drawn(&mut self.mixture, first + at)));
-            } else if self.lanes.is_empty() || is_partly_dropped || is_padded {
-                out.extend(positions.map(|at| drawn(&mut self.mixture, first + at % len)));
-            } else {
-                let range = (first + batch.first, batch.count);
-                self.by_lane.share(&mut self.mixture, &self.lanes, &current.shard, range, out);
-            }
-            let ends_epoch = current.rest.remaining() == 0;
-            let after = if ends_epoch {
-                (Epoch(self.epoch + 1), 0)
-            } else {
-                (Epoch(self.epoch), current.shard.consumed_after(len, current.taken))
-            };
-            return Some(Head { epoch: Epoch(self.epoch), ends_epoch, after });
+        let Taken { head, positions, shard, batch, is_partly_dropped } = self.walk.next_taken()?;
+        let MixStream { mixture, lanes, walk, unit, by_lane, .. } = self;
+        let len = mixture.epoch_size();
+        let first = head.epoch.0 * len;
+        let is_padded = batch.first + batch.count > len;
+        let units = units_of(shard.world_size.into(), walk.batch_size(), batch.count, *unit);
+        if let (Some(units), false) = (units, is_padded) {
+            let own = own_of_units(&shard, batch.first, *unit, units);
+            out.extend(own.map(|at| drawn(mixture, first + at)));
+        } else if lanes.is_empty() || is_partly_dropped || is_padded {
+            out.extend(positions.map(|at| drawn(mixture, first + at % len)));
+        } else {
+            by_lane.share(mixture, lanes, &shard, (first + batch.first, batch.count), out);
         }
-        None
+        Some(head)
     }
 }
 
@@ -292,40 +218,30 @@ fn own_of_units(shard: &Shard, first: u64, unit: u64, units: u64) -> Positions {
 pub(crate) struct MixIds {
     stream: MixStream,
     drawn: Vec<Drawn>,
-    /// The order of each source that was drawn.
-    orders: Vec<Option<Fed>>,
-    specs: Vec<OrderSpec>,
-    directories: Arc<[Arc<Directory>]>,
-    ids: Vec<SampleId>,
+    ids: SourceIds,
 }
 
 impl MixIds {
     pub(crate) fn new(mix: &Mix, options: &LoaderOptions, start: &State) -> Result<MixIds> {
-        Ok(MixIds {
-            stream: MixStream::new(mix, options, start)?,
-            drawn: Vec::new(),
-            orders: mix.sources().iter().map(|_| None).collect(),
-            specs: (0..mix.sources().len()).map(|at| mix.order_of(at, &start.order)).collect(),
-            directories: Arc::clone(mix.directories()),
-            ids: Vec::new(),
-        })
+        let stream = MixStream::new(mix, options, start)?;
+        Ok(MixIds { stream, drawn: Vec::new(), ids: SourceIds::new(mix, &start.order) })
     }
 
-    /// Replaces `out` by source and id of each sample of the next batch.
-    pub(crate) fn next(&mut self, out: &mut Vec<(u32, SampleId)>) -> Result<Option<Head>> {
-        out.clear();
+    /// Replaces `ids` and `sources` by id and source of each sample of the next batch.
+    pub(crate) fn next(
+        &mut self,
+        ids: &mut Vec<SampleId>,
+        sources: &mut Vec<u32>,
+    ) -> Result<Option<Head>> {
+        ids.clear();
+        sources.clear();
         let Some(head) = self.stream.next(&mut self.drawn)? else { return Ok(None) };
-        for &Drawn { source, epoch, position, .. } in &self.drawn {
-            let at = source as usize;
-            let order = self.orders[at]
-                .get_or_insert_with(|| Fed::new(Arc::clone(&self.directories[at]), self.specs[at]));
-            let mut positions = order.free_positions();
-            positions.push(Placed { position, alone: false });
-            order.push(Piece { epoch, positions, is_last: true });
-            self.ids.clear();
-            order.next_ids(&mut self.ids)?;
-            out.extend(self.ids.iter().map(|&id| (source, id)));
-        }
+        sources.extend(self.drawn.iter().map(|drawn| drawn.source));
+        ids.resize(self.drawn.len(), SampleId(0));
+        self.ids.each(&self.drawn, |at, id| {
+            ids[at] = id;
+            Ok(())
+        })?;
         Ok(Some(head))
     }
 }

@@ -1,21 +1,25 @@
 //! Reads batches ahead along an order, across epochs, within a bounded window of memory.
 //!
 //! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them
-//! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver`
-//! decides how batches are read: `samples` reads each batch by itself, `chunks` reads whole chunks
-//! and hands samples out of them, and `passes` reads chunks that do not fit the window, and tiny
-//! samples in global order, in several passes. `batching` selects the driver, `working_set`
-//! estimates the chunks that a grouped order has open, and `first_batch` combines two drivers at the
-//! start. `window` is the memory and the thread that faults it in; `memory` grants it by priority.
-//! `kept` verifies again what stays in it from epoch to epoch. `mixture` says which samples of which source the batches
-//! of a mixture have, `mix_driver` reads them with a driver for each source, fed by `fed`, and `mixed` starts that.
-//! `budgeted` cuts batches of so many tokens, `mix_budget` those of a mixture, and `batch_counts` counts them. `copy`
-//! gathers each batch into one buffer if the caller wants that.
-//! `waits` divides the time that the consumer waits among its causes, and `trace` keeps events of both threads.
+//! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` is the rule of what
+//! stays in memory: `samples` reads each batch by itself, `chunks` reads whole chunks and hands samples out of them,
+//! and `passes` reads chunks that do not fit the window, and tiny samples in global order, in several passes.
+//! `batching` selects the driver, and `working_set` estimates the chunks that a grouped order has open.
+//!
+//! | files | what |
+//! |---|---|
+//! | `walk`, `stream` | the positions of a rank batch by batch, and their samples along an order |
+//! | `mix`, `mixture`, `fed`, `source_ids` | the samples of each source that the batches of a mixture have |
+//! | `budgeted`, `mix_budget`, `batch_counts` | batches of so many tokens, those of a mixture, and their number |
+//! | `mix_driver`, `mixed` | a driver that reads a mixture by a driver for each source |
+//! | `driver` | what a driver is |
+//! | `start`, `poller` | what a prefetcher is made of, and its thread |
+//! | `window`, `memory`, `kept` | memory and the thread that faults it in, who gets it, and its verification later |
+//! | `copy` | each batch in one buffer, if the caller wants that |
+//! | `waits`, `trace` | the causes of the consumer's waits, and events of both threads |
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
-//! error is final. The poller sleeps when the window is full and when nothing is outstanding. The
-//! end of a run is an explicit message, and the samples are counted: a channel that closes without
+//! error is final. The end of a run is an explicit message, and the samples are counted: a channel that closes without
 //! that message is an error.
 //!
 //! Read `chunks.rs` first: it is what makes training fast.
@@ -25,8 +29,8 @@ mod batching;
 mod budgeted;
 mod chunks;
 mod copy;
+mod driver;
 mod fed;
-mod first_batch;
 mod head;
 mod kept;
 mod memory;
@@ -37,12 +41,16 @@ mod mixed;
 mod mixture;
 mod options;
 mod passes;
+mod poller;
 mod residency;
 mod samples;
+mod source_ids;
+mod start;
 mod stats;
 mod stream;
 mod trace;
 mod waits;
+mod walk;
 mod window;
 mod working_set;
 
@@ -50,7 +58,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, bounded};
+use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use parking_lot::Mutex;
 
 use crate::directory::Directory;
@@ -59,27 +67,15 @@ use crate::metrics::Recorder;
 use crate::order::State;
 use crate::process::Forked;
 use crate::qpair::Device;
-use crate::qpair::group::Waker;
-use crate::reader::{
-    Batch, CHECK_LIMIT, FETCH_LEN_BYTES, Fetched, OnError, Pump, ReadStats, SLOT_LEN_BYTES,
-    stale_error, timed_out,
-};
-use crate::threads::{self, Fate, Thread};
+use crate::reader::{Batch, OnError, ReadStats, timed_out};
+use crate::threads::Fate;
 use crate::units::SampleId;
 
-use batching::page_cached;
-use chunks::ChunkDriver;
-use copy::Copiers;
-use first_batch::{FIRST_BATCH_TOKEN, FirstBatchDriver};
-use head::Head;
+use driver::Delivery;
 use kept::{Kept, Rewritten};
-use memory::Memory;
-use passes::PassDriver;
+use poller::Poller;
 use residency::Residency;
-use samples::SampleDriver;
-use trace::TurnTrace;
-use waits::{AfterTurn, Divider, Seen, TurnClock};
-use working_set::FIRST_BATCH_ROOM_CHUNKS;
+use waits::Seen;
 
 pub(crate) use batch_counts::BatchCounts;
 pub use budgeted::TokenLengths;
@@ -119,18 +115,6 @@ pub struct Prefetcher {
     failed: Option<(ErrorKind, String)>,
     kept: Kept,
     stats: LoaderStats,
-}
-
-/// The consumer's side of the poller thread.
-struct Poller {
-    thread: Option<Thread>,
-    window: Arc<Window>,
-    shared: Arc<Shared>,
-    ready: Vec<Receiver<Message>>,
-    next: usize,
-    recycle: Sender<Batch>,
-    waker: Waker,
-    divider: Divider,
 }
 
 /// State that the poller and the consumer share.
@@ -181,35 +165,6 @@ enum Message {
     End,
 }
 
-/// A batch for the consumer.
-struct Delivery {
-    batch: Batch,
-    head: Head,
-    skipped: u64,
-    /// With [`OnError::Blank`]: the places of samples that could not be read, in their order, and why.
-    failures: Vec<(u32, Error)>,
-}
-
-/// Decides how batches are read. All calls come from the poller.
-trait Driver: Send {
-    /// Plans, and starts what memory allows; whether it did anything.
-    fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool>;
-    /// Takes a completed fetch.
-    fn finished(&mut self, fetched: Fetched);
-    /// The next batch in order, once it is complete.
-    fn next_ready(&mut self) -> Option<Result<Delivery>>;
-    /// Returns whether every batch has been taken.
-    fn is_done(&self) -> bool;
-    /// Takes an empty batch, to reuse its vectors.
-    fn recycle(&mut self, batch: Batch);
-    /// The memory that read number `load` filled with `chunk` of `source` was overwritten.
-    fn read_again(&mut self, _source: u32, _chunk: u32, _load: u32) {}
-    /// The source whose samples the last error or skipped sample was among.
-    fn suspect(&self) -> u32 {
-        0
-    }
-}
-
 impl Prefetcher {
     /// Starts to read ahead.
     ///
@@ -225,50 +180,6 @@ impl Prefetcher {
         Prefetcher::in_window(directory, devices, options, None)
     }
 
-    /// Allocates the window of a loader with these options, and faults it in in the background.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: as [`Prefetcher::new`]. `OutOfMemory`: the system does not
-    /// provide it.
-    pub(crate) fn window(
-        directory: &Directory,
-        devices: &[Arc<dyn Device>],
-        options: &LoaderOptions,
-    ) -> Result<Arc<Window>> {
-        if let Some(mix) = &options.mixture {
-            return mixed::window(mix, options);
-        }
-        let batching = options.batching_on(directory, devices)?;
-        if batching == Batching::Chunk {
-            working_set::warn_of_small_window(directory, options);
-        }
-        working_set::warn_of_shared_reads(directory, options, batching == Batching::Chunk);
-        let layout = directory.layout();
-        let window_bytes = working_set::window_bytes(directory, options);
-        let chunk = u64::from(layout.chunk_size_bytes);
-        let num_chunks = u64::from(directory.num_chunks());
-        let num_samples = directory.num_samples();
-        let all = (num_chunks + FIRST_BATCH_ROOM_CHUNKS).saturating_mul(chunk);
-        let ready = (options.batch_size as u64).saturating_mul(READY_BATCHES as u64);
-        let lengths = options.pass_lengths(batching, directory);
-        let used_bytes = match batching {
-            Batching::Chunk => all,
-            Batching::Sample if lengths.is_some() => all,
-            Batching::Sample => all.min(all.div_ceil(num_samples.max(1)).saturating_mul(ready)),
-            Batching::None => 0,
-        };
-        // If most buffers have about one length, slots of that length keep the window free of gaps
-        // that are too small for a buffer.
-        let slot_len_bytes = match (batching, lengths) {
-            (_, Some(lengths)) => lengths.copies_bytes,
-            (Batching::Chunk, None) => layout.chunk_size_bytes as usize,
-            (Batching::Sample | Batching::None, None) => SLOT_LEN_BYTES,
-        };
-        let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
-        let cpus = options.cpus.as_ref();
-        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, cpus)?))
-    }
-
     /// Restarts from `state` with the same options and in the same window: mapping and zeroing a
     /// window of the default size takes as long as reading it full.
     ///
@@ -279,51 +190,6 @@ impl Prefetcher {
         let window = poller.map(|poller| Arc::clone(&poller.window));
         let options = LoaderOptions { order: state.order, resume: Some(state), ..self.options };
         Prefetcher::in_window(self.directory, self.devices, options, window)
-    }
-
-    /// As [`Prefetcher::new`], in a window that was allocated for the same options.
-    ///
-    /// # Errors
-    /// As [`Prefetcher::new`].
-    pub(crate) fn in_window(
-        directory: Arc<Directory>,
-        devices: Vec<Arc<dyn Device>>,
-        options: LoaderOptions,
-        window: Option<Arc<Window>>,
-    ) -> Result<Prefetcher> {
-        options.check()?;
-        if let Some(mix) = options.mixture.clone() {
-            return mixed::prefetcher(&mix, options, window);
-        }
-        let start = Stream::start_state(&directory, &options)?;
-        let options = LoaderOptions { order: start.order, ..options };
-        let batching = options.batching_on(&directory, &devices)?;
-        let is_declined = match options.batching {
-            None => !page_cached(&devices),
-            Some(asked) => asked == Batching::Chunk,
-        };
-        if batching == Batching::Sample && is_declined {
-            working_set::warn_of_small_window(&directory, &options);
-        }
-        // Passes over a global order are for options that leave the batching open.
-        let is_passes =
-            batching == Batching::Sample && options.pass_lengths(batching, &directory).is_some();
-        let stated = if is_passes { None } else { Some(batching) };
-        let options = LoaderOptions { batching: stated, ..options };
-        let mut loader = Prefetcher {
-            owed: Stream::owed(options.epoch_len(directory.num_live()), &options, &start)?,
-            directory,
-            devices,
-            options,
-            poller: None,
-            state: start,
-            ended: false,
-            failed: None,
-            kept: Kept::default(),
-            stats: LoaderStats::default(),
-        };
-        loader.poller = Some(Forked::new(loader.start(window)?));
-        Ok(loader)
     }
 
     /// The next batch, or `None` after the last batch of the last epoch.
@@ -510,88 +376,6 @@ impl Prefetcher {
         }
         Ok(())
     }
-
-    /// Starts the poller, in `window` if it belongs to a loader with the same options.
-    fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
-        let options = &self.options;
-        if let Some(mix) = &options.mixture {
-            return mixed::start(mix, options, &self.state, window);
-        }
-        let batching = options.batching_on(&self.directory, &self.devices)?;
-        let mut pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
-        pump.learn(&self.directory);
-        let geometry = pump.geometry();
-        let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
-        let passes = options.pass_lengths(batching, &self.directory);
-        let residency = Arc::new(Residency::new(match (batching, passes) {
-            (Batching::Chunk, None) => self.directory.num_samples(),
-            _ => 0,
-        }));
-        let directory = Arc::clone(&self.directory);
-        let mut driver: Box<dyn Driver> = match (batching, passes) {
-            (_, Some(lengths)) => {
-                let on_error = options.on_error;
-                Box::new(PassDriver::new(directory, geometry, stream, on_error, lengths))
-            }
-            (Batching::Chunk, None) => {
-                let residency = Arc::clone(&residency);
-                let on_error = options.on_error;
-                let verify_kept = options.verify_kept;
-                let first = if working_set::reads_first_batch_apart(&self.directory, options) {
-                    Some(stream.split_first()?)
-                } else {
-                    None
-                };
-                let chunks = ChunkDriver::new(
-                    Arc::clone(&directory),
-                    geometry.clone(),
-                    stream,
-                    on_error,
-                    verify_kept,
-                    residency,
-                )
-                .patient(working_set::patience(options));
-                match first {
-                    None => Box::new(chunks),
-                    Some(first) => {
-                        let run = self.directory.layout().chunk_size_bytes as usize;
-                        let first =
-                            SampleDriver::new(directory, geometry, first, false, run, on_error);
-                        Box::new(FirstBatchDriver::new(
-                            first.numbered_from(FIRST_BATCH_TOKEN),
-                            chunks,
-                        ))
-                    }
-                }
-            }
-            (Batching::Sample | Batching::None, None) => {
-                let one_by_one = batching == Batching::None;
-                if one_by_one {
-                    pump.limit_outstanding(1);
-                }
-                let run = FETCH_LEN_BYTES
-                    .min(working_set::window_bytes(&self.directory, options) / 8)
-                    .max(1);
-                let on_error = options.on_error;
-                Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
-            }
-        };
-        // As many as a burst needs. Otherwise the first burst would allocate them, late in an
-        // epoch.
-        for _ in 0..READY_BATCHES + 2 {
-            driver
-                .recycle(Batch::with_capacity(options.batch_size.min(ROOM_SAMPLES), ROOM_BUFFERS));
-        }
-        let shared = Arc::new(Shared::new(residency));
-        let window = window
-            .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
-        window.wakes(pump.waker());
-        pump.use_pool(window.pool());
-        pump.record_latency(&shared.latency);
-        let memory = Memory::new(Arc::clone(&window));
-        let directories = Arc::from([Arc::clone(&self.directory)]);
-        Poller::start(pump, memory, driver, shared, directories, options, window)
-    }
 }
 
 impl std::fmt::Debug for Prefetcher {
@@ -610,291 +394,5 @@ enum Received {
     End,
 }
 
-impl Poller {
-    fn start(
-        pump: Pump,
-        memory: Memory,
-        driver: Box<dyn Driver>,
-        shared: Arc<Shared>,
-        directories: Arc<[Arc<Directory>]>,
-        options: &LoaderOptions,
-        window: Arc<Window>,
-    ) -> Result<Poller> {
-        let (copiers, ready) = Copiers::start(options.copy_threads, &shared)?;
-        let cpus = options.cpus.clone();
-        let (recycle, recycled) = bounded(MAX_RECYCLED);
-        let waker = pump.waker();
-        let running = PollerThread {
-            pump,
-            memory,
-            driver,
-            shared: Arc::clone(&shared),
-            copiers,
-            recycled,
-            held: None,
-            directories,
-            check_limit: CHECK_LIMIT.min(options.deadline / 4),
-            checked: None,
-            clock: TurnClock::new(),
-            blocked_since: None,
-            trace: options.trace.clone().map(TurnTrace::new),
-        };
-        let fate = shared.fate.clone();
-        let thread = threads::start("dlfs-poller", &fate, running, move |running| {
-            if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
-                // The processors existed a moment ago, when the memory was allocated near them.
-                tracing::warn!(%error, "the poller runs anywhere");
-            }
-            running.run();
-        })?;
-        let divider = Divider::default();
-        Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, recycle, waker, divider })
-    }
-
-    /// Returns the batch's memory, and its vectors for reuse.
-    fn give_back(&self, mut batch: Batch) {
-        batch.clear();
-        // A full queue only means that the poller has enough of them.
-        let _ = self.recycle.try_send(batch);
-    }
-
-    /// Waits for the next message.
-    fn wait(&self, limit: Duration) -> Result<Message, RecvTimeoutError> {
-        self.shared.waiting.store(true, Ordering::Release);
-        self.waker.wake();
-        let received = self.ready[self.next].recv_timeout(limit);
-        self.shared.waiting.store(false, Ordering::Release);
-        received
-    }
-
-    /// Why a channel closed without a last message.
-    fn death(&self) -> Error {
-        self.shared.fate.of_closed_channel("the thread dlfs-poller")
-    }
-}
-
-impl Drop for Poller {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.ready.clear();
-        self.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            thread.join_within(JOIN_TIMEOUT);
-        }
-    }
-}
-
-/// The state of the poller thread.
-struct PollerThread {
-    pump: Pump,
-    memory: Memory,
-    driver: Box<dyn Driver>,
-    shared: Arc<Shared>,
-    copiers: Copiers,
-    recycled: Receiver<Batch>,
-    /// A message that the consumer's queue has no room for yet.
-    held: Option<Message>,
-    /// By source.
-    directories: Arc<[Arc<Directory>]>,
-    /// The longest that a check of the superblocks may take.
-    check_limit: Duration,
-    /// When the superblocks were last checked because of skipped samples.
-    checked: Option<Instant>,
-    clock: TurnClock,
-    /// Since when it sleeps because it waits for the consumer.
-    blocked_since: Option<Instant>,
-    trace: Option<TurnTrace>,
-}
-
-impl PollerThread {
-    fn run(&mut self) {
-        while !self.shared.stop.load(Ordering::Acquire) {
-            match self.turn() {
-                Turn::Moved => {}
-                Turn::Idle => self.sleep(),
-                Turn::Over => break,
-            }
-        }
-        self.publish();
-    }
-
-    fn turn(&mut self) -> Turn {
-        let now = Instant::now();
-        if let Some(since) = self.blocked_since.take() {
-            let slept_ns = now.saturating_duration_since(since).as_nanos() as u64;
-            self.shared.blocked_ns.fetch_add(slept_ns, Ordering::Relaxed);
-        }
-        self.clock.begin(now, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
-        self.trace.iter_mut().for_each(|trace| trace.begin(now));
-        let mut moved = self.pump.poll(now);
-        while let Some(fetched) = self.pump.next_finished() {
-            self.driver.finished(fetched);
-            moved = true;
-        }
-        match self.hand_over() {
-            Handed::Over => return Turn::Over,
-            Handed::Some => moved = true,
-            Handed::Nothing => {}
-        }
-        let before = self.pump.in_flight();
-        let is_idle = before == 0;
-        let starving =
-            self.shared.waiting.load(Ordering::Acquire) && self.held.is_none() && is_idle;
-        self.memory.set_starving(starving);
-        self.shared
-            .rewritten
-            .each(|source, chunk, load| self.driver.read_again(source, chunk, load));
-        let advanced = self.driver.advance(&mut self.pump, &mut self.memory);
-        let advanced = advanced.and_then(|more| self.memory.check(more, &self.directories));
-        let advanced = advanced.unwrap_or_else(|error| {
-            self.held = Some(Message::Failed(error));
-            false
-        });
-        moved |= advanced;
-        let after = AfterTurn {
-            planned_when_idle: is_idle && advanced,
-            is_verifying: self.pump.is_verifying(),
-            in_flight: self.pump.in_flight(),
-            is_busy: self.pump.is_busy(),
-            is_exhausted: self.memory.is_full(),
-        };
-        self.clock.end(after, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
-        if let Some(trace) = &mut self.trace {
-            let begun = after.in_flight.saturating_sub(before);
-            trace.end(now, (begun, after.in_flight), moved, after.cause());
-        }
-        if moved { Turn::Moved } else { Turn::Idle }
-    }
-
-    /// Takes the emptied batches back for reuse.
-    fn take_back(&mut self) {
-        while let Ok(batch) = self.recycled.try_recv() {
-            self.driver.recycle(batch);
-        }
-    }
-
-    /// Sends the complete batches, as far as the queue has room.
-    fn hand_over(&mut self) -> Handed {
-        let mut handed = Handed::Nothing;
-        loop {
-            self.take_back();
-            let Some(next) = self.held.take().or_else(|| self.next_message()) else {
-                return handed;
-            };
-            let last = !matches!(next, Message::Batch(_));
-            self.publish();
-            // The consumer no longer waits, though it may wake later; until then nothing is read
-            // for it outside the window. Cleared before the batch is sent, since the consumer's
-            // next wait sets it again.
-            let awaited = self.shared.waiting.swap(false, Ordering::AcqRel);
-            match self.copiers.pass_on(next) {
-                Ok(()) if last => return Handed::Over,
-                Ok(()) => {
-                    self.clock.sent();
-                    if awaited {
-                        // If both threads share a processor, let the consumer run before this
-                        // thread fills more memory: it returns memory that is still cached.
-                        std::thread::yield_now();
-                    }
-                    handed = Handed::Some;
-                }
-                Err(TrySendError::Full(next)) => {
-                    self.held = Some(next);
-                    return handed;
-                }
-                Err(TrySendError::Disconnected(_)) => return Handed::Over,
-            }
-        }
-    }
-
-    /// The next message: a batch or an error, and after the last batch the end.
-    fn next_message(&mut self) -> Option<Message> {
-        match self.next_ready() {
-            Some(Ok(delivery)) => Some(Message::Batch(delivery)),
-            Some(Err(error)) => Some(Message::Failed(error)),
-            None => self.driver.is_done().then_some(Message::End),
-        }
-    }
-
-    /// The driver's next batch or error. If it looks damaged because the image has a newer
-    /// generation, that error instead.
-    fn next_ready(&mut self) -> Option<Result<Delivery>> {
-        let next = self.driver.next_ready()?;
-        let looks_damaged = match &next {
-            Err(error) => error.kind() == ErrorKind::Corrupt,
-            Ok(delivery) => delivery.skipped > 0 && self.may_check_again(),
-        };
-        if !looks_damaged {
-            return Some(next);
-        }
-        let until = Instant::now() + self.check_limit;
-        let source = self.driver.suspect();
-        self.pump.select(source);
-        match stale_error(&mut self.pump, &self.directories[source as usize], until) {
-            Some(stale) => Some(Err(stale)),
-            None => Some(next),
-        }
-    }
-
-    /// Returns whether the last check of the superblocks was long enough ago; if so, notes that another one begins
-    /// now.
-    fn may_check_again(&mut self) -> bool {
-        let now = Instant::now();
-        let may = self.checked.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL);
-        if may {
-            self.checked = Some(now);
-        }
-        may
-    }
-
-    fn publish(&self) {
-        *self.shared.read.lock() = self.pump.stats();
-        self.shared.over_window.store(self.memory.over_window(), Ordering::Relaxed);
-    }
-
-    /// Sleeps until a completion arrives or the consumer takes a batch.
-    fn sleep(&mut self) {
-        let blocked = self.held.is_some() || self.memory.is_exhausted();
-        let was_blocked = self.shared.blocked.swap(blocked, Ordering::AcqRel);
-        if blocked && !was_blocked {
-            return; // whatever the consumer did before it could see this, one more turn finds
-        }
-        if blocked {
-            std::thread::yield_now(); // the wait below may spin first, on the consumer's processor
-        }
-        let now = Instant::now();
-        self.blocked_since = blocked.then_some(now);
-        self.pump.wait(now + MAX_SLEEP);
-    }
-}
-
-enum Turn {
-    Moved,
-    Idle,
-    Over,
-}
-
-enum Handed {
-    Nothing,
-    Some,
-    Over,
-}
-
-/// The longest sleep of an idle poller, in case memory was returned without a wake-up.
-const MAX_SLEEP: Duration = Duration::from_millis(20);
-
-/// The interval between checks of the superblocks while samples are skipped.
-const CHECK_INTERVAL: Duration = Duration::from_secs(10);
-
-/// How long to wait for the poller to end its turn; longer only if an engine hangs.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// The most ready batches, whatever the memory.
 const READY_BATCHES: usize = 64;
-
-/// Samples and buffers that a new batch has room for; a larger batch grows once.
-const ROOM_SAMPLES: usize = 1024;
-const ROOM_BUFFERS: usize = 64;
-
-/// Emptied batches kept for reuse: as many as can be in flight and ready, and one in each thread.
-const MAX_RECYCLED: usize = 2 * READY_BATCHES + 2;

@@ -33,10 +33,11 @@ use crate::reader::{
 };
 use crate::units::{SampleId, Slot};
 
+use super::OnError;
+use super::driver::{Delivery, Driver, MAX_RECYCLED};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::stream::Stream;
-use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Issues one read per pass.
 pub(super) struct PassDriver {

@@ -13,10 +13,11 @@ use crate::reader::{
 };
 use crate::units::{SampleId, Slot};
 
+use super::OnError;
+use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::stream::Stream;
-use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Plans the reads of one batch at a time.
 pub(super) struct SampleDriver {
@@ -97,9 +98,44 @@ impl SampleDriver {
         is_started && !self.stream.has_pieces()
     }
 
-    /// Starts planned reads, oldest first. The first result says whether any was started; the
-    /// second is `false` if memory ran out or the queue pairs are busy.
-    fn start_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> (bool, bool) {
+    /// Plans the reads of a batch.
+    ///
+    /// # Errors
+    /// `NotFound`: a sample is gone.
+    pub(super) fn plan(&mut self, head: Head, ids: &[SampleId]) -> Result<()> {
+        self.requests.clear();
+        self.extents.clear();
+        self.directory.extents(ids, &mut self.slots, &mut self.extents);
+        for (index, (&id, extent)) in ids.iter().zip(&self.extents).enumerate() {
+            let extent = extent.ok_or_else(|| {
+                Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
+            })?;
+            self.requests.push(SampleRequest { index: index as u32, id, extent });
+        }
+        let wanted = &mut self.requests;
+        let free = &mut self.free_fetches;
+        let out = &mut self.fetches;
+        plan_samples(wanted, &self.geometry, self.merge, self.max_fetch_bytes, free, out);
+        let mut batch = self.recycled.pop().unwrap_or_default();
+        batch.reset(&self.directory, head.epoch);
+        batch.resize(ids.len());
+        let mut unstarted = self.free_lists.pop().unwrap_or_default();
+        unstarted.extend(self.fetches.drain(..));
+        self.under_way.push_back(UnderWay {
+            head,
+            batch,
+            unstarted,
+            outstanding: 0,
+            error: None,
+            skipped: 0,
+            failures: Vec::new(),
+        });
+        Ok(())
+    }
+}
+
+impl Planner for SampleDriver {
+    fn request_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<(bool, bool)> {
         let mut started = false;
         for (age, under_way) in self.under_way.iter_mut().enumerate() {
             while !pump.is_busy()
@@ -114,66 +150,39 @@ impl SampleDriver {
                 memory.set_next(&fetch);
                 let Some(buf) = memory.take(fetch.len_bytes, priority) else {
                     under_way.unstarted.push_front(fetch);
-                    return (started, false);
+                    return Ok((started, false));
                 };
                 pump.start(self.first + age as u64, fetch, buf);
                 under_way.outstanding += 1;
                 started = true;
             }
         }
-        (started, !pump.is_busy())
+        Ok((started, !pump.is_busy()))
     }
 
-    /// Returns whether to plan no further batch now. A stream that is fed is always planned to its end: another
-    /// source's part may wait for it.
+    fn plan_next(&mut self) -> Result<bool> {
+        let mut ids = std::mem::take(&mut self.ids);
+        let head = self.stream.next_ids(&mut ids)?;
+        if let Some(head) = head {
+            self.plan(head, &ids)?;
+        }
+        self.ids = ids;
+        Ok(head.is_some())
+    }
+
+    /// A stream that is fed is always planned to its end: another source's part may wait for it.
     fn has_enough(&self) -> bool {
         self.under_way.len() >= self.max_under_way && !self.stream.is_fed()
     }
 
-    fn plan_next(&mut self) -> Result<bool> {
-        let Some(head) = self.stream.next_ids(&mut self.ids)? else { return Ok(false) };
-        self.requests.clear();
-        self.extents.clear();
-        self.directory.extents(&self.ids, &mut self.slots, &mut self.extents);
-        for (index, (&id, extent)) in self.ids.iter().zip(&self.extents).enumerate() {
-            let extent = extent.ok_or_else(|| {
-                Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
-            })?;
-            self.requests.push(SampleRequest { index: index as u32, id, extent });
-        }
-        let wanted = &mut self.requests;
-        let free = &mut self.free_fetches;
-        let out = &mut self.fetches;
-        plan_samples(wanted, &self.geometry, self.merge, self.max_fetch_bytes, free, out);
-        let mut batch = self.recycled.pop().unwrap_or_default();
-        batch.reset(&self.directory, head.epoch);
-        batch.resize(self.ids.len());
-        let mut unstarted = self.free_lists.pop().unwrap_or_default();
-        unstarted.extend(self.fetches.drain(..));
-        self.under_way.push_back(UnderWay {
-            head,
-            batch,
-            unstarted,
-            outstanding: 0,
-            error: None,
-            skipped: 0,
-            failures: Vec::new(),
-        });
-        Ok(true)
+    fn num_planned(&self) -> usize {
+        0 // one burst of reads after the other: batches under way are the limit
     }
 }
 
 impl Driver for SampleDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let mut moved = false;
-        loop {
-            let (started, all) = self.start_planned(pump, memory);
-            moved |= started;
-            if !all || self.has_enough() || !self.plan_next()? {
-                return Ok(moved);
-            }
-            moved = true;
-        }
+        self.request_and_plan(pump, memory)
     }
 
     fn finished(&mut self, fetched: Fetched) {

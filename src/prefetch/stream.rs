@@ -5,73 +5,44 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::budget::Budget;
 use crate::order::weighted::{Weights, WeightsError};
 use crate::order::{
-    Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Positions, Shard,
-    Sharding, State, Tail,
+    Aligner, ByNode, EpochOrder, Locality, OrderSpec, Pick, Shard, Sharding, State,
 };
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, TokenLengths, most_empty_epochs, order_of};
+use super::budgeted::{Dealing, TokenLengths, order_of};
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
+use super::walk::{Taken, Walk};
 
 /// The batches that are still to be planned.
 pub(crate) struct Stream {
     directory: Arc<Directory>,
     spec: OrderSpec,
-    shard: Shard,
+    walk: Walk,
     shares: Shares,
+    /// The order of the epoch of the last batch; the next epoch reuses its memory.
+    order: Option<EpochOrder>,
     aligned: Vec<Pick>,
     ids: Vec<SampleId>,
-    batch_size: u64,
-    drop_short: bool,
-    epochs: Range<u64>,
-    /// Positions of the first epoch that all ranks had consumed before.
-    consumed: u64,
-    current: Option<Current>,
-    /// Epochs without a batch for this rank, in a row.
-    empty_epochs: u64,
-    /// The order of the previous epoch, whose memory the next one reuses.
-    free_order: Option<EpochOrder>,
-    /// The number of batches that it may still return.
-    left: u64,
     /// The weights that a weighted order draws by.
     weights: Option<Arc<Weights>>,
-    /// How batches are cut, unless they have `batch_size` samples.
-    budget: Option<(Arc<Budget>, TokenLengths)>,
+    /// The lengths of samples, if batches have a budget of them.
+    lengths: Option<TokenLengths>,
+    /// The batches by a budget of the current epoch.
+    dealing: Option<(Epoch, Dealing)>,
     /// The source of positions in a mixture, instead of the order.
     fed: Option<Box<Fed>>,
 }
 
 /// How the shares of batches are computed.
-#[derive(Clone)]
 enum Shares {
     /// Every W-th position.
     Strided,
     Aligned(Aligner),
     Local(ByNode),
-}
-
-/// The current epoch.
-#[derive(Clone)]
-struct Current {
-    order: EpochOrder,
-    shard: Shard,
-    rest: Positions,
-    taken: u64,
-    /// Batches by a budget, instead of `rest`.
-    dealing: Option<Dealing>,
-}
-
-/// The positions of a batch.
-struct BatchPositions {
-    /// Every W-th position.
-    positions: Positions,
-    /// The global batch to divide instead, unless shares are strided.
-    shared: Option<(Shard, GlobalBatch)>,
 }
 
 impl Stream {
@@ -101,11 +72,8 @@ impl Stream {
         options: &LoaderOptions,
         start: &State,
     ) -> Result<Stream> {
-        if options.batch_size == 0 {
-            let text = "a batch has at least one sample";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
+        let len = start.order.kind.epoch_len(directory.num_live());
+        let walk = Walk::new(len, options, start)?;
         let shares = Shares::new(options, &start.order)?;
         if let Some(world_size) = options.order.kind.world_size()
             && (world_size == 0 || !options.world_size.is_multiple_of(world_size))
@@ -128,49 +96,30 @@ impl Stream {
             Some(budget) => Some(TokenLengths::new(&directory, budget, options.too_long)?),
             None => None,
         };
-        Ok(Stream {
-            budget: options.budget.clone().zip(lengths),
+        let weights = options.weights.clone();
+        Ok(Stream { lengths, weights, ..Stream::along(directory, start.order, walk, shares) })
+    }
+
+    fn along(directory: Arc<Directory>, spec: OrderSpec, walk: Walk, shares: Shares) -> Stream {
+        Stream {
             directory,
-            spec: start.order,
-            shard,
+            spec,
+            walk,
             shares,
+            order: None,
             aligned: Vec::new(),
             ids: Vec::new(),
-            batch_size: options.batch_size as u64,
-            drop_short: options.drop_short,
-            epochs: start.epoch.0..options.epochs.end,
-            consumed: start.consumed,
-            current: None,
-            empty_epochs: 0,
-            free_order: None,
-            left: u64::MAX,
-            weights: options.weights.clone(),
+            weights: None,
+            lengths: None,
+            dealing: None,
             fed: None,
-        })
+        }
     }
 
     /// A source's part of a mixture: what [`Stream::feed`] gives it, along `spec`.
     pub(super) fn fed(directory: Arc<Directory>, spec: OrderSpec) -> Stream {
         let fed = Some(Box::new(Fed::new(Arc::clone(&directory), spec)));
-        Stream {
-            directory,
-            spec,
-            shard: Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep },
-            shares: Shares::Strided,
-            aligned: Vec::new(),
-            ids: Vec::new(),
-            batch_size: 1,
-            drop_short: false,
-            epochs: 0..0,
-            consumed: 0,
-            current: None,
-            empty_epochs: 0,
-            free_order: None,
-            left: u64::MAX,
-            weights: None,
-            budget: None,
-            fed,
-        }
+        Stream { fed, ..Stream::along(directory, spec, Walk::ended(), Shares::Strided) }
     }
 
     /// Appends a batch to a stream that is fed.
@@ -223,37 +172,9 @@ impl Stream {
         Ok(Some(first.saturating_add(epochs_after.saturating_mul(of_epoch(shard)))))
     }
 
-    /// Splits off the next batch as a stream of its own.
-    pub(super) fn split_first(&mut self) -> Result<Stream> {
-        if self.current.is_none() && !self.is_done() {
-            self.enter_epoch()?;
-        }
-        let first = Stream {
-            directory: Arc::clone(&self.directory),
-            spec: self.spec,
-            shard: self.shard,
-            shares: self.shares.clone(),
-            aligned: Vec::new(),
-            ids: Vec::new(),
-            batch_size: self.batch_size,
-            epochs: self.epochs.clone(),
-            consumed: self.consumed,
-            current: self.current.clone(),
-            empty_epochs: 0,
-            free_order: None,
-            drop_short: self.drop_short,
-            left: 1,
-            weights: self.weights.clone(),
-            budget: None, // see `reads_first_batch_apart`
-            fed: None,
-        };
-        self.next_taken()?;
-        Ok(first)
-    }
-
     /// Returns whether all batches have been planned.
     pub(super) fn is_done(&self) -> bool {
-        self.epochs.is_empty() || self.left == 0
+        self.walk.is_done()
     }
 
     /// Replaces `ids` by the ids of the next batch.
@@ -262,7 +183,7 @@ impl Stream {
         if let Some(fed) = &mut self.fed {
             return Ok(fed.next_ids(ids)?);
         }
-        if self.budget.is_some() {
+        if self.lengths.is_some() {
             let mut picks = std::mem::take(&mut self.aligned);
             picks.clear();
             let head = self.next_dealt(ids, &mut picks);
@@ -270,22 +191,21 @@ impl Stream {
             self.aligned = picks;
             return head;
         }
-        let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
-        let Stream { directory, current: Some(current), shares, aligned, batch_size, .. } = self
-        else {
+        let Some(taken) = self.next_taken()? else { return Ok(None) };
+        let Taken { head, positions, shard, batch, is_partly_dropped } = taken;
+        let Stream { directory, order: Some(order), shares, aligned, walk, .. } = self else {
             return Ok(Some(head));
         };
-        let order = &mut current.order;
-        match (taken.shared, shares) {
-            (Some((shard, batch)), Shares::Aligned(aligner)) => {
+        match shares {
+            Shares::Aligned(aligner) if !is_partly_dropped => {
                 aligned.clear();
                 order.aligned_picks(&**directory, aligner, &shard, batch, aligned);
                 ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
             }
-            (Some((shard, batch)), Shares::Local(by_node)) => {
-                order.local_ids(&**directory, by_node, &shard, (batch, *batch_size), ids);
+            Shares::Local(by_node) if !is_partly_dropped => {
+                order.local_ids(&**directory, by_node, &shard, (batch, walk.batch_size()), ids);
             }
-            _ => order.ids(&**directory, taken.positions, ids),
+            _ => order.ids(&**directory, positions, ids),
         }
         Ok(Some(head))
     }
@@ -314,29 +234,29 @@ impl Stream {
         if let Some(fed) = &mut self.fed {
             return Ok(fed.next_picks(picks)?);
         }
-        if self.budget.is_some() {
+        if self.lengths.is_some() {
             return self.next_dealt(&mut Vec::new(), picks);
         }
-        let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
-        let Stream { directory, current: Some(current), shares, batch_size, .. } = self else {
+        let Some(taken) = self.next_taken()? else { return Ok(None) };
+        let Taken { head, positions, shard, batch, is_partly_dropped } = taken;
+        let Stream { directory, order: Some(order), shares, walk, .. } = self else {
             return Ok(Some(head));
         };
-        match (taken.shared, shares) {
-            (Some((shard, batch)), Shares::Aligned(aligner)) => {
-                current.order.aligned_picks(&**directory, aligner, &shard, batch, picks);
+        match shares {
+            Shares::Aligned(aligner) if !is_partly_dropped => {
+                order.aligned_picks(&**directory, aligner, &shard, batch, picks);
             }
-            (Some((shard, batch)), Shares::Local(by_node)) => {
-                current.order.local_picks(by_node, &shard, (batch, *batch_size), picks);
+            Shares::Local(by_node) if !is_partly_dropped => {
+                order.local_picks(by_node, &shard, (batch, walk.batch_size()), picks);
             }
-            (None, Shares::Aligned(_)) => {
-                let Current { order, shard, .. } = current;
-                order.picks(taken.positions, picks);
+            Shares::Aligned(_) => {
+                order.picks(positions, picks);
                 for pick in picks {
-                    let own = order.aligned_samples_in_group(shard, pick.group, pick.chunk);
+                    let own = order.aligned_samples_in_group(&shard, pick.group, pick.chunk);
                     pick.alone = !own.contains(&pick.nth);
                 }
             }
-            _ => current.order.picks(taken.positions, picks),
+            _ => order.picks(positions, picks),
         }
         Ok(Some(head))
     }
@@ -348,19 +268,20 @@ impl Stream {
 
     /// The samples of `chunk` that belong to `group`, a group of the current epoch, and that this rank reads together.
     pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
-        if let (Shares::Aligned(_), Some(Current { order, shard, .. })) =
-            (&self.shares, &self.current)
-        {
-            return order.aligned_samples_in_group(shard, group, chunk);
+        let Some(order) = self.order() else { return 0..0 };
+        match (&self.shares, self.walk.shard()) {
+            (Shares::Aligned(_), Some(shard)) => {
+                order.aligned_samples_in_group(shard, group, chunk)
+            }
+            _ => order.samples_in_group(group, chunk),
         }
-        self.order().map_or(0..0, |order| order.samples_in_group(group, chunk))
     }
 
     /// The order of the current epoch.
     fn order(&self) -> Option<&EpochOrder> {
         match &self.fed {
             Some(fed) => fed.order(),
-            None => self.current.as_ref().map(|current| &current.order),
+            None => self.order.as_ref(),
         }
     }
 
@@ -370,96 +291,45 @@ impl Stream {
         ids: &mut Vec<SampleId>,
         picks: &mut Vec<Pick>,
     ) -> Result<Option<Head>> {
-        while !self.is_done() {
-            if self.current.is_none() {
-                self.enter_epoch()?;
-            }
-            let Stream { current: Some(current), budget: Some((_, lengths)), .. } = self else {
-                return Ok(None);
-            };
-            let Current { order, dealing: Some(dealing), taken, .. } = current else {
-                return Ok(None);
-            };
-            let epoch = order.epoch();
-            let len = order.len();
-            if let Some(dealt) = dealing.next(order, lengths, ids, picks)? {
-                *taken += 1;
-                let ends_epoch = dealt.ends_epoch;
-                let after =
-                    if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, dealt.consumed) };
-                self.left -= 1;
-                return Ok(Some(Head { epoch, ends_epoch, after }));
-            }
-            let is_empty = *taken == 0 && self.consumed == 0;
-            self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };
-            if self.empty_epochs >= most_empty_epochs(len) {
-                self.epochs.start = self.epochs.end;
-                return Ok(None);
-            }
-            self.end_epoch();
-        }
-        Ok(None)
-    }
-
-    fn end_epoch(&mut self) {
-        self.epochs.start += 1;
-        self.consumed = 0;
-        self.free_order = self.current.take().map(|current| current.order);
-    }
-
-    fn next_taken(&mut self) -> Result<Option<(Head, BatchPositions)>> {
-        let batch_size = self.batch_size;
-        let drop_short = self.drop_short;
-        let is_strided = matches!(self.shares, Shares::Strided);
-        while !self.is_done() {
-            let current = match &mut self.current {
-                Some(current) => current,
-                None => self.enter_epoch()?,
-            };
-            if current.rest.remaining() == 0 {
-                if current.taken == 0 && self.consumed == 0 {
-                    self.epochs.start = self.epochs.end; // no epoch has anything for this rank
-                    return Ok(None);
+        let Stream { directory, spec, walk, order, weights, lengths, dealing, .. } = self;
+        let Some(lengths) = lengths else { return Ok(None) };
+        walk.next_dealt(|epoch, shard| {
+            let order = enter(order, spec, epoch, directory, weights.as_ref())?;
+            let dealing = match &mut *dealing {
+                Some((at, dealing)) if *at == epoch => dealing,
+                other => {
+                    let new = Dealing::new(lengths.budget(), spec.seed, order, shard);
+                    &mut other.insert((epoch, new)).1
                 }
-                self.end_epoch();
-                continue;
-            }
-            let batch = current.shard.global_batch(current.order.len(), current.taken, batch_size);
-            // Only some ranks read this tail, so there is no whole global batch to divide.
-            let is_partly_dropped = drop_short && !current.shard.is_whole(batch, batch_size);
-            let shared = (!is_strided && !is_partly_dropped).then_some((current.shard, batch));
-            let positions = current.rest.split_front(batch_size);
-            current.taken += positions.remaining();
-            let len = current.order.len();
-            let epoch = current.order.epoch();
-            let consumed = current.shard.consumed_after(len, current.taken);
-            let ends_epoch = current.rest.remaining() == 0;
-            self.left -= 1;
-            let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
-            return Ok(Some((
-                Head { epoch, ends_epoch, after },
-                BatchPositions { positions, shared },
-            )));
-        }
-        Ok(None)
+            };
+            Ok(dealing.next(order, lengths, ids, picks)?)
+        })
     }
 
-    fn enter_epoch(&mut self) -> Result<&mut Current> {
-        let spec = &self.spec;
-        let epoch = Epoch(self.epochs.start);
-        let directory = &*self.directory;
-        let order = match self.free_order.take() {
-            Some(mut order) => order.begin_epoch(spec, epoch, directory).map(|()| order)?,
-            None => order_of(spec, epoch, directory, self.weights.as_ref())?,
-        };
-        let shard = self.shard.after(self.consumed);
-        let mut rest = shard.positions(order.len());
-        if self.drop_short {
-            rest = rest.split_front(rest.remaining() / self.batch_size * self.batch_size);
+    fn next_taken(&mut self) -> Result<Option<Taken>> {
+        let Some(taken) = self.walk.next_taken() else { return Ok(None) };
+        let Stream { directory, spec, order, weights, .. } = self;
+        enter(order, spec, taken.head.epoch, directory, weights.as_ref())?;
+        Ok(Some(taken))
+    }
+}
+
+/// Makes `order` that of `epoch`.
+fn enter<'a>(
+    order: &'a mut Option<EpochOrder>,
+    spec: &OrderSpec,
+    epoch: Epoch,
+    directory: &Directory,
+    weights: Option<&Arc<Weights>>,
+) -> Result<&'a mut EpochOrder> {
+    match order {
+        Some(order) => {
+            if order.epoch() != epoch {
+                order.begin_epoch(spec, epoch, directory)?;
+            }
+            Ok(order)
         }
-        let dealing = self.budget.as_ref();
-        let dealing = dealing.map(|(budget, _)| Dealing::new(budget, spec.seed, &order, shard));
-        Ok(self.current.insert(Current { order, shard, rest, taken: 0, dealing }))
+        none => Ok(none.insert(order_of(spec, epoch, directory, weights)?)),
     }
 }
 

@@ -9,17 +9,15 @@
 //! neighbours share commands. Samples above [`COPIED_UP_TO`] bytes keep the buffers that they were read into:
 //! a copy would cost more than their blocks waste.
 
-use std::time::Instant;
-
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::units::{Epoch, SampleId, deadline};
+use crate::units::{Epoch, SampleId};
 
 use super::batch::{Batch, SampleLocation};
 use super::fetch::{Fetch, SampleRequest, plan_samples};
 use super::pump::Fetched;
-use super::watch::{TICK, Watch, interrupted, timed_out};
+use super::watch::{Call, Watch};
 use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
 
 impl Reader {
@@ -47,46 +45,46 @@ impl Reader {
         watch: &mut dyn Watch,
     ) -> Result<Vec<(usize, Error)>> {
         let first_token = self.next_token;
-        let mut call = Call {
-            deadline: deadline(Instant::now(), self.options.deadline),
-            next_tick: Instant::now() + TICK,
-            watch,
-            batch,
-            out: IoBuf::empty(),
-            failures: Vec::new(),
-            held_bytes: 0,
-        };
-        let result = self.gather_all(ids, &mut call);
-        let Call { out, failures, deadline, .. } = call;
+        let mut call = Call::new(self.options.deadline, watch);
+        let failures = Vec::new();
+        let mut gathered = Gathered { batch, out: IoBuf::empty(), failures, held_bytes: 0 };
+        let result = self.gather_all(ids, &mut gathered, &mut call);
+        let Gathered { out, failures, batch, .. } = gathered;
         if let Err(error) = result {
             self.abandon_since(first_token);
             batch.reset(&self.directory, Epoch(0));
             return Err(error);
         }
         batch.set_buf(GATHERED, out.freeze());
-        self.judge(failures, deadline)
+        self.judge(failures, call.deadline)
     }
 
-    fn gather_all(&mut self, ids: &[SampleId], call: &mut Call<'_>) -> Result<()> {
-        call.lay_out(&self.directory, ids)?;
+    fn gather_all(
+        &mut self,
+        ids: &[SampleId],
+        gathered: &mut Gathered<'_>,
+        call: &mut Call<'_>,
+    ) -> Result<()> {
+        gathered.lay_out(&self.directory, ids, call)?;
         let mut places = Vec::with_capacity(ids.len().min(PART));
         let mut step_ids = Vec::new();
         for (part, first) in ids.chunks(PART).zip((0..).step_by(PART)) {
             by_place(&self.directory, part, &mut places);
-            call.check()?;
+            call.ask()?;
             for step in places.chunks(STEP) {
                 let indices = step.iter().map(|place| (place % PART as u64) as usize);
                 step_ids.clear();
                 step_ids.extend(indices.clone().map(|index| part[index]));
                 self.plan_step(&step_ids, indices.map(|index| (first + index) as u32));
                 let mut fetches = std::mem::take(&mut self.fetches);
-                let started = fetches.drain(..).try_for_each(|fetch| self.begin(fetch, call));
+                let mut begin = |fetch| self.begin_gathering(fetch, gathered, call);
+                let started = fetches.drain(..).try_for_each(&mut begin);
                 self.fetches = fetches;
                 started?;
             }
         }
         while self.pump()?.in_flight() > 0 {
-            self.take_arrived(call)?;
+            self.poll_once(call, &mut |fetched, watch| Some(gathered.take(fetched, watch)))?;
         }
         Ok(())
     }
@@ -111,60 +109,40 @@ impl Reader {
     }
 
     /// Starts a fetch, once the window has room for it.
-    fn begin(&mut self, fetch: Fetch, call: &mut Call<'_>) -> Result<()> {
+    fn begin_gathering(
+        &mut self,
+        fetch: Fetch,
+        gathered: &mut Gathered<'_>,
+        call: &mut Call<'_>,
+    ) -> Result<()> {
         let window = WINDOW_BYTES.min(self.options.window_bytes);
-        while call.held_bytes > 0 && call.held_bytes + fetch.len_bytes > window {
-            self.take_arrived(call)?;
+        while gathered.held_bytes > 0 && gathered.held_bytes + fetch.len_bytes > window {
+            self.poll_once(call, &mut |fetched, watch| Some(gathered.take(fetched, watch)))?;
         }
         let buf = self.pool.take(fetch.len_bytes).map_or_else(|| self.outside(&fetch), Ok)?;
-        call.held_bytes += fetch.len_bytes;
-        self.next_token += 1;
-        let token = self.next_token;
-        self.pump()?.start(token, fetch, buf);
-        Ok(())
-    }
-
-    /// Polls once, takes what has arrived, and sleeps if nothing has.
-    fn take_arrived(&mut self, call: &mut Call<'_>) -> Result<()> {
-        let now = Instant::now();
-        let mut has_progressed = self.pump()?.poll(now);
-        while let Some(fetched) = self.pump()?.next_finished() {
-            has_progressed = true;
-            let mut fetch = call.take(fetched);
-            fetch.clear();
-            self.free_fetches.push(fetch);
-        }
-        // Not in the loop: the next call would be given what an interrupted one leaves there.
-        call.check()?;
-        if self.pump()?.in_flight() > 0 {
-            if now >= call.deadline {
-                return Err(timed_out(self.options.deadline, &self.devices));
-            }
-            if !has_progressed {
-                let until = call.deadline.min(call.next_tick);
-                self.pump()?.wait(until);
-            }
-        }
-        Ok(())
+        gathered.held_bytes += fetch.len_bytes;
+        self.begin(fetch, buf)
     }
 }
 
-/// The state of one call.
-struct Call<'a> {
+/// The samples of one call.
+struct Gathered<'a> {
     batch: &'a mut Batch,
-    watch: &'a mut dyn Watch,
     /// All samples that are copied, one after the other in the order of the ids.
     out: IoBuf,
     failures: Vec<(usize, Error)>,
     /// Length of the fetches that are in flight.
     held_bytes: usize,
-    deadline: Instant,
-    next_tick: Instant,
 }
 
-impl Call<'_> {
+impl Gathered<'_> {
     /// Allocates the buffer, and gives each sample its place there. Samples have no bytes until they arrive.
-    fn lay_out(&mut self, directory: &Directory, ids: &[SampleId]) -> Result<()> {
+    fn lay_out(
+        &mut self,
+        directory: &Directory,
+        ids: &[SampleId],
+        call: &mut Call<'_>,
+    ) -> Result<()> {
         self.batch.resize(ids.len());
         let buf = self.batch.add_buf(SharedBuf::empty());
         let mut end = 0;
@@ -177,7 +155,7 @@ impl Call<'_> {
                 None => self.failures.push((index, not_in_directory(directory, id))),
             }
             if index % STEP == 0 {
-                self.check()?;
+                call.ask()?;
             }
         }
         self.out = allocate(end)?;
@@ -185,7 +163,7 @@ impl Call<'_> {
     }
 
     /// Copies the samples of a fetch to their places, or shares its buffer with the batch.
-    fn take(&mut self, fetched: Fetched) -> Fetch {
+    fn take(&mut self, fetched: Fetched, watch: &mut dyn Watch) -> Fetch {
         let Fetched { fetch, buf, failures, .. } = fetched;
         self.held_bytes -= fetch.len_bytes;
         let are_copied = fetch.samples.iter().all(|sample| is_copied(sample.len_bytes));
@@ -203,7 +181,7 @@ impl Call<'_> {
             let len_bytes = sample.len_bytes;
             let location = SampleLocation { id, buf: shown, len_bytes, offset: from };
             self.batch.set_location(index, location);
-            self.watch.arrived(self.batch, index);
+            watch.arrived(self.batch, index);
             if are_copied {
                 self.out[place..place + len].copy_from_slice(&buf[from..from + len]);
                 let location = SampleLocation { id, buf: GATHERED, len_bytes, offset: place };
@@ -217,18 +195,6 @@ impl Call<'_> {
         self.failures
             .extend(failures.map(|(nth, error)| (fetch.samples[nth].index as usize, error)));
         fetch
-    }
-
-    /// Asks the watch, when it is time.
-    fn check(&mut self) -> Result<()> {
-        let now = Instant::now();
-        if now >= self.next_tick {
-            self.next_tick = now + TICK;
-            if !self.watch.goes_on() {
-                return Err(interrupted());
-            }
-        }
-        Ok(())
     }
 }
 

@@ -50,7 +50,7 @@ use crate::format::Extent;
 use crate::metrics::Recorder;
 use crate::process::Forked;
 use crate::qpair::Device;
-use crate::units::{Epoch, SampleId, Slot, deadline};
+use crate::units::{Epoch, SampleId, Slot};
 
 pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
@@ -66,6 +66,8 @@ pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::RangeReader;
 pub(crate) use stale::{read_superblocks, stale_error};
 pub(crate) use watch::{TICK, interrupted, timed_out};
+
+use watch::Call;
 
 /// Options of a [`Reader`].
 #[derive(Debug, Clone)]
@@ -236,52 +238,80 @@ impl Reader {
         for (index, &id) in ids.iter().enumerate() {
             batch.set_location(index, SampleLocation { id, buf: 0, len_bytes: 0, offset: 0 });
         }
-        let deadline = deadline(Instant::now(), self.options.deadline);
+        let mut call = Call::new(self.options.deadline, watch);
         let first_token = self.next_token;
-        let mut next_tick = Instant::now() + TICK;
         let mut fetches = std::mem::take(&mut self.fetches);
         for fetch in fetches.drain(..) {
             let buf = self.allocate(&fetch)?;
-            self.next_token += 1;
-            let token = self.next_token;
-            self.pump()?.start(token, fetch, buf);
+            self.begin(fetch, buf)?;
         }
         self.fetches = fetches;
-        while self.pump()?.in_flight() > 0 {
-            let now = Instant::now();
-            let has_progressed = self.pump()?.poll(now);
-            while let Some(fetched) = self.pump()?.next_finished() {
-                add_fetched(&fetched, batch);
-                let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
-                for (index, sample) in fetched.fetch.samples.iter().enumerate() {
-                    if failed.next_if_eq(&index).is_none() {
-                        watch.arrived(batch, sample.index as usize);
-                    }
+        self.finish(first_token, &mut call, &mut |fetched, watch| {
+            add_fetched(&fetched, batch);
+            let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
+            for (index, sample) in fetched.fetch.samples.iter().enumerate() {
+                if failed.next_if_eq(&index).is_none() {
+                    watch.arrived(batch, sample.index as usize);
                 }
-                let Fetched { mut fetch, failures: why, .. } = fetched;
-                let why = why.into_iter();
-                failures.extend(why.map(|(index, e)| (fetch.samples[index].index as usize, e)));
+            }
+            let Fetched { fetch, failures: why, .. } = fetched;
+            let why = why.into_iter();
+            failures.extend(why.map(|(index, e)| (fetch.samples[index].index as usize, e)));
+            Some(fetch)
+        })?;
+        self.judge(failures, call.deadline)
+    }
+
+    /// Starts a fetch, with the next token.
+    fn begin(&mut self, fetch: Fetch, buf: IoBuf) -> Result<()> {
+        self.next_token += 1;
+        let token = self.next_token;
+        self.pump()?.start(token, fetch, buf);
+        Ok(())
+    }
+
+    /// Polls until all fetches after `first_token` have finished; `take` gets each of them, and may return its plan for
+    /// reuse. Abandons them if the call must end.
+    fn finish(
+        &mut self,
+        first_token: u64,
+        call: &mut Call<'_>,
+        take: &mut dyn FnMut(Fetched, &mut dyn Watch) -> Option<Fetch>,
+    ) -> Result<()> {
+        while self.pump()?.in_flight() > 0 {
+            if let Err(error) = self.poll_once(call, take) {
+                self.abandon_since(first_token);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Polls once, passes what has arrived to `take`, and sleeps if nothing has.
+    fn poll_once(
+        &mut self,
+        call: &mut Call<'_>,
+        take: &mut dyn FnMut(Fetched, &mut dyn Watch) -> Option<Fetch>,
+    ) -> Result<()> {
+        let now = Instant::now();
+        let has_progressed = self.pump()?.poll(now);
+        while let Some(fetched) = self.pump()?.next_finished() {
+            if let Some(mut fetch) = take(fetched, call.watch) {
                 fetch.clear();
                 self.free_fetches.push(fetch);
             }
-            if now >= next_tick {
-                next_tick = now + TICK;
-                if !watch.goes_on() {
-                    self.abandon_since(first_token);
-                    return Err(interrupted());
-                }
+        }
+        // Not in the loop: the next call would be given what an interrupted one leaves there.
+        call.ask()?;
+        if self.pump()?.in_flight() > 0 {
+            if now >= call.deadline {
+                return Err(timed_out(self.options.deadline, &self.devices));
             }
-            if self.pump()?.in_flight() > 0 {
-                if now >= deadline {
-                    self.abandon_since(first_token);
-                    return Err(timed_out(self.options.deadline, &self.devices));
-                }
-                if !has_progressed {
-                    self.pump()?.wait(deadline.min(next_tick));
-                }
+            if !has_progressed {
+                self.pump()?.wait(call.until());
             }
         }
-        self.judge(failures, deadline)
+        Ok(())
     }
 
     /// Sorts the failures of a call; the error is that of a newer generation, if it explains them.

@@ -20,11 +20,11 @@ use crate::checksum::crc32c;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::pieces::{PIECE_BYTES, num_pieces, piece_len, whole};
 use crate::format::{ChunkHeader, Extent};
-use crate::units::{SampleId, deadline};
+use crate::units::SampleId;
 
 use super::fetch::{Fetch, plan_chunk};
 use super::pump::Fetched;
-use super::watch::{TICK, Watch, interrupted, timed_out};
+use super::watch::{Call, Watch, timed_out};
 use super::{Batch, FETCH_LEN_BYTES, Reader, not_in_directory};
 
 /// A range of a sample's record, in bytes. What goes beyond the record's end is left out, as by `pread`.
@@ -118,13 +118,6 @@ struct Group {
     buf_offset: usize,
 }
 
-/// The deadline and the watch of a call that waits.
-struct Call<'a> {
-    deadline: Instant,
-    next_tick: Instant,
-    watch: &'a mut dyn Watch,
-}
-
 impl Reader {
     /// Reads `ranges` into `out`, in their order. Of a sample of more than 1 MiB only the pieces of 256 KiB
     /// that a range touches are read.
@@ -155,9 +148,7 @@ impl Reader {
         out.bufs.clear();
         out.places.clear();
         out.places.resize(ranges.len(), Place::default());
-        let now = Instant::now();
-        let deadline = deadline(now, self.options.deadline);
-        let mut call = Call { deadline, next_tick: now + TICK, watch };
+        let mut call = Call::new(self.options.deadline, watch);
         let mut wanted = Vec::with_capacity(ranges.len());
         let mut failures = Vec::new();
         for (index, &SampleRange { id, start, end }) in ranges.iter().enumerate() {
@@ -183,7 +174,7 @@ impl Reader {
             }
         }
         self.read_groups(&mut groups, out, &mut failures, &mut call)?;
-        self.judge(failures, deadline)
+        self.judge(failures, call.deadline)
     }
 
     /// Reads the headers of the chunks whose samples are large and not known yet, all at the same time.
@@ -275,8 +266,11 @@ impl Reader {
                 }
                 drop(lesson);
             } else {
-                tables.wait(wanted.id, call.deadline.min(call.next_tick));
-                self.check(call)?;
+                tables.wait(wanted.id, call.until());
+                call.ask()?;
+                if Instant::now() >= call.deadline {
+                    return Err(timed_out(self.options.deadline, &self.devices));
+                }
             }
         }
     }
@@ -407,48 +401,15 @@ impl Reader {
         call: &mut Call<'_>,
         take: &mut dyn FnMut(usize, Fetched),
     ) -> Result<()> {
-        let first_token = self.next_token + 1;
+        let first_token = self.next_token;
         for fetch in fetches {
             let buf = self.allocate(&fetch)?;
-            self.next_token += 1;
-            let token = self.next_token;
-            self.pump()?.start(token, fetch, buf);
+            self.begin(fetch, buf)?;
         }
-        while self.pump()?.in_flight() > 0 {
-            let now = Instant::now();
-            let has_progressed = self.pump()?.poll(now);
-            while let Some(fetched) = self.pump()?.next_finished() {
-                take((fetched.token - first_token) as usize, fetched);
-            }
-            if self.pump()?.in_flight() == 0 {
-                break;
-            }
-            if let Err(error) = self.check(call) {
-                self.abandon_since(first_token - 1);
-                return Err(error);
-            }
-            if !has_progressed {
-                let until = call.deadline.min(call.next_tick);
-                self.pump()?.wait(until);
-            }
-        }
-        Ok(())
-    }
-
-    /// Asks the watch when it is time; an error if the call must end.
-    fn check(&self, call: &mut Call<'_>) -> Result<()> {
-        let now = Instant::now();
-        if now >= call.next_tick {
-            call.next_tick = now + TICK;
-            if !call.watch.goes_on() {
-                return Err(interrupted());
-            }
-        }
-        if now >= call.deadline {
-            Err(timed_out(self.options.deadline, &self.devices))
-        } else {
-            Ok(())
-        }
+        self.finish(first_token, call, &mut |fetched, _| {
+            take((fetched.token - first_token - 1) as usize, fetched);
+            None
+        })
     }
 }
 

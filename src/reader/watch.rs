@@ -1,10 +1,11 @@
 //! Interrupting a call that waits: a binding asks its interpreter whether a signal has arrived.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::Device;
+use crate::units::deadline;
 
 use super::Batch;
 
@@ -22,6 +23,41 @@ pub trait Watch {
 }
 
 impl Watch for () {}
+
+/// A call that waits: until when, and who may interrupt it.
+pub(super) struct Call<'a> {
+    pub(super) deadline: Instant,
+    next_tick: Instant,
+    pub(super) watch: &'a mut dyn Watch,
+}
+
+impl Call<'_> {
+    /// A call that begins now and may take as long as `limit`.
+    pub(super) fn new(limit: Duration, watch: &mut dyn Watch) -> Call<'_> {
+        let now = Instant::now();
+        Call { deadline: deadline(now, limit), next_tick: now + TICK, watch }
+    }
+
+    /// Asks the watch, when it is time.
+    ///
+    /// # Errors
+    /// `Interrupted`: it ends the call.
+    pub(super) fn ask(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            if !self.watch.goes_on() {
+                return Err(interrupted());
+            }
+        }
+        Ok(())
+    }
+
+    /// The longest sleep.
+    pub(super) fn until(&self) -> Instant {
+        self.deadline.min(self.next_tick)
+    }
+}
 
 /// The error of a call that did not finish within `limit`.
 pub(crate) fn timed_out(limit: Duration, devices: &[Arc<dyn Device>]) -> Error {

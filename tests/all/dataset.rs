@@ -138,9 +138,12 @@ fn metadata_of_a_data_set_is_known_without_reading_samples() {
     let source = Source::new(1);
     let dataset = source.open();
     assert_eq!(dataset.len(), 180);
-    assert_eq!(dataset.classes(), [b"class0".to_vec(), b"class1".to_vec(), b"class2".to_vec()]);
-    assert!(dataset.fields().is_empty(), "a file is one field without a name");
-    assert_eq!(dataset.labels().unwrap().get(61), Some(1));
+    assert_eq!(
+        dataset.directory().classes(),
+        [b"class0".to_vec(), b"class1".to_vec(), b"class2".to_vec()]
+    );
+    assert!(dataset.directory().fields().is_empty(), "a file is one field without a name");
+    assert_eq!(dataset.directory().labels().unwrap().get(61), Some(1));
     assert_eq!(dataset.len_bytes(SampleId(7)).unwrap() as usize, source.samples[7].len());
     assert_eq!(dataset.len_bytes(SampleId(180)).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(dataset.id_at(179).unwrap(), SampleId(179));

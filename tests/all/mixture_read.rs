@@ -9,7 +9,7 @@ use crate::support::alone::ran_alone;
 use crate::support::random::Random;
 use dlfs::ErrorKind;
 use dlfs::address::Address;
-use dlfs::dataset::{Dataset, Mixture, MixtureSampler, OnError, Options};
+use dlfs::dataset::{Dataset, Mixture, OnError, Options};
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::order::budget::{Budget, BudgetError, Cost, Deal, LengthsOf};
 use dlfs::order::mixture::{Batching, Part, Phase};
@@ -600,11 +600,12 @@ fn batches_by_tokens_are_those_of_the_sequence_and_go_on_anywhere_with_other_ran
                 assert_eq!(loader.has_batches_left(), of(epoch, number).count() > 0);
                 let (read, _) = sets.read_while(&mixture, own.clone(), |_| true);
                 assert_eq!(read.into_values().collect::<Vec<_>>(), right, "rank {rank}");
-                let mut sampler = MixtureSampler::new(&mixture, own).unwrap();
+                let mut sampler = mixture.sampler(own).unwrap();
                 let mut ids = Vec::new();
                 let mut sampled = Vec::<Vec<Drawn>>::new();
                 while sampler.next(&mut ids).unwrap().is_some() {
-                    sampled.push(ids.iter().map(|(source, id)| (*source, id.0)).collect());
+                    let sources = sampler.sources().iter();
+                    sampled.push(sources.zip(&ids).map(|(source, id)| (*source, id.0)).collect());
                 }
                 assert_eq!(sampled, right, "ids of rank {rank}");
             }

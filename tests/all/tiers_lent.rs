@@ -56,7 +56,7 @@ fn small() -> Units {
 
 /// A target's view of the tiers for peers, which never reads the origin.
 fn view(cache: &Cache) -> Box<dyn QueuePair> {
-    cache.views(true)[0].queue_pair().unwrap()
+    cache.views(true, &[[1; 16]])[0].queue_pair().unwrap()
 }
 
 fn borrow(pair: &dyn QueuePair, pages: std::ops::Range<u64>) -> Option<SharedBuf> {

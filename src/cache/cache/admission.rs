@@ -11,6 +11,7 @@ use super::Shared;
 use super::copier::Job;
 use super::holdings::Held;
 use super::opening::lacking;
+use super::share::Message;
 use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
 
 /// Pages of a unit that this process reads from the origin, to be kept.
@@ -49,7 +50,7 @@ impl Shared {
     /// Tells the owner that this process reads these pages.
     pub(super) fn expect(&self, unit: u32, pages: PageSet) {
         if let Some(link) = self.link().filter(|_| !pages.is_empty()) {
-            link.send(Job::Expect(unit, pages));
+            link.send(Message::Expect(unit, pages));
         }
     }
 
@@ -60,7 +61,7 @@ impl Shared {
         }
         self.copies.release(unit, pages);
         if let Some(link) = self.link() {
-            link.send(Job::Gone(unit, pages));
+            link.send(Message::Gone(unit, pages));
         }
     }
 
@@ -233,7 +234,7 @@ impl Shared {
     /// Sets what this process holds: here, or at the owner.
     pub(super) fn set_held(&self, held: Held) {
         if let Some(link) = self.link() {
-            link.send(Job::Hold(held));
+            link.send(Message::Hold(held));
         } else if self.is_owner() {
             self.holdings.lock().own = Some(held);
             self.apply_holdings();

@@ -22,8 +22,7 @@ use checks::Checks;
 use crossbeam_channel::{Receiver, Sender};
 use lent::Lent;
 
-use super::holdings::Held;
-use super::{Shared, TierPlan};
+use super::Shared;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_io::qpair::calls::{Calls, Ticket};
@@ -34,12 +33,8 @@ use dlfs_order::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
 pub(super) enum Job {
     /// Room is reserved for these units: the copier fetches their missing pages.
     Fill(Range<u32>),
-    /// The pages are being read from the origin. Only for a [`Link`](super::share::Link).
-    Expect(u32, PageSet),
     /// Claimed pages of a unit, from page `first` on.
     Piece { unit: u32, first: u32, bytes: IoBuf },
-    /// Expected pages will not arrive. Only for a [`Link`](super::share::Link).
-    Gone(u32, PageSet),
     /// These copies were corrupt or unreadable, and are no longer published.
     Corrupt(u32, PageSet),
     /// Units of chunks that somebody has begun to read, or that are to be held: the copier fetches what nobody
@@ -51,12 +46,6 @@ pub(super) enum Job {
     Plan { wanted: Vec<u32>, evicted: Vec<(u32, PageSet)> },
     /// Dropped when all that came before is written, and the indices list it.
     Flush(Sender<Infallible>),
-    /// This process's plan of what to keep. Only for a [`Link`](super::share::Link).
-    Merge(Arc<TierPlan>),
-    /// The chunks that this process holds for other nodes. Only for a [`Link`](super::share::Link).
-    Hold(Held),
-    /// The last message. Only for a [`Link`](super::share::Link).
-    Stop,
 }
 
 pub(super) struct Copier {
@@ -275,8 +264,6 @@ impl Copier {
                 self.planned = wanted.into();
             }
             Job::Flush(written) => self.flushing.push(written),
-            // Claims are in the table, and plans in `Shared`.
-            Job::Expect(..) | Job::Gone(..) | Job::Merge(_) | Job::Hold(_) | Job::Stop => {}
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::pair::TieredPair;
+use super::pair::{Reader, TieredPair};
 use super::running::Tiers;
 use super::sources::Source;
 use dlfs_base::error::Result;
@@ -14,21 +14,23 @@ use dlfs_order::tier::PAGE_BYTES;
 
 /// One for each origin.
 pub(super) fn devices(tiers: &Arc<Tiers>) -> Vec<Arc<dyn Device>> {
-    devices_with(tiers, false, || None)
+    devices_with(tiers, |_| None)
 }
 
-/// One for each origin, thinly provisioned. Those with `copies_only` never read it.
-pub(super) fn views(tiers: &Arc<Tiers>, copies_only: bool) -> Vec<Arc<dyn Device>> {
-    devices_with(tiers, copies_only, || Some(Mutex::default()))
-}
-
-fn devices_with(
+/// One for each origin, as other nodes see it, under these identities. With `copies_only` it never reads the origin.
+pub(super) fn views(
     tiers: &Arc<Tiers>,
     copies_only: bool,
-    held: impl Fn() -> Option<Mutex<Held>>,
+    nguids: &[[u8; 16]],
 ) -> Vec<Arc<dyn Device>> {
-    let device = |number| -> Arc<dyn Device> {
-        Arc::new(TieredDevice { tiers: Arc::clone(tiers), number, copies_only, held: held() })
+    let view = |number: usize| View { nguid: nguids[number], copies_only, held: Mutex::default() };
+    devices_with(tiers, |number| Some(view(number)))
+}
+
+fn devices_with(tiers: &Arc<Tiers>, view: impl Fn(usize) -> Option<View>) -> Vec<Arc<dyn Device>> {
+    let device = |number: u16| -> Arc<dyn Device> {
+        let view = view(number.into());
+        Arc::new(TieredDevice { tiers: Arc::clone(tiers), number, view })
     };
     (0..tiers.opening.origins.len() as u16).map(device).collect()
 }
@@ -36,9 +38,16 @@ fn devices_with(
 struct TieredDevice {
     tiers: Arc<Tiers>,
     number: u16,
+    /// Set if other nodes read it.
+    view: Option<View>,
+}
+
+/// A device under another identity, thinly provisioned.
+struct View {
+    nguid: [u8; 16],
     copies_only: bool,
-    /// The bytes of it that the tiers have, if it is thinly provisioned.
-    held: Option<Mutex<Held>>,
+    /// The bytes of it that the tiers have.
+    held: Mutex<Held>,
 }
 
 /// Bytes with copies, as they were counted last.
@@ -65,6 +74,7 @@ impl TieredDevice {
             max_transfer_bytes: origin.max_transfer_bytes.min(most),
             read_only: true,
             engine: format!("tiers over {}", origin.engine),
+            nguid: self.view.as_ref().map_or(origin.nguid, |view| view.nguid),
             ..origin
         }
     }
@@ -98,7 +108,11 @@ impl Device for TieredDevice {
             sources.push(Source::to(pair, shared.sources.limit(tier)));
         }
         let places = Arc::clone(scope.places());
-        let which = (self.number, self.copies_only);
+        let reader = match &self.view {
+            None => Reader::Own,
+            Some(view) => Reader::Peer { copies_only: view.copies_only },
+        };
+        let which = (self.number, reader);
         Ok(Box::new(TieredPair::new(shared, which, namespace, sources, places)))
     }
 
@@ -112,8 +126,8 @@ impl Device for TieredDevice {
             checks_writes: origin.checks_writes,
             // Whole units are copied, so whole chunks should be read.
             is_page_cached: false,
-            local_path: origin.local_path,
-            allocated_bytes: self.held.as_ref().map(|held| self.held_bytes(held)),
+            local_path: origin.local_path.filter(|_| self.view.is_none()),
+            allocated_bytes: self.view.as_ref().map(|view| self.held_bytes(&view.held)),
         }
     }
 

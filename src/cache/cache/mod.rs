@@ -86,7 +86,8 @@ use dlfs_order::tier::{
 };
 
 pub use config::{Environment, Point, TierTable};
-pub use options::{TierKind, TierOptions, TierSpec};
+pub(crate) use options::TierKind;
+pub use options::{TierOptions, TierSpec};
 pub use plan::{TierPlan, TierRooms};
 pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
@@ -97,7 +98,7 @@ use media::Media;
 use opening::Opening;
 use plan::{Plans, pages_of};
 use running::Tiers;
-use share::Link;
+use share::{Link, Message};
 use sources::Sources;
 use stats::Counters;
 
@@ -236,11 +237,10 @@ impl Cache {
         &self.devices
     }
 
-    /// The namespaces as other nodes see them: thinly provisioned, with as many blocks in use as there are
-    /// copies. With `copies_only`, a read of data without copies ends with *Deallocated or Unwritten Logical
-    /// Block*, and never reaches the origin.
-    pub fn views(&self, copies_only: bool) -> Vec<Arc<dyn Device>> {
-        device::views(&self.tiers, copies_only)
+    /// The namespaces as other nodes see them, with these NGUIDs: thinly provisioned, with as many blocks in use as
+    /// there are copies; what cannot be read ends with *Deallocated or Unwritten Logical Block*. With `copies_only`, so does a read of data without copies, which never reaches the origin.
+    pub fn views(&self, copies_only: bool, nguids: &[[u8; 16]]) -> Vec<Arc<dyn Device>> {
+        device::views(&self.tiers, copies_only, nguids)
     }
 
     /// The policy that decides which units are kept.
@@ -424,7 +424,7 @@ impl Shared {
     /// Sets this process's plan: here, or at the owner.
     fn set_plan(&self, plan: Arc<TierPlan>) {
         if let Some(link) = self.link() {
-            link.send(Job::Merge(plan));
+            link.send(Message::Plan(plan));
         } else if self.is_owner() {
             self.plans.lock().own = Some(plan);
             self.apply_plans();
@@ -641,7 +641,13 @@ impl Shared {
 
     fn send(&self, job: Job) {
         if let Some(link) = self.link() {
-            return link.send(job);
+            return match job {
+                Job::Corrupt(unit, pages) => link.send(Message::Corrupt(unit, pages)),
+                Job::Piece { unit, first, bytes } => {
+                    link.send(Message::Piece { unit, first, bytes });
+                }
+                _ => {} // the owner reserves and fetches
+            };
         }
         self.counters.unsettle(1);
         // Fails only when everything ends, or when the copier has died.

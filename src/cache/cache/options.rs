@@ -33,7 +33,7 @@ pub struct TierOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierSpec {
     /// Its storage.
-    pub kind: TierKind,
+    pub(crate) kind: TierKind,
     /// Its quota in bytes, including its index.
     pub quota_bytes: u64,
     /// Allows the tier to destroy existing data at the path. Otherwise only an empty file or device, or an earlier
@@ -43,7 +43,7 @@ pub struct TierSpec {
 
 /// The storage of a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TierKind {
+pub(crate) enum TierKind {
     /// In this process's memory.
     Ram,
     /// In a file in this folder, or in this block device or file itself.

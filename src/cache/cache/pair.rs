@@ -54,6 +54,17 @@ impl Cut {
     }
 }
 
+/// The reader at the other end of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reader {
+    Own,
+    /// Another node. What cannot be read is *Deallocated or Unwritten Logical Block* to it, so that it reads elsewhere:
+    /// its own way to the origin may work where this one fails. With `copies_only`, data without a copy are, too.
+    Peer {
+        copies_only: bool,
+    },
+}
+
 /// See the module's page.
 pub(super) struct TieredPair {
     shared: Arc<Shared>,
@@ -61,8 +72,7 @@ pub(super) struct TieredPair {
     pool: Option<Pool>,
     registry: Option<Registry>,
     number: u16,
-    /// Set if data without a copy count as unwritten.
-    copies_only: bool,
+    reader: Reader,
     namespace: Namespace,
     sources: Vec<Source>,
     /// The bytes that did not come from the origin, by place.
@@ -84,11 +94,10 @@ pub(super) struct TieredPair {
 }
 
 impl TieredPair {
-    /// Reads namespace `number` from `sources`: the origin, then the tiers. With `copies_only` it never reads the
-    /// origin.
+    /// Reads namespace `number` from `sources`: the origin, then the tiers.
     pub(super) fn new(
         shared: Arc<Shared>,
-        (number, copies_only): (u16, bool),
+        (number, reader): (u16, Reader),
         namespace: Namespace,
         sources: Vec<Source>,
         places: Arc<PlaceCounters>,
@@ -98,7 +107,7 @@ impl TieredPair {
             pool: None,
             registry: None,
             number,
-            copies_only,
+            reader,
             namespace,
             sources,
             places,
@@ -112,6 +121,10 @@ impl TieredPair {
             has_moved: false,
             cuts: Vec::new(),
         }
+    }
+
+    fn is_copies_only(&self) -> bool {
+        self.reader == Reader::Peer { copies_only: true }
     }
 
     fn take(&mut self, io: Io, now: Instant) {
@@ -273,6 +286,11 @@ impl TieredPair {
 
     /// Ends a piece, which `place` has served; one that failed counts as the origin's.
     fn end_piece(&mut self, piece: PieceId, buf: IoBuf, result: Result<(), IoError>, place: Place) {
+        let result = match result {
+            Err(IoError::Invalid(_)) | Ok(()) => result,
+            Err(_) if self.reader != Reader::Own => Err(UNWRITTEN),
+            Err(_) => result,
+        };
         self.places.add(place, buf.len());
         self.ready.extend(self.pieces.end(piece, buf, result));
     }
@@ -339,7 +357,7 @@ impl TieredPair {
 
     /// Splits a range without copies: from ahead reads where possible, otherwise from the origin.
     fn cut_origin(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
-        if self.copies_only {
+        if self.is_copies_only() {
             let at = range.start;
             return cuts.push(Cut::new(range, ABSENT, at));
         }
@@ -547,7 +565,7 @@ impl TieredPair {
 
     /// Reads a piece from the origin after another source has failed.
     fn read_origin_instead(&mut self, id: PieceId, buf: IoBuf) {
-        if self.copies_only {
+        if self.is_copies_only() {
             return self.end_piece(id, buf, Err(UNWRITTEN), Place::Origin);
         }
         let start = self.pieces.get_mut(id).start;
@@ -575,7 +593,7 @@ impl TieredPair {
     }
 
     fn borrow_origin(&self, range: &Range<u64>) -> Option<SharedBuf> {
-        if self.copies_only {
+        if self.is_copies_only() {
             return None;
         }
         let lent = self.sources[0].borrow(range.start, (range.end - range.start) as usize)?;

@@ -6,63 +6,85 @@ use dlfs_format::directory::Directory;
 use dlfs_order::plan::ChunkHolders;
 use dlfs_order::tier::PAGE_BYTES;
 
-/// The chunks of an image by their location, and their holders.
+/// The chunks of an image by their location.
 #[derive(Debug)]
-pub struct ChunkMap {
+pub(crate) struct ChunkPlaces {
     /// For each namespace its chunks, by offset.
     namespaces: Vec<Vec<Chunk>>,
-    holders: ChunkHolders,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Chunk {
-    start: u64,
-    end: u64,
+#[derive(Debug, Clone)]
+pub(crate) struct Chunk {
+    bytes: Range<u64>,
     number: u32,
 }
 
-/// A range of a namespace that lies in one chunk, or in none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
-    /// Bytes of the namespace.
-    pub range: Range<u64>,
-    /// The chunk; `None` between chunks.
-    pub chunk: Option<u32>,
-}
-
-impl ChunkMap {
-    /// The chunks of `directory`, held as `holders` says.
-    pub fn new(directory: &Directory, holders: ChunkHolders) -> ChunkMap {
+impl ChunkPlaces {
+    pub(crate) fn new(directory: &Directory) -> ChunkPlaces {
         let mut namespaces = vec![Vec::new(); directory.layout().num_namespaces.into()];
         for number in 0..directory.num_chunks() {
             let chunk = directory.chunk(number);
             if chunk.len_bytes > 0 {
-                let start = chunk.offset_bytes;
-                let end = chunk.offset_bytes + chunk.len_bytes;
+                let bytes = chunk.offset_bytes..chunk.offset_bytes + chunk.len_bytes;
                 let chunks: &mut Vec<Chunk> = &mut namespaces[usize::from(chunk.namespace)];
-                chunks.push(Chunk { start, end, number });
+                chunks.push(Chunk { bytes, number });
             }
         }
-        namespaces.iter_mut().for_each(|chunks| chunks.sort_unstable_by_key(|chunk| chunk.start));
-        ChunkMap { namespaces, holders }
+        namespaces.iter_mut().for_each(|chunks| chunks.sort_unstable_by_key(|it| it.bytes.start));
+        ChunkPlaces { namespaces }
+    }
+
+    /// The chunks with bytes of `range` of a namespace.
+    pub(crate) fn within(&self, namespace: u16, range: &Range<u64>) -> &[Chunk] {
+        let chunks = self.namespaces.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
+        let first = chunks.partition_point(|chunk| chunk.bytes.end <= range.start);
+        let count = chunks[first..].partition_point(|chunk| chunk.bytes.start < range.end);
+        &chunks[first..first + count]
+    }
+
+    /// The end of the samples of each namespace, in bytes.
+    pub(crate) fn ends(&self) -> Vec<u64> {
+        let last = |chunks: &Vec<Chunk>| chunks.last().map_or(0, |chunk| chunk.bytes.end);
+        self.namespaces.iter().map(last).collect()
+    }
+}
+
+/// The chunks of an image by their location, and their holders.
+#[derive(Debug)]
+pub(super) struct ChunkMap {
+    places: ChunkPlaces,
+    holders: ChunkHolders,
+}
+
+/// A range of a namespace that lies in one chunk, or in none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Span {
+    /// Bytes of the namespace.
+    pub(super) range: Range<u64>,
+    /// The chunk; `None` between chunks.
+    pub(super) chunk: Option<u32>,
+}
+
+impl ChunkMap {
+    /// The chunks of `directory`, held as `holders` says.
+    pub(super) fn new(directory: &Directory, holders: ChunkHolders) -> ChunkMap {
+        ChunkMap { places: ChunkPlaces::new(directory), holders }
     }
 
     /// The holders of the chunks.
-    pub fn holders(&self) -> &ChunkHolders {
+    pub(super) fn holders(&self) -> &ChunkHolders {
         &self.holders
     }
 
     /// Splits `range` of a namespace by chunk, and calls `visit` with the spans in their order.
-    pub fn split(&self, namespace: u16, range: Range<u64>, mut visit: impl FnMut(Span)) {
-        let chunks = self.namespaces.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
-        let first = chunks.partition_point(|chunk| chunk.end <= range.start);
+    pub(super) fn split(&self, namespace: u16, range: Range<u64>, mut visit: impl FnMut(Span)) {
         let mut at = range.start;
-        for chunk in chunks[first..].iter().take_while(|chunk| chunk.start < range.end) {
-            if chunk.start > at {
-                visit(Span { range: at..chunk.start, chunk: None });
+        for Chunk { bytes, number } in self.places.within(namespace, &range) {
+            if bytes.start > at {
+                visit(Span { range: at..bytes.start, chunk: None });
             }
-            let end = chunk.end.min(range.end);
-            visit(Span { range: chunk.start.max(at)..end, chunk: Some(chunk.number) });
+            let end = bytes.end.min(range.end);
+            visit(Span { range: bytes.start.max(at)..end, chunk: Some(*number) });
             at = end;
         }
         if at < range.end {

@@ -1,6 +1,6 @@
 //! Joining a round: listen, exchange records with all other ranks, read through them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,6 @@ use super::rendezvous::{self, Rendezvous};
 use super::round::Round;
 use super::serving::Serving;
 use super::stats::{Counters, PeerStats};
-use super::view::View;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::random::draw;
@@ -59,6 +58,9 @@ pub struct PeerOptions {
     pub keys: Option<PeerKeys>,
 }
 
+/// Makes devices with these NGUIDs.
+type Views<'a> = Box<dyn Fn(&[[u8; 16]]) -> Vec<Arc<dyn Device>> + 'a>;
+
 /// All that a rank brings when it joins.
 pub struct Served<'a> {
     /// The samples.
@@ -67,8 +69,8 @@ pub struct Served<'a> {
     pub intact: Arc<Intact>,
     /// This rank's cache of each origin namespace, in the order of the image.
     pub cache: &'a [Arc<dyn Device>],
-    /// The devices that it serves to peers: the same, or only the copies.
-    pub views: Vec<Arc<dyn Device>>,
+    /// Makes the devices that it serves to peers, with these NGUIDs: the same, or only the copies.
+    pub views: Views<'a>,
     /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
     pub tiers: u64,
     /// Pages that each of the node's tiers holds, fastest first.
@@ -157,10 +159,8 @@ impl Peers {
         let (image, generation) = identity_of(served.directory);
         let own_host = hostnqn(&options.connect);
         let nqn = nqn_of(image, generation);
-        let views = (0..).zip(&served.views).map(|(number, cache)| -> Arc<dyn Device> {
-            let nguid = nguid_of(image, generation, number);
-            Arc::new(View { cache: Arc::clone(cache), nguid })
-        });
+        let numbers = 0..served.cache.len() as u16;
+        let nguids: Vec<_> = numbers.map(|number| nguid_of(image, generation, number)).collect();
         // Until the round is known, nobody is let in. Ranks that know it earlier wait.
         let (allow_hosts, host_keys) = match &options.keys {
             Some(PeerKeys { tls, .. }) => (Vec::new(), nobody(&own_host, *tls)?),
@@ -175,7 +175,7 @@ impl Peers {
             hold: true,
             ..TargetOptions::new(nqn.clone())
         };
-        let mut target = Target::bind(target_options, views.collect())?;
+        let mut target = Target::bind(target_options, (served.views)(&nguids))?;
         let mark = |keys: &PeerKeys| KeyMark::new(keys, &options.round, options.rank);
         let node = NodeIdentity::new(options.node.as_deref());
         let mut process = [0; 8];
@@ -362,28 +362,6 @@ impl std::fmt::Debug for Peers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Peers(rank {} of {} nodes)", self.pass.rank, self.round.nodes().len())
     }
-}
-
-/// The address of this machine from which `master` is reached: where peers on the same network reach it.
-///
-/// # Errors
-/// The name does not resolve, or there is no route.
-pub fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
-    let unreachable =
-        |error: std::io::Error| Error::from(error).target(format!("{}:{}", master.0, master.1));
-    let mut addresses = (master.0.as_str(), master.1).to_socket_addrs().map_err(unreachable)?;
-    let Some(address) = addresses.next() else {
-        let text = format!("{} has no address", master.0);
-        return Err(Error::new(ErrorKind::NotFound, text));
-    };
-    let any: IpAddr = match address {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    // Connecting a datagram socket sends nothing: the system only picks the route.
-    let socket = UdpSocket::bind((any, 0)).map_err(unreachable)?;
-    socket.connect(address).map_err(unreachable)?;
-    Ok(socket.local_addr().map_err(unreachable)?.ip())
 }
 
 fn identity_of(directory: &Directory) -> (HexId, Generation) {

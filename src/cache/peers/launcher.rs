@@ -83,7 +83,7 @@ impl Launched {
     ///
     /// # Errors
     /// A variable is no number, or the rank is not below the world size.
-    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let is_there = |launcher: &&Variables| {
             [launcher.needs, launcher.rank, launcher.world_size]
@@ -128,7 +128,7 @@ impl Launched {
     /// From the environment of this process.
     ///
     /// # Errors
-    /// As [`from_variables`](Launched::from_variables).
+    /// A variable is no number, or the rank is not below the world size.
     pub fn from_env() -> Result<Option<Launched>> {
         Launched::from_variables(|name| std::env::var(name).ok())
     }

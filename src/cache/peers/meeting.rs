@@ -1,12 +1,12 @@
 //! A user's options of peers, completed by the launcher's variables and by this machine.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::job_key::{PeerKeys, without_keys};
-use super::join::{PeerOptions, address_towards};
+use super::join::PeerOptions;
 use super::launcher::Launched;
 use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
 use super::serving::Serving;
@@ -369,6 +369,21 @@ fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
 /// Returns whether this machine has the address: only then can a socket be bound to it.
 fn is_own(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
+}
+
+/// The address of this machine from which `master` is reached: where peers on the same network reach it.
+fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
+    let address = resolved(master)?;
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting a datagram socket sends nothing: the system only picks the route.
+    let own = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect(address)?;
+        socket.local_addr()
+    });
+    Ok(own.map_err(|error| Error::from(error).target(format!("{}:{}", master.0, master.1)))?.ip())
 }
 
 fn resolved((host, port): &(String, u16)) -> Result<SocketAddr> {

@@ -38,11 +38,11 @@ pub mod rendezvous;
 mod round;
 mod serving;
 mod stats;
-mod view;
 
-pub use chunk_map::{ChunkMap, Span, live_page_bytes};
+pub(crate) use chunk_map::ChunkPlaces;
+pub use chunk_map::live_page_bytes;
 pub use job_key::{JobKey, KeyMark, PeerKeys};
-pub use join::{Pass, PeerOptions, Peers, Served, address_towards};
+pub use join::{Pass, PeerOptions, Peers, Served};
 pub use launcher::Launched;
 pub use meeting::{JoinOptions, Means, Meeting};
 pub use plan_map::PlanMap;

@@ -26,8 +26,18 @@ use dlfs_io::qpair::{
 use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::PAGE_BYTES;
 
-/// One for each namespace; those for peers never wait.
-pub(super) fn devices(shared: &Arc<Shared>, for_peers: bool) -> Vec<Arc<dyn Device>> {
+/// One for each namespace.
+pub(super) fn devices(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
+    devices_with(shared, None)
+}
+
+/// One for each namespace, under these identities, for peers: they never wait, and what cannot be read is unwritten to
+/// them, so that they read elsewhere.
+pub(super) fn views(shared: &Arc<Shared>, nguids: &[[u8; 16]]) -> Vec<Arc<dyn Device>> {
+    devices_with(shared, Some(nguids))
+}
+
+fn devices_with(shared: &Arc<Shared>, nguids: Option<&[[u8; 16]]>) -> Vec<Arc<dyn Device>> {
     let of = |(number, origin): (u16, &Arc<dyn Device>)| -> Arc<dyn Device> {
         let media = shared.media.device().namespace();
         let origin = origin.namespace();
@@ -38,8 +48,10 @@ pub(super) fn devices(shared: &Arc<Shared>, for_peers: bool) -> Vec<Arc<dyn Devi
             queue_depth: media.queue_depth,
             read_only: true,
             engine: format!("store over {}", media.engine),
+            nguid: nguids.map_or(origin.nguid, |nguids| nguids[usize::from(number)]),
             ..origin
         };
+        let for_peers = nguids.is_some();
         Arc::new(StoreDevice { shared: Arc::clone(shared), number, for_peers, namespace })
     };
     (0..).zip(&shared.origins).map(of).collect()
@@ -73,11 +85,13 @@ impl Device for StoreDevice {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let media = self.shared.media.device().capabilities();
         Capabilities {
             can_grow: false,
             is_exclusive: false,
+            local_path: media.local_path.filter(|_| !self.for_peers),
             allocated_bytes: Some(self.shared.media.pages().0 * PAGE_BYTES),
-            ..self.shared.media.device().capabilities()
+            ..media
         }
     }
 
@@ -144,6 +158,11 @@ impl StorePair {
         if deletions != self.shared.media.deletions() && result.is_ok() {
             return self.take(Io { op: IoOp::Read, slba, buf, tag });
         }
+        let result = match result {
+            Err(IoError::Invalid(_)) | Ok(()) => result,
+            Err(_) if self.for_peers => Err(UNWRITTEN),
+            Err(_) => result,
+        };
         self.places.add(self.shared.media.kind(), buf.len());
         self.ready.push_back(Completion { tag, buf, result });
     }
@@ -156,8 +175,7 @@ impl StorePair {
     }
 
     fn refuse(&mut self, io: Io) {
-        let result = Err(IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry()));
-        self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result });
+        self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: Err(UNWRITTEN) });
     }
 
     fn say_progress(&mut self, mut io: Io) {
@@ -278,6 +296,9 @@ fn bytes_of(io: &Io) -> Range<u64> {
     let start = io.slba.0 * PAGE_BYTES;
     start..start + io.buf.len() as u64
 }
+
+/// The answer to a read of what is not there.
+const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
 
 /// How often a waiting read looks whether its pages have come.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

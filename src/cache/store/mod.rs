@@ -46,7 +46,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::cache::TierSpec;
 use crate::peers::rendezvous::Rendezvous;
-use crate::peers::{PeerOptions, Peers, Served, Serving};
+use crate::peers::{ChunkPlaces, PeerOptions, Peers, Served, Serving};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::{Measured, Snapshot};
 use dlfs_base::process::Forked;
@@ -122,7 +122,7 @@ struct Shared {
     media: Media,
     origins: Vec<Arc<dyn Device>>,
     /// The bytes of each namespace that hold samples: a read outside of them waits for nothing.
-    chunks: Vec<Vec<Range<u64>>>,
+    chunks: ChunkPlaces,
     /// The positions of the loaders, and what else forked children share with this process.
     board: Board,
     /// The progress that peers read in the first page.
@@ -175,15 +175,15 @@ impl Store {
     ) -> Result<(Store, Option<Arc<Peers>>)> {
         let Owner { directory, origins, order, rank, epochs } = owner;
         let shares = check(&owner_of(directory, &order, rank)?, meet.is_some())?;
-        let lens = used_lens(directory);
+        let chunks = ChunkPlaces::new(directory);
         let intact = Arc::new(Intact::new(Arc::clone(directory)));
         let most_pages = exchange::most_pages(directory, &shares);
         let name = media::file_name(directory, rank);
-        let media = Media::open(&options.spec, &name, &lens, most_pages)?;
+        let media = Media::open(&options.spec, &name, &chunks.ends(), most_pages)?;
         let shared = Arc::new(Shared {
             media,
             origins: origins.to_vec(),
-            chunks: chunks(directory),
+            chunks,
             board: Board::new()?,
             progress: Mutex::default(),
             counters: Counters::default(),
@@ -193,7 +193,7 @@ impl Store {
             call: Condvar::new(),
             fate: Fate::default(),
         });
-        let devices = device::devices(&shared, false);
+        let devices = device::devices(&shared);
         let mut peers = None;
         let mut near = Vec::new();
         if let Some(meet) = meet {
@@ -380,9 +380,7 @@ impl Shared {
 
     /// Returns whether `range` of a namespace may hold samples.
     fn has_samples(&self, namespace: u16, range: &Range<u64>) -> bool {
-        let chunks = self.chunks.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
-        let first = chunks.partition_point(|chunk| chunk.end <= range.start);
-        chunks.get(first).is_some_and(|chunk| chunk.start < range.end)
+        !self.chunks.within(namespace, range).is_empty()
     }
 }
 
@@ -432,7 +430,7 @@ fn join(
         directory,
         intact: Arc::clone(intact),
         cache: devices,
-        views: device::devices(shared, true),
+        views: Box::new(|nguids| device::views(shared, nguids)),
         // The order decides what a rank serves, not the round.
         room_pages: Vec::new(),
         tiers: 0,
@@ -445,26 +443,6 @@ fn join(
         ..meet.options.clone()
     };
     Peers::join(&served, &options, meet.rendezvous)
-}
-
-/// The end of the samples of each namespace, in bytes.
-fn used_lens(directory: &Directory) -> Vec<u64> {
-    let ends = chunks(directory).into_iter();
-    ends.map(|chunks| chunks.last().map_or(0, |chunk| chunk.end)).collect()
-}
-
-/// The chunks of each namespace, by offset.
-fn chunks(directory: &Directory) -> Vec<Vec<Range<u64>>> {
-    let mut namespaces = vec![Vec::new(); directory.layout().num_namespaces.into()];
-    for number in 0..directory.num_chunks() {
-        let chunk = directory.chunk(number);
-        if chunk.len_bytes > 0 {
-            let of: &mut Vec<_> = &mut namespaces[usize::from(chunk.namespace)];
-            of.push(chunk.offset_bytes..chunk.offset_bytes + chunk.len_bytes);
-        }
-    }
-    namespaces.iter_mut().for_each(|of| of.sort_unstable_by_key(|chunk| chunk.start));
-    namespaces
 }
 
 /// How often the thread looks how far forked children are.

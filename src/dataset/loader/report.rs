@@ -7,13 +7,14 @@ use crate::dataset::Dataset;
 use crate::prefetch::{LoaderOptions, LoaderStats};
 use crate::report::{Facts, Reads, Report, StoreUse, TierUse};
 
-use super::{Loader, Over};
+use super::Loader;
+use crate::dataset::over::Over;
 
 impl Loader {
     /// Reports what this loader has delivered, what its consumer waited for, and what to try next. Before the first
     /// batch it is the report of an empty run. Waits up to 100 ms for a call on another thread.
     pub fn report(&self) -> Report {
-        let over = self.over().ok();
+        let over = self.open_over().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let stats = running.stats();
         let mut timeline = Default::default();
@@ -54,15 +55,6 @@ impl Loader {
     pub fn trace_json(&self) -> Option<String> {
         let trace = self.options.trace.as_ref()?;
         Some(trace.to_json(Some(&self.report().timeline)))
-    }
-}
-
-impl Over {
-    fn datasets(&self) -> &[Dataset] {
-        match self {
-            Over::Dataset(dataset) => std::slice::from_ref(dataset),
-            Over::Mixture(mixture) => mixture.datasets(),
-        }
     }
 }
 

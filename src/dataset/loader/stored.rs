@@ -14,18 +14,12 @@ use crate::units::Epoch;
 use super::Loader;
 use crate::dataset::store::reader_of;
 
-/// The store that a loader reads from, while the data set is open.
+/// A reader's place in the store that a loader reads from, while the data set is open.
+#[derive(Clone)]
 pub(super) struct Stored {
     store: Weak<Store>,
     reader: Reader,
     /// The proof that the run of this process has begun in the store; `None` before.
-    ticket: Arc<Mutex<Option<Ticket>>>,
-}
-
-/// A reader's place in its store.
-struct Place {
-    store: Arc<Store>,
-    reader: Reader,
     ticket: Arc<Mutex<Option<Ticket>>>,
 }
 
@@ -36,11 +30,6 @@ impl Stored {
         Some(Stored { store: Arc::downgrade(store), reader, ticket: Arc::default() })
     }
 
-    fn place(&self) -> Option<Place> {
-        let store = self.store.upgrade()?;
-        Some(Place { store, reader: self.reader, ticket: Arc::clone(&self.ticket) })
-    }
-
     /// Counters of the store, if this process is the one that counts.
     pub(super) fn own_stats(&self) -> Option<StoreStats> {
         self.store.upgrade().filter(|store| store.is_home()).map(|store| store.stats())
@@ -48,6 +37,34 @@ impl Stored {
 
     pub(super) fn stats(&self) -> Option<StoreStats> {
         self.store.upgrade().map(|store| store.stats())
+    }
+
+    fn begin(
+        &self,
+        epoch: Epoch,
+        taken: u64,
+        goes_on: &mut dyn FnMut(Staged) -> bool,
+    ) -> Result<()> {
+        let Some(store) = self.store.upgrade() else { return Ok(()) };
+        let ticket = store.begin(self.reader, epoch, taken, goes_on)?;
+        *self.ticket.lock() = Some(ticket);
+        Ok(())
+    }
+
+    /// A run that has not begun here read nothing that the store could wait for.
+    fn delivered(&self, epoch: Epoch, taken: u64) {
+        let ticket = *self.ticket.lock();
+        if let (Some(store), Some(ticket)) = (self.store.upgrade(), ticket) {
+            store.delivered(self.reader, ticket, epoch, taken);
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let ticket = *self.ticket.lock();
+        match (self.store.upgrade(), ticket) {
+            (Some(store), Some(ticket)) => store.check_place(self.reader, ticket),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -60,8 +77,8 @@ impl Loader {
     /// `Interrupted`: `watch` ended it; call it again. Those of [`Store::begin`].
     pub fn stage(&self, watch: &mut dyn Watch, mut staged: impl FnMut(Staged)) -> Result<()> {
         let state = self.state();
-        let Some(place) = self.place_in_store(&state) else { return Ok(()) };
-        place.begin(state.epoch, self.taken(&state), &mut |now| {
+        let Some(stored) = self.stored_at(&state) else { return Ok(()) };
+        stored.begin(state.epoch, self.taken(&state), &mut |now| {
             staged(now);
             watch.goes_on()
         })
@@ -73,30 +90,27 @@ impl Loader {
         &self,
         state: &State,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
-        let place = self.place_in_store(state);
+        let stored = self.stored_at(state).cloned();
         let epoch = state.epoch;
         let taken = self.taken(state);
-        move || match place {
-            Some(place) => place.begin(epoch, taken, &mut |_| true),
+        move || match stored {
+            Some(stored) => stored.begin(epoch, taken, &mut |_| true),
             None => Ok(()),
         }
     }
 
     /// Tells the store how far the run is: samples that are due may be exchanged.
     pub(super) fn tell_store(&self, state: &State) {
-        let Some(place) = self.store.as_ref().and_then(Stored::place) else { return };
+        let Some(stored) = &self.store else { return };
         match self.share.batches_after(state) {
-            0 => place.delivered(Epoch(state.epoch.0.saturating_add(1)), 0),
-            _ => place.delivered(state.epoch, self.taken(state)),
+            0 => stored.delivered(Epoch(state.epoch.0.saturating_add(1)), 0),
+            _ => stored.delivered(state.epoch, self.taken(state)),
         }
     }
 
     /// Checks that no other reader reads the rank's share in its store at this run's place.
     pub(super) fn check_place(&self) -> Result<()> {
-        match self.store.as_ref().and_then(Stored::place) {
-            Some(place) => place.check(),
-            None => Ok(()),
-        }
+        self.store.as_ref().map_or(Ok(()), Stored::check)
     }
 
     /// The run moves to `state`. If that is the next epoch, this one has ended: a reader without samples in it gets
@@ -120,40 +134,14 @@ impl Loader {
     }
 
     /// Its place in the store, unless the run is at its end.
-    fn place_in_store(&self, state: &State) -> Option<Place> {
+    fn stored_at(&self, state: &State) -> Option<&Stored> {
         let is_end = state.epoch.0 >= self.options.epochs.end;
-        self.store.as_ref().filter(|_| !is_end)?.place()
+        self.store.as_ref().filter(|_| !is_end)
     }
 
     /// The samples that the rank has taken of the state's epoch.
     fn taken(&self, state: &State) -> u64 {
         let ranks = self.options.order.kind.world_size().unwrap_or(self.options.world_size);
         state.consumed / u64::from(ranks.max(1))
-    }
-}
-
-impl Place {
-    fn begin(
-        &self,
-        epoch: Epoch,
-        taken: u64,
-        goes_on: &mut dyn FnMut(Staged) -> bool,
-    ) -> Result<()> {
-        let ticket = self.store.begin(self.reader, epoch, taken, goes_on)?;
-        *self.ticket.lock() = Some(ticket);
-        Ok(())
-    }
-
-    /// A run that has not begun here read nothing that the store could wait for.
-    fn delivered(&self, epoch: Epoch, taken: u64) {
-        let ticket = *self.ticket.lock();
-        if let Some(ticket) = ticket {
-            self.store.delivered(self.reader, ticket, epoch, taken);
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        let ticket = *self.ticket.lock();
-        ticket.map_or(Ok(()), |ticket| self.store.check_place(self.reader, ticket))
     }
 }

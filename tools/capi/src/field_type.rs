@@ -76,7 +76,7 @@ pub unsafe extern "C" fn dlfs_get_field_type(
         // field, which nobody else accesses meanwhile.
         unsafe { check_out(r#type)? };
         let mount = mount_of(fs)?;
-        let count = mount.dataset.fields().len().max(1);
+        let count = mount.dataset.directory().fields().len().max(1);
         let Some(field) = usize::try_from(index).ok().filter(|index| *index < count) else {
             let text = format!("there is no field {index}, there are {count}");
             return Err(Failure::new(DLFS_E_NOT_FOUND, text));
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn dlfs_get_field_type(
             num_dims: 1,
             dims: [0; DLFS_MAX_DIMS],
         };
-        if let Some(kind) = mount.dataset.field_types().of(field) {
+        if let Some(kind) = mount.dataset.directory().field_types().of(field) {
             value.element = number_of(kind.element());
             value.element_len = kind.element().len_bytes();
             value.num_dims = kind.dims().len() as u64;

@@ -124,7 +124,7 @@ pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
 }
 
 fn open(mount: Arc<Mount>, id: SampleId) -> Result<*mut FileHandle, Failure> {
-    mount.division.check_one(mount.dataset.fields())?;
+    mount.division.check_one(mount.dataset.directory().fields())?;
     let opened = AtomicPtr::new(null_mut());
     let file = File { mount: Some(mount), id, opened, position: AtomicU64::new(0) };
     Ok(handles::insert(file)?.cast())

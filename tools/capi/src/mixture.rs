@@ -92,7 +92,8 @@ pub unsafe extern "C" fn dlfs_mixture_open(
             }
             let division = given.first().map(|(mount, _)| mount.division);
             for (at, (mount, _)) in given.iter().enumerate() {
-                let same_names = mount.dataset.fields() == given[0].0.dataset.fields();
+                let same_names =
+                    mount.dataset.directory().fields() == given[0].0.dataset.directory().fields();
                 if !same_names || Some(mount.division) != division {
                     let text = format!(
                         "the samples of sources[0] and sources[{at}] have other fields, or another field \

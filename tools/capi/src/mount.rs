@@ -110,7 +110,7 @@ pub unsafe extern "C" fn dlfs_mount(
             let mut stop = given.stop();
             let options = given.options()?;
             let dataset = Dataset::open(&list, &options, &mut stop)?;
-            let division = Division::of(dataset.fields(), optional_text(given.field))?;
+            let division = Division::of(dataset.directory().fields(), optional_text(given.field))?;
             let connect = options.open.connect;
             let through_peers = Mutex::default();
             let handle =
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn dlfs_class_name(
 ) -> c_int {
     guard(|| {
         let mount = mount_of(fs)?;
-        let found = entry(mount.dataset.classes(), index, "class")?;
+        let found = entry(mount.dataset.directory().classes(), index, "class")?;
         // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
         unsafe { give_text(found, name, len, needed)? };
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn dlfs_field_name(
 ) -> c_int {
     guard(|| {
         let mount = mount_of(fs)?;
-        let fields = mount.dataset.fields();
+        let fields = mount.dataset.directory().fields();
         let found =
             if fields.is_empty() && index == 0 { b"" } else { entry(fields, index, "field")? };
         // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn dlfs_field_number(
         // SAFETY: by the header `name` is NULL or ends with NUL, and does not change during the
         // call.
         let name = unsafe { text(name, "name")? };
-        let found = number_of(mount_of(fs)?.dataset.fields(), name)? as u64;
+        let found = number_of(mount_of(fs)?.dataset.directory().fields(), name)? as u64;
         // SAFETY: by the header `number` is NULL or points to a `uint64_t`.
         unsafe { put(number, found, "number")? };
         Ok(DLFS_OK)

@@ -48,12 +48,12 @@ impl Filesystem {
             (own.uid(), own.gid())
         });
         // The lengths of fields are known only once their sample is read.
-        let passthrough = passthrough.filter(|_| files.dataset().fields().is_empty());
+        let passthrough = passthrough.filter(|_| files.dataset().directory().fields().is_empty());
         Filesystem {
             reads,
             counters,
             passthrough,
-            lists_attributes: files.dataset().fields().is_empty(),
+            lists_attributes: files.dataset().directory().fields().is_empty(),
             files,
             len_bytes,
             owner,

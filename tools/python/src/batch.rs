@@ -418,7 +418,32 @@ impl Batch {
     }
 }
 
-/// The pickled form of some samples of a batch: the arguments of [`held_of`].
+/// Some samples of a batch as they are pickled: the arguments of `batch_of` and `sample_of`, a tuple in Python. The
+/// bytes of the records, the end of each, ids, labels, epoch and whether it ends, fields, failures as positions, classes
+/// and texts, sources, and names, kinds and values of columns.
+#[derive(FromPyObject, IntoPyObject)]
+pub(crate) struct Pickle(
+    PyBackedBytes,
+    Vec<usize>,
+    Vec<i64>,
+    Option<Vec<i64>>,
+    (u64, bool),
+    PickledFields,
+    Vec<(usize, String, String)>,
+    Option<Vec<u32>>,
+    Vec<(String, String, Vec<i64>)>,
+);
+
+/// The names of the fields, the one that is shown or those that are, and their types.
+#[derive(FromPyObject, IntoPyObject)]
+struct PickledFields(
+    Vec<PyBackedBytes>,
+    Option<PyBackedBytes>,
+    Option<Vec<PyBackedBytes>>,
+    Vec<Option<String>>,
+);
+
+/// The pickled form of some samples of a batch.
 pub(crate) fn parts<'py>(
     py: Python<'py>,
     held: &Held,
@@ -434,54 +459,37 @@ pub(crate) fn parts<'py>(
     let labels = picked.clone().map(|index| held.label(index).unwrap_or(NO_LABEL));
     let labels: Option<Vec<i64>> = held.has_labels().then(|| labels.collect());
     let place = (held.epoch(), held.ends_epoch());
-    let names_of =
-        |names: &[Vec<u8>]| PyTuple::new(py, names.iter().map(|name| PyBytes::new(py, name)));
+    let backed = |bytes: &[u8]| PyBackedBytes::from(PyBytes::new(py, bytes));
+    let names_of = |names: &[Vec<u8>]| names.iter().map(|name| backed(name)).collect();
     let (one, several) = match held.fields().choice() {
         None => (None, None),
-        Some(Choice::One(name)) => (Some(PyBytes::new(py, &name)), None),
-        Some(Choice::Several(names)) => (None, Some(names_of(&names)?)),
+        Some(Choice::One(name)) => (Some(backed(&name)), None),
+        Some(Choice::Several(names)) => (None, Some(names_of(&names))),
     };
     let kinds = (0..held.fields().names().len()).map(|field| held.fields().kind(field));
     let kinds = kinds.map(|kind| kind.map(FieldType::to_string)).collect::<Vec<_>>();
-    let fields = (names_of(held.fields().names())?, one, several, kinds);
+    let fields = PickledFields(names_of(held.fields().names()), one, several, kinds);
     let failures = held.failures().iter().filter(|(at, _)| picked.contains(at));
     let failures: Vec<_> = failures
-        .map(|(at, error)| (at - picked.start, class(error.kind()), error.to_string()))
+        .map(|(at, error)| (at - picked.start, class(error.kind()).to_owned(), error.to_string()))
         .collect();
-    let records = PyBytes::new(py, &records.concat());
+    let records = backed(&records.concat());
     let sources = held.sources().map(|sources| sources[picked.clone()].to_vec());
     let columns = held.column_names().into_iter().map(|name| held.column(&name, picked.clone()));
     let columns = columns.collect::<dlfs::Result<Vec<Values>>>();
     let columns = columns.map_err(|error| raise(py, &error))?;
-    let columns = columns.into_iter().map(|values| (values.name, values.kind.name(), values.raw));
-    let columns: Vec<_> = columns.collect();
-    (records, ends, ids, labels, place, fields, failures, sources, columns).into_pyobject(py)
+    let columns = columns.into_iter();
+    let columns = columns.map(|it| (it.name, it.kind.name().to_owned(), it.raw)).collect();
+    Pickle(records, ends, ids, labels, place, fields, failures, sources, columns).into_pyobject(py)
 }
 
 /// The batch that [`parts`] copied.
 ///
 /// # Errors
 /// `InvalidArgument`: the arguments do not fit together.
-#[allow(clippy::type_complexity)] // the fields of a pickle, in one place
-pub(crate) fn held_of(
-    py: Python<'_>,
-    (records, ends, ids, labels, place, (names, one, several, kinds), failures, sources, columns): (
-        PyBackedBytes,
-        Vec<usize>,
-        Vec<i64>,
-        Option<Vec<i64>>,
-        (u64, bool),
-        (
-            Vec<PyBackedBytes>,
-            Option<PyBackedBytes>,
-            Option<Vec<PyBackedBytes>>,
-            Vec<Option<String>>,
-        ),
-        Vec<(usize, String, String)>,
-        Option<Vec<u32>>,
-        Vec<(String, String, Vec<i64>)>,
-    ),
-) -> PyResult<Arc<Held>> {
+pub(crate) fn held_of(py: Python<'_>, pickle: Pickle) -> PyResult<Arc<Held>> {
+    let Pickle(records, ends, ids, labels, place, fields, failures, sources, columns) = pickle;
+    let PickledFields(names, one, several, kinds) = fields;
     let (epoch, ends_epoch) = place;
     let columns = columns.into_iter().map(|(name, kind, raw)| {
         let kind = kind.parse().map_err(|text| raise_invalid(py, text))?;

@@ -69,7 +69,8 @@ impl Dataset {
         }
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
-        let all = Fields::new(dataset.fields(), dataset.field_types().clone());
+        let all =
+            Fields::new(dataset.directory().fields(), dataset.directory().field_types().clone());
         let fields = Arc::new(all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all));
         let dataset = RwLock::new(Some(dataset));
         let address = address.clone().unbind();
@@ -212,7 +213,7 @@ impl Dataset {
     #[getter]
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let dataset = self.dataset(py)?;
-        let Some(labels) = dataset.labels() else { return Ok(None) };
+        let Some(labels) = dataset.directory().labels() else { return Ok(None) };
         let dtype = format!("<i{}", labels.width_bytes());
         let memory =
             Bound::new(py, Memory::whole(Source::Labels(Arc::clone(dataset.directory()))))?;
@@ -278,21 +279,24 @@ impl Dataset {
     /// Names of the classes: a label is an index into it. Empty if labels are plain numbers.
     #[getter]
     fn classes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        names::tuple(py, self.dataset(py)?.classes())
+        names::tuple(py, self.dataset(py)?.directory().classes())
     }
 
     /// Names of the fields of a sample, in their order; empty if samples are not divided, and then
     /// field 0 is the whole sample.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        names::tuple(py, self.dataset(py)?.fields())
+        names::tuple(py, self.dataset(py)?.directory().fields())
     }
 
     /// The fields that have a type: {name: dlfs.FieldType}. They come as arrays.
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dataset = self.dataset(py)?;
-        typed::mapped_types(py, &Fields::new(dataset.fields(), dataset.field_types().clone()))
+        typed::mapped_types(
+            py,
+            &Fields::new(dataset.directory().fields(), dataset.directory().field_types().clone()),
+        )
     }
 
     /// The choice of the option `fields` of dlfs.open: the name of the field that is the sample, the tuple of those

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dlfs::dataset::{self, Watch};
+use dlfs::directory::Directory;
 use dlfs::metrics::{Measured, Snapshot};
 use dlfs::options::{Peers, Store};
 use dlfs::order::{OrderKind, SequentialBy, State};
@@ -551,13 +552,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The order of a Loader without the bytes: the indices of each batch.
 #[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]
 pub(crate) struct Sampler {
-    sampler: Mutex<Ids>,
-}
-
-/// The ids of batches of a data set, or of a mixture.
-enum Ids {
-    Dataset(Box<dataset::Sampler>, dataset::Dataset),
-    Mixture(Box<dataset::MixtureSampler>),
+    sampler: Mutex<dataset::Sampler>,
+    /// Unless it is over a mixture.
+    directory: Option<Arc<Directory>>,
 }
 
 #[pymethods]
@@ -567,12 +564,10 @@ impl Sampler {
     fn new(dataset: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Sampler> {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        let ids = match dataset.cast::<Mixture>() {
+        let (sampler, directory) = match dataset.cast::<Mixture>() {
             Ok(mixture) => {
                 let parsed = loader_options(&options, None)?;
-                dataset::MixtureSampler::new(&mixture.get().mixture(py)?, parsed)
-                    .map(|sampler| Ids::Mixture(Box::new(sampler)))
-                    .map_err(|error| raise(py, &error))?
+                (mixture.get().mixture(py)?.sampler(parsed), None)
             }
             Err(_) => {
                 let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
@@ -580,26 +575,23 @@ impl Sampler {
                 if by_slot {
                     options.del_item("_by_slot")?;
                 }
-                let mut parsed = loader_options(&options, Some(dataset.directory()))?;
+                let directory = Arc::clone(dataset.directory());
+                let mut parsed = loader_options(&options, Some(&directory))?;
                 if by_slot {
                     parsed.order.kind = OrderKind::Sequential { by: SequentialBy::Slot };
                 }
-                let sampler =
-                    dataset::Sampler::new(&dataset, parsed).map_err(|error| raise(py, &error))?;
-                Ids::Dataset(Box::new(sampler), dataset)
+                (dataset::Sampler::new(&dataset, parsed), Some(directory))
             }
         };
-        Ok(Sampler { sampler: Mutex::new(ids) })
+        let sampler = Mutex::new(sampler.map_err(|error| raise(py, &error))?);
+        Ok(Sampler { sampler, directory })
     }
 
     /// Passes over as many batches, and stops where the epoch ends; whether it ended.
     fn skip(&self, py: Python<'_>, batches: u64) -> PyResult<bool> {
         let mut held = self.sampler();
         for _ in 0..batches {
-            let next = match &mut *held {
-                Ids::Dataset(sampler, _) => sampler.next(&mut Vec::new()),
-                Ids::Mixture(sampler) => sampler.next(&mut Vec::new()),
-            };
+            let next = held.next(&mut Vec::new());
             let ends_epoch = next.map_err(|error| raise(py, &error))?.unwrap_or(true);
             if ends_epoch {
                 return Ok(true);
@@ -611,27 +603,19 @@ impl Sampler {
     /// The indices of the next batch, or the keys of a mixture, and whether the epoch ends with it; None at the run's
     /// end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(Vec<u64>, bool)>> {
-        match &mut *self.sampler() {
-            Ids::Dataset(sampler, dataset) => {
-                let mut ids = Vec::new();
-                let next = sampler.next(&mut ids).map_err(|error| raise(py, &error))?;
-                let rank_of = |&id: &_| dataset.directory().rank_of(id);
-                Ok(next.map(|ends| (ids.iter().map(rank_of).collect(), ends)))
-            }
-            Ids::Mixture(sampler) => {
-                let mut ids = Vec::new();
-                let next = sampler.next(&mut ids).map_err(|error| raise(py, &error))?;
-                Ok(next.map(|ends| (ids.iter().map(|&sample| key_of(sample)).collect(), ends)))
-            }
-        }
+        let mut sampler = self.sampler();
+        let mut ids = Vec::new();
+        let next = sampler.next(&mut ids).map_err(|error| raise(py, &error))?;
+        let keys = match &self.directory {
+            Some(directory) => ids.iter().map(|&id| directory.rank_of(id)).collect(),
+            None => sampler.sources().iter().copied().zip(ids).map(key_of).collect(),
+        };
+        Ok(next.map(|ends| (keys, ends)))
     }
 
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
         let number = an_epoch(epoch)?;
-        let moved = match &mut *self.sampler() {
-            Ids::Dataset(sampler, _) => sampler.set_epoch(number),
-            Ids::Mixture(sampler) => sampler.set_epoch(number),
-        };
+        let moved = self.sampler().set_epoch(number);
         moved.map_err(|error| raise(epoch.py(), &error))
     }
 
@@ -641,10 +625,7 @@ impl Sampler {
 
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let parsed = state_of_dict(state)?;
-        let moved = match &mut *self.sampler() {
-            Ids::Dataset(sampler, _) => sampler.set_state(&parsed),
-            Ids::Mixture(sampler) => sampler.set_state(&parsed),
-        };
+        let moved = self.sampler().set_state(&parsed);
         moved.map_err(|error| raise(state.py(), &error))
     }
 
@@ -655,39 +636,27 @@ impl Sampler {
 
     #[getter]
     fn batches_per_epoch(&self) -> u64 {
-        match &*self.sampler() {
-            Ids::Dataset(sampler, _) => sampler.batches_per_epoch(),
-            Ids::Mixture(sampler) => sampler.batches_per_epoch(),
-        }
+        self.sampler().batches_per_epoch()
     }
 
     #[getter]
     fn batches_left(&self) -> u64 {
-        match &*self.sampler() {
-            Ids::Dataset(sampler, _) => sampler.batches_left(),
-            Ids::Mixture(sampler) => sampler.batches_left(),
-        }
+        self.sampler().batches_left()
     }
 
     /// True if there are any.
     #[getter]
     fn has_batches_left(&self) -> bool {
-        match &*self.sampler() {
-            Ids::Dataset(sampler, _) => sampler.has_batches_left(),
-            Ids::Mixture(sampler) => sampler.has_batches_left(),
-        }
+        self.sampler().has_batches_left()
     }
 }
 
 impl Sampler {
     fn state(&self) -> State {
-        match &*self.sampler() {
-            Ids::Dataset(sampler, _) => sampler.state(),
-            Ids::Mixture(sampler) => sampler.state(),
-        }
+        self.sampler().state()
     }
 
-    fn sampler(&self) -> MutexGuard<'_, Ids> {
+    fn sampler(&self) -> MutexGuard<'_, dataset::Sampler> {
         // A panic leaves some position in the order, and every position is valid.
         self.sampler.lock().unwrap_or_else(|held| held.into_inner())
     }

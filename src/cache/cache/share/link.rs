@@ -13,15 +13,35 @@ use std::convert::Infallible;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::frames::{Frame, hold_message, plan_message};
-use crate::cache::copier::Job;
+use crate::cache::TierPlan;
+use crate::cache::holdings::Held;
+use dlfs_base::buf::IoBuf;
 use dlfs_base::error::Result;
 use dlfs_base::process::NotInherited;
 use dlfs_base::threads::{self, Fate, Thread};
 use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
+/// A message to the owner.
+pub(in crate::cache) enum Message {
+    /// These copies were corrupt or unreadable, and are no longer published.
+    Corrupt(u32, PageSet),
+    /// The pages are being read from the origin.
+    Expect(u32, PageSet),
+    /// Expected pages of a unit, from page `first` on.
+    Piece { unit: u32, first: u32, bytes: IoBuf },
+    /// Expected pages will not arrive.
+    Gone(u32, PageSet),
+    /// This process's plan of what to keep.
+    Plan(Arc<TierPlan>),
+    /// The chunks that this process holds for other nodes.
+    Hold(Held),
+    /// The last message, which is not sent.
+    Stop,
+}
+
 /// A connection to the owner of the tiers, with two threads: one sends, one waits for its end.
 pub(in crate::cache) struct Link {
-    jobs: Sender<Job>,
+    messages: Sender<Message>,
     connection: Arc<Connection>,
     is_alive: Arc<AtomicBool>,
     queued_bytes: Arc<AtomicUsize>,
@@ -42,7 +62,7 @@ impl Link {
     /// # Errors
     /// A thread cannot be started.
     pub(in crate::cache) fn start(stream: UnixStream) -> Result<Link> {
-        let (jobs, received) = unbounded();
+        let (messages, received) = unbounded();
         let (held, ended) = bounded(0);
         let is_alive = Arc::new(AtomicBool::new(true));
         let queued_bytes = Arc::<AtomicUsize>::default();
@@ -50,23 +70,23 @@ impl Link {
         let stream = Arc::new(Connection { _own: own, stream });
         let sending = Sending {
             connection: Arc::clone(&stream),
-            jobs: received,
+            messages: received,
             end: End { is_alive: Arc::clone(&is_alive), _held: held },
             queued_bytes: Arc::clone(&queued_bytes),
         };
         let end = Arc::clone(&is_alive);
-        let waiting = (Arc::clone(&stream), jobs.clone(), end);
+        let waiting = (Arc::clone(&stream), messages.clone(), end);
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
-            threads::start(WATCHER, &Fate::default(), waiting, |(connection, jobs, end)| {
+            threads::start(WATCHER, &Fate::default(), waiting, |(connection, messages, end)| {
                 // The owner sends nothing after its first message: this returns only when the owner
                 // has ended, not when a signal interrupts it.
                 let _ = (&mut &connection.stream).read_exact(&mut [0]);
                 end.store(false, Ordering::Release);
-                let _ = jobs.send(Job::Stop); // wakes the sender
+                let _ = messages.send(Message::Stop); // wakes the sender
             })?,
         ];
-        Ok(Link { jobs, connection: stream, is_alive, queued_bytes, ended, _threads: threads })
+        Ok(Link { messages, connection: stream, is_alive, queued_bytes, ended, _threads: threads })
     }
 
     /// Returns whether the connection to the owner is open.
@@ -80,8 +100,8 @@ impl Link {
     }
 
     /// Queues a message; messages are sent in order.
-    pub(in crate::cache) fn send(&self, job: Job) {
-        let _ = self.jobs.send(job); // fails only when the connection has ended
+    pub(in crate::cache) fn send(&self, message: Message) {
+        let _ = self.messages.send(message); // fails only when the connection has ended
     }
 
     /// Bytes that wait to be sent.
@@ -91,12 +111,12 @@ impl Link {
 
     /// Returns whether nothing waits to be sent.
     pub(in crate::cache) fn is_idle(&self) -> bool {
-        self.jobs.is_empty() || !self.is_alive()
+        self.messages.is_empty() || !self.is_alive()
     }
 
     /// Ends the connection once all that waits is sent, or after [`LAST_SENDS`].
     pub(in crate::cache) fn finish(&self) {
-        let _ = self.jobs.send(Job::Stop); // fails only when the connection has ended
+        let _ = self.messages.send(Message::Stop); // fails only when the connection has ended
         let _ = self.ended.recv_timeout(LAST_SENDS); // it never receives: it ends or is late
         self.close();
     }
@@ -105,7 +125,7 @@ impl Link {
     fn close(&self) {
         self.is_alive.store(false, Ordering::Release);
         let _ = self.connection.stream.shutdown(Shutdown::Both); // fails only when it has ended
-        let _ = self.jobs.send(Job::Stop);
+        let _ = self.messages.send(Message::Stop);
     }
 }
 
@@ -135,18 +155,18 @@ impl Drop for End {
 
 struct Sending {
     connection: Arc<Connection>,
-    jobs: Receiver<Job>,
+    messages: Receiver<Message>,
     end: End,
     queued_bytes: Arc<AtomicUsize>,
 }
 
 impl Sending {
     fn run(&mut self) {
-        while let Ok(job) = self.jobs.recv() {
-            if matches!(job, Job::Stop) {
+        while let Ok(message) = self.messages.recv() {
+            if matches!(message, Message::Stop) {
                 break;
             }
-            if let Err(error) = self.send(job) {
+            if let Err(error) = self.send(message) {
                 tracing::debug!(%error, "the owner of the tiers takes no more data");
                 break;
             }
@@ -155,29 +175,23 @@ impl Sending {
         let _ = self.connection.stream.shutdown(Shutdown::Both); // wakes the other thread
     }
 
-    fn send(&mut self, job: Job) -> std::io::Result<()> {
+    fn send(&mut self, message: Message) -> std::io::Result<()> {
         let mut stream = &self.connection.stream;
         let mut send = |frame: Frame<'_>| stream.write_all(&frame.head());
-        match job {
-            Job::Corrupt(unit, pages) => send(Frame::Corrupt(unit, pages))?,
-            Job::Expect(unit, pages) => send(Frame::Expect(unit, pages))?,
-            Job::Gone(unit, pages) => send(Frame::Gone(unit, pages))?,
-            Job::Piece { unit, first, bytes } => {
+        match message {
+            Message::Corrupt(unit, pages) => send(Frame::Corrupt(unit, pages))?,
+            Message::Expect(unit, pages) => send(Frame::Expect(unit, pages))?,
+            Message::Gone(unit, pages) => send(Frame::Gone(unit, pages))?,
+            Message::Piece { unit, first, bytes } => {
                 let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
                 let pages = PageSet::range(first..first + len);
                 send(Frame::Piece { unit, pages, bytes: &bytes })?;
                 stream.write_all(&bytes)?;
                 self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
             }
-            Job::Merge(plan) => stream.write_all(&plan_message(&plan))?,
-            Job::Hold(held) => stream.write_all(&hold_message(&held))?,
-            // The owner reserves and fetches.
-            Job::Fill(_)
-            | Job::Behind(_)
-            | Job::Evict(_)
-            | Job::Plan { .. }
-            | Job::Flush(_)
-            | Job::Stop => {}
+            Message::Plan(plan) => stream.write_all(&plan_message(&plan))?,
+            Message::Hold(held) => stream.write_all(&hold_message(&held))?,
+            Message::Stop => {}
         }
         Ok(())
     }

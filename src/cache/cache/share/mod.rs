@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) use hello::{Hello, Place, SharedTier, Welcome, connect};
-pub(super) use link::Link;
+pub(super) use link::{Link, Message};
 pub(super) use owner::{Listener, Owner};
 
 use super::options::{TierKind, TierOptions};

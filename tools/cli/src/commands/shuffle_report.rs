@@ -4,7 +4,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use dlfs::dataset::{Dataset, Mixture, MixtureSampler, Sampler};
+use dlfs::dataset::{Dataset, Mixture, Sampler};
 use dlfs::directory::Directory;
 use dlfs::options::{Choice, Order, Tokens};
 use dlfs::order::budget::Cost;
@@ -16,7 +16,7 @@ use dlfs::order::report::{
 use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Sharding, Tail};
 use dlfs::prefetch::{LoaderOptions, TokenLengths};
 use dlfs::reader::ReaderOptions;
-use dlfs::units::{Epoch, SampleId};
+use dlfs::units::Epoch;
 
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome, usage};
@@ -96,14 +96,13 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
             return report_mixture(&args, &spec, &mixture);
         }
         return report_budget(&args, &spec, mixture.datasets(), &|options| {
-            MixtureSampler::new(&mixture, options).map(Box::new).map(Batches::Mixed)
+            mixture.sampler(options)
         });
     }
     if budget.is_some() {
         let dataset = Dataset::from_image(image, ReaderOptions::default());
         return report_budget(&args, &spec, std::slice::from_ref(&dataset), &|options| {
-            let sampler = Sampler::new(&dataset, options)?;
-            Ok(Batches::Single(Box::new(sampler), Vec::new()))
+            Sampler::new(&dataset, options)
         });
     }
     let directory = image.directory();
@@ -165,10 +164,10 @@ fn report_mixture(
     let sources = sources.map(|((name, samples), count)| (name, samples, count));
     let mut observer = MixtureObserver::new(args.batch_size, sources);
     let first = args.epoch.saturating_mul(sequence.epoch_size());
-    let mut sampler = MixtureSampler::new(mixture, options)?;
+    let mut sampler = mixture.sampler(options)?;
     let mut ids = Vec::new();
     while sampler.next(&mut ids)?.is_some() {
-        for &(source, id) in &ids {
+        for (&source, &id) in sampler.sources().iter().zip(&ids) {
             observer.see(source, id.0, |before| {
                 sequence.shares(first.saturating_add(before), args.batch_size)
             });
@@ -191,7 +190,7 @@ fn report_budget(
     args: &ShuffleReportArgs,
     spec: &OrderSpec,
     datasets: &[Dataset],
-    start: &dyn Fn(LoaderOptions) -> dlfs::Result<Batches>,
+    start: &dyn Fn(LoaderOptions) -> dlfs::Result<Sampler>,
 ) -> Result<Outcome, Failure> {
     let mut plain = LoaderOptions::new(*spec, 1, 1);
     plain.epochs = args.epoch..args.epoch.saturating_add(1);
@@ -219,38 +218,18 @@ fn report_budget(
     out.end(Outcome::Done)
 }
 
-/// The batches of a run over one data set, or several.
-enum Batches {
-    Single(Box<Sampler>, Vec<SampleId>),
-    Mixed(Box<MixtureSampler>),
-}
-
-impl Batches {
-    /// Replaces `samples` by source and id of each sample of the next batch; `false` after the last.
-    fn next(&mut self, samples: &mut Vec<(u32, SampleId)>) -> dlfs::Result<bool> {
-        match self {
-            Batches::Mixed(sampler) => Ok(sampler.next(samples)?.is_some()),
-            Batches::Single(sampler, ids) => {
-                let is_one = sampler.next(ids)?.is_some();
-                samples.clear();
-                samples.extend(ids.iter().map(|&id| (0, id)));
-                Ok(is_one)
-            }
-        }
-    }
-}
-
 /// Visits the tokens of each batch. `lengths`: those of each source.
 fn each_batch(
-    mut batches: Batches,
+    mut batches: Sampler,
     lengths: &[TokenLengths],
     mut visit: impl FnMut(&[u32]),
 ) -> dlfs::Result<()> {
-    let mut samples = Vec::new();
+    let mut ids = Vec::new();
     let mut tokens = Vec::new();
-    while batches.next(&mut samples)? {
+    while batches.next(&mut ids)?.is_some() {
         tokens.clear();
-        for &(source, id) in &samples {
+        for (at, &id) in ids.iter().enumerate() {
+            let source = batches.sources().get(at).copied().unwrap_or(0);
             tokens.push(lengths[source as usize].of(id)?);
         }
         visit(&tokens);

@@ -1,0 +1,135 @@
+//! The data that a loader or sampler runs over: a data set, or a mixture of several.
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::Result;
+use crate::order::State;
+use crate::prefetch::{
+    LoaderOptions, Mix, Prefetcher, Stream, TokenLengths, Window, samples_of_batch,
+};
+use crate::qpair::Device;
+
+use super::Dataset;
+
+/// The source of a run's samples.
+#[derive(Debug, Clone)]
+pub(super) struct Over {
+    /// One, unless `mix` says how they are mixed.
+    datasets: Vec<Dataset>,
+    mix: Option<Arc<Mix>>,
+}
+
+impl Over {
+    pub(super) fn dataset(dataset: &Dataset) -> Over {
+        Over { datasets: vec![dataset.clone()], mix: None }
+    }
+
+    pub(super) fn mixture(datasets: &[Dataset], mix: Mix) -> Over {
+        Over { datasets: datasets.to_vec(), mix: Some(Arc::new(mix)) }
+    }
+
+    /// The data set; of a mixture, its first one.
+    pub(super) fn first(&self) -> &Dataset {
+        &self.datasets[0]
+    }
+
+    pub(super) fn datasets(&self) -> &[Dataset] {
+        &self.datasets
+    }
+
+    pub(super) fn mix(&self) -> Option<&Arc<Mix>> {
+        self.mix.as_ref()
+    }
+
+    pub(super) fn directory(&self) -> &Arc<Directory> {
+        self.first().directory()
+    }
+
+    /// The namespaces of all data sets.
+    pub(super) fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.datasets.iter().flat_map(|dataset| dataset.image().devices().iter().cloned()).collect()
+    }
+
+    /// Samples of an epoch.
+    pub(super) fn len(&self, options: &LoaderOptions) -> u64 {
+        match &self.mix {
+            Some(mix) => mix.mixture().epoch_size(),
+            None => options.epoch_len(self.first().len()),
+        }
+    }
+
+    /// `options` with what follows from the data: the nodes that hold chunks, and an estimate of the samples of a batch,
+    /// if batches have a budget: all lengths are looked at.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a sample has no length, or is longer than the budget; nobody holds chunks.
+    pub(super) fn prepared(&self, options: LoaderOptions) -> Result<LoaderOptions> {
+        if let Some(mix) = &self.mix {
+            return mix.measured(options);
+        }
+        let options = self.first().image().located(options)?;
+        let Some(budget) = &options.budget else { return Ok(options) };
+        let lengths = TokenLengths::new(self.directory(), budget, options.too_long)?;
+        let batch_size = samples_of_batch(budget, lengths.measure()?.mean_tokens());
+        Ok(LoaderOptions { batch_size, ..options })
+    }
+
+    /// Checks `options`, and returns the state in which a run with them starts.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Stale`: they contradict each other or the data, or the state to resume from does.
+    pub(super) fn start(&self, options: &LoaderOptions) -> Result<State> {
+        options.check()?;
+        if let Some(mix) = &self.mix {
+            return mix.start_state(options);
+        }
+        let start = Stream::start_state(self.directory(), options)?;
+        Stream::new(Arc::clone(self.directory()), options, &start)?;
+        self.check_place(&start, options)?;
+        Ok(start)
+    }
+
+    /// Checks that a run with `options` may go to `state`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Stale`: the state belongs to other data or another order.
+    pub(super) fn check_state(&self, state: &State, options: &LoaderOptions) -> Result<()> {
+        if let Some(mix) = &self.mix {
+            mix.check_state(state, options)?;
+            return mix.check_place(state, options);
+        }
+        let directory = self.directory();
+        let view = directory.view().map(|mark| mark.hash);
+        let image = (directory.uuid().0, view);
+        let LoaderOptions { order, world_size, .. } = options;
+        state.check_budget(options.budget.as_deref())?;
+        state.check(image, directory.generation(), order, *world_size, self.len(options))?;
+        self.check_place(state, options)
+    }
+
+    /// Checks that what `state` has consumed of a data set ends with a batch, if batches have a budget.
+    fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
+        if options.budget.is_none() || state.consumed == 0 {
+            return Ok(());
+        }
+        let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
+        let options = LoaderOptions { epochs, ..options.clone() };
+        let mut stream = Stream::new(Arc::clone(self.directory()), &options, state)?;
+        stream.next_ids(&mut Vec::new()).map(drop)
+    }
+
+    pub(super) fn prefetcher_in(
+        &self,
+        options: LoaderOptions,
+        window: Option<Arc<Window>>,
+    ) -> Result<Prefetcher> {
+        let Some(mix) = &self.mix else {
+            return self.first().image().prefetcher_in(options, window);
+        };
+        // A plan of the tiers is for a run over one data set: in a mixture they keep what was read last.
+        self.datasets.iter().for_each(|dataset| dataset.image().expect_ranks(options.world_size));
+        let options = LoaderOptions { mixture: Some(Arc::clone(mix)), ..options };
+        Prefetcher::in_window(Arc::clone(self.directory()), self.devices(), options, window)
+    }
+}

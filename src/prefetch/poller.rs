@@ -1,0 +1,313 @@
+//! The thread that polls: it advances the driver, hands its batches over, and sleeps when nothing moves.
+//!
+//! It sleeps when the window is full and when nothing is outstanding.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::qpair::group::Waker;
+use crate::reader::{Batch, CHECK_LIMIT, Pump, stale_error};
+use crate::threads::{self, Thread};
+
+use super::copy::Copiers;
+use super::driver::{Delivery, Driver, MAX_RECYCLED};
+use super::memory::Memory;
+use super::trace::TurnTrace;
+use super::waits::{AfterTurn, Divider, TurnClock};
+use super::window::Window;
+use super::{LoaderOptions, Message, Shared};
+
+/// The consumer's side of the poller thread.
+pub(super) struct Poller {
+    thread: Option<Thread>,
+    pub(super) window: Arc<Window>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) ready: Vec<Receiver<Message>>,
+    pub(super) next: usize,
+    recycle: Sender<Batch>,
+    pub(super) waker: Waker,
+    pub(super) divider: Divider,
+}
+
+impl Poller {
+    pub(super) fn start(
+        (pump, memory): (Pump, Memory),
+        driver: Box<dyn Driver>,
+        shared: Arc<Shared>,
+        directories: Arc<[Arc<Directory>]>,
+        options: &LoaderOptions,
+        window: Arc<Window>,
+    ) -> Result<Poller> {
+        let (copiers, ready) = Copiers::start(options.copy_threads, &shared)?;
+        let cpus = options.cpus.clone();
+        let (recycle, recycled) = bounded(MAX_RECYCLED);
+        let waker = pump.waker();
+        let running = PollerThread {
+            pump,
+            memory,
+            driver,
+            shared: Arc::clone(&shared),
+            copiers,
+            recycled,
+            held: None,
+            directories,
+            check_limit: CHECK_LIMIT.min(options.deadline / 4),
+            checked: None,
+            clock: TurnClock::new(),
+            blocked_since: None,
+            trace: options.trace.clone().map(TurnTrace::new),
+        };
+        let fate = shared.fate.clone();
+        let thread = threads::start("dlfs-poller", &fate, running, move |running| {
+            if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
+                // The processors existed a moment ago, when the memory was allocated near them.
+                tracing::warn!(%error, "the poller runs anywhere");
+            }
+            running.run();
+        })?;
+        let divider = Divider::default();
+        Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, recycle, waker, divider })
+    }
+
+    /// Returns the batch's memory, and its vectors for reuse.
+    pub(super) fn give_back(&self, mut batch: Batch) {
+        batch.clear();
+        // A full queue only means that the poller has enough of them.
+        let _ = self.recycle.try_send(batch);
+    }
+
+    /// Waits for the next message.
+    pub(super) fn wait(&self, limit: Duration) -> Result<Message, RecvTimeoutError> {
+        self.shared.waiting.store(true, Ordering::Release);
+        self.waker.wake();
+        let received = self.ready[self.next].recv_timeout(limit);
+        self.shared.waiting.store(false, Ordering::Release);
+        received
+    }
+
+    /// Why a channel closed without a last message.
+    pub(super) fn death(&self) -> Error {
+        self.shared.fate.of_closed_channel("the thread dlfs-poller")
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.ready.clear();
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join_within(JOIN_TIMEOUT);
+        }
+    }
+}
+
+/// The state of the poller thread.
+struct PollerThread {
+    pump: Pump,
+    memory: Memory,
+    driver: Box<dyn Driver>,
+    shared: Arc<Shared>,
+    copiers: Copiers,
+    recycled: Receiver<Batch>,
+    /// A message that the consumer's queue has no room for yet.
+    held: Option<Message>,
+    /// By source.
+    directories: Arc<[Arc<Directory>]>,
+    /// The longest that a check of the superblocks may take.
+    check_limit: Duration,
+    /// When the superblocks were last checked because of skipped samples.
+    checked: Option<Instant>,
+    clock: TurnClock,
+    /// Since when it sleeps because it waits for the consumer.
+    blocked_since: Option<Instant>,
+    trace: Option<TurnTrace>,
+}
+
+impl PollerThread {
+    fn run(&mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            match self.turn() {
+                Turn::Moved => {}
+                Turn::Idle => self.sleep(),
+                Turn::Over => break,
+            }
+        }
+        self.publish();
+    }
+
+    fn turn(&mut self) -> Turn {
+        let now = Instant::now();
+        if let Some(since) = self.blocked_since.take() {
+            let slept_ns = now.saturating_duration_since(since).as_nanos() as u64;
+            self.shared.blocked_ns.fetch_add(slept_ns, Ordering::Relaxed);
+        }
+        self.clock.begin(now, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
+        self.trace.iter_mut().for_each(|trace| trace.begin(now));
+        let mut moved = self.pump.poll(now);
+        while let Some(fetched) = self.pump.next_finished() {
+            self.driver.finished(fetched);
+            moved = true;
+        }
+        match self.hand_over() {
+            Handed::Over => return Turn::Over,
+            Handed::Some => moved = true,
+            Handed::Nothing => {}
+        }
+        let before = self.pump.in_flight();
+        let is_idle = before == 0;
+        let starving =
+            self.shared.waiting.load(Ordering::Acquire) && self.held.is_none() && is_idle;
+        self.memory.set_starving(starving);
+        self.shared
+            .rewritten
+            .each(|source, chunk, load| self.driver.read_again(source, chunk, load));
+        let advanced = self.driver.advance(&mut self.pump, &mut self.memory);
+        let advanced = advanced.and_then(|more| self.memory.check(more, &self.directories));
+        let advanced = advanced.unwrap_or_else(|error| {
+            self.held = Some(Message::Failed(error));
+            false
+        });
+        moved |= advanced;
+        let after = AfterTurn {
+            planned_when_idle: is_idle && advanced,
+            is_verifying: self.pump.is_verifying(),
+            in_flight: self.pump.in_flight(),
+            is_busy: self.pump.is_busy(),
+            is_exhausted: self.memory.is_full(),
+        };
+        self.clock.end(after, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
+        if let Some(trace) = &mut self.trace {
+            let begun = after.in_flight.saturating_sub(before);
+            trace.end(now, (begun, after.in_flight), moved, after.cause());
+        }
+        if moved { Turn::Moved } else { Turn::Idle }
+    }
+
+    /// Takes the emptied batches back for reuse.
+    fn take_back(&mut self) {
+        while let Ok(batch) = self.recycled.try_recv() {
+            self.driver.recycle(batch);
+        }
+    }
+
+    /// Sends the complete batches, as far as the queue has room.
+    fn hand_over(&mut self) -> Handed {
+        let mut handed = Handed::Nothing;
+        loop {
+            self.take_back();
+            let Some(next) = self.held.take().or_else(|| self.next_message()) else {
+                return handed;
+            };
+            let last = !matches!(next, Message::Batch(_));
+            self.publish();
+            // The consumer no longer waits, though it may wake later; until then nothing is read
+            // for it outside the window. Cleared before the batch is sent, since the consumer's
+            // next wait sets it again.
+            let awaited = self.shared.waiting.swap(false, Ordering::AcqRel);
+            match self.copiers.pass_on(next) {
+                Ok(()) if last => return Handed::Over,
+                Ok(()) => {
+                    self.clock.sent();
+                    if awaited {
+                        // If both threads share a processor, let the consumer run before this
+                        // thread fills more memory: it returns memory that is still cached.
+                        std::thread::yield_now();
+                    }
+                    handed = Handed::Some;
+                }
+                Err(TrySendError::Full(next)) => {
+                    self.held = Some(next);
+                    return handed;
+                }
+                Err(TrySendError::Disconnected(_)) => return Handed::Over,
+            }
+        }
+    }
+
+    /// The next message: a batch or an error, and after the last batch the end.
+    fn next_message(&mut self) -> Option<Message> {
+        match self.next_ready() {
+            Some(Ok(delivery)) => Some(Message::Batch(delivery)),
+            Some(Err(error)) => Some(Message::Failed(error)),
+            None => self.driver.is_done().then_some(Message::End),
+        }
+    }
+
+    /// The driver's next batch or error. If it looks damaged because the image has a newer
+    /// generation, that error instead.
+    fn next_ready(&mut self) -> Option<Result<Delivery>> {
+        let next = self.driver.next_ready()?;
+        let looks_damaged = match &next {
+            Err(error) => error.kind() == ErrorKind::Corrupt,
+            Ok(delivery) => delivery.skipped > 0 && self.may_check_again(),
+        };
+        if !looks_damaged {
+            return Some(next);
+        }
+        let until = Instant::now() + self.check_limit;
+        let source = self.driver.suspect();
+        self.pump.select(source);
+        match stale_error(&mut self.pump, &self.directories[source as usize], until) {
+            Some(stale) => Some(Err(stale)),
+            None => Some(next),
+        }
+    }
+
+    /// Returns whether the last check of the superblocks was long enough ago; if so, notes that another one begins
+    /// now.
+    fn may_check_again(&mut self) -> bool {
+        let now = Instant::now();
+        let may = self.checked.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL);
+        if may {
+            self.checked = Some(now);
+        }
+        may
+    }
+
+    fn publish(&self) {
+        *self.shared.read.lock() = self.pump.stats();
+        self.shared.over_window.store(self.memory.over_window(), Ordering::Relaxed);
+    }
+
+    /// Sleeps until a completion arrives or the consumer takes a batch.
+    fn sleep(&mut self) {
+        let blocked = self.held.is_some() || self.memory.is_exhausted();
+        let was_blocked = self.shared.blocked.swap(blocked, Ordering::AcqRel);
+        if blocked && !was_blocked {
+            return; // whatever the consumer did before it could see this, one more turn finds
+        }
+        if blocked {
+            std::thread::yield_now(); // the wait below may spin first, on the consumer's processor
+        }
+        let now = Instant::now();
+        self.blocked_since = blocked.then_some(now);
+        self.pump.wait(now + MAX_SLEEP);
+    }
+}
+
+enum Turn {
+    Moved,
+    Idle,
+    Over,
+}
+
+enum Handed {
+    Nothing,
+    Some,
+    Over,
+}
+
+/// The longest sleep of an idle poller, in case memory was returned without a wake-up.
+const MAX_SLEEP: Duration = Duration::from_millis(20);
+
+/// The interval between checks of the superblocks while samples are skipped.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long to wait for the poller to end its turn; longer only if an engine hangs.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);

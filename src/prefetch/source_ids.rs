@@ -1,0 +1,68 @@
+//! The ids of what positions of a mixture draw.
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::Result;
+use crate::order::OrderSpec;
+use crate::units::SampleId;
+
+use super::fed::SourceOrder;
+use super::mix::{Drawn, Mix};
+
+/// The orders of all sources. Those that were drawn from are kept.
+pub(super) struct SourceIds {
+    orders: Vec<Option<SourceOrder>>,
+    specs: Vec<OrderSpec>,
+    directories: Arc<[Arc<Directory>]>,
+    /// The places of samples, sorted by source and epoch.
+    by_source: Vec<u32>,
+    ids: Vec<SampleId>,
+}
+
+impl SourceIds {
+    /// The orders of a run along `order`.
+    pub(super) fn new(mix: &Mix, order: &OrderSpec) -> SourceIds {
+        let sources = 0..mix.sources().len();
+        SourceIds {
+            orders: sources.clone().map(|_| None).collect(),
+            specs: sources.map(|source| mix.order_of(source, order)).collect(),
+            directories: Arc::clone(mix.directories()),
+            by_source: Vec::new(),
+            ids: Vec::new(),
+        }
+    }
+
+    /// Calls `visit` with the place of each of `samples` and its id, source by source.
+    ///
+    /// # Errors
+    /// Those of `visit`; a source's order has no such epoch.
+    pub(super) fn each(
+        &mut self,
+        samples: &[Drawn],
+        mut visit: impl FnMut(usize, SampleId) -> Result<()>,
+    ) -> Result<()> {
+        let SourceIds { orders, specs, directories, by_source, ids } = self;
+        let place = |at: &u32| {
+            let Drawn { source, epoch, .. } = samples[*at as usize];
+            (source, epoch)
+        };
+        by_source.clear();
+        by_source.extend(0..samples.len() as u32);
+        by_source.sort_by_key(place);
+        for group in by_source.chunk_by(|one, other| place(one) == place(other)) {
+            let (source, epoch) = place(&group[0]);
+            let source = source as usize;
+            let directory = &directories[source];
+            let order = orders[source]
+                .get_or_insert_with(|| SourceOrder::new(Arc::clone(directory), specs[source]));
+            let positions = group.iter().map(|&at| samples[at as usize].position);
+            ids.clear();
+            order.enter(epoch)?.ids_at(&**directory, positions, ids);
+            for (&at, &id) in group.iter().zip(&*ids) {
+                visit(at as usize, id)?;
+            }
+        }
+        Ok(())
+    }
+}
