@@ -185,7 +185,7 @@ fn job_of<'a>(
         Ok((Job::from_arg_matches(&matches)?, given(&matches, command)))
     };
     read(&mut entries.clone().into_iter()).map_err(|error: clap::Error| {
-        // Of many options, the first that fails alone is the one to name.
+        // The first option that fails alone is the one to name.
         let mut alone = entries.into_iter();
         let found = alone.find_map(|entry| {
             let error = read(&mut std::iter::once(entry)).err()?;

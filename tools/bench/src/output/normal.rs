@@ -223,7 +223,8 @@ fn sample_lines(samples: &SampleFigures) -> String {
             samples.epochs
         ),
         format!(
-            "     waiting   : first batch after {first_batch_ms:.1} ms, stalled {stall_s:.3} s ({stalled:.1}% of the time)"
+            "     waiting   : first batch after {first_batch_ms:.1} ms, \
+             stalled {stall_s:.3} s ({stalled:.1}% of the time)"
         ),
         format!(
             "     computing : emulated {compute_s:.3} s, accelerator utilisation {:.2}%",

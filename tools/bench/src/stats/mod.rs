@@ -45,7 +45,7 @@ pub(crate) struct Stats {
     pub(crate) cpu: CpuUse,
     pub(crate) runtime_ms: u64,
     pub(crate) errors: u64,
-    /// Of the first error: an errno of the operating system, and a sentence.
+    /// The first error: an errno of the operating system, and a sentence.
     pub(crate) first_error: i32,
     pub(crate) message: String,
     pub(crate) verified: u64,
