@@ -5,8 +5,8 @@
 
 BENCH is the program dlfs-bench, FILE the plain file that both work on, IMAGE the data set of job files
 that are not for fio. Rounds are interleaved, and who begins changes with each; each cell is the median.
-Without job files: the null engine at depth 32, for the tools' own cost, and psync and io_uring on the
-disk (O_DIRECT) and on cached pages, with the range of the ratio over the rounds.
+Without job files: the null engine at depth 32, for the tools' own cost, and io_uring on the disk
+(O_DIRECT), which in dlfs-bench is dlfs's own engine, with the range of the ratio over the rounds.
 """
 
 import argparse
@@ -42,11 +42,9 @@ def engines(args):
     base += ["--randrepeat=0"]  # or one tool's blocks, the same each time, come from a cache behind the disk
     runs = [("null, depth 32", [*base, "--ioengine=null", "--size=64g", "--iodepth=32"])]
     base += [f"--filename={args.file}", f"--size={args.size}"]
-    for engine, depth in (("psync", 1), ("io_uring", 1), ("io_uring", 32)):
-        for direct, kind in ((args.direct, "disk"), ("0", "cached")):
-            more = [f"--ioengine={engine}", f"--iodepth={depth}", f"--direct={direct}"]
-            more += ["--invalidate=0", "--pre_read=1"] if kind == "cached" else []
-            runs.append((f"{engine}, depth {depth}, {kind}", [*base, *more]))
+    for depth in (1, 32):
+        more = ["--ioengine=io_uring", f"--iodepth={depth}", f"--direct={args.direct}"]
+        runs.append((f"io_uring, depth {depth}, disk", [*base, *more]))
     return [run for run in runs if args.only in run[0]]
 
 
@@ -77,7 +75,7 @@ def main():
     args = parser.parse_intermixed_args()
     environment = {
         "BENCH_FILE": args.file, "BENCH_SIZE": args.size, "BENCH_RUNTIME": args.runtime, "BENCH_IMAGE": args.image,
-        "BENCH_DIRECT": args.direct, "BENCH_LOGS": os.path.dirname(args.file) or ".",
+        "BENCH_DIRECT": args.direct,
     }
     runs = [(os.path.basename(job), [job]) for job in args.jobs] or engines(args)
     print("| job | fio IOPS | dlfs-bench IOPS | ratio | fio mean us | ours | fio p99 us | ours | "

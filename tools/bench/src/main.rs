@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> =
-        std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match dlfs_bench::command(&arguments) {
         Ok(code) => ExitCode::from(code),
         Err(message) => {

@@ -1,174 +1,145 @@
-//! Job files: sections of keys, comments, includes, environment variables.
+//! Job files: sections of keys, comments, environment variables.
 
-use std::path::{Path, PathBuf};
-
-use super::text::Budget;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
 
 /// A section of a job file, or of a `--name=` on the command line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Section {
-    pub(crate) name: String,
-    pub(crate) entries: Vec<Entry>,
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Section {
+    pub(super) name: String,
+    pub(super) entries: Vec<Entry>,
     /// Its position, for messages.
-    pub(crate) origin: String,
+    pub(super) origin: String,
     /// True if it is the first of a file: a file waits for the previous one.
-    pub(crate) begins_file: bool,
+    pub(super) begins_file: bool,
 }
 
-/// A key, its value, and its position.
+/// An option as an argument, `--KEY=VALUE`, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) key: String,
-    /// `None`: the key has no value.
-    pub(crate) value: Option<String>,
-    pub(crate) origin: String,
+pub(super) struct Entry {
+    pub(super) argument: String,
+    pub(super) origin: String,
 }
 
-/// Reads the job file at `path` and its includes; `-` is standard input.
+/// Looks up `${NAME}`.
+pub(super) type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// Reads the job file at `path`; `-` is standard input.
 ///
 /// # Errors
 /// A sentence that names the file and the line.
-pub(crate) fn read(path: &Path) -> Result<Vec<Section>, String> {
-    let mut sections = Vec::new();
-    let mut budget = Budget::default();
-    let text = budget.read(path).map_err(|why| format!("cannot read {}: {why}", path.display()))?;
-    let env = |name: &str| std::env::var(name).ok();
-    let from = From { path, depth: 0, env: &env };
-    parse(&text, &from, &mut sections, &mut budget)?;
-    match sections.first_mut() {
-        Some(first) => first.begins_file = true,
-        None => return Err(format!("{} has no section", path.display())),
-    }
+pub(super) fn read(path: &Path) -> Result<Vec<Section>, String> {
+    let name = path.display().to_string();
+    let text = load(path).map_err(|why| format!("cannot read {name}: {why}"))?;
+    let mut sections = sections_of(&text, &name, &|name| std::env::var(name).ok())?;
+    let first = sections.first_mut().ok_or_else(|| format!("{name} has no section"))?;
+    first.begins_file = true;
     Ok(sections)
 }
 
-/// The sections of a job file with this text; includes are searched in the current directory.
+fn load(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let taken = if path == Path::new("-") {
+        std::io::stdin().lock().take(MAX_BYTES + 1).read_to_string(&mut text)
+    } else {
+        let kind = std::fs::metadata(path).map_err(|error| error.to_string())?.file_type();
+        if !kind.is_file() && !kind.is_fifo() {
+            return Err("it is neither a regular file nor a pipe".to_owned());
+        }
+        File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
+    };
+    taken.map_err(|error| error.to_string())?;
+    Ok(text)
+}
+
+/// The sections of a job file with this name and text.
 ///
 /// # Errors
 /// A sentence that names the line.
-pub(crate) fn sections_of(
+pub(super) fn sections_of(
     text: &str,
-    env: &dyn Fn(&str) -> Option<String>,
+    name: &str,
+    env: &Environment<'_>,
 ) -> Result<Vec<Section>, String> {
     let mut sections = Vec::new();
-    let from = From { path: Path::new("job file"), depth: 0, env };
-    parse(text, &from, &mut sections, &mut Budget::default())?;
+    let mut len = 0;
+    for (number, line) in (1..).zip(text.lines()) {
+        let origin = format!("{name}:{number}");
+        let wrong = |why: String| format!("{origin}: {why}");
+        len += line.len() as u64 + 1;
+        let line = expanded(without_comment(line).trim(), env, &mut len).map_err(wrong)?;
+        if len > MAX_BYTES {
+            return Err(format!("{name} has more than {MAX_BYTES} bytes with its variables"));
+        }
+        if !line.is_empty() {
+            parse(&line, &origin, &mut sections).map_err(wrong)?;
+        }
+    }
     Ok(sections)
 }
 
-/// The origin of a text, and its context.
-struct From<'a> {
-    path: &'a Path,
-    /// The depth of includes.
-    depth: u32,
-    env: &'a dyn Fn(&str) -> Option<String>,
-}
-
-fn parse(
-    text: &str,
-    from: &From<'_>,
-    sections: &mut Vec<Section>,
-    budget: &mut Budget,
-) -> Result<(), String> {
-    for (number, line) in (1..).zip(text.lines()) {
-        let origin = format!("{}:{number}", from.path.display());
-        let line = without_comment(line).trim();
-        if line.is_empty() {
-            continue;
+/// Parses one line, which is not empty.
+fn parse(line: &str, origin: &str, sections: &mut Vec<Section>) -> Result<(), String> {
+    let origin = origin.to_owned();
+    if let Some(rest) = line.strip_prefix('[') {
+        let name = rest.strip_suffix(']').ok_or("no ']'")?.trim().to_owned();
+        if name.is_empty() {
+            return Err("a section needs a name".to_owned());
         }
-        if let Some(rest) = line.strip_prefix('[') {
-            let name = rest.strip_suffix(']').ok_or_else(|| format!("{origin}: no ']'"))?.trim();
-            if name.is_empty() {
-                return Err(format!("{origin}: a section needs a name"));
-            }
-            let name = name.to_owned();
-            let entries = Vec::new();
-            sections.push(Section { name, entries, origin, begins_file: false });
-            continue;
-        }
-        if let Some(file) = line.strip_prefix("include ") {
-            include(file.trim(), from, sections, budget)
-                .map_err(|error| format!("{origin}: {error}"))?;
-            continue;
-        }
-        let expanded =
-            expand_env(line, from.env, budget).map_err(|error| format!("{origin}: {error}"))?;
-        let (key, value) = match expanded.split_once('=') {
-            Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
-            None => (expanded.trim(), None),
-        };
-        let section = sections
-            .last_mut()
-            .ok_or_else(|| format!("{origin}: '{key}' stands before the first [section]"))?;
-        section.entries.push(Entry { key: key.to_owned(), value, origin });
+        sections.push(Section { name, origin, ..Section::default() });
+        return Ok(());
     }
+    let argument = match line.split_once('=') {
+        Some((key, value)) => format!("--{}={}", key.trim(), value.trim()),
+        None => format!("--{line}"),
+    };
+    let section = sections.last_mut();
+    let section = section.ok_or_else(|| format!("'{line}' stands before the first [section]"))?;
+    section.entries.push(Entry { argument, origin });
     Ok(())
 }
 
-/// The file is searched beside the one that includes it, then in the current directory.
-fn include(
-    file: &str,
-    from: &From<'_>,
-    sections: &mut Vec<Section>,
-    budget: &mut Budget,
-) -> Result<(), String> {
-    if from.depth >= MAX_INCLUDES {
-        return Err(format!("more than {MAX_INCLUDES} files include each other"));
+/// Replaces every `${NAME}`; `len` grows by the values, up to a little more than [`MAX_BYTES`].
+fn expanded(text: &str, env: &Environment<'_>, len: &mut u64) -> Result<String, String> {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${")
+        && *len <= MAX_BYTES
+    {
+        let lacks = || format!("'{text}' lacks the '}}' of '${{'");
+        let (name, after) = after.split_once('}').ok_or_else(lacks)?;
+        let value = env(name).ok_or_else(|| format!("the variable {name} is not set"))?;
+        *len += value.len() as u64;
+        out += before;
+        out += &value;
+        rest = after;
     }
-    let beside: PathBuf = from.path.parent().unwrap_or(Path::new(".")).join(file);
-    let path = if beside.exists() { beside } else { PathBuf::from(file) };
-    let text =
-        budget.read(&path).map_err(|why| format!("cannot include {}: {why}", path.display()))?;
-    parse(&text, &From { path: &path, depth: from.depth + 1, env: from.env }, sections, budget)
+    Ok(out + rest)
 }
 
 /// A comment begins with `;` or `#`, at the start of a line or after a space, so that an address
 /// may contain them.
 fn without_comment(line: &str) -> &str {
     let mut blank_before = true;
-    for (at, c) in line.char_indices() {
-        if blank_before && (c == ';' || c == '#') {
-            return &line[..at];
-        }
+    let end = line.find(|c: char| {
+        let begins = blank_before && (c == ';' || c == '#');
         blank_before = c.is_whitespace();
-    }
-    line
+        begins
+    });
+    &line[..end.unwrap_or(line.len())]
 }
 
-/// Replaces every `${NAME}`.
-fn expand_env(
-    text: &str,
-    env: &dyn Fn(&str) -> Option<String>,
-    budget: &mut Budget,
-) -> Result<String, String> {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find("${") {
-        out.push_str(&rest[..at]);
-        let (name, after) = rest[at + 2..]
-            .split_once('}')
-            .ok_or_else(|| format!("'{text}' lacks the '}}' of '${{'"))?;
-        let value = env(name).ok_or_else(|| format!("the variable {name} is not set"))?;
-        budget.spend(value.len())?;
-        out.push_str(&value);
-        rest = after;
-    }
-    out.push_str(rest);
-    Ok(out)
-}
-
-const MAX_INCLUDES: u32 = 16;
+/// More than anybody writes by hand. Parsed sections take much more memory than their text.
+const MAX_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Result<Vec<Section>, String> {
-        let mut sections = Vec::new();
-        let env = |name: &str| (name == "SIZE").then(|| "64m".to_owned());
-        let from = From { path: Path::new("x.fio"), depth: 0, env: &env };
-        parse(text, &from, &mut sections, &mut Budget::default())?;
-        Ok(sections)
+        sections_of(text, "job file", &|name| (name == "SIZE").then(|| "64m".to_owned()))
     }
 
     #[test]
@@ -177,18 +148,16 @@ mod tests {
             "; a comment\n[global]\nbs=4k # why\n\n[a b]\nsize=${SIZE}\nstonewall\nfilename=x#y\n";
         let sections = parsed(text).unwrap();
         assert_eq!(sections[0].name, "global");
-        assert_eq!(sections[0].entries[0].value.as_deref(), Some("4k"));
-        let found: Vec<_> =
-            sections[1].entries.iter().map(|e| (e.key.as_str(), e.value.as_deref())).collect();
-        let expected = [("size", Some("64m")), ("stonewall", None), ("filename", Some("x#y"))];
-        assert_eq!(found, expected);
-        assert_eq!(sections[1].entries[0].origin, "x.fio:6");
+        assert_eq!(sections[0].entries[0].argument, "--bs=4k");
+        let found: Vec<_> = sections[1].entries.iter().map(|e| e.argument.as_str()).collect();
+        assert_eq!(found, ["--size=64m", "--stonewall", "--filename=x#y"]);
+        assert_eq!(sections[1].entries[0].origin, "job file:6");
     }
 
     #[test]
     fn an_invalid_job_file_is_refused_with_its_line() {
-        for (text, line) in [("rw=read", "x.fio:1"), ("\n[]", "x.fio:2"), ("[a", "x.fio:1")] {
-            assert!(parsed(text).unwrap_err().starts_with(line), "{text}");
+        for (text, line) in [("rw=read", "file:1"), ("\n[]", "file:2"), ("[a", "file:1")] {
+            assert!(parsed(text).unwrap_err().contains(line), "{text}");
         }
         assert!(parsed("[a]\nsize=${NO}").unwrap_err().contains("NO is not set"));
     }

@@ -1,268 +1,311 @@
-//! A job: every option that has an effect, as a typed value with fio's default.
+//! A job: every option once, with its name, help, default and limits.
 
-use super::value::Size;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum, value_parser};
+
+use super::value::{
+    Flag, List, Pair, Size, Split, blocks, bytes, microseconds, pattern, percentiles, rates,
+    seconds, size, splits,
+};
 
 /// The access pattern of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pattern {
-    pub(crate) reads: bool,
-    pub(crate) writes: bool,
-    pub(crate) random: bool,
-    /// `rw=samples`: batches of a data set instead of blocks.
-    pub(crate) samples: bool,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub(crate) enum Pattern {
+    Read,
+    Write,
+    RandRead,
+    RandWrite,
+    #[value(alias = "readwrite")]
+    Rw,
+    RandRw,
+    /// Batches of a data set instead of blocks
+    Samples,
+}
+
+impl Pattern {
+    pub(crate) fn reads(self) -> bool {
+        !matches!(self, Pattern::Write | Pattern::RandWrite)
+    }
+
+    pub(crate) fn writes(self) -> bool {
+        !matches!(self, Pattern::Read | Pattern::RandRead | Pattern::Samples)
+    }
+
+    pub(crate) fn is_random(self) -> bool {
+        matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw)
+    }
 }
 
 /// The I/O engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "lower")]
 pub(crate) enum Engine {
-    /// The engine that the address says: `tcp` or `file`.
+    /// dlfs's engine for the address: NVMe/TCP, SPDK, or a file or block device
+    #[value(aliases = ["tcp", "file", "io_uring", "libaio"])]
     Auto,
-    Tcp,
+    /// SPDK, where the build has it, also for an NVMe/TCP address
     Spdk,
-    File,
-    Mem,
+    /// Completes everything at once and moves nothing: measures this tool
     Null,
-    Psync,
-    IoUring,
-}
-
-impl Engine {
-    /// Name, engine, and the help.
-    #[rustfmt::skip] // a row for each
-    pub(crate) const ALL: [(&'static str, Engine, &'static str); 8] = [
-        ("auto", Engine::Auto, "tcp for an nvme-tcp:// or trtype:TCP address, spdk for spdk:, else file"),
-        ("tcp", Engine::Tcp, "dlfs's own NVMe/TCP host"),
-        ("spdk", Engine::Spdk, "SPDK, where the build has it: spdk:ADDRESS, trtype:PCIE|RDMA|VFIOUSER"),
-        ("file", Engine::File, "dlfs's engine for image files and block devices (io_uring, or pread)"),
-        ("mem", Engine::Mem, "a namespace in memory, of size= bytes"),
-        ("null", Engine::Null, "completes everything at once, moves nothing: measures this tool"),
-        ("psync", Engine::Psync, "pread and pwrite on plain files, one at a time, to compare with"),
-        ("io_uring", Engine::IoUring, "a plain io_uring on plain files, to compare with"),
-    ];
-
-    pub(crate) fn name(self) -> &'static str {
-        let entry = Engine::ALL.iter().find(|entry| entry.1 == self);
-        entry.map_or("auto", |entry| entry.0)
-    }
-
-    /// Returns whether the target is a plain file, which is created if it does not exist.
-    pub(crate) fn is_plain_file(self) -> bool {
-        matches!(self, Engine::Psync | Engine::IoUring)
-    }
-
-    /// Returns whether the engine needs no `filename=`.
-    pub(crate) fn needs_no_target(self) -> bool {
-        matches!(self, Engine::Null | Engine::Mem)
-    }
 }
 
 /// How blocks are verified.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
 pub(crate) enum Verify {
+    #[value(name = "0", alias = "none")]
     None,
-    /// A header in each block says where it belongs and what its CRC32C is.
+    /// Each block, or each piece as long as the smallest block, begins with a header of 32 bytes
     Crc32c,
-    /// Every byte is that of `verify_pattern`.
+    /// Every byte is that of verify_pattern
     Pattern,
 }
 
-/// The kinds of errors after which a job continues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ContinueOn {
-    pub(crate) read: bool,
-    pub(crate) write: bool,
-    pub(crate) verify: bool,
+/// The order of samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Order {
+    Sequential,
+    Global,
+    Grouped,
+    Local,
+    Partial,
 }
 
-/// Declares a struct with the default of each field beside it.
-macro_rules! with_defaults {
-    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq)]
-        pub(crate) struct $name { $($(#[$about])* pub(crate) $field: $type,)* }
-
-        impl Default for $name {
-            fn default() -> $name {
-                $name { $($field: $default,)* }
-            }
-        }
-    };
+/// The word of a value on the command line.
+pub(crate) fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }
-pub(super) use with_defaults;
 
-with_defaults! {
-    /// Options of `rw=samples`.
-    Samples {
-        order: String = "global".to_owned(),
-        batch_size: u64 = 256,
-        epochs: u64 = 1,
-        rank: u32 = 0,
-        world_size: u32 = 1,
-        lanes: u32 = 0,
-        group: u32 = 4,
-        exchange: f64 = 0.1,
-        window: u64 = 256 << 20,
-        batching: String = String::new(),
-        accelerator_time_us: u64 = 0,
-        drop_last: bool = false,
-    }
+/// One job as the user wrote it.
+#[derive(Debug, Clone, Args)]
+#[command(rename_all = "snake_case", next_help_heading = "Options of a job")]
+pub(crate) struct Job {
+    /// Name of the job; on the command line it starts a new job
+    #[arg(long, default_value = "dlfs-bench")]
+    pub(crate) name: String,
+    /// Its position, for messages.
+    #[arg(skip)]
+    pub(crate) origin: String,
+    /// The options of this job alone, as they were written.
+    #[arg(skip)]
+    pub(crate) given: Vec<(String, String)>,
+
+    /// Target: a file, a block device, nvme-tcp://host:4420/NQN?ns=1, trtype:TCP traddr:..., or SPDK's trtype=TCP
+    /// traddr=... ns=1; in the name of a file, a colon is written as \:
+    #[arg(long)]
+    pub(crate) filename: Option<String>,
+    /// Folder for filename=; without that, the file is FOLDER/NAME.CLONE.0
+    #[arg(long)]
+    pub(crate) directory: Option<String>,
+    /// I/O engine
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) ioengine: Engine,
+    /// Bypass the page cache (O_DIRECT); by default dlfs's file engine chooses
+    #[arg(long)]
+    pub(crate) direct: Option<Flag>,
+    /// Allow writing to this target, named as in filename=, even if it holds a dlfs data set
+    #[arg(long)]
+    pub(crate) overwrite_data_set: Option<String>,
+    /// Allow writing to a block device that is mounted or part of a volume
+    #[arg(long)]
+    pub(crate) allow_mounted_write: Flag,
+
+    /// Access pattern
+    #[arg(long, visible_alias = "readwrite", value_enum, default_value = "read")]
+    pub(crate) rw: Pattern,
+    /// Share of reads in a mixed pattern, in percent
+    #[arg(long, default_value_t = 50, value_parser = value_parser!(u64).range(..=100))]
+    pub(crate) rwmixread: u64,
+    /// Choose random blocks independently, instead of each block once per pass
+    #[arg(long)]
+    pub(crate) norandommap: Flag,
+    /// Choose the same blocks in each run
+    #[arg(long, default_value = "1")]
+    pub(crate) randrepeat: Flag,
+    /// Seed of all random choices
+    #[arg(long)]
+    pub(crate) randseed: Option<u64>,
+    /// Block size, for reads and for writes
+    #[arg(long, visible_alias = "blocksize", default_value = "4k", value_parser = blocks)]
+    pub(crate) bs: Pair<u64>,
+    /// Several block sizes, each with its share in percent: 4k/60:64k/40
+    #[arg(long, default_value = ",", hide_default_value = true, value_parser = splits)]
+    pub(crate) bssplit: Pair<Split>,
+    /// Fill the buffer with new random bytes for every write
+    #[arg(long)]
+    pub(crate) refill_buffers: Flag,
+
+    /// Bytes of the target that the job uses, or percent
+    #[arg(long, value_parser = size)]
+    pub(crate) size: Option<Size>,
+    /// Bytes that the job transfers; default its size
+    #[arg(long, visible_alias = "io_limit", value_parser = size)]
+    pub(crate) io_size: Option<Size>,
+    /// Begin of the job's part of the target
+    #[arg(long, default_value = "0", value_parser = size)]
+    pub(crate) offset: Size,
+    /// Added to the offset for each further clone of the job
+    #[arg(long, default_value = "0", value_parser = size)]
+    pub(crate) offset_increment: Size,
+    /// Stop after this many I/Os
+    #[arg(long, value_parser = value_parser!(u64).range(1..))]
+    pub(crate) number_ios: Option<u64>,
+    /// Number of passes over the size
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u64).range(1..))]
+    pub(crate) loops: u64,
+    /// Flush after this many writes
+    #[arg(long, visible_alias = "fdatasync", default_value_t = 0)]
+    pub(crate) fsync: u64,
+    /// Flush when the job ends
+    #[arg(long, visible_alias = "fsync_on_close")]
+    pub(crate) end_fsync: Flag,
+
+    /// I/Os that are outstanding at a time
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u64).range(1..=65_535))]
+    pub(crate) iodepth: u64,
+    /// Maximum bytes a second, for reads and for writes
+    #[arg(long, default_value = ",", hide_default_value = true, value_parser = rates)]
+    pub(crate) rate: Pair<u64>,
+    /// Maximum I/Os a second, for reads and for writes
+    #[arg(long, default_value = ",", hide_default_value = true, value_parser = rates)]
+    pub(crate) rate_iops: Pair<u64>,
+
+    /// Maximum run time; in seconds unless it has a unit
+    #[arg(long, visible_alias = "timeout", value_parser = seconds)]
+    pub(crate) runtime: Option<Duration>,
+    /// Start over at the end of the size, until the run time has passed
+    #[arg(long)]
+    pub(crate) time_based: Flag,
+    /// Run for this time before measuring
+    #[arg(long, default_value = "0", value_parser = seconds)]
+    pub(crate) ramp_time: Duration,
+    /// Run clones of the job in parallel, each in a thread
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u64).range(1..=1024))]
+    pub(crate) numjobs: u64,
+    /// Start only when all jobs before this one have ended
+    #[arg(long, visible_alias = "wait_for_previous")]
+    pub(crate) stonewall: Flag,
+    /// Report the jobs of a group together instead of each by itself
+    #[arg(long)]
+    pub(crate) group_reporting: Flag,
+    /// Start a new reporting group
+    #[arg(long)]
+    pub(crate) new_group: Flag,
+    /// Processors for the job's threads, with those that read ahead for rw=samples: 0-2,5
+    #[arg(long, visible_alias = "cpus")]
+    pub(crate) cpus_allowed: Option<String>,
+    /// Spin instead of sleeping while I/O is outstanding: lowest latency, at the cost of a core
+    #[arg(long, visible_alias = "busy-poll")]
+    pub(crate) busy_poll: Flag,
+
+    /// Write blocks that can be checked, and check blocks that are read
+    #[arg(long, value_enum, default_value = "0")]
+    pub(crate) verify: Verify,
+    /// Read everything back at the end of a job that writes
+    #[arg(long, default_value = "1")]
+    pub(crate) do_verify: Flag,
+    /// Bytes of verify=pattern: "text", 0xHEX or a number
+    #[arg(long, default_value = "0", value_parser = pattern)]
+    pub(crate) verify_pattern: List<u8>,
+
+    /// Percentiles of completion latency to report
+    #[arg(long, default_value = PERCENTILES, value_parser = percentiles)]
+    pub(crate) percentile_list: List<f64>,
+
+    #[command(flatten)]
+    pub(crate) samples: Samples,
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+/// Options of `rw=samples`.
+#[derive(Debug, Clone, Args)]
+#[command(rename_all = "snake_case", next_help_heading = "Samples (rw=samples)")]
+pub(crate) struct Samples {
+    /// Order of the samples
+    #[arg(long, value_enum, default_value = "global")]
+    pub(crate) order: Order,
+    /// Samples per batch
+    #[arg(long, default_value_t = 256, value_parser = value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) batch_size: u64,
+    /// Epochs to read; repeated with time_based
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) epochs: u32,
+    /// Rank of this job; its clones (numjobs) get the following ranks
+    #[arg(long, default_value_t = 0)]
+    pub(crate) rank: u32,
+    /// Number of ranks that share each epoch
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) world_size: u32,
+    /// grouped: lanes that take turns; 0: 8 per rank
+    #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(..=65_536))]
+    pub(crate) lanes: u32,
+    /// grouped: chunks whose samples are shuffled together
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) group: u32,
+    /// partial: fraction of each share that is exchanged every epoch, 0 to 1
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) exchange: f64,
+    /// Maximum memory for samples read ahead
+    #[arg(long, default_value = "256m", value_parser = bytes)]
+    pub(crate) prefetch_window: u64,
+    /// Compute time after each batch, emulated by sleeping; in microseconds unless it has a unit
+    #[arg(long, default_value = "0", value_parser = microseconds)]
+    pub(crate) thinktime: Duration,
+    /// Drop the samples at the end of an epoch that do not divide evenly among the ranks
+    #[arg(long)]
+    pub(crate) drop_last: Flag,
 }
 
 /// Options of the connection, named as in nvme-cli.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Args)]
+#[command(rename_all = "snake_case", next_help_heading = "Connection (as in nvme-cli)")]
 pub(crate) struct Connection {
-    pub(crate) hdr_digest: bool,
-    pub(crate) data_digest: bool,
+    /// Protect PDU headers with CRC32C
+    #[arg(long, visible_alias = "hdr-digest")]
+    pub(crate) hdr_digest: Flag,
+    /// Protect PDU data with CRC32C
+    #[arg(long, visible_alias = "data-digest")]
+    pub(crate) data_digest: Flag,
+    /// Host NQN to present
+    #[arg(long)]
     pub(crate) hostnqn: Option<String>,
+    /// Entries of an I/O queue, more than iodepth; default the next power of two, at least 128
+    #[arg(long, visible_alias = "queue-size", value_parser = value_parser!(u16).range(2..))]
     pub(crate) queue_size: Option<u16>,
-    pub(crate) ctrl_loss_tmo_s: Option<u64>,
-    pub(crate) io_timeout_s: Option<u64>,
-}
-
-with_defaults! {
-    /// One job as the user wrote it.
-    Job {
-        name: String = String::new(),
-        description: Option<String> = None,
-        origin: String = String::new(),
-        /// The options of this job alone, as they were written.
-        given: Vec<(String, String)> = Vec::new(),
-
-        pattern: Pattern = Pattern { reads: true, writes: false, random: false, samples: false },
-        rw: String = "read".to_owned(),
-        rwmixread: u64 = 50,
-        norandommap: bool = false,
-        randrepeat: bool = true,
-        randseed: Option<u64> = None,
-
-        engine: Engine = Engine::Auto,
-        filename: Option<String> = None,
-        directory: Option<String> = None,
-        nrfiles: u64 = 1,
-        invalidate: bool = true,
-        pre_read: bool = false,
-        unlink: bool = false,
-        /// Data sets that may be overwritten, named as `filename=` names them.
-        overwrite_data_set: Option<String> = None,
-        allow_mounted_write: bool = false,
-        direct: Option<bool> = None,
-        sync_flags: i32 = 0,
-        read_only: bool = false,
-
-        size: Option<Size> = None,
-        io_size: Option<Size> = None,
-        offset: Size = Size::Bytes(0),
-        offset_increment: Size = Size::Bytes(0),
-        number_ios: Option<u64> = None,
-        loops: u64 = 1,
-        fsync: u64 = 0,
-        end_fsync: bool = false,
-
-        bs: [u64; 2] = [4096, 4096],
-        bsrange: [Option<(u64, u64)>; 2] = [None, None],
-        bssplit: [Vec<(u64, u32)>; 2] = [Vec::new(), Vec::new()],
-        zero_buffers: bool = false,
-        refill_buffers: bool = false,
-        scramble_buffers: bool = true,
-        buffer_pattern: Vec<u8> = Vec::new(),
-
-        iodepth: u64 = 1,
-        batch_submit: u64 = 0,
-        batch_complete_min: u64 = 1,
-        batch_complete_max: u64 = 0,
-
-        rate: [Option<u64>; 2] = [None; 2],
-        rate_iops: [Option<u64>; 2] = [None; 2],
-        thinktime_us: u64 = 0,
-        thinktime_blocks: u64 = 1,
-
-        runtime_us: Option<u64> = None,
-        time_based: bool = false,
-        ramp_time_us: u64 = 0,
-        startdelay_us: u64 = 0,
-        numjobs: u64 = 1,
-        stonewall: bool = false,
-        new_group: bool = false,
-        group_reporting: bool = false,
-        exitall: bool = false,
-        /// Processors as `0,2-5`, and whether the clones of a job get one each.
-        cpus_allowed: Option<String> = None,
-        cpus_split: bool = false,
-        busy_poll: bool = false,
-
-        verify: Verify = Verify::None,
-        verify_pattern: Vec<u8> = Vec::new(),
-        verify_fatal: bool = false,
-        do_verify: bool = true,
-        continue_on: ContinueOn = ContinueOn::default(),
-
-        bw_log: Option<String> = None,
-        iops_log: Option<String> = None,
-        lat_log: Option<String> = None,
-        log_avg_msec: u64 = 0,
-        log_offset: bool = false,
-        per_job_logs: bool = true,
-        bwavgtime_ms: u64 = 500,
-        iopsavgtime_ms: u64 = 500,
-
-        clat_percentiles: bool = true,
-        lat_percentiles: bool = false,
-        slat_percentiles: bool = false,
-        percentile_list: Vec<f64> = DEFAULT_PERCENTILES.to_vec(),
-        disable_lat: bool = false,
-        disable_clat: bool = false,
-        disable_slat: bool = false,
-        disable_bw: bool = false,
-
-        samples: Samples = Samples::default(),
-        connection: Connection = Connection::default(),
-    }
+    /// Seconds to wait for a lost target
+    #[arg(long, visible_alias = "ctrl-loss-tmo", default_value = "10", value_parser = seconds)]
+    pub(crate) ctrl_loss_tmo: Duration,
+    /// Seconds that an I/O may make no progress before its connection is replaced
+    #[arg(long, visible_alias = "io-timeout", value_parser = seconds)]
+    pub(crate) io_timeout: Option<Duration>,
 }
 
 impl Job {
-    /// The smallest and the largest block in bytes, over the directions that the job uses.
-    pub(crate) fn block_range(&self) -> (u64, u64) {
-        let used = [self.pattern.reads, self.pattern.writes];
-        let mut min = u64::MAX;
-        let mut max = 0;
-        for direction in (0..2).filter(|&d| used[d]) {
-            let (low, high) = self.block_range_of(direction);
-            (min, max) = (min.min(low), max.max(high));
-        }
-        (min.min(max), max)
+    /// Sizes of blocks in one direction (0 read, 1 write), with their shares.
+    pub(crate) fn split(&self, direction: usize) -> Split {
+        let one = || vec![(self.bs[direction].unwrap_or(DEFAULT_BLOCK_BYTES), 100)];
+        self.bssplit[direction].clone().unwrap_or_else(one)
     }
 
-    /// The smallest and the largest block in bytes in one direction (0 read, 1 write).
-    pub(crate) fn block_range_of(&self, direction: usize) -> (u64, u64) {
-        let split = &self.bssplit[direction];
-        if let (Some(min), Some(max)) =
-            (split.iter().map(|s| s.0).min(), split.iter().map(|s| s.0).max())
-        {
-            return (min, max);
-        }
-        self.bsrange[direction].unwrap_or((self.bs[direction], self.bs[direction]))
-    }
-
-    /// The sizes of all blocks in the directions that the job uses; of a range its ends.
+    /// Sizes of blocks in the directions that the job uses.
     pub(crate) fn block_sizes(&self) -> Vec<u64> {
-        let used = [self.pattern.reads, self.pattern.writes];
-        let mut sizes = Vec::new();
-        for direction in (0..2).filter(|&d| used[d]) {
-            let (low, high) = self.block_range_of(direction);
-            sizes.extend([low, high]);
-            sizes.extend(self.bssplit[direction].iter().map(|(size, _)| size));
-        }
-        sizes
+        let used = [self.rw.reads(), self.rw.writes()];
+        let directions = (0..2).filter(|&direction| used[direction]);
+        directions.flat_map(|direction| self.split(direction)).map(|piece| piece.0).collect()
     }
 
-    /// The queue depth that the engine supports.
-    pub(crate) fn depth(&self) -> u64 {
-        if self.engine == Engine::Psync { 1 } else { self.iodepth }
+    /// The smallest and the largest of [`Job::block_sizes`].
+    pub(crate) fn block_range(&self) -> (u64, u64) {
+        let sizes = self.block_sizes();
+        let ends = (sizes.iter().min(), sizes.iter().max());
+        (*ends.0.expect("a job has blocks"), *ends.1.expect("a job has blocks"))
     }
 }
 
+/// fio's default.
+const DEFAULT_BLOCK_BYTES: u64 = 4096;
 /// As in fio.
-const DEFAULT_PERCENTILES: [f64; 17] = [
-    1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
-    99.99,
-];
+const PERCENTILES: &str = "1:5:10:20:30:40:50:60:70:80:90:95:99:99.5:99.9:99.95:99.99";

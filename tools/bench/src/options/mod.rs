@@ -1,17 +1,11 @@
-//! The user's request: job files, the command line, and the table of all options.
+//! The user's request: options of the run and of jobs, each written once, as a field that clap parses.
 //!
-//! `file` reads INI, `command_line` reads arguments; both end in entries that `table` applies to a
-//! [`Job`]. `value` reads single values, `text` bounds the files. `fio` refuses what only fio has. `help`
-//! prints the table.
+//! Sections of job files (`file`) become arguments `--KEY=VALUE`, so that both ways share names, limits and
+//! messages. `request` puts arguments and sections together; `value` parses single values.
 
-pub(crate) mod command_line;
-pub(crate) mod file;
-mod fio;
-pub(crate) mod help;
+mod file;
 pub(crate) mod job;
-pub(crate) mod table;
-mod tables;
-mod text;
+pub(crate) mod request;
 pub(crate) mod value;
 
 pub(crate) use job::Job;

@@ -1,137 +1,153 @@
-//! JSON that keeps the order of its keys, printed as fio prints it.
+//! The result as JSON with fio's keys; figures that fio does not have are under `dlfs`.
 
-use std::fmt::Write as _;
+use serde_json::{Map, Value, json};
 
-/// A value.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Json {
-    Whole(i128),
-    /// Printed with six decimals.
-    Float(f64),
-    Text(String),
-    Array(Vec<Json>),
-    Object(Vec<(String, Json)>),
+use super::normal::latency_shares;
+use super::{Entry, VERSION};
+use crate::options::job::Engine;
+use crate::options::request::Given;
+use crate::stats::Direction;
+use crate::stats::depths::{CALLS, LEVELS};
+use crate::stats::latency::{Latency, summary};
+
+/// The whole document of a run that began at `began_ms` since 1970.
+pub(super) fn document(began_ms: u64, global: &Given, entries: &[Entry]) -> String {
+    let now_ms =
+        began_ms + entries.iter().map(|entry| entry.stats.elapsed_s * 1000).max().unwrap_or(0);
+    let mut top = json!({
+        "fio version": VERSION,
+        "timestamp": now_ms / 1000,
+        "timestamp_ms": now_ms,
+        "jobs": entries.iter().map(|entry| job(entry, began_ms)).collect::<Vec<_>>(),
+    });
+    if !global.is_empty() {
+        top["global options"] = options(global);
+    }
+    format!("{top:#}\n")
 }
 
-impl Json {
-    /// An object that is filled with [`Json::with`].
-    pub(crate) fn object() -> Json {
-        Json::Object(Vec::new())
-    }
+fn options(given: &Given) -> Value {
+    given.iter().map(|(key, value)| (key.clone(), value.as_str())).collect()
+}
 
-    /// The object with one more entry.
-    pub(crate) fn with(mut self, key: impl Into<String>, value: impl Into<Json>) -> Json {
-        if let Json::Object(entries) = &mut self {
-            entries.push((key.into(), value.into()));
+fn job(entry: &Entry, began_ms: u64) -> Value {
+    let Entry { job, stats, .. } = entry;
+    let [read, write] = &stats.directions;
+    let [level, submit, complete] = stats.depths.percent();
+    let [user, sys] = stats.cpu.percent();
+    let [switches, majf, minf] = stats.cpu.events();
+    let mut out = json!({
+        "jobname": job.name,
+        "groupid": entry.group,
+        "job_start": began_ms + stats.began_ms,
+        "error": stats.first_error,
+        "eta": 0,
+        "elapsed": stats.elapsed_s,
+        "job options": options(&job.given),
+        "read": direction(&job.percentile_list, read),
+        "write": direction(&job.percentile_list, write),
+        "trim": direction(&job.percentile_list, &Direction::default()),
+        "sync": {
+            "total_ios": stats.sync.len(),
+            "lat_ns": latency(&stats.sync, &job.percentile_list),
+        },
+        "job_runtime": stats.runtime_ms,
+        "usr_cpu": user,
+        "sys_cpu": sys,
+        "ctx": switches,
+        "majf": majf,
+        "minf": minf,
+        "iodepth_level": named(&LEVELS, level),
+        "iodepth_submit": named(&CALLS, submit),
+        "iodepth_complete": named(&CALLS, complete),
+        "latency_depth": job.iodepth,
+        "latency_target": 0,
+        "latency_percentile": 100.0,
+        "latency_window": 0,
+        "dlfs": ours(entry),
+    });
+    for ((_, steps), key) in
+        latency_shares(stats).into_iter().zip(["latency_ns", "latency_us", "latency_ms"])
+    {
+        out[key] = steps.into_iter().collect();
+    }
+    if stats.errors > 0 {
+        out["total_err"] = stats.errors.into();
+        out["first_error"] = stats.first_error.into();
+    }
+    out
+}
+
+fn direction(percentiles: &[f64], d: &Direction) -> Value {
+    let bandwidth = summary(&d.bandwidth);
+    let iops = summary(&d.iops);
+    json!({
+        "io_bytes": d.bytes,
+        "io_kbytes": d.bytes / 1024,
+        "bw_bytes": d.bytes_per_s() as u64,
+        "bw": (d.bytes_per_s() / 1024.0) as u64,
+        "iops": d.ios_per_s(),
+        "runtime": d.runtime_ms,
+        "total_ios": d.ios,
+        "short_ios": d.short_ios,
+        "drop_ios": 0,
+        "slat_ns": latency(&d.slat, &[]),
+        "clat_ns": latency(&d.clat, percentiles),
+        "lat_ns": latency(&d.lat, &[]),
+        "bw_min": bandwidth.min as u64,
+        "bw_max": bandwidth.max as u64,
+        "bw_agg": d.bandwidth_share().min(100.0),
+        "bw_mean": bandwidth.mean,
+        "bw_dev": bandwidth.deviation,
+        "bw_samples": bandwidth.samples,
+        "iops_min": iops.min as u64,
+        "iops_max": iops.max as u64,
+        "iops_mean": iops.mean,
+        "iops_stddev": iops.deviation,
+        "iops_samples": iops.samples,
+    })
+}
+
+fn latency(latency: &Latency, percentiles: &[f64]) -> Value {
+    let mut out = json!({
+        "min": latency.min(),
+        "max": latency.max(),
+        "mean": latency.mean(),
+        "stddev": latency.stdev(),
+        "N": latency.len(),
+    });
+    if !latency.is_empty() && !percentiles.is_empty() {
+        let values = percentiles.iter().map(|&p| (format!("{p:.6}"), latency.percentile(p)));
+        out["percentile"] = values.collect();
+    }
+    out
+}
+
+fn named(names: &[&str; 7], shares: [f64; 7]) -> Value {
+    names.iter().zip(shares).map(|(name, share)| (*name, share)).collect()
+}
+
+/// Figures that fio does not have.
+fn ours(entry: &Entry) -> Value {
+    let mut out = Map::new();
+    out.insert("verified".to_owned(), entry.stats.verified.into());
+    if let Some(ns) = entry.stats.cpu_ns_per_io() {
+        out.insert("cpu_ns_per_io".to_owned(), ns.into());
+        if entry.job.ioengine == Engine::Null {
+            out.insert("overhead_ns_per_io".to_owned(), ns.into());
         }
-        self
     }
-
-    /// As a document that ends with a newline.
-    pub(crate) fn to_text(&self) -> String {
-        let mut text = String::new();
-        self.write(&mut text, 0);
-        text.push('\n');
-        text
+    if entry.stats.errors > 0 {
+        out.insert("first_error_message".to_owned(), entry.stats.message.as_str().into());
     }
-
-    fn write(&self, out: &mut String, depth: usize) {
-        // Writing to a string does not fail.
-        let _ = match self {
-            Json::Whole(value) => write!(out, "{value}"),
-            Json::Float(value) if value.is_finite() => write!(out, "{value:.6}"),
-            Json::Float(_) => write!(out, "0.000000"),
-            Json::Text(text) => {
-                write_text(out, text);
-                Ok(())
-            }
-            Json::Array(values) => {
-                let values = values.iter().map(|value| (None, value));
-                write_all(out, values, ['[', ']'], depth);
-                Ok(())
-            }
-            Json::Object(entries) => {
-                let entries = entries.iter().map(|(key, value)| (Some(key.as_str()), value));
-                write_all(out, entries, ['{', '}'], depth);
-                Ok(())
-            }
-        };
+    if let Some(figures) = &entry.stats.samples {
+        let mut samples = json!(figures);
+        samples["samples_per_s"] = figures.samples_per_s().into();
+        samples["batches_per_s"] = figures.batches_per_s().into();
+        samples["accelerator_utilisation_percent"] = figures.utilisation().into();
+        samples["cpu_s_per_gb"] = figures.cpu_s_per_gb().into();
+        samples["cpu_s_per_million_samples"] = figures.cpu_s_per_million().into();
+        out.insert("samples".to_owned(), samples);
     }
-}
-
-fn write_all<'a>(
-    out: &mut String,
-    values: impl Iterator<Item = (Option<&'a str>, &'a Json)>,
-    brackets: [char; 2],
-    depth: usize,
-) {
-    out.push(brackets[0]);
-    let mut any = false;
-    for (key, value) in values {
-        out.push_str(if any { ",\n" } else { "\n" });
-        any = true;
-        out.push_str(&"  ".repeat(depth + 1));
-        if let Some(key) = key {
-            write_text(out, key);
-            out.push_str(" : ");
-        }
-        value.write(out, depth + 1);
-    }
-    if any {
-        out.push('\n');
-        out.push_str(&"  ".repeat(depth));
-    }
-    out.push(brackets[1]);
-}
-
-fn write_text(out: &mut String, text: &str) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
-            c if (c as u32) < 0x20 => {
-                let _ = write!(out, "\\u{:04x}", c as u32); // writing to a string does not fail
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-}
-
-macro_rules! from {
-    ($($type:ty => $json:expr;)*) => {
-        $(impl From<$type> for Json {
-            fn from(value: $type) -> Json {
-                $json(value)
-            }
-        })*
-    };
-}
-
-from! {
-    u64 => |value| Json::Whole(i128::from(value));
-    i32 => |value| Json::Whole(i128::from(value));
-    usize => |value| Json::Whole(value as i128);
-    f64 => Json::Float;
-    &str => |value: &str| Json::Text(value.to_owned());
-    String => Json::Text;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn documents_look_like_fio_s_and_escape_what_must_be() {
-        let value = Json::object()
-            .with("a", 1_u64)
-            .with("b", Json::Array(vec![1.5.into(), "x\"\\\n\u{1}".into()]))
-            .with("c", Json::object());
-        let expected = "{\n  \"a\" : 1,\n  \"b\" : [\n    1.500000,\n    \
-                        \"x\\\"\\\\\\n\\u0001\"\n  ],\n  \"c\" : {}\n}\n";
-        assert_eq!(value.to_text(), expected);
-    }
+    out.into()
 }

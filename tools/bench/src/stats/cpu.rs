@@ -1,100 +1,73 @@
 //! CPU time, context switches and page faults of a thread.
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// The CPU usage of a thread.
+use super::ratio;
+
+/// The CPU usage of threads, as a difference of counters, or those counters at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct CpuUse {
-    pub(crate) user_s: f64,
-    pub(crate) sys_s: f64,
-    pub(crate) switches: u64,
-    pub(crate) major_faults: u64,
-    pub(crate) minor_faults: u64,
-    /// Elapsed time, added up over threads: the base of the shares.
-    pub(crate) wall_s: f64,
+    /// Exact CPU time, which is divided by the ticks in user mode and in the kernel.
+    total_s: f64,
+    wall_s: f64,
+    /// Minor faults, major faults, ticks in user mode and in the kernel.
+    stat: [u64; 4],
+    switches: u64,
 }
 
 impl CpuUse {
+    /// The counters of the calling thread now.
+    pub(crate) fn of_thread() -> CpuUse {
+        CpuUse::read(ClockId::ThreadCPUTime, "/proc/thread-self")
+    }
+
+    /// The counters of all threads now.
+    pub(crate) fn of_process() -> CpuUse {
+        CpuUse::read(ClockId::ProcessCPUTime, "/proc/self")
+    }
+
+    fn read(clock: ClockId, folder: &str) -> CpuUse {
+        let seconds = |time: Timespec| time.tv_sec as f64 + time.tv_nsec as f64 / 1e9;
+        let text = |name| std::fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();
+        CpuUse {
+            total_s: seconds(clock_gettime(clock)),
+            wall_s: seconds(clock_gettime(ClockId::Monotonic)),
+            stat: fields_of(&text("stat")).unwrap_or_default(),
+            switches: switches_of(&text("status")),
+        }
+    }
+
+    /// The usage since the counters were `before`.
+    pub(crate) fn since(self, before: CpuUse) -> CpuUse {
+        CpuUse {
+            total_s: self.total_s - before.total_s,
+            wall_s: self.wall_s - before.wall_s,
+            stat: std::array::from_fn(|i| self.stat[i].saturating_sub(before.stat[i])),
+            switches: self.switches.saturating_sub(before.switches),
+        }
+    }
+
     pub(crate) fn add(&mut self, other: &CpuUse) {
-        self.user_s += other.user_s;
-        self.sys_s += other.sys_s;
-        self.switches += other.switches;
-        self.major_faults += other.major_faults;
-        self.minor_faults += other.minor_faults;
+        self.total_s += other.total_s;
         self.wall_s += other.wall_s;
-    }
-
-    pub(crate) fn user_percent(&self) -> f64 {
-        percent(self.user_s, self.wall_s)
-    }
-
-    pub(crate) fn sys_percent(&self) -> f64 {
-        percent(self.sys_s, self.wall_s)
+        self.stat = std::array::from_fn(|i| self.stat[i] + other.stat[i]);
+        self.switches += other.switches;
     }
 
     pub(crate) fn total_s(&self) -> f64 {
-        self.user_s + self.sys_s
-    }
-}
-
-fn percent(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
-}
-
-/// Counters of a thread, or of the process, at one moment.
-///
-/// The CPU clock is exact; its split into user and kernel mode follows the ticks of `/proc`.
-#[derive(Clone)]
-pub(crate) struct CpuClock {
-    total_s: f64,
-    stat: [u64; 4],
-    switches: u64,
-    whole_process: bool,
-}
-
-impl CpuClock {
-    /// Those of the calling thread.
-    pub(crate) fn of_thread() -> CpuClock {
-        CpuClock::read(false)
+        self.total_s
     }
 
-    /// Those of all threads.
-    pub(crate) fn of_process() -> CpuClock {
-        CpuClock::read(true)
+    /// Time in user mode and in the kernel, in percent of the time that passed.
+    pub(crate) fn percent(&self) -> [f64; 2] {
+        let [_, _, user, sys] = self.stat;
+        let in_kernel = ratio(sys as f64, (user + sys) as f64);
+        [1.0 - in_kernel, in_kernel].map(|part| 100.0 * ratio(part * self.total_s, self.wall_s))
     }
 
-    fn read(whole_process: bool) -> CpuClock {
-        let (clock, folder) = if whole_process {
-            (ClockId::ProcessCPUTime, "/proc/self")
-        } else {
-            (ClockId::ThreadCPUTime, "/proc/thread-self")
-        };
-        let total = clock_gettime(clock);
-        let text = |name| std::fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();
-        CpuClock {
-            total_s: total.tv_sec as f64 + total.tv_nsec as f64 / 1e9,
-            stat: fields_of(&text("stat")).unwrap_or_default(),
-            switches: switches_of(&text("status")),
-            whole_process,
-        }
-    }
-
-    /// The usage since then, while `wall_s` seconds passed.
-    pub(crate) fn used(&self, wall_s: f64) -> CpuUse {
-        let now = CpuClock::read(self.whole_process);
-        let total = (now.total_s - self.total_s).max(0.0);
-        let [minor, major, user, sys] =
-            std::array::from_fn(|i| now.stat[i].saturating_sub(self.stat[i]));
-        let ticks = (user + sys) as f64;
-        let sys_share = if ticks > 0.0 { sys as f64 / ticks } else { 0.0 };
-        CpuUse {
-            user_s: total * (1.0 - sys_share),
-            sys_s: total * sys_share,
-            switches: now.switches.saturating_sub(self.switches),
-            major_faults: major,
-            minor_faults: minor,
-            wall_s,
-        }
+    /// Context switches, major faults and minor faults.
+    pub(crate) fn events(&self) -> [u64; 3] {
+        [self.switches, self.stat[1], self.stat[0]]
     }
 }
 
@@ -125,11 +98,12 @@ mod tests {
 
     #[test]
     fn work_shows_as_cpu_time() {
-        let clock = CpuClock::of_thread();
+        let before = CpuUse::of_thread();
         let mut sum = 0_u64;
         for i in 0..5_000_000_u64 {
             sum = std::hint::black_box(sum.wrapping_add(i * i));
         }
-        assert!(clock.used(1.0).total_s() > 0.0);
+        let used = CpuUse::of_thread().since(before);
+        assert!(used.total_s() > 0.0 && used.percent().iter().sum::<f64>() <= 101.0, "{used:?}");
     }
 }

@@ -1,13 +1,13 @@
 //! The queue depth at each submission, and the sizes of bursts.
 
+use super::ratio;
+
 /// Counts by powers of two, as fio shows them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Depths {
-    /// I/Os by the depth at their submission: 1, 2, 4, 8, 16, 32, 64 and more.
-    level: [u64; 7],
-    /// Calls by the number of I/Os: 0, up to 4, 8, 16, 32, 64, more.
-    submit: [u64; 7],
-    complete: [u64; 7],
+    /// I/Os by the depth at their submission (1, 2, 4, 8, 16, 32, 64 and more); submissions, then polls, by
+    /// their number of I/Os (0, up to 4, 8, 16, 32, 64, more).
+    counts: [[u64; 7]; 3],
 }
 
 impl Depths {
@@ -15,45 +15,34 @@ impl Depths {
     #[inline]
     pub(crate) fn submitted(&mut self, count: usize, depth: usize) {
         for deep in depth.saturating_sub(count) + 1..=depth {
-            self.level[(deep.max(1).ilog2() as usize).min(6)] += 1;
+            self.counts[0][(deep.max(1).ilog2() as usize).min(6)] += 1;
         }
-        self.submit[group(count)] += 1;
+        self.counts[1][group(count)] += 1;
     }
 
     /// `count` completions were taken together.
     #[inline]
     pub(crate) fn completed(&mut self, count: usize) {
-        self.complete[group(count)] += 1;
+        self.counts[2][group(count)] += 1;
     }
 
     pub(crate) fn add(&mut self, other: &Depths) {
-        let all = self.level.iter_mut().zip(&other.level);
-        let all = all.chain(self.submit.iter_mut().zip(&other.submit));
-        for (count, more) in all.chain(self.complete.iter_mut().zip(&other.complete)) {
-            *count += more;
-        }
+        let all = self.counts.as_flattened_mut().iter_mut();
+        all.zip(other.counts.as_flattened()).for_each(|(count, more)| *count += more);
     }
 
-    /// Level, submit and complete in percent.
+    /// The three counts in percent.
     pub(crate) fn percent(&self) -> [[f64; 7]; 3] {
-        [&self.level, &self.submit, &self.complete].map(|counts| {
-            let all: u64 = counts.iter().sum();
-            counts.map(|count| if all == 0 { 0.0 } else { 100.0 * count as f64 / all as f64 })
+        self.counts.map(|counts| {
+            let all = counts.iter().sum::<u64>() as f64;
+            counts.map(|count| 100.0 * ratio(count as f64, all))
         })
     }
 }
 
 #[inline]
 fn group(count: usize) -> usize {
-    match count {
-        0 => 0,
-        1..=4 => 1,
-        5..=8 => 2,
-        9..=16 => 3,
-        17..=32 => 4,
-        33..=64 => 5,
-        _ => 6,
-    }
+    [0, 4, 8, 16, 32, 64].iter().position(|&most| count <= most).unwrap_or(6)
 }
 
 /// The names of the groups.

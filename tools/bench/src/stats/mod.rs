@@ -1,23 +1,27 @@
-//! Statistics: latencies, rates over time, depths, logs, CPU time; and adding jobs together.
+//! Statistics: latencies, rates over time, depths, CPU time; and adding jobs together.
 //!
-//! Recording allocates nothing (a log without averaging grows by doubling). All times are nanoseconds.
+//! All times are nanoseconds. Recording allocates only where a histogram grows.
 
 pub(crate) mod cpu;
 pub(crate) mod depths;
 pub(crate) mod latency;
-pub(crate) mod log;
-pub(crate) mod series;
+
+use std::time::Duration;
 
 use cpu::CpuUse;
 use depths::Depths;
-use latency::Latency;
-use series::Series;
+use latency::{Latency, add_beside, summary};
+
+use crate::samples::SampleFigures;
 
 /// Read, write: index into what is kept for each.
 pub(crate) const DIRECTIONS: [&str; 2] = ["read", "write"];
 
+/// How long rates are averaged for their minimum, mean and maximum; as in fio.
+pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+
 /// Figures of one direction of one job.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Direction {
     pub(crate) ios: u64,
     pub(crate) bytes: u64,
@@ -25,15 +29,14 @@ pub(crate) struct Direction {
     pub(crate) slat: Latency,
     pub(crate) clat: Latency,
     pub(crate) lat: Latency,
-    /// KiB/s over bwavgtime.
-    pub(crate) bandwidth: Series,
-    /// I/Os a second over iopsavgtime.
-    pub(crate) iops: Series,
+    /// KiB/s, and I/Os a second, over intervals.
+    pub(crate) bandwidth: Vec<f64>,
+    pub(crate) iops: Vec<f64>,
     pub(crate) runtime_ms: u64,
 }
 
 /// Figures of one job, or of several together.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Stats {
     pub(crate) directions: [Direction; 2],
     /// Latency of flushes.
@@ -42,41 +45,18 @@ pub(crate) struct Stats {
     pub(crate) cpu: CpuUse,
     pub(crate) runtime_ms: u64,
     pub(crate) errors: u64,
+    /// The first error: an errno of the operating system, and a sentence.
     pub(crate) first_error: i32,
+    pub(crate) message: String,
     pub(crate) verified: u64,
-}
-
-/// The latencies of which percentiles are recorded, besides those of completion.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct PercentileOptions {
-    pub(crate) slat: bool,
-    pub(crate) lat: bool,
+    /// Since the run began: the begin of counting, and the end.
+    pub(crate) began_ms: u64,
+    pub(crate) elapsed_s: u64,
+    /// Figures of a sample job.
+    pub(crate) samples: Option<SampleFigures>,
 }
 
 impl Direction {
-    pub(crate) fn new(percentiles: PercentileOptions) -> Direction {
-        Direction {
-            ios: 0,
-            bytes: 0,
-            short_ios: 0,
-            slat: Latency::new(percentiles.slat),
-            clat: Latency::new(true),
-            lat: Latency::new(percentiles.lat),
-            bandwidth: Series::default(),
-            iops: Series::default(),
-            runtime_ms: 0,
-        }
-    }
-
-    /// Forgets everything.
-    fn clear(&mut self) {
-        (self.ios, self.bytes, self.short_ios) = (0, 0, 0);
-        for latency in [&mut self.slat, &mut self.clat, &mut self.lat] {
-            latency.reset();
-        }
-        (self.bandwidth, self.iops) = (Series::default(), Series::default());
-    }
-
     /// Adds the figures of a job that ran beside this one.
     pub(crate) fn add(&mut self, other: &Direction) {
         self.ios += other.ios;
@@ -85,48 +65,37 @@ impl Direction {
         self.slat.add(&other.slat);
         self.clat.add(&other.clat);
         self.lat.add(&other.lat);
-        self.bandwidth.add_beside(&other.bandwidth);
-        self.iops.add_beside(&other.iops);
+        add_beside(&mut self.bandwidth, &other.bandwidth);
+        add_beside(&mut self.iops, &other.iops);
         self.runtime_ms = self.runtime_ms.max(other.runtime_ms);
+    }
+
+    /// Counts the rates since the last sample, `seconds` ago.
+    pub(crate) fn sample(&mut self, since: (u64, u64), seconds: f64) {
+        if self.ios > 0 {
+            self.iops.push(self.ios.saturating_sub(since.0) as f64 / seconds);
+            let bytes = self.bytes.saturating_sub(since.1);
+            self.bandwidth.push(bytes as f64 / 1024.0 / seconds);
+        }
     }
 
     /// Bytes a second.
     pub(crate) fn bytes_per_s(&self) -> f64 {
-        per_second(self.bytes, self.runtime_ms)
+        ratio(self.bytes as f64 * 1000.0, self.runtime_ms as f64)
     }
 
     /// The mean of the sampled bandwidths, in percent of that of the whole run.
     pub(crate) fn bandwidth_share(&self) -> f64 {
-        100.0 * self.bandwidth.summary().mean * 1024.0 / self.bytes_per_s().max(1.0)
+        100.0 * ratio(summary(&self.bandwidth).mean * 1024.0, self.bytes_per_s())
     }
 
     /// I/Os a second.
     pub(crate) fn ios_per_s(&self) -> f64 {
-        per_second(self.ios, self.runtime_ms)
+        ratio(self.ios as f64 * 1000.0, self.runtime_ms as f64)
     }
 }
 
 impl Stats {
-    pub(crate) fn new(percentiles: PercentileOptions) -> Stats {
-        Stats {
-            directions: [Direction::new(percentiles), Direction::new(percentiles)],
-            sync: Latency::new(true),
-            depths: Depths::default(),
-            cpu: CpuUse::default(),
-            runtime_ms: 0,
-            errors: 0,
-            first_error: 0,
-            verified: 0,
-        }
-    }
-
-    /// Forgets everything: the ramp is over.
-    pub(crate) fn reset(&mut self) {
-        self.directions.iter_mut().for_each(Direction::clear);
-        self.sync.reset();
-        self.depths = Depths::default();
-    }
-
     /// Adds the figures of a job that ran beside this one.
     pub(crate) fn add(&mut self, other: &Stats) {
         for (direction, other) in self.directions.iter_mut().zip(&other.directions) {
@@ -139,8 +108,26 @@ impl Stats {
         self.errors += other.errors;
         self.verified += other.verified;
         if self.first_error == 0 {
-            self.first_error = other.first_error;
+            (self.first_error, self.message) = (other.first_error, other.message.clone());
         }
+        self.began_ms = self.began_ms.min(other.began_ms);
+        self.elapsed_s = self.elapsed_s.max(other.elapsed_s);
+        if let (Some(samples), Some(other)) = (&mut self.samples, &other.samples) {
+            samples.add(other);
+        }
+    }
+
+    /// Counts an error.
+    pub(crate) fn failed(&mut self, errno: i32, message: impl FnOnce() -> String) {
+        self.errors += 1;
+        if self.first_error == 0 {
+            (self.first_error, self.message) = (errno, message());
+        }
+    }
+
+    /// The job has ended, so long after the run began.
+    pub(crate) fn ended(&mut self, after: Duration) {
+        self.elapsed_s = (after.as_secs_f64().ceil() as u64).max(1);
     }
 
     /// Counting has taken so long.
@@ -150,8 +137,20 @@ impl Stats {
             direction.runtime_ms = if direction.ios > 0 { ms } else { 0 };
         }
     }
+
+    /// I/Os and bytes so far of each direction.
+    pub(crate) fn totals(&self) -> [(u64, u64); 2] {
+        self.directions.each_ref().map(|direction| (direction.ios, direction.bytes))
+    }
+
+    /// CPU time of the job's threads per I/O.
+    pub(crate) fn cpu_ns_per_io(&self) -> Option<f64> {
+        let ios: u64 = self.directions.iter().map(|direction| direction.ios).sum();
+        (ios > 0).then(|| self.cpu.total_s() * 1e9 / ios as f64)
+    }
 }
 
-fn per_second(count: u64, runtime_ms: u64) -> f64 {
-    if runtime_ms == 0 { 0.0 } else { count as f64 * 1000.0 / runtime_ms as f64 }
+/// `part / whole`; 0 of nothing.
+pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
 }

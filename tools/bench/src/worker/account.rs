@@ -1,52 +1,26 @@
-//! Processes completions: figures, logs, samples over time, and errors.
-
-use std::sync::atomic::Ordering;
+//! Processes completions: figures, samples over time, and errors.
 
 use dlfs::qpair::{Completion, IoError};
 
-use super::{FLUSH, Worker};
-use crate::options::Job;
-use crate::stats::log::Kind;
-
-/// When bandwidth and IOPS are sampled next, and the totals at the last sample.
-pub(super) struct Samples {
-    pub(super) last_completion_ns: u64,
-    bandwidth: Sampler,
-    iops: Sampler,
-}
-
-struct Sampler {
-    every_ns: u64,
-    since_ns: u64,
-    totals: [u64; 2],
-}
-
-impl Samples {
-    pub(super) fn new(job: &Job) -> Samples {
-        let sampler = |ms: u64| Sampler { every_ns: ms * 1_000_000, since_ns: 0, totals: [0; 2] };
-        let off = if job.disable_bw { u64::MAX / 2_000_000 } else { 0 };
-        Samples {
-            last_completion_ns: 0,
-            bandwidth: sampler(job.bwavgtime_ms.max(off)),
-            iops: sampler(job.iopsavgtime_ms.max(off)),
-        }
-    }
-}
+use super::{FLUSH, Worker, nanoseconds};
+use crate::stats::cpu::CpuUse;
+use crate::stats::{SAMPLE_INTERVAL, Stats};
 
 impl Worker {
-    /// Counting starts now.
-    pub(super) fn start_counting(&mut self) {
+    /// Counting starts now, also for the second time, after the ramp.
+    pub(super) fn start_counting(&mut self) -> CpuUse {
         self.begin = self.now;
-        self.shared.began_ns.store(self.now + 1, Ordering::Relaxed);
-        for sampler in [&mut self.samples.bandwidth, &mut self.samples.iops] {
-            (sampler.since_ns, sampler.totals) = (self.now, [0; 2]);
-        }
+        self.sample_at = self.now + nanoseconds(SAMPLE_INTERVAL);
+        self.sampled = [(0, 0); 2];
+        self.stats = Stats::default();
+        self.stats.began_ms = self.now / 1_000_000;
+        CpuUse::of_thread()
     }
 
-    /// Processes the completions of `poll`.
+    /// Processes the completions of a poll.
     pub(super) fn account(&mut self) {
         self.read_clock();
-        self.samples.last_completion_ns = self.now;
+        self.last_completion = self.now;
         let mut done = std::mem::take(&mut self.done);
         self.in_flight -= done.len();
         self.stats.depths.completed(done.len());
@@ -66,165 +40,72 @@ impl Worker {
             let rest = std::mem::take(&mut slot.rest);
             slot.buf.unsplit(rest).expect("the two parts of one buffer");
         }
-        self.free.push(number as u32);
+        self.free.push(number);
         if let Err(error) = completion.result {
             return self.failed(number, &error);
         }
-        let lat = self.now - slot.began;
-        let clat = self.now - slot.issued;
+        let [slat, clat, lat] =
+            [slot.issued - slot.began, self.now - slot.issued, self.now - slot.began];
         if slot.direction == FLUSH {
-            return self.stats.sync.record(lat);
+            return self.stats.sync.count(lat);
         }
-        let direction = usize::from(slot.direction);
-        let stats = &mut self.stats.directions[direction];
+        let stats = &mut self.stats.directions[slot.direction];
         stats.ios += 1;
         stats.bytes = stats.bytes.saturating_add(slot.len); // the null engine moves 2^64 bytes in an hour
-        if !self.job.disable_slat {
-            stats.slat.record(slot.issued - slot.began);
-        }
-        if !self.job.disable_clat {
-            stats.clat.record(clat);
-        }
-        if !self.job.disable_lat {
-            stats.lat.record(lat);
-        }
+        stats.slat.count(slat);
+        stats.clat.count(clat);
+        stats.lat.count(lat);
         if slot.check {
             self.check(number);
-        }
-        if !self.logs.is_empty() {
-            self.log(number, lat, clat);
-        }
-    }
-
-    fn log(&mut self, number: usize, lat: u64, clat: u64) {
-        let slot = &self.slots[number];
-        let slat = slot.issued - slot.began;
-        for log in &mut self.logs {
-            let ns = match log.kind() {
-                Kind::Slat => slat,
-                Kind::Clat => clat,
-                Kind::Lat | Kind::Bandwidth | Kind::Iops => lat,
-            };
-            let since_begin = self.now - self.begin.min(self.now);
-            log.record(since_begin, ns, usize::from(slot.direction), slot.len, slot.offset);
         }
     }
 
     fn check(&mut self, number: usize) {
-        let slot = &mut self.slots[number];
-        let lane = slot.lane as usize;
-        let offset = slot.offset;
-        let len = slot.len as usize;
-        let content = &self.lanes[lane].content;
-        if !content.verifies() {
+        if !self.content.verifies() {
             return;
         }
-        match content.check(offset, &mut slot.buf[..len]) {
+        let slot = &mut self.slots[number];
+        match self.content.check(slot.offset, &mut slot.buf[..slot.len as usize]) {
             Ok(()) => self.stats.verified += 1,
-            Err(wrong) => {
-                self.count_error(libc::EILSEQ);
-                if self.job.continue_on.verify && !self.job.verify_fatal {
-                    self.error = libc::EILSEQ;
-                    self.tell(lane, wrong.offset, &format!("verify: {}", wrong.what));
-                    self.error = 0;
-                    return;
-                }
-                self.fail(libc::EILSEQ, lane, wrong.offset, &format!("verify: {}", wrong.what));
-            }
+            Err((offset, what)) => self.fail(libc::EILSEQ, offset, &format!("verify: {what}")),
         }
     }
 
     fn failed(&mut self, number: usize, error: &IoError) {
         let slot = &self.slots[number];
-        let direction = slot.direction;
-        let lane = slot.lane as usize;
-        let offset = slot.offset;
-        let errno = errno_of(error);
-        let what = usize::from(direction.min(1));
         if matches!(error, IoError::Short { .. }) {
-            self.stats.directions[what].short_ios += 1;
+            self.stats.directions[slot.direction.min(1)].short_ios += 1;
         }
-        self.count_error(errno);
-        let go_on =
-            if direction == 0 { self.job.continue_on.read } else { self.job.continue_on.write };
-        if go_on {
-            return self.tell(lane, offset, &error.to_string());
-        }
-        self.fail(errno, lane, offset, &error.to_string());
+        self.fail(errno_of(error), slot.offset, &error.to_string());
     }
 
-    fn count_error(&mut self, errno: i32) {
-        self.stats.errors += 1;
-        if self.stats.first_error == 0 {
-            self.stats.first_error = errno;
-        }
+    /// Counts an error, which ends the job.
+    fn fail(&mut self, errno: i32, offset: u64, what: &str) {
+        self.stats.failed(errno, || format!("{} at offset {offset}: {what}", self.name));
+        self.stopped = true;
     }
 
-    /// Ends the job with this error, unless it has one already.
-    pub(super) fn fail(&mut self, errno: i32, lane: usize, offset: u64, what: &str) {
-        self.tell(lane, offset, what);
-        if self.error == 0 {
-            self.error = errno;
-            if self.stats.first_error == 0 {
-                self.stats.first_error = errno;
-            }
-        }
-        self.goes.stopped = true;
-    }
-
-    /// Keeps the first error as text.
-    fn tell(&mut self, lane: usize, offset: u64, what: &str) {
-        let name = &self.lanes[lane].name;
-        self.message.get_or_insert_with(|| format!("{name} at offset {offset}: {what}"));
-    }
-
-    /// At the end of a turn: samples, and requests of the manager.
-    pub(super) fn at_rest(&mut self) {
-        let bytes = [0, 1].map(|d| self.stats.directions[d].bytes);
-        let ios = [0, 1].map(|d| self.stats.directions[d].ios);
-        if let Some(rates) = self.samples.bandwidth.turn(self.now, bytes) {
-            for (stats, rate) in self.stats.directions.iter_mut().zip(rates) {
-                if stats.ios > 0 {
-                    stats.bandwidth.push(rate / 1024.0);
-                }
-            }
-        }
-        if let Some(rates) = self.samples.iops.turn(self.now, ios) {
-            for (stats, rate) in self.stats.directions.iter_mut().zip(rates) {
-                if stats.ios > 0 {
-                    stats.iops.push(rate);
-                }
-            }
-        }
-        self.publish();
-    }
-
-    /// How long it has counted; at least a millisecond, as in fio.
-    pub(super) fn elapsed_ms(&self) -> u64 {
-        self.now.saturating_sub(self.begin).div_ceil(1_000_000).max(1)
-    }
-
-    /// Ends counting.
-    pub(super) fn finish_counting(&mut self) {
-        self.read_clock();
-        let since = self.now.saturating_sub(self.begin);
-        self.logs.iter_mut().for_each(|log| log.finish(since));
-        let ms = self.elapsed_ms();
-        self.stats.set_runtime(ms);
-    }
-}
-
-impl Sampler {
-    /// Rates per second since the last sample, if another sample is due.
+    /// At the end of a turn: samples the rates.
     #[inline]
-    fn turn(&mut self, now_ns: u64, totals: [u64; 2]) -> Option<[f64; 2]> {
-        let passed = now_ns.saturating_sub(self.since_ns);
-        if passed < self.every_ns {
-            return None;
+    pub(super) fn at_rest(&mut self) {
+        if self.now >= self.sample_at {
+            let every = nanoseconds(SAMPLE_INTERVAL);
+            let passed = self.now - (self.sample_at - every);
+            let totals = self.stats.totals();
+            let before = std::mem::replace(&mut self.sampled, totals);
+            for (direction, before) in self.stats.directions.iter_mut().zip(before) {
+                direction.sample(before, passed as f64 / 1e9);
+            }
+            self.sample_at = self.now + every;
         }
-        let before = std::mem::replace(&mut self.totals, totals);
-        self.since_ns = now_ns;
-        Some([0, 1].map(|d| totals[d].saturating_sub(before[d]) as f64 * 1e9 / passed as f64))
+    }
+
+    /// Ends counting, which began with `cpu`.
+    pub(super) fn finish_counting(&mut self, cpu: CpuUse) {
+        self.read_clock();
+        let since = self.now - self.begin;
+        self.stats.set_runtime(since.div_ceil(1_000_000).max(1)); // at least a millisecond, as in fio
+        self.stats.cpu = CpuUse::of_thread().since(cpu);
     }
 }
 

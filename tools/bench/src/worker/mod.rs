@@ -3,17 +3,16 @@
 //! It reads the clock twice per turn, not twice per I/O: once after submitting a burst, once after
 //! completions have arrived. An I/O's submission latency is that of its burst; its completion
 //! latency ends with the poll that returned it, which is when a caller could use it. Nothing is
-//! allocated.
+//! allocated, except for histograms and the list of blocks to verify, which grow.
 //!
-//! `setup` creates what the loop uses, `account` processes completions.
+//! `setup` checks the job against its target, `account` processes completions.
 
 mod account;
 pub(crate) mod setup;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::buf::IoBuf;
@@ -21,79 +20,12 @@ use dlfs::qpair::readiness::Readiness;
 use dlfs::qpair::{Completion, Io, IoOp, Notice, QueuePair};
 use dlfs::units::Lba;
 
+use crate::engine::Target;
 use crate::options::Job;
-use crate::options::job::Engine;
-use crate::stats::log::{Kind, Log};
-use crate::stats::{PercentileOptions, Stats, cpu::CpuClock};
+use crate::stats::Stats;
 use crate::workload::content::Content;
 use crate::workload::positions::Positions;
 use crate::workload::rate::Rates;
-
-/// Shared by the manager and a job's thread.
-#[derive(Debug, Default)]
-pub(crate) struct Shared {
-    /// The job must end.
-    pub(crate) stop: AtomicBool,
-    /// The figures so far are requested.
-    pub(crate) want_snapshot: AtomicBool,
-    pub(crate) snapshot: Mutex<Option<Box<Snapshot>>>,
-    /// Totals of both directions, updated every turn.
-    pub(crate) ios: [AtomicU64; 2],
-    pub(crate) bytes: [AtomicU64; 2],
-    /// When counting began, in nanoseconds of the run plus one; 0 before that.
-    pub(crate) began_ns: AtomicU64,
-    /// The bytes that the job will move, if known.
-    pub(crate) goal_bytes: AtomicU64,
-    pub(crate) ended: AtomicBool,
-}
-
-/// The figures so far, and those of samples if there are any.
-pub(crate) type Snapshot = (Stats, Option<crate::samples::SampleFigures>);
-
-impl Shared {
-    /// Publishes the figures so far if they are requested.
-    pub(crate) fn tell(&self, figures: impl FnOnce() -> Snapshot) {
-        if self.want_snapshot.load(Ordering::Relaxed) {
-            let told = Some(Box::new(figures()));
-            *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = told;
-            self.want_snapshot.store(false, Ordering::Release);
-        }
-    }
-}
-
-/// The result of a job's thread.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) stats: Stats,
-    pub(crate) logs: Vec<Log>,
-    /// An errno of the operating system; 0 on success.
-    pub(crate) error: i32,
-    pub(crate) message: Option<String>,
-    pub(crate) began_ms: u64,
-    pub(crate) samples: Option<crate::samples::SampleFigures>,
-}
-
-/// One target of a job, with its queue pair.
-pub(crate) struct Lane {
-    name: String,
-    pair: Box<dyn QueuePair>,
-    block: u64,
-    positions: Positions,
-    /// The initial positions, for reading back what was written.
-    replay: Positions,
-    content: Content,
-    pending: VecDeque<Io>,
-    /// Slots of `pending`, in order.
-    burst: Vec<u32>,
-    in_flight: usize,
-    /// A chosen direction that must wait for its rate.
-    chosen: Option<usize>,
-    /// The direction of each I/O so far, if rates may change the chosen one and written blocks are
-    /// read back.
-    directions: Option<Vec<u8>>,
-    issued: u64,
-    needs_poll: bool,
-}
 
 /// An outstanding I/O, or a free buffer.
 #[derive(Default)]
@@ -102,8 +34,7 @@ pub(crate) struct Slot {
     issued: u64,
     offset: u64,
     len: u64,
-    lane: u32,
-    direction: u8,
+    direction: usize,
     /// True if its bytes are to be verified.
     check: bool,
     buf: IoBuf,
@@ -113,175 +44,143 @@ pub(crate) struct Slot {
 
 pub(crate) struct Worker {
     job: Arc<Job>,
-    shared: Arc<Shared>,
-    lanes: Vec<Lane>,
+    stop: Arc<AtomicBool>,
+    name: String,
+    pair: Box<dyn QueuePair>,
+    block: u64,
     readiness: Readiness,
-    next_lane: usize,
+    positions: Positions,
+    content: Content,
+    rates: Rates,
+    /// A chosen direction that must wait for its rate.
+    chosen: Option<usize>,
     slots: Vec<Slot>,
-    free: Vec<u32>,
+    free: Vec<usize>,
+    pending: VecDeque<Io>,
+    /// Slots of `pending`, in order.
+    burst: Vec<usize>,
     done: Vec<Completion>,
+    in_flight: usize,
     epoch: Instant,
     /// The last reading of the clock, and the same in nanoseconds of the run.
     at: Instant,
     now: u64,
     begin: u64,
-    depth: usize,
-    in_flight: usize,
-    goes: Goes,
-    think: Think,
-    rates: Rates,
-    writes_since_flush: u64,
-    /// The lane to flush before anything else is issued.
-    flush_due: Option<usize>,
-    stats: Stats,
-    samples: account::Samples,
-    logs: Vec<Log>,
-    ramping: bool,
-    error: i32,
-    message: Option<String>,
-}
-
-/// The progress of the job.
-struct Goes {
+    end: u64,
     bytes_left: u64,
     ios_left: u64,
-    end_ns: u64,
     stopped: bool,
-}
-
-/// Pauses after blocks.
-#[derive(Default)]
-struct Think {
-    after: u64,
-    issued: u64,
-    until_ns: u64,
-    due: bool,
+    writes_since_flush: u64,
+    flush_is_due: bool,
+    /// Offset and length of each block that was written, if they are read back at the end.
+    written: Option<Vec<(u64, u64)>>,
+    stats: Stats,
+    /// When rates are sampled next, and the totals at the last sample.
+    sample_at: u64,
+    sampled: [(u64, u64); 2],
+    last_completion: u64,
 }
 
 impl Worker {
+    /// The worker of the `number`th clone of `job`.
+    ///
     /// # Errors
     /// Those of [`setup`].
     pub(crate) fn new(
         job: Arc<Job>,
-        shared: Arc<Shared>,
-        mut lanes: Vec<Lane>,
+        number: u64,
+        seed: u64,
+        target: &Target,
+        stop: Arc<AtomicBool>,
         epoch: Instant,
     ) -> Result<Worker, String> {
+        setup::check(&job, target)?;
+        let (begin, len) = setup::region(&job, number, target)?;
+        let mut pair = target.queue_pair()?;
         let slots = setup::slots(&job)?;
+        let depth = slots.len();
         let readiness = Readiness::new().map_err(|error| error.to_string())?;
-        for (number, lane) in lanes.iter_mut().enumerate() {
-            lane.pair.register(&readiness.registry(number));
-        }
-        let range: u64 = lanes.iter().map(|lane| lane.positions.len()).sum();
-        let bytes = job.io_size.map_or(range, |size| size.of(range)).saturating_mul(job.loops);
-        let endless = job.time_based && job.runtime_us.is_some();
-        let goes = Goes {
-            bytes_left: if endless { u64::MAX } else { bytes },
-            ios_left: job.number_ios.unwrap_or(u64::MAX),
-            end_ns: u64::MAX,
-            stopped: false,
-        };
-        shared.goal_bytes.store(if endless { 0 } else { bytes }, Ordering::Relaxed);
-        let wanted = PercentileOptions { slat: job.slat_percentiles, lat: job.lat_percentiles };
+        pair.register(&readiness.registry(0));
+        let bytes = job.io_size.map_or(len, |size| size.of(len)).saturating_mul(job.loops);
+        let content = Content::new(&job, job.randseed.unwrap_or(setup::DEFAULT_SEED));
+        let is_read_back = job.do_verify && job.rw.writes() && content.verifies();
         Ok(Worker {
-            free: (0..slots.len() as u32).rev().collect(),
-            done: Vec::with_capacity(slots.len()),
-            slots,
-            shared,
-            lanes,
+            name: target.name.clone(),
+            block: u64::from(pair.namespace().block_len_bytes),
+            pair,
             readiness,
-            next_lane: 0,
+            positions: Positions::new(&job, begin, len, seed),
+            content,
+            rates: Rates::new(&job),
+            chosen: None,
+            slots,
+            free: (0..depth).rev().collect(),
+            pending: VecDeque::with_capacity(depth),
+            burst: Vec::with_capacity(depth),
+            done: Vec::with_capacity(depth),
+            in_flight: 0,
             epoch,
             at: epoch,
             now: 0,
             begin: 0,
-            depth: job.depth() as usize,
-            in_flight: 0,
-            goes,
-            think: Think {
-                after: if job.thinktime_us > 0 { job.thinktime_blocks } else { 0 },
-                ..Think::default()
-            },
-            rates: Rates::new(&job),
+            end: u64::MAX,
+            bytes_left: if job.time_based { u64::MAX } else { bytes },
+            ios_left: job.number_ios.unwrap_or(u64::MAX),
+            stopped: false,
             writes_since_flush: 0,
-            flush_due: None,
-            stats: Stats::new(wanted),
-            samples: account::Samples::new(&job),
-            logs: logs_of(&job),
-            ramping: job.ramp_time_us > 0,
-            error: 0,
-            message: None,
+            flush_is_due: false,
+            written: is_read_back.then(Vec::new),
+            stats: Stats::default(),
+            sample_at: 0,
+            sampled: [(0, 0); 2],
+            last_completion: 0,
+            stop,
             job,
         })
     }
 
     /// Fills the buffers, waits for `start`, and runs the job to its end.
-    pub(crate) fn run(mut self, start: impl FnOnce()) -> Outcome {
-        if let Some(lane) = self.lanes.first_mut() {
-            self.slots.iter_mut().for_each(|slot| lane.content.prepare(&mut slot.buf));
-        }
+    pub(crate) fn run(mut self, start: impl FnOnce()) -> Stats {
+        self.slots.iter_mut().for_each(|slot| self.content.prepare(&mut slot.buf));
         start();
         self.read_clock();
-        let start_ns = self.now;
-        self.begin = start_ns;
-        self.rates.start(start_ns);
-        self.shared.began_ns.store(start_ns + 1, Ordering::Relaxed);
-        let mut cpu = CpuClock::of_thread();
-        let ramp_end = start_ns + self.job.ramp_time_us * 1000;
-        let runtime_ns = self.job.runtime_us.map_or(u64::MAX, |us| us * 1000);
-        self.goes.end_ns = ramp_end.saturating_add(runtime_ns);
-        self.start_counting();
+        self.rates.start(self.now);
+        let ramp_end = self.now + nanoseconds(self.job.ramp_time);
+        self.end = ramp_end.saturating_add(self.job.runtime.map_or(u64::MAX, nanoseconds));
+        let mut is_ramp = !self.job.ramp_time.is_zero();
+        let mut cpu = self.start_counting();
         while self.turn() {
-            if self.ramping && self.now >= ramp_end {
-                self.ramping = false;
-                self.stats.reset();
-                self.logs.iter_mut().for_each(Log::reset);
-                self.start_counting();
-                cpu = CpuClock::of_thread();
+            if is_ramp && self.now >= ramp_end {
+                is_ramp = false;
+                cpu = self.start_counting();
             }
         }
-        if self.job.end_fsync && self.error == 0 {
-            self.flush_all();
+        if self.job.end_fsync && self.stats.errors == 0 {
+            self.push(FLUSH, 0, 0, false);
+            self.drain();
         }
-        self.finish_counting();
-        self.stats.cpu = cpu.used(self.now.saturating_sub(self.begin) as f64 / 1e9);
-        let logs = std::mem::take(&mut self.logs);
-        let verify = self.job.do_verify && self.job.pattern.writes;
-        if verify && self.lanes.iter().any(|lane| lane.content.verifies()) && self.error == 0 {
-            self.read_again();
+        self.finish_counting(cpu);
+        if self.stats.errors == 0 {
+            self.read_back();
         }
-        self.publish();
-        Outcome {
-            began_ms: self.begin / 1_000_000,
-            stats: self.stats,
-            logs,
-            error: self.error,
-            message: self.message,
-            samples: None,
-        }
+        self.stats.ended(self.epoch.elapsed());
+        self.stats
     }
 
     /// One turn of the loop; `false` at the end.
     fn turn(&mut self) -> bool {
-        if self.shared.stop.load(Ordering::Relaxed) || self.now >= self.goes.end_ns {
-            self.goes.stopped = true;
-        }
-        let wait_until = if self.goes.stopped { u64::MAX } else { self.fill() };
-        self.submit();
-        self.poll();
-        if self.has_enough() {
-            self.account();
+        self.stopped |= self.stop.load(Ordering::Relaxed) || self.now >= self.end;
+        let wait_until = if self.stopped { u64::MAX } else { self.fill() };
+        if self.exchange() {
             return true;
         }
         if self.in_flight == 0 {
-            let spent = self.goes.bytes_left == 0 || self.goes.ios_left == 0;
-            if self.goes.stopped || (spent && self.flush_due.is_none()) {
+            let spent = self.bytes_left == 0 || self.ios_left == 0;
+            if self.stopped || (spent && !self.flush_is_due) {
                 return false;
             }
-            self.sleep_until(wait_until);
-        } else {
-            self.wait_for_completions(wait_until);
         }
+        self.wait(wait_until);
         self.at_rest();
         true
     }
@@ -289,202 +188,108 @@ impl Worker {
     /// Prepares I/Os while there is room; returns when the next one may be issued, if a rate delays
     /// it.
     fn fill(&mut self) -> u64 {
-        let room = self.depth.saturating_sub(self.in_flight);
-        if self.think.after > 0 && !self.may_think_on() {
-            return self.think.until_ns;
-        }
-        let mut made = 0;
-        let room = match self.job.batch_submit {
-            0 => room,
-            most => room.min(most as usize),
-        };
-        while made < room {
-            if let Some(index) = self.flush_due.take() {
-                self.push(index, FLUSH, 0, 0, false);
-                made += 1;
+        while !self.free.is_empty() {
+            if std::mem::take(&mut self.flush_is_due) {
+                self.push(FLUSH, 0, 0, false);
                 continue;
             }
-            if self.goes.bytes_left == 0 || self.goes.ios_left == 0 {
+            if self.bytes_left == 0 || self.ios_left == 0 {
                 break;
             }
-            let index = self.pick_lane();
-            let lane = &mut self.lanes[index];
-            let direction = match lane.chosen.take() {
-                Some(direction) => direction,
-                None => lane.positions.direction(),
-            };
-            let (direction, due_ns) = self.rates.choose(direction, self.now);
-            if due_ns > self.now {
-                lane.chosen = Some(direction);
-                return due_ns;
+            let drawn = self.chosen.take().unwrap_or_else(|| self.positions.direction());
+            let (direction, due) = self.rates.choose(drawn, self.now);
+            if due > self.now {
+                self.chosen = Some(direction);
+                return due;
             }
-            let block = lane.positions.next_of(direction);
-            lane.issued += 1;
-            if let Some(directions) = &mut lane.directions {
-                directions.push(direction as u8);
-            }
-            self.rates.went(direction, self.now, block.len);
-            self.goes.bytes_left = match self.goes.bytes_left {
-                u64::MAX => u64::MAX,
-                left => left.saturating_sub(block.len),
-            };
-            self.goes.ios_left -= 1;
-            let check = direction == 0 && !self.job.pattern.writes;
-            self.push(index, direction as u8, block.offset, block.len, check);
-            made += 1;
-            if self.job.fsync > 0 && direction == 1 {
-                self.writes_since_flush += 1;
-                if self.writes_since_flush >= self.job.fsync {
-                    (self.writes_since_flush, self.flush_due) = (0, Some(index));
-                }
-            }
-            if self.think.after > 0 {
-                self.think.issued += 1;
-                if self.think.issued >= self.think.after {
-                    (self.think.issued, self.think.due) = (0, true);
-                    break;
-                }
-            }
+            self.issue(direction);
         }
         u64::MAX
     }
 
-    /// Returns whether no pause is due or under way; a pause begins when no I/O is outstanding.
-    fn may_think_on(&mut self) -> bool {
-        if self.think.due {
-            if self.in_flight > 0 {
-                self.think.until_ns = u64::MAX;
-                return false;
+    #[inline]
+    fn issue(&mut self, direction: usize) {
+        let block = self.positions.next_of(direction);
+        self.rates.went(direction, self.now, block.len);
+        if self.bytes_left != u64::MAX {
+            self.bytes_left = self.bytes_left.saturating_sub(block.len);
+        }
+        self.ios_left -= 1;
+        let check = direction == 0 && !self.job.rw.writes();
+        self.push(direction, block.offset, block.len, check);
+        if direction == 1 {
+            if let Some(written) = &mut self.written {
+                written.push((block.offset, block.len));
             }
-            self.think.due = false;
-            self.think.until_ns = self.now + self.job.thinktime_us * 1000;
+            self.writes_since_flush += 1;
+            if self.writes_since_flush == self.job.fsync {
+                (self.writes_since_flush, self.flush_is_due) = (0, true);
+            }
         }
-        if self.think.until_ns != u64::MAX && self.now < self.think.until_ns {
-            return false;
-        }
-        true
     }
 
+    /// Adds one I/O to the pending ones; there must be a free slot.
     #[inline]
-    fn pick_lane(&mut self) -> usize {
-        if self.lanes.len() == 1 {
-            return 0;
-        }
-        if let Some(waiting) = self.lanes.iter().position(|lane| lane.chosen.is_some()) {
-            return waiting; // for its rate
-        }
-        self.next_lane = (self.next_lane + 1) % self.lanes.len();
-        self.next_lane
-    }
-
-    /// Adds one I/O to its lane; there must be a free slot.
-    #[inline]
-    fn push(&mut self, index: usize, direction: u8, offset: u64, len: u64, check: bool) {
+    fn push(&mut self, direction: usize, offset: u64, len: u64, check: bool) {
         let number = self.free.pop().expect("a slot for each place in the queue");
-        let slot = &mut self.slots[number as usize];
-        let lane = &mut self.lanes[index];
+        let slot = &mut self.slots[number];
         let mut buf = std::mem::take(&mut slot.buf);
         if buf.len() as u64 != len {
             slot.rest = buf.split_off(len as usize);
         }
         (slot.began, slot.offset, slot.len) = (self.now, offset, len);
-        (slot.lane, slot.direction, slot.check) = (index as u32, direction, check);
+        (slot.direction, slot.check) = (direction, check);
         let op = match direction {
             0 => IoOp::Read,
             1 => {
-                lane.content.stamp(offset, &mut buf);
+                self.content.stamp(offset, &mut buf);
                 IoOp::Write
             }
             _ => IoOp::Flush,
         };
-        let slba = Lba(if lane.block == 1 { offset } else { offset / lane.block });
-        lane.pending.push_back(Io { op, slba, buf, tag: u64::from(number) });
-        lane.burst.push(number);
+        let slba = Lba(if self.block == 1 { offset } else { offset / self.block });
+        self.pending.push_back(Io { op, slba, buf, tag: number as u64 });
+        self.burst.push(number);
+    }
+
+    /// Submits, polls and accounts; `false` if nothing has completed.
+    fn exchange(&mut self) -> bool {
+        if !self.pending.is_empty() {
+            self.submit();
+        }
+        self.readiness.look(|_| {}); // the pair is polled in any case: this is for its descriptors
+        let came = self.pair.poll(self.at, usize::MAX, &mut self.done) > 0;
+        if came {
+            self.account();
+        }
+        came
     }
 
     fn submit(&mut self) {
-        let mut any = false;
-        for lane in &mut self.lanes {
-            if !lane.pending.is_empty() {
-                let taken = lane.pair.submit(&mut lane.pending);
-                lane.in_flight += taken;
-                self.in_flight += taken;
-                any |= taken > 0;
-                if taken > 0 {
-                    self.stats.depths.submitted(taken, self.in_flight);
-                }
-            }
-        }
-        if !any {
-            return;
-        }
-        if !self.job.disable_slat {
+        let taken = self.pair.submit(&mut self.pending);
+        if taken > 0 {
+            self.in_flight += taken;
+            self.stats.depths.submitted(taken, self.in_flight);
             self.read_clock();
-        }
-        for lane in &mut self.lanes {
-            let taken = lane.burst.len() - lane.pending.len();
-            for number in lane.burst.drain(..taken) {
-                self.slots[number as usize].issued = self.now;
+            for number in self.burst.drain(..taken) {
+                self.slots[number].issued = self.now;
             }
         }
-    }
-
-    fn poll(&mut self) {
-        let max = match (self.job.batch_complete_max, self.job.engine) {
-            // As in fio, which replaces each completion at once: completing several together would
-            // leave the disk with fewer to do. The library's engines gain more from sending a
-            // burst.
-            (0, Engine::IoUring) => self.job.batch_complete_min.max(1) as usize,
-            (0, _) => usize::MAX,
-            (max, _) => max.max(self.job.batch_complete_min) as usize,
-        };
-        self.readiness.look(|_| {}); // all are polled: this is for their descriptors
-        for lane in &mut self.lanes {
-            if lane.in_flight > 0 || lane.needs_poll {
-                lane.in_flight -= lane.pair.poll(self.at, max, &mut self.done);
-            }
-        }
-    }
-
-    /// Returns whether as many have completed as must be taken together, or as are outstanding.
-    #[inline]
-    fn has_enough(&self) -> bool {
-        let came = self.done.len();
-        came > 0 && came >= (self.job.batch_complete_min as usize).min(self.in_flight)
     }
 
     /// Spins for a moment, then sleeps until a completion arrives or something is due.
-    fn wait_for_completions(&mut self, wait_until: u64) {
-        let at_work = self.lanes.iter().filter(|lane| lane.in_flight > 0);
-        let notice = at_work.map(|lane| lane.pair.notice()).max();
-        if self.job.busy_poll || notice == Some(Notice::Poll) {
-            return self.read_clock();
+    fn wait(&mut self, until: u64) {
+        let is_busy = self.in_flight > 0;
+        let idle = self.now.saturating_sub(self.last_completion.max(self.begin));
+        let spins = self.job.busy_poll || self.pair.notice() == Notice::Poll || idle < SPIN_NS;
+        let until = if self.stopped { u64::MAX } else { until.min(self.end) };
+        let mut left = Duration::from_nanos(until.saturating_sub(self.now));
+        if let Some(timeout) = self.pair.next_timeout() {
+            left = left.min(timeout.saturating_duration_since(self.at));
         }
-        if self.idle_since_ns() < SPIN_NS {
-            std::hint::spin_loop();
-            return self.read_clock();
-        }
-        let due = [wait_until, self.goes.end_ns].into_iter().min().unwrap_or(u64::MAX);
-        let mut limit = Duration::from_nanos(due.saturating_sub(self.now)).min(LONGEST_SLEEP);
-        for timeout in self.lanes.iter().filter_map(|lane| lane.pair.next_timeout()) {
-            limit = limit.min(timeout.saturating_duration_since(self.at));
-        }
-        self.readiness.sleep(limit);
-        self.read_clock();
-    }
-
-    fn idle_since_ns(&self) -> u64 {
-        self.now.saturating_sub(self.samples.last_completion_ns.max(self.begin))
-    }
-
-    /// Sleeps while nothing is outstanding and a rate delays the next I/O.
-    fn sleep_until(&mut self, until: u64) {
-        let until = until.min(self.goes.end_ns);
-        let left = Duration::from_nanos(until.saturating_sub(self.now)).min(LONGEST_SLEEP);
-        if left > SHORTEST_SLEEP {
-            std::thread::sleep(left - SHORTEST_SLEEP);
-        } else {
-            std::hint::spin_loop();
+        match left.min(LONGEST_SLEEP).checked_sub(SHORTEST_SLEEP) {
+            Some(left) if !(is_busy && spins) => self.readiness.sleep(left),
+            _ => std::hint::spin_loop(),
         }
         self.read_clock();
     }
@@ -492,113 +297,59 @@ impl Worker {
     #[inline]
     fn read_clock(&mut self) {
         self.at = Instant::now();
-        self.now = self.at.duration_since(self.epoch).as_nanos() as u64;
-    }
-
-    /// Flushes every target and waits.
-    fn flush_all(&mut self) {
-        for index in 0..self.lanes.len() {
-            self.push(index, FLUSH, 0, 0, false);
-            self.drain();
-        }
+        self.now = nanoseconds(self.at.duration_since(self.epoch));
     }
 
     /// Reads back what was written, and verifies it. These reads count as the job's reads only if
     /// it had no others.
-    fn read_again(&mut self) {
+    fn read_back(&mut self) {
+        let Some(mut blocks) = self.written.take() else { return };
+        blocks.sort_unstable();
+        blocks.dedup();
         let begin = self.now;
-        let reads = self.stats.directions[0].clone();
-        self.goes.end_ns = u64::MAX;
-        self.read_all_again();
-        if self.job.pattern.reads {
-            self.stats.directions[0] = reads;
-        } else {
-            let ms = self.now.saturating_sub(begin).div_ceil(1_000_000);
-            self.stats.directions[0].runtime_ms = ms.max(1);
-        }
-    }
-
-    fn read_all_again(&mut self) {
-        for index in 0..self.lanes.len() {
-            let lane = &mut self.lanes[index];
-            let mut replay = lane.replay.clone();
-            let once = lane.positions.len() / self.job.block_range().0;
-            let ordered =
-                !self.job.pattern.random || self.job.block_range().0 == self.job.block_range().1;
-            // A whole pass covers everything; later passes overwrote it with data that are verified
-            // in the same way.
-            let count = if ordered { lane.issued.min(once.max(1)) } else { lane.issued };
-            let directions = lane.directions.take();
-            for number in 0..count {
-                // Drawn in any case: the following blocks depend on it.
-                let drawn = replay.direction();
-                let taken = directions.as_ref().and_then(|taken| taken.get(number as usize));
-                let direction = taken.map_or(drawn, |&taken| taken.into());
-                let block = replay.next_of(direction);
-                if direction == 0 && self.job.pattern.writes {
-                    continue;
-                }
-                while self.free.is_empty() {
-                    self.step();
-                }
-                if self.error != 0 || self.shared.stop.load(Ordering::Relaxed) {
-                    break;
-                }
-                self.push(index, 0, block.offset, block.len, true);
-                if self.lanes[index].pending.len() >= self.depth.div_ceil(2) {
-                    self.step();
-                }
+        let reads = self.job.rw.reads().then(|| self.stats.directions[0].clone());
+        self.end = u64::MAX;
+        for (offset, len) in blocks {
+            while self.free.is_empty() {
+                self.step();
             }
-            self.drain();
+            if self.stats.errors > 0 || self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            self.push(0, offset, len, true);
+            if self.pending.len() >= self.slots.len().div_ceil(2) {
+                self.step();
+            }
+        }
+        self.drain();
+        let ms = (self.now - begin).div_ceil(1_000_000).max(1);
+        self.stats.directions[0].runtime_ms = ms;
+        if let Some(reads) = reads {
+            self.stats.directions[0] = reads;
         }
     }
 
     /// Waits for all outstanding I/Os.
     fn drain(&mut self) {
-        while self.in_flight > 0 || self.lanes.iter().any(|lane| !lane.pending.is_empty()) {
+        while self.in_flight > 0 || !self.pending.is_empty() {
             self.step();
         }
     }
 
     fn step(&mut self) {
-        self.submit();
-        self.poll();
-        if self.has_enough() {
-            self.account();
-        } else {
-            self.wait_for_completions(u64::MAX);
+        if !self.exchange() {
+            self.wait(u64::MAX);
         }
-    }
-
-    /// Publishes what the manager may read.
-    fn publish(&mut self) {
-        for direction in 0..2 {
-            let stats = &self.stats.directions[direction];
-            self.shared.ios[direction].store(stats.ios, Ordering::Relaxed);
-            self.shared.bytes[direction].store(stats.bytes, Ordering::Relaxed);
-        }
-        self.shared.tell(|| {
-            let mut stats = self.stats.clone();
-            stats.set_runtime(self.elapsed_ms());
-            (stats, None)
-        });
     }
 }
 
-fn logs_of(job: &Job) -> Vec<Log> {
-    let wanted = |kind| match kind {
-        Kind::Bandwidth => job.bw_log.is_some(),
-        Kind::Iops => job.iops_log.is_some(),
-        Kind::Slat => job.lat_log.is_some() && !job.disable_slat,
-        Kind::Clat => job.lat_log.is_some() && !job.disable_clat,
-        Kind::Lat => job.lat_log.is_some() && !job.disable_lat,
-    };
-    let kinds = Kind::ALL.into_iter().filter(|&kind| wanted(kind));
-    kinds.map(|kind| Log::new(kind, job.log_avg_msec, job.log_offset)).collect()
+/// Nanoseconds of a time; of those that options take, a few together are less than 2^64.
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 /// The direction of a flush.
-const FLUSH: u8 = 2;
+const FLUSH: usize = 2;
 /// How long a thread spins before it sleeps.
 const SPIN_NS: u64 = 20_000;
 /// So that signals and the end are noticed.

@@ -26,77 +26,43 @@ pub(crate) struct Content {
     interval: u64,
     seed: u64,
     refill: bool,
-    scramble: bool,
-    fill: Fill,
     random: Random,
 }
 
-#[derive(Debug, Clone)]
-enum Fill {
-    Random,
-    Zeroes,
-    Pattern(Vec<u8>),
-}
-
-/// The error found in a block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wrong {
-    /// Offset of the first wrong byte, or of the interval.
-    pub(crate) offset: u64,
-    pub(crate) what: String,
-}
+/// The error found in a block: the offset of the first wrong byte or of the interval, and a sentence.
+pub(crate) type Wrong = (u64, String);
 
 impl Content {
     /// `seed` must be the same for the job that writes and the one that verifies.
     pub(crate) fn new(job: &Job, seed: u64) -> Content {
-        let (min, _) = job.block_range();
-        let fill = if job.zero_buffers {
-            Fill::Zeroes
-        } else if !job.buffer_pattern.is_empty() {
-            Fill::Pattern(job.buffer_pattern.clone())
-        } else {
-            Fill::Random
-        };
-        let scramble = job.scramble_buffers && matches!(fill, Fill::Random);
         Content {
             verify: job.verify,
-            pattern: if job.verify_pattern.is_empty() {
-                vec![0]
-            } else {
-                job.verify_pattern.clone()
-            },
-            interval: min.max(HEADER_BYTES as u64),
+            pattern: job.verify_pattern.clone(),
+            interval: job.block_range().0.max(HEADER_BYTES as u64),
             seed,
             refill: job.refill_buffers,
-            scramble,
-            fill,
             random: Random::new(derive(seed, 3)),
         }
     }
 
     /// Fills a buffer that will be written repeatedly.
     pub(crate) fn prepare(&mut self, bytes: &mut [u8]) {
-        match &self.fill {
-            Fill::Zeroes => bytes.fill(0),
-            Fill::Pattern(pattern) => repeat(pattern, 0, bytes),
-            Fill::Random => self.random.fill(bytes),
-        }
+        self.random.fill(bytes);
     }
 
     /// Generates the bytes of a block to be written at `offset`.
     pub(crate) fn stamp(&mut self, offset: u64, bytes: &mut [u8]) {
-        match self.verify {
-            Verify::Pattern => return repeat(&self.pattern, offset, bytes),
-            Verify::Crc32c | Verify::None if self.refill => self.prepare(bytes),
-            Verify::Crc32c | Verify::None => {
-                if self.scramble {
-                    for page in bytes.chunks_mut(SCRAMBLE_BYTES) {
-                        let word = self.random.next().to_le_bytes();
-                        let len = page.len().min(8);
-                        page[..len].copy_from_slice(&word[..len]);
-                    }
-                }
-            }
+        if self.verify == Verify::Pattern {
+            let pattern = repeated(&self.pattern, offset);
+            return bytes.iter_mut().zip(pattern).for_each(|(byte, value)| *byte = value);
+        }
+        if self.refill {
+            self.prepare(bytes);
+        }
+        // No two blocks are alike, which defeats deduplication.
+        for page in bytes.chunks_mut(SCRAMBLE_BYTES) {
+            let len = page.len().min(8);
+            self.random.fill(&mut page[..len]);
         }
         if self.verify == Verify::Crc32c {
             for (at, piece) in pieces(offset, self.interval, bytes) {
@@ -109,19 +75,20 @@ impl Content {
     pub(crate) fn check(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Wrong> {
         match self.verify {
             Verify::None => Ok(()),
-            Verify::Pattern => match first_difference(&self.pattern, offset, bytes) {
-                None => Ok(()),
-                Some(at) => {
-                    let expected =
-                        self.pattern[((offset + at as u64) % self.pattern.len() as u64) as usize];
-                    let what = format!("byte is {:#04x}, expected {expected:#04x}", bytes[at]);
-                    Err(Wrong { offset: offset + at as u64, what })
+            Verify::Pattern => {
+                let mut expected = repeated(&self.pattern, offset).zip(bytes.iter()).zip(offset..);
+                match expected.find(|((expected, byte), _)| expected != *byte) {
+                    None => Ok(()),
+                    Some(((expected, byte), offset)) => {
+                        let what = format!("byte is {byte:#04x}, expected {expected:#04x}");
+                        Err((offset, what))
+                    }
                 }
-            },
+            }
             Verify::Crc32c => {
                 let mut all = pieces(offset, self.interval, bytes);
                 all.try_for_each(|(at, piece)| {
-                    opened(piece, at, self.seed).map_err(|what| Wrong { offset: at, what })
+                    opened(piece, at, self.seed).map_err(|what| (at, what))
                 })
             }
         }
@@ -177,17 +144,10 @@ fn opened(piece: &[u8], offset: u64, seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Repeats `pattern` as if it began at offset 0 of the target.
-fn repeat(pattern: &[u8], offset: u64, bytes: &mut [u8]) {
-    let len = pattern.len() as u64;
-    for (byte, at) in bytes.iter_mut().zip(offset..) {
-        *byte = pattern[(at % len) as usize];
-    }
-}
-
-fn first_difference(pattern: &[u8], offset: u64, bytes: &[u8]) -> Option<usize> {
-    let len = pattern.len() as u64;
-    bytes.iter().zip(offset..).position(|(byte, at)| *byte != pattern[(at % len) as usize])
+/// The bytes of `pattern` from `offset` on, as if it began at offset 0 of the target.
+fn repeated(pattern: &[u8], offset: u64) -> impl Iterator<Item = u8> {
+    let first = (offset % pattern.len() as u64) as usize;
+    pattern.iter().cycle().skip(first).copied()
 }
 
 const MAGIC: [u8; 4] = *b"dBch";
@@ -197,18 +157,16 @@ const SCRAMBLE_BYTES: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::request::job_of_options;
 
-    fn content(verify: Verify, bs: u64) -> Content {
-        let bs = [bs; 2];
-        let verify_pattern = vec![1, 2, 3];
-        Content::new(&Job { verify, bs, verify_pattern, ..Job::default() }, 9)
+    fn content(verify: &str, bs: &str) -> Content {
+        let options = [("verify", verify), ("bs", bs), ("verify_pattern", "0x010203")];
+        Content::new(&job_of_options(&options), 9)
     }
 
     #[test]
     fn stamped_blocks_are_accepted_and_any_change_is_found() {
-        for (verify, smallest) in
-            [(Verify::Crc32c, 8192), (Verify::Crc32c, 1024), (Verify::Pattern, 8192)]
-        {
+        for (verify, smallest) in [("crc32c", "8k"), ("crc32c", "1k"), ("pattern", "8k")] {
             let mut content = content(verify, smallest);
             let mut block = vec![0; 8192];
             content.prepare(&mut block);
@@ -217,7 +175,7 @@ mod tests {
             for at in [0, 3, 7, 30, 100, 5000, 8191] {
                 block[at] ^= 0x10;
                 let wrong = content.check(1 << 20, &mut block).unwrap_err();
-                assert!(wrong.offset <= (1 << 20) + at as u64);
+                assert!(wrong.0 <= (1 << 20) + at as u64);
                 block[at] ^= 0x10;
             }
         }
@@ -225,23 +183,22 @@ mod tests {
 
     #[test]
     fn a_block_of_another_place_or_another_job_is_found() {
-        let mut ours = content(Verify::Crc32c, 8192);
+        let mut ours = content("crc32c", "8k");
         let mut block = vec![0; 8192];
         ours.stamp(8192, &mut block);
-        assert!(ours.check(0, &mut block).unwrap_err().what.contains("offset 8192"));
+        assert!(ours.check(0, &mut block).unwrap_err().1.contains("offset 8192"));
         ours.seed = 10;
-        assert!(ours.check(8192, &mut block).unwrap_err().what.contains("another job"));
+        assert!(ours.check(8192, &mut block).unwrap_err().1.contains("another job"));
     }
 
     #[test]
-    fn buffers_are_as_random_as_asked_for() {
-        let zeroes = |job: Job| {
-            let mut block = vec![1; 8192];
-            Content::new(&job, 1).prepare(&mut block);
-            block.iter().filter(|&&b| b == 0).count()
-        };
-        assert!(zeroes(Job::default()) < 100);
-        assert_eq!(zeroes(Job { zero_buffers: true, ..Job::default() }), 8192);
-        assert_eq!(zeroes(Job { buffer_pattern: vec![0, 1], ..Job::default() }), 4096);
+    fn buffers_are_random_and_no_two_writes_are_alike() {
+        let mut ours = content("0", "8k");
+        let mut block = vec![1; 8192];
+        ours.prepare(&mut block);
+        assert!(block.iter().filter(|&&b| b == 1).count() < 100);
+        let before = block.clone();
+        ours.stamp(0, &mut block);
+        assert!(before[..4096] != block[..4096] && before[4096..] != block[4096..]);
     }
 }

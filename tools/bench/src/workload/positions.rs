@@ -4,6 +4,7 @@ use dlfs::permutation::{Key, Permutation};
 
 use super::random::{Random, derive};
 use crate::options::Job;
+use crate::options::value::Split;
 
 /// One block to read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,36 +16,16 @@ pub(crate) struct Block {
     pub(crate) len: u64,
 }
 
-/// The blocks of a job on one target, pass after pass. A clone continues identically.
+/// The blocks of a job on its target, pass after pass.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
     begin: u64,
     len: u64,
-    mix: Mix,
-    sizes: [Sizes; 2],
+    /// Percentage of reads.
+    reads: u64,
+    sizes: [Split; 2],
     walk: Walk,
     random: Random,
-}
-
-/// The mix of directions.
-#[derive(Debug, Clone, Copy)]
-enum Mix {
-    Only(usize),
-    /// Percentage of reads.
-    Reads(u64),
-}
-
-/// The lengths of blocks.
-#[derive(Debug, Clone)]
-enum Sizes {
-    Fixed(u64),
-    /// Multiples of the lowest.
-    Range {
-        low: u64,
-        high: u64,
-    },
-    /// Cumulative share in percent, and the size.
-    Split(Vec<(u32, u64)>),
 }
 
 #[derive(Debug, Clone)]
@@ -62,87 +43,67 @@ enum Walk {
 impl Positions {
     /// The blocks of `job` on `len` bytes from `begin`; `len` is at least one block.
     pub(crate) fn new(job: &Job, begin: u64, len: u64, seed: u64) -> Positions {
-        let sizes = [Sizes::new(job, 0), Sizes::new(job, 1)];
-        let mix = match (job.pattern.reads, job.pattern.writes) {
-            (true, true) => Mix::Reads(job.rwmixread),
-            (_, writes) => Mix::Only(usize::from(writes)),
+        let reads = match (job.rw.reads(), job.rw.writes()) {
+            (true, true) => job.rwmixread,
+            (reads, _) => {
+                if reads {
+                    100
+                } else {
+                    0
+                }
+            }
         };
-        let walk = Walk::new(job, len, seed);
-        Positions { begin, len, mix, sizes, walk, random: Random::new(derive(seed, 1)) }
+        let sizes = [job.split(0), job.split(1)];
+        let walk = Walk::new(job, &sizes, len, seed);
+        Positions { begin, len, reads, sizes, walk, random: Random::new(derive(seed, 1)) }
     }
 
     /// The next block of one direction, also after the end of a pass.
     #[inline]
     pub(crate) fn next_of(&mut self, direction: usize) -> Block {
-        let len = self.sizes[direction].next(&mut self.random);
+        let len = self.next_len(direction);
         let offset = self.walk.next(direction, len, self.len, &mut self.random);
         Block { direction, offset: self.begin + offset, len }
+    }
+
+    #[inline]
+    fn next_len(&mut self, direction: usize) -> u64 {
+        let sizes = &self.sizes[direction];
+        if let [(size, _)] = sizes[..] {
+            return size;
+        }
+        let mut drawn = self.random.below(100) as u32;
+        let found = sizes.iter().find(|(_, share)| {
+            let is_it = drawn < *share;
+            drawn = drawn.saturating_sub(*share);
+            is_it
+        });
+        found.map_or(sizes[0].0, |(size, _)| *size)
     }
 
     /// The next direction; the block is requested separately, since a rate may delay it.
     #[inline]
     pub(crate) fn direction(&mut self) -> usize {
-        match self.mix {
-            Mix::Only(direction) => direction,
-            Mix::Reads(percent) => usize::from(self.random.below(100) >= percent),
-        }
-    }
-
-    /// Length of the range in bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-}
-
-impl Sizes {
-    fn new(job: &Job, direction: usize) -> Sizes {
-        let split = &job.bssplit[direction];
-        if !split.is_empty() {
-            let mut end = 0;
-            return Sizes::Split(
-                split
-                    .iter()
-                    .map(|&(size, share)| {
-                        end += share;
-                        (end, size)
-                    })
-                    .collect(),
-            );
-        }
-        match job.bsrange[direction] {
-            Some((low, high)) if low < high => Sizes::Range { low, high },
-            Some((low, _)) => Sizes::Fixed(low),
-            None => Sizes::Fixed(job.bs[direction]),
-        }
-    }
-
-    #[inline]
-    fn next(&self, random: &mut Random) -> u64 {
-        match self {
-            Sizes::Fixed(len) => *len,
-            Sizes::Range { low, high } => low * (1 + random.below(high / low)),
-            Sizes::Split(shares) => {
-                let drawn = random.below(100) as u32;
-                shares.iter().find(|share| drawn < share.0).map_or(shares[0].1, |share| share.1)
-            }
+        match self.reads {
+            100 => 0,
+            0 => 1,
+            percent => usize::from(self.random.below(100) >= percent),
         }
     }
 }
 
 impl Walk {
-    fn new(job: &Job, len: u64, seed: u64) -> Walk {
-        if !job.pattern.random {
+    fn new(job: &Job, sizes: &[Split; 2], len: u64, seed: u64) -> Walk {
+        if !job.rw.is_random() {
             return Walk::Sequential([0; 2]);
         }
-        let (min, max) = job.block_range();
-        if min == max && !job.norandommap {
-            let block = min;
-            let pass = 0;
-            let permutation = permutation(len / block, seed, pass);
-            return Walk::Covering { permutation, block, at: 0, pass, seed };
+        let (block, max) = job.block_range();
+        if block == max && !job.norandommap {
+            let permutation = permutation(len / block, seed, 0);
+            return Walk::Covering { permutation, block, at: 0, pass: 0, seed };
         }
-        Walk::Drawn([0, 1].map(|direction| {
-            let align = job.block_range_of(direction).0;
+        Walk::Drawn([0, 1].map(|direction: usize| {
+            let align = sizes[direction].iter().map(|(size, _)| *size).min().unwrap_or(1);
             (len.saturating_sub(align) / align + 1, align)
         }))
     }
@@ -180,25 +141,13 @@ fn permutation(blocks: u64, seed: u64, pass: u64) -> Permutation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::file::Entry;
-    use crate::options::table::apply;
+    use crate::options::request::job_of_options;
 
     const SEED: u64 = 7;
 
-    fn job(options: &[(&str, &str)]) -> Job {
-        let mut job = Job::default();
-        for (key, value) in options {
-            let key = (*key).into();
-            let value = Some((*value).into());
-            let origin = String::new();
-            apply(&mut job, &Entry { key, value, origin }).unwrap();
-        }
-        job
-    }
-
     fn blocks(options: &[(&str, &str)], len: u64, count: usize) -> Vec<Block> {
         println!("seed {SEED}");
-        let mut positions = Positions::new(&job(options), 1 << 20, len, SEED);
+        let mut positions = Positions::new(&job_of_options(options), 1 << 20, len, SEED);
         let mut next = || {
             let direction = positions.direction();
             positions.next_of(direction)
@@ -242,9 +191,5 @@ mod tests {
         );
         assert!(found.iter().all(|b| b.offset >= 1 << 20 && b.offset + b.len <= 2 << 20));
         assert!(found.iter().all(|b| b.offset.is_multiple_of(4096)));
-        let ranged = blocks(&[("rw", "randread"), ("bsrange", "1k-8k")], 1 << 20, 1000);
-        assert!(
-            ranged.iter().all(|b| b.len.is_multiple_of(1024) && (1024..=8192).contains(&b.len))
-        );
     }
 }

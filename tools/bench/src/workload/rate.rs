@@ -13,7 +13,7 @@ pub(crate) struct Rates {
 
 impl Rates {
     pub(crate) fn new(job: &Job) -> Rates {
-        let is_mixed = job.pattern.reads && job.pattern.writes && (1..100).contains(&job.rwmixread);
+        let is_mixed = job.rw.reads() && job.rw.writes() && (1..100).contains(&job.rwmixread);
         Rates { paces: [0, 1].map(|direction| Pace::new(job, direction)), is_mixed }
     }
 
@@ -88,6 +88,7 @@ const MOST_CAUGHT_UP_NS: f64 = 1e9;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::request::job_of_options;
 
     fn went_until(pace: &mut Pace, end_ns: u64, len: u64) -> u64 {
         let mut count = 0;
@@ -100,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_job_that_begins_late_is_no_faster_for_it() {
-        let job = Job { rate_iops: [Some(1000), None], ..Job::default() };
+        let job = job_of_options(&[("rate_iops", "1000,")]);
         let mut pace = Pace::new(&job, 0).unwrap();
         pace.start(5_000_000_000);
         assert_eq!(went_until(&mut pace, 6_000_000_000, 4096), 1000);
@@ -108,23 +109,22 @@ mod tests {
 
     #[test]
     fn the_limit_of_ios_is_kept() {
-        let job = Job { rate_iops: [Some(1000), None], ..Job::default() };
+        let job = job_of_options(&[("rate_iops", "1000,")]);
         assert_eq!(went_until(&mut Pace::new(&job, 0).unwrap(), 1_000_000_000, 4096), 1000);
         assert!(Pace::new(&job, 1).is_none());
-        let job = Job { rate: [Some(1 << 20), None], ..Job::default() };
+        let job = job_of_options(&[("rate", "1m,")]);
         assert_eq!(went_until(&mut Pace::new(&job, 0).unwrap(), 1_000_000_000, 4096), 256);
     }
 
     #[test]
     fn a_direction_that_is_held_back_lets_the_other_go_on() {
         let job = |rates, rwmixread| {
-            let mut job = Job { rate_iops: rates, rwmixread, ..Job::default() };
-            (job.pattern.reads, job.pattern.writes) = (true, true);
-            job
+            let options = [("rw", "rw"), ("rate_iops", rates), ("rwmixread", rwmixread)];
+            job_of_options(&options)
         };
-        let rates = Rates::new(&job([Some(10), None], 50));
+        let rates = Rates::new(&job("10,", "50"));
         assert_eq!(rates.choose(0, 0), (0, 0), "nothing is held back at the begin");
-        let mut rates = Rates::new(&job([Some(1000), Some(100)], 50));
+        let mut rates = Rates::new(&job("1000,100", "50"));
         rates.start(0);
         let mut now = 0;
         let mut counts = [0_u64; 2];
@@ -138,7 +138,7 @@ mod tests {
             counts[direction] += 1;
         }
         assert!((999..=1001).contains(&counts[0]) && (99..=101).contains(&counts[1]), "{counts:?}");
-        let mut only = Rates::new(&job([Some(10), None], 100));
+        let mut only = Rates::new(&job("10,", "100"));
         only.went(0, 0, 4096);
         assert_eq!(only.choose(0, 0).0, 0, "a mix without writes never writes");
     }

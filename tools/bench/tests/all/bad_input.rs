@@ -32,14 +32,13 @@ fn sections_without_a_name_or_without_a_job_are_refused() {
 
 #[test]
 fn a_missing_target_and_a_missing_size_are_named() {
-    refused("[a]\nrw=read\nsize=1m\nioengine=psync\n", &["a (", "filename="]);
+    refused("[a]\nrw=read\nsize=1m\nioengine=io_uring\n", &["a (", "filename="]);
     refused("[a]\nrw=read\nioengine=null\n", &["null", "size="]);
     refused("[a]\nrw=read\nfilename=/nonexistent/x\n", &["/nonexistent/x"]);
 }
 
 #[test]
 fn a_write_job_is_refused_where_only_reading_is_allowed() {
-    refused("[a]\nioengine=null\nsize=1m\nrw=write\nreadonly\n", &["rw=write", "readonly"]);
     let dir = TestDir::new();
     let file = dir.path("x");
     fs::write(&file, [0; 8192]).unwrap();
@@ -76,7 +75,6 @@ fn unwritable_output_is_reported_before_the_work() {
     let job = ["--name=a", "--ioengine=null", "--size=1m"];
     let with = |more: &[&str]| run(&[&job[..], more].concat()).code(1);
     with(&["--output=/nonexistent/out"]).complains_of(&["/nonexistent/out"]);
-    with(&["--write_bw_log=/proc/x/y"]).complains_of(&["/proc/x"]);
 }
 
 #[test]
@@ -88,35 +86,33 @@ fn a_runtime_of_zero_and_a_time_base_without_a_time_are_refused() {
 #[test]
 fn values_out_of_range_and_wrong_names_are_refused() {
     for (line, word) in [
-        ("rw=raedwrite", "no pattern"),
-        ("rw=randtrim", "trimming"),
-        ("rw=randread:8", "PATTERN:N"),
+        ("rw=raedwrite", "not one of read, write"),
+        ("rw=randtrim", "randread"),
         ("ioengine=nul", "'null'"),
-        ("iodepth=0", "1 to"),
+        ("iodepth=0", "1..=65535"),
         ("bssplit=4k/50:8k/40", "add up"),
         ("bs=0", "a block has"),
-        ("verify=md5", "crc32c and pattern"),
         ("percentile_list=101", "0 to 100"),
-        ("include nothing.inc", "nothing.inc"),
         ("cpus_allowed=x", "not a list of processors"),
         ("cpus=0-1000", "does not exist"),
-        ("rwmixread=101", "0 to 100"),
+        ("rwmixread=101", "0..=100"),
+        ("filename=a:b", "one target"),
+        ("thinktime=1ms", "rw=samples"),
     ] {
         refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[word]);
     }
 }
 
 #[test]
-fn options_of_fio_alone_are_refused_by_name_with_a_pointer_to_fio() {
+fn options_of_fio_alone_are_refused_with_a_pointer_to_fio() {
     let pointer = ["ioengine=external:dlfs-fio.so", "tools/bench/README.md"];
     for line in [
         "steadystate=iops:5%",
         "latency_target=5ms",
         "random_distribution=zipf:1.2",
         "read_iolog=x",
-        "mem=malloc",
-        "wait_for=a",
         "exec_prerun=true",
+        "ioengine=psync",
         "thread=0",
         "zonemode=zbd",
         "verify=md5",
@@ -132,8 +128,6 @@ fn options_of_fio_alone_are_refused_by_name_with_a_pointer_to_fio() {
         out.complains_of(&[key, pointer[0]]);
     }
     run(&["--client=host", "x.fio"]).code(1).complains_of(&["client", pointer[0]]);
-    let out = run(&["--cmdhelp=steadystate"]).code(1);
-    out.complains_of(&["steadystate", pointer[0]]);
 }
 
 #[test]
@@ -144,9 +138,6 @@ fn a_missing_target_is_named() {
     run(&["--name=a", "--filename=nvme-tcp://h", "--rw=read"])
         .code(1)
         .complains_of(&["nvme-tcp://h"]);
-    let wrong =
-        run(&["--name=a", "--ioengine=psync", "--filename=nvme-tcp\\://h/nqn.2026-11.io.dlfs\\:x"]);
-    wrong.code(1).complains_of(&["plain files"]);
 }
 
 #[test]
@@ -166,20 +157,15 @@ fn pipe(dir: &TestDir) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_job_file_that_never_ends_or_never_comes_is_refused() {
+fn a_job_file_that_never_ends_is_refused() {
     let dir = TestDir::new();
     let refused = |path: &Path, words: &[&str]| run(&[path]).code(1).complains_of(words);
     refused(Path::new("/dev/zero"), &["/dev/zero", "neither a regular file nor a pipe"]);
     refused(dir.folder(), &["neither a regular file nor a pipe"]);
-    refused(&pipe(&dir), &["nobody wrote to this pipe"]);
     let long = dir.path("long.fio");
     fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
     refused(&long, &["long.fio", "more than 1048576 bytes"]);
-    let twice = "include deep.fio\ninclude deep.fio\n".repeat(100);
-    refused(&dir.write("deep.fio", &twice), &["deep.fio:1", "include each other"]);
-    dir.write("wide.inc", &"# \n".repeat(1 << 15));
-    refused(&dir.write("wide.fio", &"include wide.inc\n".repeat(99)), &["1048576 bytes"]);
-    refused(&dir.write("jobs.fio", &"[a]\n".repeat(1 << 15)), &["--max-jobs"]);
+    refused(&dir.write("jobs.fio", &"[a]\n".repeat(1 << 15)), &["more than 4096"]);
     let mut command = bench();
     command.arg("-").stdin(fs::File::open("/dev/zero").unwrap());
     finish(command).code(1).complains_of(&["1048576 bytes"]);
@@ -190,12 +176,12 @@ fn a_job_file_may_come_through_a_pipe() {
     let dir = TestDir::new();
     let path = pipe(&dir);
     let mut command = bench();
-    command.arg(&path).arg("--showcmd");
+    command.arg(&path);
     let writer = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(300));
         fs::write(path, "[a]\nioengine=null\nsize=1m\n").unwrap();
     });
-    assert!(finish(command).quiet().text().contains("--size='1m'"));
+    assert!(finish(command).quiet().text().contains("io=1024KiB"));
     writer.join().unwrap();
 }
 
@@ -205,7 +191,7 @@ fn a_target_that_has_no_blocks_is_refused_before_it_is_opened() {
     let path = pipe(&dir);
     let names = [path.to_str().unwrap(), "/dev/zero", dir.folder().to_str().unwrap()];
     for name in names {
-        for engine in ["psync", "io_uring", "file"] {
+        for engine in ["io_uring", "file"] {
             let file = format!("--filename={name}");
             let engine = format!("--ioengine={engine}");
             let out = run(&["--name=a", &file, &engine, "--size=8k", "--rw=write"]);
@@ -221,7 +207,7 @@ fn a_file_that_the_disk_has_no_room_for_is_not_begun() {
     let dir = TestDir::new();
     let path = dir.path("large");
     let file = format!("--filename={}", path.display());
-    let out = run(&["--name=a", &file, "--ioengine=psync", "--rw=read", "--size=1e"]);
+    let out = run(&["--name=a", &file, "--rw=read", "--size=1e"]);
     out.code(1).complains_of(&["large", "no storage space"]);
     assert_eq!(fs::metadata(path).unwrap().len(), 0);
 }
@@ -229,33 +215,27 @@ fn a_file_that_the_disk_has_no_room_for_is_not_begun() {
 #[test]
 fn huge_numbers_are_refused_or_harmless() {
     let times = ["18446744073709551615", "99999999999999999999999", "36526d"];
-    let keys = ["runtime", "ramp_time", "startdelay", "thinktime"];
-    for (key, time) in keys.iter().flat_map(|key| times.map(|time| (key, time))) {
+    for (key, time) in
+        ["runtime", "ramp_time", "thinktime"].iter().flat_map(|key| times.map(|time| (key, time)))
+    {
         let line = format!("{key}={time}");
         refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[&line, "100 years"]);
     }
-    for line in [
-        "bwavgtime=18446744073709551615",
-        "log_avg_msec=18446744073709551615",
-        "ctrl_loss_tmo=18446744073709551615",
-        "epochs=18446744073709551615",
-    ] {
-        refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[line, "not within"]);
-    }
+    let line = "epochs=18446744073709551615";
+    refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[line, "too large"]);
     for line in ["size=15e", "offset=15e", "io_size=2e", "rate=1025p", "offset_increment=15e"] {
         refused(&format!("[a]\nioengine=null\n{line}\nsize=1m\n"), &[line, "2^60"]);
     }
-    for line in ["bsrange=4k-1e", "bssplit=4k/50:1e/50", "bs=1e"] {
+    for line in ["bssplit=4k/50:1e/50", "bs=1e"] {
         refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[line, "a block has"]);
     }
     // The largest that is taken, together.
     let most = "[a]\nioengine=null\nnumber_ios=8\nruntime=36525d\nramp_time=0\nsize=1e\noffset=1e\n\
-                offset_increment=1e\nnumjobs=4\nloops=18446744073709551615\nbwavgtime=3155760000000\n\
+                offset_increment=1e\nnumjobs=4\nloops=18446744073709551615\n\
                 rw=randrw\nio_size=1e\nrate=1e\nfsync=18446744073709551615\n";
     let dir = TestDir::new();
     run(&[dir.write("most.fio", most)]).quiet();
     let more = "[a]\nioengine=null\nsize=1e\noffset_increment=1e\nnumjobs=64\n";
     run(&[dir.write("more.fio", more)]).code(1).complains_of(&["ends beyond it"]);
-    refused("[a]\nioengine=mem\nsize=1e\n", &["a (", "slots"]);
     refused("[a]\nioengine=null\nsize=1e\nbs=1g\niodepth=65535\n", &["no memory"]);
 }

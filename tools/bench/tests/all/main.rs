@@ -5,7 +5,7 @@ mod common;
 mod bad_input;
 mod data_sets;
 mod fio_engine;
-mod fio_tools;
+mod fio_keys;
 mod job_files;
 mod jobs;
 mod signals;

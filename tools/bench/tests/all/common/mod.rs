@@ -4,14 +4,15 @@
 mod program;
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::{Deserializer, StreamDeserializer, Value, de::IoRead};
+use dlfs::qpair::Device;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::target::{Target, TargetOptions};
 
 pub(crate) use program::*;
 
@@ -52,55 +53,15 @@ impl TestDir {
     }
 }
 
-/// A run that prints its figures as JSON documents when it is asked to.
-pub(crate) struct Reporting {
-    child: Child,
-    figures: StreamDeserializer<'static, IoRead<BufReader<ChildStdout>>, Value>,
-}
-
-impl Reporting {
-    /// Starts `command`, and waits until the program handles the signals that ask for figures.
-    pub(crate) fn start(mut command: Command) -> Reporting {
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
-        let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        let handled = 1 << (SIGINT - 1) | 1 << (SIGUSR1 - 1);
-        wait_until("the program handles signals", || handled_signals(&child) & handled == handled);
-        Reporting { child, figures: Deserializer::from_reader(stdout).into_iter() }
-    }
-
-    /// Waits for the next figures.
-    pub(crate) fn next_figures(&mut self) -> Value {
-        self.figures.next().expect("the run goes on").expect("figures are JSON")
-    }
-
-    /// Asks for figures again and again until `is_enough`; returns those.
-    pub(crate) fn report_until(&mut self, is_enough: impl Fn(&Value) -> bool) -> Value {
-        let limit = Instant::now() + EVENT_LIMIT;
-        loop {
-            signal(&self.child, "USR1");
-            let figures = self.next_figures();
-            if is_enough(&figures) {
-                return figures;
-            }
-            assert!(Instant::now() < limit, "no more than {figures}");
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Interrupts the run, which ends with exit code 128; returns its last figures.
-    pub(crate) fn interrupt(mut self) -> Value {
-        signal(&self.child, "INT");
-        let last = self.figures.map(|figures| figures.expect("figures are JSON")).last();
-        assert_eq!(wait(&mut self.child).code(), Some(128));
-        last.expect("an interrupted run prints its figures")
-    }
-}
-
-/// The mask of signals that the child handles.
-fn handled_signals(child: &Child) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it runs");
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask");
-    u64::from_str_radix(mask.trim(), 16).expect("a hexadecimal mask")
+/// A served namespace in memory.
+pub(crate) fn target(len: u64, writable: bool) -> (Target, String) {
+    let nqn = "nqn.2026-11.io.dlfs:bench".parse().unwrap();
+    let options = TargetOptions { writable, ..TargetOptions::new(nqn) };
+    let device: Arc<dyn Device> = Arc::new(MemNamespace::new(len, 512).unwrap());
+    let target = Target::bind(options, vec![device]).unwrap();
+    let address = target.local_addr();
+    let name = format!("nvme-tcp://{address}/nqn.2026-11.io.dlfs:bench?ns=1");
+    (target, name)
 }
 
 /// Waits until `is_so`; fails if that takes longer than any test should.
@@ -114,6 +75,3 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// No event of a test takes this long, except on a heavily loaded machine.
 const EVENT_LIMIT: Duration = Duration::from_secs(120);
-
-const SIGINT: u32 = 2;
-const SIGUSR1: u32 = 10;
