@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
 use crate::order::HexId;
+use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
 use crate::prefetch::{LoaderOptions, Mix, MixSource};
 use crate::reader::{Batch, OnError, Watch};
 use crate::units::{Epoch, SampleId};

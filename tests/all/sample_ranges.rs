@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, OpenOptions, Options, SampleRange};
-use dlfs::format::pieces::{PIECE_BYTES, PIECED_ABOVE_BYTES};
 use dlfs::format::Pack;
+use dlfs::format::pieces::{PIECE_BYTES, PIECED_ABOVE_BYTES};
 use dlfs::import::{
     EditOptions, ImportOptions, Onto, Progress, Stage, delete_ids, import, purge, rebuild,
 };
