@@ -552,7 +552,9 @@ impl SequenceOptions {
             pad: flag(self.pad, "pad")?,
             batching: match self.batching {
                 DLFS_BATCHING_AUTO => None,
-                number => Some(choice(number - 1, "batching")?),
+                number => {
+                    Some(choice(number - 1, "batching").map_err(|_| unknown("batching", number))?)
+                }
             },
             contiguous: flag(self.contiguous, "contiguous")?,
             on_error: choice(self.on_error, "on_error")?,

@@ -399,7 +399,7 @@ static void of_mounts(const char *address) {
     options = (dlfs_mount_options){.size = sizeof options, .num_paths = 1};
     FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "paths is NULL");
     options = (dlfs_mount_options){.size = sizeof options, .hostnqn = ""};
-    FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "hostnqn ''");
+    FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "hostnqn: an NQN must not be empty");
     options = (dlfs_mount_options){.size = sizeof options, .dhchap_secret = "DHHC-1:00:AAAA:"};
     FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "the key is not usable");
     options = (dlfs_mount_options){.size = sizeof options, .dhchap_secret = "/nonexistent/key"};

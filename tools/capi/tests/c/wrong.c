@@ -347,11 +347,11 @@ static void mounts(const char *address) {
     dlfs_fs *fs;
     const char *bad[] = {"\xff\xfe", "nvme-tcp://127.0.0.1:1/\xff"};
     dlfs_mount_options it = {.size = sizeof it, .paths = bad, .num_paths = 1};
-    FAILS(DLFS_E_INVALID, dlfs_mount(address, &it, &fs), "a path is not UTF-8");
+    FAILS(DLFS_E_INVALID, dlfs_mount(address, &it, &fs), "paths is not UTF-8");
     it = (dlfs_mount_options){.size = sizeof it, .hostnqn = bad[0]};
     FAILS(DLFS_E_INVALID, dlfs_mount(address, &it, &fs), "hostnqn is not UTF-8");
     it = (dlfs_mount_options){.size = sizeof it, .tiers = bad, .num_tiers = 1};
-    FAILS(DLFS_E_INVALID, dlfs_mount(address, &it, &fs), "a tier is not UTF-8");
+    FAILS(DLFS_E_INVALID, dlfs_mount(address, &it, &fs), "tiers is not UTF-8");
     it = (dlfs_mount_options){.size = sizeof it, .tiers = bad, .num_tiers = SIZE_MAX};
     FAILS(DLFS_E_INVALID, dlfs_mount(address, &it, &fs), "at most");
     it = (dlfs_mount_options){.size = sizeof it, .num_tiers = 1};
