@@ -349,7 +349,9 @@ mod tests {
 
     fn named(name: &str, limit: u64, ids: &[u64]) -> NamedView {
         let mut set = IdSet::new(limit);
-        ids.iter().for_each(|id| set.insert(*id));
+        for id in ids {
+            set.insert(*id);
+        }
         let view = View::new(Uuid([7; 16]), Generation(3), set, 1);
         NamedView { name: name.into(), made: format!("{} ids", ids.len()), view }
     }
@@ -392,7 +394,9 @@ mod tests {
         ) {
             let mut sets = [IdSet::new(limit), IdSet::new(limit)];
             sets[0].insert(0);
-            ids.iter().filter(|id| **id < limit).for_each(|id| sets[0].insert(*id));
+            for id in ids.iter().filter(|id| **id < limit) {
+                sets[0].insert(*id);
+            }
             runs.iter().filter(|run| run.0 < limit).for_each(|(at, n)| sets[1].insert_range(*at..limit.min(at + n)));
             sets[1].insert(limit - 1);
             let views = sets.into_iter().zip(["one", "two"]).map(|(ids, name)| NamedView {

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::Result;
 use dlfs::format::superblock::COPY_OFFSETS;
@@ -302,7 +302,7 @@ impl PlainEngine for Pair {
         count
     }
 
-    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut shared = self.disks.shared.lock().unwrap();
         let mut count = 0;
         for mut submitted in std::mem::take(&mut self.submitted) {

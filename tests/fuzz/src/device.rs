@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::qpair::plain::{Plain, PlainEngine};
 use dlfs::qpair::{Capabilities, Completion, Device, Io, IoOp, Namespace, PairScope, QueuePair};
@@ -93,7 +93,7 @@ impl PlainEngine for Pair {
         count
     }
 
-    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let count = max.min(self.taken.len());
         let mut bytes = self.plate.bytes();
         done.extend(self.taken.drain(..count).map(|mut io| {

@@ -70,7 +70,7 @@ fn address(input: &[u8]) {
         assert_eq!(address.to_string().parse().as_ref(), Ok(&address), "{text} as {address}");
         assert!(address.is_same_namespace(&address));
         if let Address::Spdk(address) = &address {
-            let _ = (address.trtype(), address.nsid(), address.needs_dma_memory());
+            let _ = address.needs_dma_memory();
         }
     }
     if let Ok(nqn) = Nqn::new(text) {
