@@ -59,8 +59,8 @@ impl Over {
         }
     }
 
-    /// `options` with what follows from the data: the nodes that hold chunks, and an estimate of the samples of a batch,
-    /// if batches have a budget: all lengths are looked at.
+    /// `options` with what follows from the data: the nodes that hold chunks, and an estimate of the samples of a
+    /// batch, if batches have a budget: all lengths are looked at.
     ///
     /// # Errors
     /// `InvalidArgument`: a sample has no length, or is longer than the budget; nobody holds chunks.

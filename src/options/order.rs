@@ -104,6 +104,7 @@ pub struct Tokens {
     /// The most tokens of a batch, instead of a number of samples: samples of similar length share a batch, and batches
     /// go to the ranks in turn.
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS"))]
+    #[cfg_attr(feature = "clap", arg(value_parser = clap::value_parser!(u64).range(1..)))]
     pub batch_tokens: Option<u64>,
     /// Batches by tokens: positions of the epoch that are sorted by length together.
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", requires = "batch_tokens"))]

@@ -312,8 +312,8 @@ fn epochs(timeline: &Timeline) -> String {
         ),
     };
     format!(
-        "{}<p class=\"note\">{left_out}An epoch begins when the last batch of the one before was delivered. What is read \
-         ahead for the next epoch counts where it was read.</p>",
+        "{}<p class=\"note\">{left_out}An epoch begins when the last batch of the one before was delivered. What is \
+         read ahead for the next epoch counts where it was read.</p>",
         table("", &titles, timeline.epochs().iter().map(row))
     )
 }

@@ -238,7 +238,8 @@ impl Cache {
     }
 
     /// The namespaces as other nodes see them, with these NGUIDs: thinly provisioned, with as many blocks in use as
-    /// there are copies; what cannot be read ends with *Deallocated or Unwritten Logical Block*. With `copies_only`, so does a read of data without copies, which never reaches the origin.
+    /// there are copies; what cannot be read ends with *Deallocated or Unwritten Logical Block*. With
+    /// `copies_only`, so does a read of data without copies, which never reaches the origin.
     pub fn views(&self, copies_only: bool, nguids: &[[u8; 16]]) -> Vec<Arc<dyn Device>> {
         device::views(&self.tiers, copies_only, nguids)
     }

@@ -21,7 +21,7 @@ use crate::import::options::{
     BadEntries, ColumnCounts, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
     RowOptions, Stage, no_samples,
 };
-use crate::import::pass::{Outcome, Pass};
+use crate::import::pass::Outcome;
 use crate::import::plan::{Plan, RowOrder, Rows};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
@@ -32,6 +32,7 @@ use crate::import::sources::{
     Step, detect,
 };
 use crate::import::streamed;
+use crate::import::worker::Pass;
 use crate::import::write_behind::PIECE_BYTES;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};

@@ -12,40 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_channel::bounded;
 
-use crate::import::chunks::Job;
-use crate::import::lease::Lease;
-use crate::import::media::Media;
 use crate::import::options::Progress;
 use crate::import::plan::ChunkLayout;
 use crate::import::retry::is_transient;
-use crate::import::sources::{BadEntry, Source};
-use crate::import::worker::{Event, Shared, Worker};
+use crate::import::sources::BadEntry;
+use crate::import::worker::{Event, Pass, Shared, Worker};
 use crate::import::write_behind::FLUSH_EVERY_BYTES;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::DirectoryBuilder;
 use dlfs_format::format::ChunkHeader;
-
-/// The inputs of a pass.
-pub(super) struct Pass<'a> {
-    /// Source, layout and placement.
-    pub(super) job: Job<'a>,
-    /// The chunks to write.
-    pub(super) chunks: &'a [ChunkLayout],
-    /// The source to read.
-    pub(super) source: &'a Source,
-    /// The namespaces to write to.
-    pub(super) media: &'a Media,
-    /// The right to write.
-    pub(super) lease: &'a Lease,
-    /// Number of threads.
-    pub(super) threads: usize,
-    /// Set if chunks may be on the media already.
-    pub(super) look: bool,
-    /// Chunks below this number are on the media and need no check.
-    pub(super) skip_chunks: u64,
-    /// Only read the source, in order to list bad rows.
-    pub(super) only_check: bool,
-}
 
 /// The result of a pass.
 #[derive(Debug, Default)]

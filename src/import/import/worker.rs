@@ -5,14 +5,37 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_channel::Sender;
 
-use crate::import::chunks::{ChunkWriter, Started};
-use crate::import::pass::Pass;
+use crate::import::chunks::{ChunkWriter, Job, Started};
+use crate::import::lease::Lease;
+use crate::import::media::Media;
 use crate::import::plan::ChunkLayout;
 use crate::import::retry::{Backoff, is_transient};
-use crate::import::sources::BadEntry;
+use crate::import::sources::{BadEntry, Source};
 use dlfs_base::threads::caught;
 use dlfs_base::{Error, Result};
 use dlfs_format::format::ChunkHeader;
+
+/// The inputs of a pass, which its threads share.
+pub(super) struct Pass<'a> {
+    /// Source, layout and placement.
+    pub(super) job: Job<'a>,
+    /// The chunks to write.
+    pub(super) chunks: &'a [ChunkLayout],
+    /// The source to read.
+    pub(super) source: &'a Source,
+    /// The namespaces to write to.
+    pub(super) media: &'a Media,
+    /// The right to write.
+    pub(super) lease: &'a Lease,
+    /// Number of threads.
+    pub(super) threads: usize,
+    /// Set if chunks may be on the media already.
+    pub(super) look: bool,
+    /// Chunks below this number are on the media and need no check.
+    pub(super) skip_chunks: u64,
+    /// Only read the source, in order to list bad rows.
+    pub(super) only_check: bool,
+}
 
 /// Messages from the threads to the collector.
 pub(super) enum Event {

@@ -32,8 +32,7 @@ pub enum OrderKind {
     Global,
     /// DIESEL's chunk-based shuffle in `lanes` lanes of equal length: chunks are shuffled and divided among
     /// the lanes, each lane shuffles the samples of `group` chunks together, and the sequence takes one sample
-    /// of each lane in turn. A state names it "grouped2".
-    #[serde(rename = "grouped2")]
+    /// of each lane in turn.
     Grouped {
         /// The number of lanes; 1 is DIESEL's algorithm. 0 in a request: chosen by the world size when a run
         /// starts, or taken from the state that it resumes from.
@@ -304,7 +303,7 @@ mod tests {
     fn a_specification_is_json_with_the_names_that_the_command_line_has() {
         let spec = OrderSpec { kind: OrderKind::Grouped { lanes: 8, group: 4 }, seed: 7 };
         let json = serde_json::to_string(&spec).unwrap();
-        assert_eq!(json, r#"{"kind":"grouped2","lanes":8,"group":4,"seed":7}"#);
+        assert_eq!(json, r#"{"kind":"grouped","lanes":8,"group":4,"seed":7}"#);
         assert_eq!(serde_json::from_str::<OrderSpec>(&json).unwrap(), spec);
     }
 

@@ -419,7 +419,7 @@ mod tests {
             json,
             concat!(
                 r#"{"version":1,"image":"000102030405060708090a0b0c0d0eff","generation":3,"#,
-                r#""order":{"kind":"grouped2","lanes":8,"group":4,"seed":7},"epoch":0,"consumed":512}"#
+                r#""order":{"kind":"grouped","lanes":8,"group":4,"seed":7},"epoch":0,"consumed":512}"#
             )
         );
         assert_eq!(State::from_json(&json).unwrap(), state);

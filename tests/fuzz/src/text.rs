@@ -93,7 +93,7 @@ fn states() -> Vec<Vec<u8>> {
     };
     let texts = [
         state(r#""kind":"partial","q":0.5,"world_size":8"#, 1, 512),
-        state(r#""kind":"grouped2","lanes":4,"group":2"#, 0, 0),
+        state(r#""kind":"grouped","lanes":4,"group":2"#, 0, 0),
         state(r#""kind":"sequential","by":"slot""#, u64::MAX, 1),
         state(r#""kind":"global""#, 7, u64::MAX),
         state(r#""kind":"local","world_size":3"#, 7, 3),

@@ -419,8 +419,8 @@ impl Batch {
 }
 
 /// Some samples of a batch as they are pickled: the arguments of `batch_of` and `sample_of`, a tuple in Python. The
-/// bytes of the records, the end of each, ids, labels, epoch and whether it ends, fields, failures as positions, classes
-/// and texts, sources, and names, kinds and values of columns.
+/// bytes of the records, the end of each, ids, labels, epoch and whether it ends, fields, failures as positions,
+/// classes and texts, sources, and names, kinds and values of columns.
 #[derive(FromPyObject, IntoPyObject)]
 pub(crate) struct Pickle(
     PyBackedBytes,

@@ -509,8 +509,7 @@ impl Dataset {
     }
 
     /// Counters of reads by index, id or name: commands, bytes, repeated, corrupt, verified, and latency as in
-    /// Loader.stats. With tiers, also
-    /// theirs, and `places`: where the bytes came from, as in `dlfs read --json`.
+    /// Loader.stats. With tiers, also theirs, and `places`: where the bytes came from, as in `dlfs read --json`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dataset = self.dataset(py)?;
         let dict = shapes::dict(py, &dataset.stats())?;
@@ -519,11 +518,8 @@ impl Dataset {
             dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
             let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();
             dict.set_item("tier_copied_bytes", copied)?;
-            let mut list = Vec::with_capacity(tiers.tiers.len());
-            for tier in &tiers.tiers {
-                list.push(tier_dict(py, tier)?);
-            }
-            dict.set_item("tiers", list)?;
+            let each = tiers.tiers.iter().map(|tier| tier_dict(py, tier));
+            dict.set_item("tiers", each.collect::<PyResult<Vec<_>>>()?)?;
             let origin = tiers.origin;
             dict.set_item("origin_bytes", origin.bytes + origin.copier_bytes)?;
         }

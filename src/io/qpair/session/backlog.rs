@@ -79,7 +79,7 @@ pub(crate) struct Backlog {
     waiting: VecDeque<Attempt>,
     /// I/Os that the target asked to retry, with the time to do so.
     delayed: VecDeque<(Instant, Attempt)>,
-    /// What each piece is a piece of, if that is one itself.
+    /// For each piece, the piece that it is cut from, if it is not an I/O that was taken.
     cuts: Pieces<Option<PieceId>>,
     /// Completions that wait to be handed out.
     finished: VecDeque<Answer>,

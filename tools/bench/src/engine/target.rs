@@ -29,7 +29,7 @@ pub(crate) struct Target {
 
 impl Target {
     /// A queue pair for one thread.
-    pub(crate) fn queue_pair(&self) -> Result<Box<dyn QueuePair>, String> {
+    pub(crate) fn open_pair(&self) -> Result<Box<dyn QueuePair>, String> {
         match &self.device {
             None => Ok(Box::new(Plain(NullPair::new(self.namespace.clone())))),
             Some(device) => device.queue_pair().map_err(|error| error.report()),

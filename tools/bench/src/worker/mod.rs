@@ -96,7 +96,7 @@ impl Worker {
     ) -> Result<Worker, String> {
         setup::check(&job, target)?;
         let (begin, len) = setup::region(&job, number, target)?;
-        let mut pair = target.queue_pair()?;
+        let mut pair = target.open_pair()?;
         let slots = setup::slots(&job)?;
         let depth = slots.len();
         let readiness = Readiness::new().map_err(|error| error.to_string())?;

@@ -181,7 +181,10 @@ fn image_json(image: &Image, sums: &Sums) -> Value {
             "read_only": namespace.read_only,
         })
     });
-    let part = |(part, bytes): (&str, u64)| json!({"part": part, "bytes": bytes, "bytes_per_sample": per_sample(directory, bytes)});
+    let part = |(part, bytes): (&str, u64)| {
+        let bytes_per_sample = per_sample(directory, bytes);
+        json!({"part": part, "bytes": bytes, "bytes_per_sample": bytes_per_sample})
+    };
     let bytes = parts(directory).iter().map(|(_, bytes)| bytes).sum();
     let mut facts = json!({
         "uuid": directory.uuid().to_string(),

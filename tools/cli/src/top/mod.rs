@@ -2,8 +2,8 @@
 //!
 //! Pages of metrics go in, tables come out. Threads ask the addresses (`scrape.rs`), `page.rs` reads the text of an
 //! answer, `between.rs` compares two pages of one address, `sections.rs` says which column of which table is which
-//! metric, and `report.rs` makes rows of that. `table.rs` turns the rows into lines, which `draw.rs` and `screen.rs` show
-//! on a terminal and [`once`] prints; `view.rs` is what the user's keys have chosen.
+//! metric, and `report.rs` makes rows of that. `table.rs` turns the rows into lines, which `draw.rs` and `screen.rs`
+//! show on a terminal and [`once`] prints; `view.rs` is what the user's keys have chosen.
 //!
 //! Everything but `scrape.rs` and `screen.rs` is pure: time and keys are arguments. Whatever an address answers is
 //! limited in size and made harmless for the terminal; a slow address delays no other.

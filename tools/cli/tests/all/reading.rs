@@ -305,7 +305,7 @@ fn a_run_resumes_with_other_ranks_in_the_lanes_of_its_state_and_is_told_the_cost
     let front = dir.arg("front");
     run(&[&options[..], &["--stop-after", "60", "--ids", &front]].concat()).code(4);
     let saved = fs::read_to_string(&state).unwrap();
-    assert!(saved.contains(r#""kind":"grouped2","lanes":8"#), "{saved}");
+    assert!(saved.contains(r#""kind":"grouped","lanes":8"#), "{saved}");
     for shard in ["strided", "aligned"] {
         let mut all = ids("front");
         for rank in 0..3 {

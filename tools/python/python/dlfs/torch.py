@@ -470,10 +470,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             if consumed and info is not None and not self._goes_on(info):
                 epoch, consumed = epoch + 1, 0
             state = self._loader.state_dict()
-            lanes, version = self._shared[_LANES:_AGAIN].tolist()
-            if lanes:
-                kind = "grouped" if version == 1 else "grouped2"
-                state["order"] = {**state["order"], "kind": kind, "lanes": lanes}
+            if lanes := int(self._shared[_LANES]):
+                state["order"] = {**state["order"], "kind": "grouped", "lanes": lanes}
             self._loader.load_state_dict({**state, "epoch": epoch, "consumed": consumed})
             self._epoch = epoch
         self._followed = moves
@@ -655,9 +653,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if torch.utils.data.get_worker_info() is not None:
             self._epoch = place["epoch"]
             return  # a StatefulDataLoader gives each worker its own
-        order = place["order"]
-        version = 1 if order["kind"] == "grouped" else 2
-        self._shared[_LANES:_AGAIN] = torch.tensor([order.get("lanes", 0), version])
+        self._shared[_LANES] = place["order"].get("lanes", 0)
         self._move(place["epoch"], place["consumed"])
         self._resumed = place["epoch"]
 
@@ -803,10 +799,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 # of each epoch. 0 to 2: how often the user moved the run, to which epoch, and after how many of its samples.
 # _BEGUN: the move after which workers have begun, plus one. _WARNED: whether unequal ranks were reported.
 # _TAKEN: for which move workers have resumed within the epoch, their seed, and the number of the first one.
-# _LANES: lanes and version of the grouped order of a loaded state, or zeroes.
+# _LANES: lanes of the grouped order of a loaded state, or zero.
 # _AGAIN: move and epoch, each plus one, with which workers were last started, and whether a second start was
 # reported.
-_BEGUN, _WARNED, _TAKEN, _LANES, _AGAIN, _WORDS = 3, 4, 5, 8, 10, 13
+_BEGUN, _WARNED, _TAKEN, _LANES, _AGAIN, _WORDS = 3, 4, 5, 8, 9, 12
 
 
 class _Batches(Iterator[Any]):
