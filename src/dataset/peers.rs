@@ -195,7 +195,7 @@ impl Image {
         if policy != Policy::Clairvoyant {
             let text = "peers by plan serve what the plan of the run keeps in the tiers, and these keep by another \
                         policy";
-            return refuse(text, "add --policy clairvoyant (policy in Python, tier_policy in C)");
+            return refuse(text, "add --policy clairvoyant (policy in Python and C)");
         }
         if run.is_some_and(|run| run.sharding == Sharding::Local) {
             refuse(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT)

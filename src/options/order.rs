@@ -156,6 +156,10 @@ impl Tokens {
             return Err(invalid(text));
         }
         let Some(tokens) = self.batch_tokens else { return self.unused().map(|()| None) };
+        within("batch_tokens", tokens, 1)?;
+        within("bucket_window", self.bucket_window, 1)?;
+        within("max_batch", self.max_batch.unwrap_or(1), 1)?;
+        within("token_bytes", self.token_bytes, 1)?;
         let lengths = match &self.lengths {
             Some(column) => LengthsOf::Column(column.clone()),
             None => LengthsOf::Bytes(self.token_bytes),

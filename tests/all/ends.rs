@@ -25,6 +25,12 @@ use crate::support::breaking::{Breaking, How};
 
 /// Short enough for a test, long enough for an engine that is merely slow.
 const DEADLINE: Duration = Duration::from_secs(1);
+/// For what ends by itself: to write the backtrace of a panic takes seconds on a busy machine.
+const LONG_DEADLINE: Duration = Duration::from_secs(60);
+
+fn deadline(how: How) -> Duration {
+    if matches!(how, How::Panics | How::Fails) { LONG_DEADLINE } else { DEADLINE }
+}
 
 /// The limit above which a wait counts as endless: far above all limits of drops and calls here.
 const NOT_FOR_EVER: Duration = Duration::from_secs(60);
@@ -95,7 +101,8 @@ fn a_run_whose_poller_meets_a_broken_engine_ends_with_its_error_for_good() {
         let num_runs = if matches!(how, How::Panics | How::Fails) { runs.len() } else { 1 };
         for (kind, copy_threads) in runs.into_iter().take(num_runs) {
             let (device, image) = breaking_image(how, "dlfs-poller", &[]);
-            let mut loader = image.prefetcher(run(kind, copy_threads)).unwrap();
+            let options = LoaderOptions { deadline: deadline(how), ..run(kind, copy_threads) };
+            let mut loader = image.prefetcher(options).unwrap();
             loader.next().unwrap().unwrap();
             device.break_now();
             let began = Instant::now();
@@ -122,8 +129,11 @@ fn a_run_whose_poller_meets_a_broken_engine_ends_with_its_error_for_good() {
 fn a_job_gets_the_error_of_a_dead_poller_until_it_begins_anew() {
     let (device, image) = breaking_image(How::Panics, "dlfs-poller", &[]);
     let dataset = Dataset::from_image(image, ReaderOptions::default());
-    let options =
-        LoaderOptions { batching: Some(Batching::Sample), ..run(OrderKind::Global, None) };
+    let options = LoaderOptions {
+        batching: Some(Batching::Sample),
+        deadline: LONG_DEADLINE,
+        ..run(OrderKind::Global, None)
+    };
     let loader = dataset.loader(options).unwrap();
     loader.next(&mut ()).unwrap().unwrap();
     device.break_now();
@@ -144,7 +154,7 @@ fn a_job_gets_the_error_of_a_dead_poller_until_it_begins_anew() {
 fn reading_by_id_with_a_broken_engine_fails_and_the_thread_lives_on() {
     for how in [How::Panics, How::Hangs, How::Fails] {
         let (device, image) = breaking_image(how, "", &[]);
-        let options = ReaderOptions { deadline: DEADLINE, ..ReaderOptions::default() };
+        let options = ReaderOptions { deadline: deadline(how), ..ReaderOptions::default() };
         let dataset = Dataset::from_image(image, options);
         let ids: Vec<SampleId> = (0..40).map(SampleId).collect();
         let read = || dataset.read(Query::Ids(&ids), OnError::Raise, &mut ());

@@ -232,7 +232,7 @@ def test_states_go_to_a_stateful_data_loader_and_back(texts, workers, after):
 
 @pytest.mark.parametrize("given, text", [
     ({"batch_tokens": 0}, "batch_tokens is at least 1, not 0"),
-    ({"batch_tokens": -5}, "batch_tokens is at least 1, not -5"),
+    ({"batch_tokens": -5}, "batch_tokens: -5 is out of range"),
     ({"batch_tokens": 10, "token_bytes": 0}, "token_bytes is at least 1"),
     ({"batch_tokens": 10, "bucket_window": 0}, "bucket_window is at least 1"),
     ({"batch_tokens": 10, "bucket_window": 1 << 30}, "windows of 1 to"),

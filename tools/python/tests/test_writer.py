@@ -178,7 +178,7 @@ def test_what_cannot_be_written_is_refused_and_says_why(tmp_path: Path) -> None:
         dlfs.Writer(path, columns={"width": str}, append=True)
     with pytest.raises(TypeError, match="not one name"):
         dlfs.Writer(tmp_path / "other", "jpg")
-    with pytest.raises(TypeError, match="has no option 'shufle'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
         dlfs.Writer(tmp_path / "other", shufle=True)
     with pytest.raises(dlfs.InvalidArgument, match="append and overwrite"):
         dlfs.Writer(path, append=True, overwrite=True)

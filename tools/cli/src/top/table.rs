@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn names_are_shortened_before_columns_are_left_out() {
         assert_eq!(text(28)[1], "a-l…-name:1 job      5     0");
-        let narrow = ["NAME       ROLE  RATE", "a-l…name:1 job      5", "b:2        job  does …"];
+        let narrow = ["NAME       ROLE  RATE", "a-l…name:1 job      5", "b:2        job  does…"];
         assert_eq!(text(21)[..3], narrow);
         assert_eq!(text(5)[1], "a…e:1");
     }
