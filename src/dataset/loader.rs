@@ -140,8 +140,8 @@ impl Loader {
     /// # Errors
     /// `TimedOut`: no batch was ready within the deadline; call again to continue waiting. `Interrupted`:
     /// `watch` or [`Loader::close`] ended the wait, and no batch is lost. Errors of reading are those of
-    /// [`Dataset::read`]; each later call returns the same error, until [`Loader::set_epoch`] or
-    /// [`Loader::set_state`] restarts the run.
+    /// [`Dataset::read`](crate::dataset::Dataset::read); each later call returns the same error, until
+    /// [`Loader::set_epoch`] or [`Loader::set_state`] restarts the run.
     pub fn next(&self, watch: &mut dyn Watch) -> Result<Option<Batch>> {
         let mut batch = Batch::new();
         Ok(self.next_into(&mut batch, watch)?.then_some(batch))

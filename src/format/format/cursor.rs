@@ -106,7 +106,7 @@ pub(crate) fn number_len(value: u64) -> usize {
     (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
 }
 
-/// A number that stands for a number with a sign, or for none: see [`crate::format::table::kind::LABELS`].
+/// A number that stands for a number with a sign, or for none: see `crate::format::table::kind::LABELS`.
 pub fn label_code(label: Option<i64>) -> u64 {
     // The lowest number is no label, so that neither code overflows.
     label.map_or(0, |label| match label {

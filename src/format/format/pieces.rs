@@ -2,7 +2,7 @@
 //!
 //! A record of more than [`PIECED_ABOVE_BYTES`] is divided into pieces of [`PIECE_BYTES`] from its first byte;
 //! the last one may be shorter. Their checksums lie in a column of the chunk's header
-//! ([`kind::PIECES`](crate::format::table::kind::PIECES)), four bytes for 256 KiB, and take no memory until a
+//! (`kind::PIECES`), four bytes for 256 KiB, and take no memory until a
 //! part is read.
 //!
 //! The checksums are not believed: together they give the checksum of the record ([`whole`]), which the

@@ -3,8 +3,8 @@
 //! It begins with the names of the fields, each a u16 length and the bytes.
 //!
 //! *Columns* follow: each a kind and the number of its bytes, both LEB128, and the bytes. Kinds ascend. A reader
-//! refuses a kind below [`kind::MAY_BE_IGNORED`] that it does not know, and ignores others. The columns of
-//! [`kind`] hold one value for each sample, in the order of slots, unless their description says otherwise.
+//! refuses a kind below `kind::MAY_BE_IGNORED` that it does not know, and ignores others. The columns of
+//! `kind` hold one value for each sample, in the order of slots, unless their description says otherwise.
 //!
 //! Ids are not stored. They follow from the slots by the placement of the part.
 //!

@@ -59,7 +59,7 @@ impl Blocking {
     /// Reads whole blocks into `buf` and returns it.
     ///
     /// # Errors
-    /// As [`Calls::read_into`].
+    /// As `Calls::read_into`.
     pub fn read_into(&mut self, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
         self.0.read_into(0, offset_bytes, buf)
     }

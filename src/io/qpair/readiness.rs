@@ -3,7 +3,7 @@
 //! A poller owns a [`Readiness`] and gives each of its queue pairs a [`Registry`]
 //! ([`QueuePair::register`](super::QueuePair::register)). The queue pair wraps each of its descriptors in
 //! [`Watched`] and registers it there. [`Readiness::look`] returns the queue pairs to poll, and
-//! [`Watched::take_ready`] says whether a system call on a descriptor is worth its cost. A queue pair that
+//! `Watched::take_ready` says whether a system call on a descriptor is worth its cost. A queue pair that
 //! has work without a ready descriptor is *marked* ([`Registry::mark`]); the same look returns it.
 //!
 //! Asking the set costs about as much as an empty `readv`. While at most `FEW` descriptors are read by system
@@ -12,7 +12,7 @@
 //!
 //! The set is level-triggered: a socket with unread bytes is reported again. A descriptor is removed from the
 //! set before it is closed, because a forked child may keep the same socket open. A fork shares the set
-//! itself, so a child neither uses nor changes it and creates its own ([`Readiness::is_ours`]).
+//! itself, so a child neither uses nor changes it and creates its own (`Readiness::is_ours`).
 
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};

@@ -17,7 +17,7 @@ pub enum NqnError {
     /// No bytes before the first NUL.
     #[error("an NQN must not be empty")]
     Empty,
-    /// Longer than [`Nqn::MAX_LEN_BYTES`].
+    /// Longer than `Nqn::MAX_LEN_BYTES`.
     #[error("an NQN has at most 223 bytes, this has {0}")]
     TooLong(usize),
     /// A control character, NUL included.

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// | 0..8   | `address`    | offset of the data in the capsule; always 0 over TCP       |
 /// | 8..12  | `len`        | bytes of data, little-endian                               |
 /// | 12..15 | `reserved`   | zero                                                       |
-/// | 15     | `identifier` | 7:4 type, 3:0 subtype: one of [`Sgl::IN_CAPSULE`], [`Sgl::TRANSPORT`] |
+/// | 15     | `identifier` | 7:4 type, 3:0 subtype: one of `Sgl::IN_CAPSULE`, `Sgl::TRANSPORT` |
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

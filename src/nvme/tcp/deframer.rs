@@ -59,8 +59,8 @@ pub enum Event<'a> {
 /// Splits received bytes into headers and data.
 ///
 /// Call [`Deframer::next`] until it returns `None`, then again with more bytes. While
-/// [`Deframer::data_left`] is above 0, the caller may instead receive bytes straight into their
-/// buffer and only report them to [`Deframer::take_data`].
+/// `Deframer::data_left` is above 0, the caller may instead receive bytes straight into their
+/// buffer and only report them to `Deframer::take_data`.
 #[derive(Debug)]
 pub struct Deframer {
     role: Role,

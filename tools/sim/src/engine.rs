@@ -1,7 +1,7 @@
 //! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
 //!
 //! A node has `threads` staging threads. Each claims the next access of the node's string while the
-//! staging buffer has room, fetches the sample from the source that [`Copies`] gives, decodes it
+//! staging buffer has room, fetches the sample from the source that `Copies` gives, decodes it
 //! and writes it. The node consumes the buffer strictly in order; when it has consumed its share of
 //! a step it waits for all other nodes. Meanwhile fill threads copy from the origin to tiers. There
 //! is no network congestion. The origin is shared in one of two ways ([`Sharing`]):
@@ -14,7 +14,7 @@
 //!   would have received, determines when each of them ends.
 //!
 //! Time is in nanoseconds. Memory holds the staged samples, the sequences of the nodes' current
-//! epochs, and what [`Copies`] keeps.
+//! epochs, and what `Copies` keeps.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};

@@ -53,7 +53,7 @@ pub trait SampleStream {
         let _ = sample; // where no class is numbered as it comes
     }
 
-    /// Reads on in the sample that was read last, of which so many bytes are [unread](StreamSample::unread). 0: there
+    /// Reads on in the sample that was read last, of which so many bytes are unread. 0: there
     /// are no more.
     ///
     /// # Errors

@@ -184,7 +184,7 @@ impl FolderNamespace {
     }
 
     /// Lends an open file, so that reads need not open it a second time: an open of a parallel file system is
-    /// dear. The last [`MOST_LENT`] are kept, each until it fails, or is no longer the listed file.
+    /// dear. The last `MOST_LENT` are kept, each until it fails, or is no longer the listed file.
     pub fn lend(&self, index: usize, file: Arc<dyn LentFile>) {
         let mut lent = self.folder.lent.get_or_init(Mutex::default).lock();
         lent.retain(|(other, _)| *other != index);

@@ -115,9 +115,9 @@ pub type Ended<B> = (B, Result<Cqe, CommandError>);
 
 /// The connection of one queue. It owns no socket and never reads a clock.
 ///
-/// Connect a socket, call [`Channel::handle_connected`]; if it has a [`Channel::psk`], establish TLS with it and
-/// call [`Channel::handle_secured`]. Transfer the bytes of [`Channel::connection`], call
-/// [`Channel::handle_timeout`], and take [`Channel::poll_event`] until it returns `None`; then send.
+/// Connect a socket, call [`Channel::handle_connected`]; if it has a `Channel::psk`, establish TLS with it and
+/// call `Channel::handle_secured`. Transfer the bytes of [`Channel::connection`], call
+/// [`Channel::handle_timeout`], and take `Channel::poll_event` until it returns `None`; then send.
 #[derive(Debug)]
 pub struct Channel<B> {
     terms: Box<ConnectTerms>,

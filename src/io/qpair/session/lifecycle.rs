@@ -59,7 +59,7 @@ pub struct Limits {
 /// An action that the owner must perform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Start to connect to this portal; call [`Lifecycle::handle_failed`] at once if that fails.
+    /// Start to connect to this portal; call `Lifecycle::handle_failed` at once if that fails.
     Connect {
         /// Its index in the list.
         portal: usize,
@@ -88,7 +88,7 @@ pub enum Level {
 
 /// The sessions with a set of namespaces. It owns no controller and never reads a clock.
 ///
-/// After every `handle_*` call, do what [`Lifecycle::poll_action`] returns until it returns `None`.
+/// After every `handle_*` call, do what `Lifecycle::poll_action` returns until it returns `None`.
 #[derive(Debug)]
 pub struct Lifecycle<P, J> {
     limits: Limits,
@@ -134,7 +134,7 @@ enum Stage<P, J> {
 }
 
 impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
-    /// The first round begins with the first [`Lifecycle::handle_time`]. `seen` holds the namespaces if they
+    /// The first round begins with the first `Lifecycle::handle_time`. `seen` holds the namespaces if they
     /// were identified before; `random` is any number.
     pub fn new(
         now: Instant,
@@ -218,7 +218,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.failures.iter().flatten().count() as u64
     }
 
-    /// When to call [`Lifecycle::handle_time`].
+    /// When to call `Lifecycle::handle_time`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.stage {
             Stage::Waiting { until } => Some(*until),

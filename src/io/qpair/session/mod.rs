@@ -17,7 +17,7 @@
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | [`carrier`] | the turn of an I/O queue with its connection | the thread that polls it |
-//! | [`Backlog`] | an I/O that is in no connection | the queue |
+//! | `Backlog` | an I/O that is in no connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 

@@ -56,7 +56,7 @@ pub(super) enum Action {
     },
 }
 
-/// An I/O queue. It owns no socket and never reads a clock. The [`Backlog`] holds the I/Os that are not on a
+/// An I/O queue. It owns no socket and never reads a clock. The `Backlog` holds the I/Os that are not on a
 /// connection.
 ///
 /// Its members submit to it, each for one namespace of the session; a completion names its member.
