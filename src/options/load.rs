@@ -126,7 +126,7 @@ pub struct Load {
     /// Gather each batch into one buffer, its samples contiguous, at the cost of a copy.
     #[cfg_attr(feature = "clap", arg(long))]
     pub contiguous: bool,
-    /// Threads that gather contiguous batches; 0: the one that polls.
+    /// Threads that gather contiguous batches, at most 256; 0: the one that polls.
     #[cfg_attr(
         feature = "clap",
         arg(long, value_name = "N", requires = "contiguous", default_value_t = 1)
@@ -190,6 +190,11 @@ impl Load {
         within("batch_size", self.batch_size.unwrap_or(1), 1)?;
         let epochs = self.epochs.unwrap_or(MOST_EPOCHS).min(MOST_EPOCHS);
         within("epochs", epochs, 1)?;
+        if self.copy_threads > MOST_COPY_THREADS {
+            let text =
+                format!("copy_threads is at most {MOST_COPY_THREADS}, not {}", self.copy_threads);
+            return Err(invalid(text));
+        }
         let budget = tokens.budget()?;
         match (self.batch_size, &budget) {
             (Some(_), Some(_)) => return Err(BudgetError::Both.into()),
@@ -243,6 +248,9 @@ impl Load {
         }
     }
 }
+
+/// The most threads that gather batches.
+const MOST_COPY_THREADS: u16 = 256;
 
 /// The most epochs that a loader counts.
 const MOST_EPOCHS: u64 = (1 << 24) - 1;

@@ -34,7 +34,7 @@ use crate::store::StoreOptions;
 use crate::tier::{Policy, Stop};
 
 pub use load::{Load, Read};
-pub use order::{DEFAULT_GROUP, Kind, Order, Tokens};
+pub use order::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Kind, Order, Tokens};
 pub use values::{Choice, Named, Seconds, Size};
 
 /// How to connect to namespaces, and how to read files and folders.

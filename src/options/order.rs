@@ -93,7 +93,7 @@ impl Order {
 pub const DEFAULT_GROUP: u32 = 4;
 
 /// The fraction of each share that a partial order moves by default.
-const DEFAULT_EXCHANGE: f64 = 0.1;
+pub const DEFAULT_EXCHANGE: f64 = 0.1;
 
 /// Batches by a budget of tokens, instead of a number of samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

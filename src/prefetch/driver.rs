@@ -58,7 +58,7 @@ pub(super) trait Planner {
     fn plan_next(&mut self) -> Result<bool>;
     /// Returns whether to plan no further now.
     fn has_enough(&self) -> bool;
-    /// The number of samples that are planned and not delivered.
+    /// The number of samples that are planned and not delivered; 0 where batches alone limit planning.
     fn num_planned(&self) -> usize;
 
     /// Requests and plans by turns, while memory, queue pairs and the limits of planning allow it; whether it did

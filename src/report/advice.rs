@@ -47,7 +47,8 @@ fn remedy(report: &Report, cause: Cause) -> String {
                 .to_owned()
         }
         Cause::Window => format!(
-            "it has {}, which {} buffers did not fit: keep fewer batches, or double it (--window, prefetch_bytes)",
+            "it has {}, which {} buffers did not fit: keep fewer batches, or double it (--window, window in Python, \
+             window_bytes in C)",
             bytes(facts.window_bytes),
             count(report.reads.over_window)
         ),

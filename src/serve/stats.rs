@@ -91,8 +91,11 @@ impl Commands {
     }
 
     /// The commands of one kind.
+    ///
+    /// # Panics
+    /// There is no such kind.
     pub fn of(&self, kind: &str) -> u64 {
-        self.by_kind().filter(|(name, _)| *name == kind).map(|(_, count)| count).sum()
+        self.by_kind().find(|(name, _)| *name == kind).expect("a kind of commands").1
     }
 
     /// The number of the counter of `sqe`, which came to an I/O queue if `is_io`.

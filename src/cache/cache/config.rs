@@ -1,5 +1,5 @@
 //! The TOML description of an environment: tiers in HDMLP's terms (capacity, threads, bandwidth
-//! tables) and the origin's table. `dlfs probe` writes it, `--tiers FILE` reads it, people may edit
+//! tables) and the origin's table. `dlfs probe` writes it, `--tiers-file FILE` reads it, people may edit
 //! it.
 
 use serde::{Deserialize, Serialize};

@@ -552,6 +552,7 @@ const COLUMN_HEADS: usize = KNOWN_KINDS * 6 + 10;
 const KNOWN_KINDS: usize = kind::NAMES as usize + 1;
 /// At most the kind and length of the column of pieces.
 const PIECES_HEAD: usize = 6;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 //!
 //! The order of a run is known in advance, so every rank knows how often each rank will read each
 //! sample ([`Frequencies`]), and when for the first time. From that and the capacities of all
-//! tiers, which are gathered once at the start, each rank computes the same plan without messages:
+//! tiers, which its caller knows, each rank computes the same plan without messages:
 //!
 //! - *Tiers.* A rank sorts its samples by its own access frequency over all epochs and fills its
 //!   tiers with them, the fastest first ([`Planner`]). Nothing is evicted or migrated. Inside a

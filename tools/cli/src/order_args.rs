@@ -11,7 +11,7 @@ use crate::exit::{Failure, usage};
 /// `Usage`: options that do not go together, or a number out of range.
 pub(crate) fn unweighted(order: &Order, world_size: u32) -> Result<OrderSpec, Failure> {
     if order.order.0 == Kind::Weighted {
-        let text = "--order weighted goes with --weights, of dlfs read".to_owned();
+        let text = "give --weights, of dlfs read, instead of --order weighted".to_owned();
         return Err(Failure::Usage(text));
     }
     order.spec(world_size).map_err(usage)

@@ -12,6 +12,10 @@ use dlfs::{Error, ErrorKind};
 /// The file of `--tiers-file` cannot be read or is invalid; a tier cannot be measured.
 pub(crate) fn tiers(given: &Tiers, node: Option<String>) -> Result<TierOptions, Error> {
     if given.tiers_file.as_deref() != Some(Path::new("auto")) {
+        if given.tiers_file.is_some() && !given.tiers.is_empty() {
+            let text = "--tiers-file names the tiers, and so does --tier: give one of both";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         return given.options(node);
     }
     let mut specs = given.specs()?;

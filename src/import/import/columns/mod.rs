@@ -453,13 +453,14 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
-        let cases: [(&str, &str, &str); 14] = [
+        let cases: [(&str, &str, &str); 15] = [
             ("x.csv", "", "no line"),
             ("x.csv", "name,a\n", "no values"),
             ("x.csv", "name\na\n", "no column beside"),
             ("x.csv", "name,a,a\nx,1,2\n", "`a` is there twice"),
             ("x.csv", "name,a\nx,1\ny\n", "line 3: 1 value in place of 2"),
             ("x.csv", "name,a\nx,\"1\n", "line 2: a quote is not closed"),
+            ("x.csv", "name,a\n\"x\"\"y\",\"1\"2\n", "line 2: text behind a closed quote"),
             ("x.csv", "name,a\nx,1\nx,2\n", "line 3: `x` is in row 1 already"),
             ("x.csv", "name,label\nx,1\n", "every data set has a column of this name"),
             ("x.csv", "name,a:int\nx,b\n", "line 2: column `a` is int, and this is `b`"),

@@ -1,7 +1,8 @@
 //! The records of a file of values: lines of CSV, of tab-separated values, or of JSON.
 //!
-//! CSV is that of RFC 4180: a value in quotes may hold commas, line ends, and quotes, which are doubled. Tab-separated
-//! values have no quotes. Empty lines are none in all of them.
+//! CSV is that of RFC 4180: a value in quotes may hold commas, line ends, and quotes, which are doubled; nothing may follow
+//! one that is closed. Tab-separated values have no quotes. A line ends with \n, \r\n or \r. Empty lines are none in all
+//! of them.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -120,7 +121,7 @@ impl<'a> Records<'a> {
         let mut at = 0;
         for line in self.text.split_inclusive('\n') {
             if !line.trim().is_empty() {
-                let object = serde_json::from_str(line).map_err(|error| {
+                let object = serde_json::from_str(line.trim_end()).map_err(|error| {
                     format!("line {}: not an object of JSON: {error}", line_at(self.text, at))
                 })?;
                 take(&Record { text: self.text, at, values: Values::Object(object) })?;
@@ -131,6 +132,12 @@ impl<'a> Records<'a> {
     }
 
     fn each_row(&self, take: &mut Take<'_>) -> Result<(), String> {
+        if self.syntax == Syntax::Comma
+            && let Some(at) = behind_a_quote(self.text)
+        {
+            let line = self.text[..at].matches('\n').count() + 1;
+            return Err(format!("line {line}: text behind a closed quote"));
+        }
         let mut reader = self.reader();
         let mut cells = StringRecord::new();
         let mut next = StringRecord::new();
@@ -169,6 +176,30 @@ impl<'a> Records<'a> {
             .quoting(self.syntax == Syntax::Comma)
             .from_reader(self.text.as_bytes().chain(END))
     }
+}
+
+/// The offset of text behind a closed quote, which the crate `csv` would take as a part of the value.
+fn behind_a_quote(text: &str) -> Option<usize> {
+    let mut is_start = true; // of a value
+    let mut is_quoted = false;
+    let mut is_closed = false;
+    for (at, byte) in text.bytes().enumerate() {
+        let is_quote = byte == b'"';
+        if is_quoted {
+            is_closed = is_quote;
+            is_quoted = !is_quote;
+        } else if matches!(byte, b',' | b'\n' | b'\r') {
+            is_start = true;
+            is_closed = false;
+        } else if is_closed && !is_quote {
+            return Some(at);
+        } else {
+            is_quoted = is_quote && (is_start || is_closed);
+            is_start = false;
+            is_closed = false;
+        }
+    }
+    None
 }
 
 /// The line of the first record at `at` or later, from 1.

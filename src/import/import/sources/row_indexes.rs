@@ -40,12 +40,13 @@ struct Chunk {
 /// # Errors
 /// It cannot be read.
 pub(crate) fn kind_of(index: impl Read) -> io::Result<Option<SourceKind>> {
-    let mut bytes = Vec::new();
-    index.take(MAX_INDEX_BYTES).read_to_end(&mut bytes)?;
-    Ok(serde_json::from_slice(&bytes).ok().map(|index| match index {
-        AnyIndex::Mds { .. } => SourceKind::Mds,
-        AnyIndex::LitData { .. } => SourceKind::LitData,
-    }))
+    let index = io::BufReader::new(index.take(MAX_INDEX_BYTES));
+    match serde_json::from_reader(index) {
+        Ok(AnyIndex::Mds { .. }) => Ok(Some(SourceKind::Mds)),
+        Ok(AnyIndex::LitData { .. }) => Ok(Some(SourceKind::LitData)),
+        Err(error) if error.is_io() => Err(error.into()),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The paths of the files that hold the rows of the index at `path`, which has these bytes: they are no samples

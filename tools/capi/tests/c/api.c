@@ -194,7 +194,7 @@ static size_t drain(dlfs_seq *seq, unsigned char *seen_ids) {
 static void of_sequences(dlfs_fs *fs) {
     for (uint32_t order = DLFS_ORDER_GLOBAL; order <= DLFS_ORDER_PARTIAL; order++) {
         for (uint32_t contiguous = 0; contiguous < 2; contiguous++) {
-            // Whole chunks are valid with two of the orders, the others with all.
+            // Whole chunks are valid in grouped order only, the other ways in all.
             uint32_t chunked = order == DLFS_ORDER_GROUPED;
             unsigned char ids[NUM] = {0};
             dlfs_sequence_options options = sequence_options();

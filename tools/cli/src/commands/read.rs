@@ -50,7 +50,7 @@ use crate::weight_args::WeightArgs;
 /// that say something of one image do not go with it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
-#[command(mut_arg("epochs", |arg| arg.default_value("1")))]
+#[command(mut_arg("epochs", |arg| arg.default_value("1").help("The number of epochs to read")))]
 #[command(mut_arg("restart_shares", |arg| arg.requires("state")))]
 pub(crate) struct ReadArgs {
     #[command(flatten)]

@@ -169,7 +169,7 @@ class Load(TypedDict, total=False):
     contiguous: bool
     """Gather each batch into one buffer, its samples contiguous, at the cost of a copy."""
     copy_threads: int
-    """Threads that gather contiguous batches; 0: the one that polls."""
+    """Threads that gather contiguous batches, at most 256; 0: the one that polls."""
     on_error: Literal["raise", "skip"]
     """Handling of a sample that cannot be read: raise its error, or skip it; stats counts them."""
     epoch_size: int | None
