@@ -235,6 +235,23 @@ fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_o
 }
 
 #[test]
+fn what_is_refused_names_the_options_of_the_command() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let tiers = dir.arg("tiers.toml");
+    for (given, words) in [
+        (&["--contiguous", "--copy-threads", "257"][..], &["copy_threads is at most 256"][..]),
+        (&["--order", "weighted"], &["--weights", "instead of --order weighted"]),
+        (&["--tiers-file", &tiers, "--tier", "ram:1M"], &["--tiers-file", "--tier:"]),
+    ] {
+        let refused = run(&[&["read", &image][..], given].concat());
+        refused.complains_of(words);
+    }
+    // As the hint says.
+    run(&["read", &image, "--weights", "balanced"]).code(0);
+}
+
+#[test]
 fn a_run_that_is_over_stays_over_and_a_foreign_state_is_refused() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
