@@ -195,6 +195,9 @@ impl Load {
                 format!("copy_threads is at most {MOST_COPY_THREADS}, not {}", self.copy_threads);
             return Err(invalid(text));
         }
+        if !self.contiguous && self.copy_threads != Load::default().copy_threads {
+            return Err(invalid("copy_threads goes with contiguous only"));
+        }
         let budget = tokens.budget()?;
         match (self.batch_size, &budget) {
             (Some(_), Some(_)) => return Err(BudgetError::Both.into()),

@@ -23,7 +23,7 @@ const STRUCTS: [(&str, &str); 9] = [
 const NOT_IN_C: [&str; 5] = ["hostid", "tls", "spdk_memory", "spdk_huge_pages", "copy_threads"];
 
 /// Options that are parameters of Python's functions themselves, or are told from the kind of another.
-const PARAMETERS: [&str; 5] = ["order", "batch_size", "rank", "world_size", "tiers_file"];
+const PARAMETERS: [&str; 6] = ["order", "batch_size", "rank", "world_size", "tiers_file", "node"];
 
 #[test]
 fn the_c_structs_have_every_option_under_its_name_with_its_unit() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlfs::dataset::{self, Watch};
 use dlfs::directory::Directory;
 use dlfs::metrics::{Measured, Snapshot};
-use dlfs::options::{Peers, Store};
+use dlfs::options::Store;
 use dlfs::order::{OrderKind, SequentialBy, State};
 use dlfs::prefetch::LoaderStats;
 use dlfs::reader;
@@ -26,7 +26,7 @@ use crate::index;
 use crate::log;
 use crate::metrics;
 use crate::mixture::{Mixture, key_of};
-use crate::options::{given_or, loader_options, names};
+use crate::options::{given_or, loader_options, names, of_peers};
 use crate::peers::Join;
 use crate::report::{self, Report};
 use crate::shapes;
@@ -664,7 +664,7 @@ impl Sampler {
 
 /// The keywords that say how a rank joins others, and how it keeps its share.
 fn joining() -> Vec<String> {
-    [names::<Peers>(), names::<Store>()].concat()
+    [of_peers(), names::<Store>()].concat()
 }
 
 /// Joins the peers that the options name. The data set then reads through them, so the options lose them, and

@@ -1,5 +1,7 @@
 //! Options from Python's keywords: the library's structs, whose fields are taken by name.
 
+use std::path::PathBuf;
+
 use dlfs::buf::SealedLocation;
 use dlfs::dataset::{Options, ViewSource};
 use dlfs::directory::Directory;
@@ -8,11 +10,12 @@ use dlfs::prefetch::LoaderOptions;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
 use crate::weights;
 
@@ -23,22 +26,40 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     let known =
         [names::<Connect>(), names::<Tiers>(), names::<Read>(), names::<Open>(), own].concat();
     check_names(given, "open", &known)?;
-    let connect: Connect = take(given)?;
-    let tiers: Tiers = take(given)?;
-    let read: Read = take(given)?;
+    // Addresses and paths need not be UTF-8, which all that serde reads is.
     let rest = given.copy()?;
-    let view = given.get_item("view")?.filter(|view| view.is_instance_of::<PyBytes>());
-    if view.is_some() {
-        rest.del_item("view")?;
-    }
-    let open: Open = take(&rest)?;
+    let apart = |name: &str| -> PyResult<Option<Bound<'_, PyAny>>> {
+        let value = rest.get_item(name)?.filter(|value| !value.is_none());
+        if value.is_some() {
+            rest.del_item(name)?;
+        }
+        Ok(value)
+    };
+    let path = |name: &str, value: Option<Bound<'_, PyAny>>| {
+        value.map(|value| about(name, &value, value.extract::<PathBuf>())).transpose()
+    };
+    let paths = apart("paths")?;
+    let snapshot = path("snapshot", apart("snapshot")?)?;
+    let tiers_file = path("tiers_file", apart("tiers_file")?)?;
+    let view = apart("view")?;
+    let (view, bytes_of_view) = match view {
+        Some(view) if view.is_instance_of::<PyBytes>() => (None, Some(view)),
+        view => (path("view", view)?, None),
+    };
+    let connect: Connect = take(&rest)?;
+    let tiers = Tiers { tiers_file, ..take(&rest)? };
+    let read: Read = take(&rest)?;
+    let open = Open { snapshot, view };
     let node = given_or(given, "node", None::<String>)?;
     let made = || {
         let open = open.options(connect.options(false)?, tiers.options(node)?);
         Ok(Options { open, read: read.options()? })
     };
     let mut options = made().map_err(|error| raise(py, &error))?;
-    if let Some(bytes) = view {
+    if let Some(paths) = paths {
+        options.open.connect.paths = about("paths", &paths, addresses(&paths))?;
+    }
+    if let Some(bytes) = bytes_of_view {
         // The bytes of a view: what `Dataset.__reduce__` gives of one that was selected.
         options.open.view = Some(ViewSource::Bytes(bytes.extract()?));
     }
@@ -58,7 +79,7 @@ pub(crate) fn loader_options(
 ) -> PyResult<LoaderOptions> {
     let py = given.py();
     let own = ["weights", "fields"].map(String::from).to_vec();
-    let joining = [names::<Peers>(), names::<dlfs::options::Store>()].concat(); // read by the data set
+    let joining = [of_peers(), names::<dlfs::options::Store>()].concat(); // read by the data set
     let known =
         [names::<Order>(), names::<Load>(), names::<Tokens>(), names::<Read>(), own, joining];
     check_names(given, "Loader", &known.concat())?;
@@ -74,12 +95,18 @@ pub(crate) fn loader_options(
         return Ok(options.weighted(weights));
     }
     for name in ["weights", "without_replacement", "epoch_size"] {
-        if given.get_item(name)?.is_some_and(|value| !value.is_none()) {
+        let is_given = given.get_item(name)?.is_some_and(|value| !value.is_none());
+        if is_given && (name != "without_replacement" || load.without_replacement) {
             let text = format!("{name} goes with order=\"weighted\" only, not \"{}\"", order.order);
             return Err(raise_invalid(py, text));
         }
     }
     Ok(options)
+}
+
+/// The options of joining peers. The name of a node is that of its tiers, which `dlfs.open` is told.
+pub(crate) fn of_peers() -> Vec<String> {
+    names::<Peers>().into_iter().filter(|name| name != "node").collect()
 }
 
 /// The names of the fields of a struct of options.
@@ -138,8 +165,9 @@ pub(crate) fn take<T: Serialize + DeserializeOwned + Default>(
 /// A value of an option, as serde reads it. Paths are their texts.
 fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     let py = value.py();
-    if value.is_instance_of::<PyBool>() {
-        return Ok(Value::Bool(value.extract()?));
+    // Also those of NumPy.
+    if let Ok(flag) = value.extract::<bool>() {
+        return Ok(Value::Bool(flag));
     }
     if value.is_instance_of::<PyFloat>() {
         let number: f64 = value.extract()?;

@@ -15,12 +15,12 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::raise;
 use crate::log;
-use crate::options::{about, given_or, names, take};
+use crate::options::{about, given_or, of_peers, take};
 use crate::watch::Signals;
 
 /// The keywords that say how to join peers.
 pub(crate) fn keywords() -> Vec<String> {
-    [names::<Peers>(), vec!["rank".to_owned(), "world_size".to_owned()]].concat()
+    [of_peers(), vec!["rank".to_owned(), "world_size".to_owned()]].concat()
 }
 
 /// The result of dlfs._peers for `peers`: a text or an object, and rank and world size if the object knows them.

@@ -1,6 +1,7 @@
 """Errors of callers, targets and media: each raises an exception that says what is wrong."""
 
 import errno
+import os
 import pickle
 import signal
 import socket
@@ -333,3 +334,25 @@ def test_a_loader_that_is_closed_ends_the_wait_of_another_thread(image):
         thread.join(120)
         assert not thread.is_alive() and "closed" in raised[0]
         child.send_signal(signal.SIGCONT)
+
+
+def test_options_are_refused_before_anything_is_joined_and_taken_as_python_gives_them(image, tmp_path):
+    ds = dlfs.open(image)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sede'"):
+        dlfs.Loader(ds, 7, peers="auto", sede=7)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'node'"):
+        dlfs.Loader(ds, 7, node="x")
+    with pytest.raises(dlfs.InvalidArgument, match="copy_threads goes with contiguous"):
+        dlfs.Loader(ds, 7, copy_threads=8)
+    loader = dlfs.Loader(ds, 7, drop_last=np.True_, without_replacement=False)
+    assert all(len(batch) == 7 for batch in loader)
+    with pytest.raises(dlfs.FileNotFound):
+        dlfs.open(image, snapshot=tmp_path / os.fsdecode(b"\xff.snap"))
+
+
+def test_torch_doors_refuse_unknown_options_before_anything_is_joined(image):
+    pytest.importorskip("torch")
+    ds = dlfs.open(image)
+    for make in (dlfs.torch.BatchSampler, dlfs.torch.IterableDataset):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'sede'"):
+            make(ds, 7, peers="auto", sede=7)

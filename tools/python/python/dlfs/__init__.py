@@ -203,10 +203,12 @@ def open(
     invalid address or option.
     """
     given: dict[str, Any] = {**(connect or {}), **options}
-    if "tiers" in given:
+    if given.get("paths") is not None and not isinstance(given["paths"], (str, bytes, os.PathLike)):
+        given["paths"] = list(given["paths"])
+    if given.get("tiers") is not None:
         given["tiers"], given["tiers_file"] = _tiers(given["tiers"])
     joins = [*Peers.__annotations__, "rank", "world_size"]
-    joining = {name: given.pop(name) for name in joins if name in given and name != "node"}
+    joining = {name: given.pop(name) for name in joins if name in given}
     joining = {name: value for name, value in joining.items() if value is not None}
     peers = joining.pop("peers", None)
     if joining and peers is None:
@@ -238,7 +240,8 @@ class Loader(_Loader):
     order            how to shuffle samples: "grouped": whole chunks at a time, several mixed, the fastest;
                      "global": a full shuffle; "sequential"; "local", "partial": a share for each rank;
                      "weighted": drawn in proportion to `weights`
-    rank, world_size this process among those that share each epoch, from 0. None: 0 and 1, or with `peers` the launcher's
+    rank, world_size this process among those that share each epoch, from 0. None: 0 and 1, or with
+                     `peers` the launcher's
     data_rank        instead of rank, and data_world_size instead of world_size, where several processes share data, as
                      those of tensor, pipeline and context parallelism do: the processes of a data rank get the same
                      batches. Peers are still joined by rank and world_size; dlfs.torch.data_place takes both from a
@@ -270,6 +273,7 @@ class Loader(_Loader):
         data_world_size: int | None = None,
         **options: Unpack[Loading],
     ) -> Loader:
+        _check("Loader", options, Loading)  # before it joins peers
         given = _given(options)
         if data_rank is not None or data_world_size is not None:
             place = _data_place(data_rank, data_world_size, given.get("store"))
@@ -283,8 +287,16 @@ class Loader(_Loader):
             rank, world_size = place
         if rank is None and world_size in (None, 1) and "peers" not in given:
             _warn_of_launcher()
+        world_size = 1 if world_size is None else world_size
         given |= {"batch_size": batch_size, "order": order}
-        return super().__new__(cls, dataset, rank=rank or 0, world_size=1 if world_size is None else world_size, **given)
+        return super().__new__(cls, dataset, rank=rank or 0, world_size=world_size, **given)
+
+
+def _check(whose: str, options: Mapping[str, Any], known: Any) -> None:
+    """Raises TypeError for an option that is none of the TypedDict `known`."""
+    for name in options:
+        if name not in known.__optional_keys__:
+            raise TypeError(f"{whose}() got an unexpected keyword argument '{name}'")
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,11 @@ Weights: TypeAlias = Sequence[float] | Mapping[int, float] | Mapping[str, float]
 
 
 class Connect(TypedDict, total=False):
-    """How to connect to namespaces, and how to read files and folders."""
+    """How to connect to namespaces, and how to read files and folders.
+
+    Defaults: nr_io_queues=16, queue_size=128, keep_alive_tmo=15, ctrl_loss_tmo=600, io_timeout=5, connect_timeout=10,
+    direct="auto", links="follow", spdk_memory="512M", spdk_huge_pages="auto"; flags are off.
+    """
 
     hdr_digest: bool
     """Protect PDU headers with CRC32C."""
@@ -100,7 +104,7 @@ class Tiers(TypedDict, total=False):
 
 
 class Read(TypedDict, total=False):
-    """The memory, queues and time of reads."""
+    """The memory, queues and time of reads. Defaults: queue_pairs=1, deadline=60, busy_poll=False."""
 
     window: int | str | None
     """The most memory for samples that are read ahead and not yet dropped [default: 256M, and up to 1G where a grouped
@@ -128,7 +132,10 @@ class Order(TypedDict, total=False):
 
 
 class Tokens(TypedDict, total=False):
-    """Batches by a budget of tokens, instead of a number of samples."""
+    """Batches by a budget of tokens, instead of a number of samples.
+
+    Defaults: bucket_window=8192, token_bytes=1, batch_cost="padded", too_long="raise".
+    """
 
     batch_tokens: int | None
     """The most tokens of a batch, instead of a number of samples: samples of similar length share a batch, and batches
@@ -140,7 +147,8 @@ class Tokens(TypedDict, total=False):
     token_bytes: int
     """Batches by tokens: bytes of a token; a part of one counts as one."""
     lengths: str | None
-    """Batches by tokens: the column of ints with the tokens of each sample, instead of its bytes; label for the label."""
+    """Batches by tokens: the column of ints with the tokens of each sample, instead of its bytes; label for the
+    label."""
     batch_cost: Literal["padded", "sum"]
     """Batches by tokens: what a batch costs: its longest sample times their number, as a padded tensor has it, or the
     sum of their tokens."""
@@ -150,7 +158,10 @@ class Tokens(TypedDict, total=False):
 
 
 class Load(TypedDict, total=False):
-    """A run: its batches, its epochs, and this rank's share of them."""
+    """A run: its batches, its epochs, and this rank's share of them.
+
+    Defaults: shard="strided", copy_threads=1, on_error="raise"; flags are off.
+    """
 
     epochs: int | None
     """The number of epochs to read [default: endless]."""
@@ -182,7 +193,7 @@ class Load(TypedDict, total=False):
 
 
 class Peers(TypedDict, total=False):
-    """The job's other nodes, whose tiers are read, too."""
+    """The job's other nodes, whose tiers are read, too. Defaults: peer_mode="read-through", peer_timeout=60."""
 
     peers: Any
     """Meeting place of the ranks, which then share the tiers of all nodes of the job: auto: at rank 0, as the
@@ -208,9 +219,6 @@ class Peers(TypedDict, total=False):
     peer_tls: bool
     """Connect to peers inside TLS with the job's key, which needs a build with TLS; otherwise ranks with a key
     authenticate, and data are sent in clear."""
-    node: str | None
-    """The name of this node, if several run on one machine: processes on nodes of other names do not share tiers in
-    memory [default: the machine's identity]."""
     peer_timeout: float
     """How long to wait for all ranks, at the start and at the end."""
 
@@ -249,6 +257,9 @@ class Opening(Connect, Open, Tiers, Read, Peers, total=False):
     """The rank that joins `peers`."""
     world_size: int | None
     """The number of ranks that join `peers`."""
+    node: str | None
+    """The name of this node, if several run on one machine: processes on nodes of other names do not share tiers in
+    memory [default: the machine's identity]."""
 
 
 class Ordering(Order, Tokens, Load, Weighting, total=False):

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch.utils.data
 
 from . import Dataset as _Dataset
-from . import InvalidArgument, Ordering, _given
+from . import InvalidArgument, Ordering, _check, _given
 from ._dlfs import Sampler as _Ids
 from ._options import OrderName
 from ._ranks import place_of, warn_unequal
@@ -35,6 +35,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         world_size: int | None = None,
         **options: Unpack[Ordering],
     ) -> None:
+        _check("BatchSampler", options, Ordering)
         self._made = (dataset, {**_given(options), "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
         self._warned = False

@@ -53,7 +53,7 @@ from . import (
     Unsupported,
 )
 from . import Dataset as _Dataset
-from . import _data_place, _given, _peerless, _warn_of_launcher
+from . import _check, _data_place, _given, _peerless, _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 from ._errors import Error as _Error
@@ -387,6 +387,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._reports = None if reports is None else os.fspath(reports)
         if self._reports is not None:
             os.makedirs(self._reports, exist_ok=True)  # raises errors here, not in a worker
+        _check("IterableDataset", options, Loading)
         given = _given(options)
         # This process joins the peers, once; workers read through them.
         joining = {name: given.pop(name) for name in Peers.__annotations__ if name in given}
@@ -404,7 +405,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             _peerless(self.dataset).join_peers(**joining, **_placed(rank, world_size))
         elif peers is not None:
             self._given = self._join(joining)
-        elif joining:
+        elif any(value not in (False, "read-through", 60.0) for value in joining.values()):
             raise TypeError(f"IterableDataset() got {', '.join(joining)} without peers")
         self._given = data or self._given
         # Rank, world size, number of this worker, and number of workers.
