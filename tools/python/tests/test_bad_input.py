@@ -352,7 +352,10 @@ def test_options_are_refused_before_anything_is_joined_and_taken_as_python_gives
 
 def test_torch_doors_refuse_unknown_options_before_anything_is_joined(image):
     pytest.importorskip("torch")
+    import dlfs.torch
+
     ds = dlfs.open(image)
-    for make in (dlfs.torch.BatchSampler, dlfs.torch.IterableDataset):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'sede'"):
-            make(ds, 7, peers="auto", sede=7)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sede'"):
+        dlfs.torch.IterableDataset(ds, 7, peers="auto", sede=7)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'peers'"):
+        dlfs.torch.BatchSampler(ds, 7, peers="auto")
