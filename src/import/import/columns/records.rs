@@ -1,8 +1,8 @@
 //! The records of a file of values: lines of CSV, of tab-separated values, or of JSON.
 //!
 //! CSV is that of RFC 4180: a value in quotes may hold commas, line ends, and quotes, which are doubled; nothing may
-//! follow one that is closed. Tab-separated values have no quotes. A line ends with \n, \r\n or \r. Empty lines are none
-//! in all of them.
+//! follow one that is closed. Tab-separated values have no quotes. A line ends with \n, \r\n or \r. Empty lines are
+//! none in all of them.
 
 use std::collections::HashSet;
 use std::fmt;
