@@ -22,6 +22,7 @@ Contents:
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
   dlfs.ray            a sink and a source for Ray Data
+  dlfs.pls, .hdmlp    the interfaces of partial local shuffling and of HDMLP (NoPFS)
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
   Error               the base of all errors; its subclasses also derive from similar built-in exceptions
 
