@@ -28,7 +28,7 @@ pub(crate) struct WeightArgs {
 }
 
 /// Options of orders that read each sample once.
-const OF_OTHER_ORDERS: [&str; 5] = ["order", "lanes", "group", "exchange", "mix"];
+const OF_OTHER_ORDERS: [&str; 4] = ["order", "lanes", "group", "exchange"];
 
 impl WeightArgs {
     /// Returns whether samples are drawn by weights.

@@ -18,6 +18,7 @@ mod key;
 mod ls;
 mod man;
 mod mount;
+mod order;
 mod probe;
 mod purge;
 mod read;
@@ -79,6 +80,7 @@ enum Command {
     Mount(mount::MountArgs),
     Verify(verify::VerifyArgs),
     Read(Box<read::ReadArgs>),
+    Order(Box<order::OrderArgs>),
     Select(select::SelectArgs),
     ShuffleReport(shuffle_report::ShuffleReportArgs),
     Delete(delete::DeleteArgs),
@@ -122,6 +124,7 @@ impl Cli {
             Command::Mount(args) => mount::run(args),
             Command::Verify(args) => verify::run(args, quiet),
             Command::Read(args) => read::run(*args, quiet),
+            Command::Order(args) => order::run(*args),
             Command::Select(args) => select::run(args),
             Command::ShuffleReport(args) => shuffle_report::run(args),
             Command::Delete(args) => delete::run(args),

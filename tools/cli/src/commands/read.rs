@@ -490,7 +490,8 @@ const MOST_BYTES: u64 = 256 << 20;
 /// The number of samples whose lengths decide the batch size.
 const LENGTHS_LOOKED_AT: usize = 4096;
 /// Options that say something of one image.
-const OF_ONE_IMAGE: [&str; 11] = [
+const OF_ONE_IMAGE: [&str; 12] = [
+    "weights",
     "snapshot",
     "view",
     "tiers",

@@ -406,6 +406,41 @@ fn a_signal_ends_a_run_in_order_and_it_goes_on_from_there() {
 }
 
 #[test]
+fn order_prints_the_ids_and_names_that_a_run_delivers_without_reading() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let orders: [&[&str]; 6] = [
+        &["--order", "grouped"],
+        &["--order", "grouped", "--lanes", "4", "--group", "2", "--shard", "aligned"],
+        &["--order", "global", "--seed", "9"],
+        &["--order", "sequential"],
+        &["--order", "local"],
+        &["--weights", "balanced"],
+    ];
+    for order in orders {
+        let ranks = ["--world-size", "2", "--rank", "1", "--batch-size", "16"];
+        let all = dir.arg("all-ids");
+        let read = ["read", &image, "--epochs", "3", "--ids", &all];
+        run(&[&read, &ranks[..], order].concat()).code(0);
+        let read = ids(&dir, "all-ids");
+        let (_, last) = read.split_at(read.len() / 3 * 2);
+        let ask = ["order", &image, "--epoch", "2"];
+        let given = run(&[&ask, &ranks[..], order].concat()).code(0);
+        let told: Vec<u64> = given.text().lines().map(|line| line.parse().unwrap()).collect();
+        assert_eq!(told, last, "{order:?}");
+        let given = run(&[&ask, &ranks[..], order, &["--names", "-0"]].concat()).code(0);
+        let names = given.text().split_terminator('\0').map(str::to_owned).collect::<Vec<_>>();
+        let opened =
+            Image::open(&[Address::from_path(dir.path("train.dlfs"))], &OpenOptions::default());
+        let opened = opened.unwrap();
+        let found = names.iter().map(|name| opened.lookup(name.as_bytes()).unwrap().0);
+        assert_eq!(found.collect::<Vec<_>>(), told, "{order:?}");
+    }
+    run(&["order", &image, "--null"]).code(2).complains_of(&["--names"]);
+    run(&["order", &image, "--rank", "2", "--world-size", "2"]).code(2).complains_of(&["rank 2"]);
+}
+
+#[test]
 fn shuffle_report_tells_a_global_order_from_none() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
