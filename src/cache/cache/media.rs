@@ -14,7 +14,7 @@ use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::own_files::{self, OwnFiles};
 use super::share::{Place, SharedTier};
-use super::takeover::{TierPath, take_over};
+use super::takeover::take_over;
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics;
@@ -179,7 +179,7 @@ impl Media {
             }
         };
         let (media, kept) = match &spec.kind {
-            TierKind::Ram => (in_memory(spec, units, policy, &space)?, Vec::new()),
+            TierKind::Ram => (in_memory(spec, units, &space)?, Vec::new()),
             TierKind::File(path) => in_file(path, spec, identity, units, origins, &space)?,
         };
         let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
@@ -207,19 +207,33 @@ impl Media {
                 (Arc::new(MemNamespace::new(len_bytes, block_len)?), None, capacity_pages)
             }
         };
-        Ok(Media {
+        Ok(Media { space_pages, memory, ..Media::over(name, device, capacity_pages) })
+    }
+
+    /// A tier with as much address space as it keeps, without an index.
+    fn over(name: String, device: Arc<dyn Device>, capacity_pages: u64) -> Media {
+        Media {
             _lock: None,
             name,
             device,
             data_offset: 0,
             capacity_pages,
-            space_pages,
+            space_pages: capacity_pages,
             file: None,
-            memory,
+            memory: None,
             own_files: None,
             index: None,
             _exclusive: None,
-        })
+        }
+    }
+
+    /// The same with long samples as files of their own beside its file at `path`.
+    fn with_own_files(mut self, path: &Path, units: &Units) -> Media {
+        self.own_files = OwnFiles::beside(path, units);
+        if let Some(files) = &self.own_files {
+            self.device = files.behind(self.device, self.data_offset);
+        }
+        self
     }
 }
 
@@ -248,25 +262,12 @@ pub(super) fn attached(
                 Arc::new(SharedMemory::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
             }
         };
-        let own_files = match &tier.place {
-            Place::File(path) if tier.has_own_files => OwnFiles::beside(path, units),
-            _ => None,
-        };
-        Ok(Media {
-            _lock: None,
-            name: tier.name.clone(),
-            device: match &own_files {
-                Some(files) => files.behind(device, tier.data_offset),
-                None => device,
-            },
-            own_files,
-            data_offset: tier.data_offset,
-            capacity_pages: tier.capacity_pages,
-            space_pages: tier.capacity_pages, // the owner gives out places
-            file: None,
-            memory: None,
-            index: None,
-            _exclusive: None,
+        // The owner gives out places, so its address space does not matter here.
+        let media = Media::over(tier.name.clone(), device, tier.capacity_pages);
+        let media = Media { data_offset: tier.data_offset, ..media };
+        Ok(match &tier.place {
+            Place::File(path) if tier.has_own_files => media.with_own_files(path, units),
+            _ => media,
         })
     };
     tiers.iter().map(&mut media).collect()
@@ -275,18 +276,9 @@ pub(super) fn attached(
 /// A tier in memory, no larger than the data set.
 ///
 /// Sparse memory has no huge pages, so it is used only where that makes room.
-fn in_memory(
-    spec: &TierSpec,
-    units: &Units,
-    policy: Policy,
-    space: &dyn Fn(u64) -> u64,
-) -> Result<Media> {
+fn in_memory(spec: &TierSpec, units: &Units, space: &dyn Fn(u64) -> u64) -> Result<Media> {
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
-    let space_pages = match policy {
-        Policy::FirstTouch | Policy::Clairvoyant => space(capacity_pages),
-        Policy::None => capacity_pages,
-    };
-    Media::of_memory(spec.to_string(), capacity_pages, space_pages).map_err(|error| {
+    Media::of_memory(spec.to_string(), capacity_pages, space(capacity_pages)).map_err(|error| {
         error.hint(format!("the tier {spec} must fit into memory beside everything else"))
     })
 }
@@ -319,8 +311,7 @@ fn in_file(
     };
     // Held until the file is open and locked itself, so that nobody removes it in between.
     let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
-    let TierPath { path, exclusive } =
-        take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
+    let (path, exclusive) = take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
     if folder.is_some() && path.exists() && !folder::is_unused(&path) {
         let text = "another process uses this tier";
         return Err(named(Error::new(ErrorKind::Busy, text).path(path)));
@@ -356,25 +347,19 @@ fn in_file(
         io.write_at(0, index.header())?;
         io.flush()?;
     }
-    let index = Some(Mutex::new(index));
-    let own_files = folder.is_some().then(|| OwnFiles::beside(&path, units)).flatten();
-    own_files.as_ref().map_or(Ok(()), OwnFiles::create)?;
-    let media = Media {
+    let mut media = Media {
         _lock: Some(lock),
-        name,
         file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
-        device: match &own_files {
-            Some(files) => files.behind(device, data_offset),
-            None => device,
-        },
-        own_files,
         data_offset,
-        capacity_pages,
         space_pages,
-        memory: None,
-        index,
+        index: Some(Mutex::new(index)),
         _exclusive: exclusive,
+        ..Media::over(name, device, capacity_pages)
     };
+    if folder.is_some() {
+        media = media.with_own_files(&path, units);
+    }
+    media.own_files.as_ref().map_or(Ok(()), OwnFiles::create)?;
     Ok((media, kept))
 }
 
@@ -383,7 +368,7 @@ fn in_file(
 /// # Errors
 /// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: it is full.
 fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
-    let Some(Room { free, all }) = room_on_disk(path) else { return Ok(quota) };
+    let Some((free, all)) = room_on_disk(path) else { return Ok(quota) };
     if quota > all {
         let text = format!("the tier {name} is larger than its whole file system: {all} bytes");
         let hint = "give a quota that fits, or another path";
@@ -439,15 +424,9 @@ fn read_index(
     Ok((index, Vec::new()))
 }
 
-/// Bytes of a file system.
-struct Room {
-    /// Free for the tier's file, including what the file already occupies.
-    free: u64,
-    all: u64,
-}
-
-/// The room of the file system of the tier at `path`; `None` if unknown, or for a block device.
-fn room_on_disk(path: &Path) -> Option<Room> {
+/// The bytes that the file system of the tier at `path` has free for its file, including what the file already
+/// occupies, and all of its bytes; `None` if unknown, or for a block device.
+fn room_on_disk(path: &Path) -> Option<(u64, u64)> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => {
             blocks_bytes(&found).saturating_add(own_files::bytes_beside(path))
@@ -459,7 +438,7 @@ fn room_on_disk(path: &Path) -> Option<Room> {
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
     let free = has_bytes.saturating_add(bytes(stat.f_bavail));
     // Some user-space file systems do not report their size.
-    (stat.f_blocks > 0).then(|| Room { free, all: bytes(stat.f_blocks) })
+    (stat.f_blocks > 0).then(|| (free, bytes(stat.f_blocks)))
 }
 
 /// Opens the tier's file exclusively, and extends it to the quota.

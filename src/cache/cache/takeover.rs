@@ -19,15 +19,9 @@ use dlfs_format::format::superblock_set::SuperblockCopies;
 use dlfs_io::qpair::Device;
 use dlfs_order::tier::Index;
 
-/// A path that a tier may overwrite.
-pub(super) struct TierPath {
-    /// The file or block device, without symbolic links; a file need not exist yet.
-    pub(super) path: PathBuf,
-    /// Prevents mounting a block device, and other exclusive use.
-    pub(super) exclusive: Option<File>,
-}
-
-/// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device.
+/// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device. Returns the
+/// file or block device, without symbolic links, and what prevents mounting a block device, and other exclusive use. A
+/// file need not exist yet.
 ///
 /// # Errors
 /// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it,
@@ -38,7 +32,7 @@ pub(super) fn take_over(
     name: &str,
     overwrite: bool,
     origins: &[Arc<dyn Device>],
-) -> Result<TierPath> {
+) -> Result<(PathBuf, Option<File>)> {
     let io = |error: std::io::Error| {
         Error::from(error).path(path).hint("make the folder of a tier before it is used")
     };
@@ -54,7 +48,7 @@ pub(super) fn take_over(
                 if path.is_symlink() {
                     return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
                 }
-                return Ok(TierPath { path, exclusive: None });
+                return Ok((path, None));
             }
             Err(error) => return Err(io(error)),
         }
@@ -72,7 +66,7 @@ pub(super) fn take_over(
     if !overwrite && let Some(found) = content(&path, &metadata).map_err(io)? {
         return Err(occupied(named, &path, found));
     }
-    Ok(TierPath { path, exclusive })
+    Ok((path, exclusive))
 }
 
 fn occupied(named: &Path, path: &Path, found: &str) -> Error {

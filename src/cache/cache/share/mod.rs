@@ -33,17 +33,20 @@ mod link;
 mod owner;
 mod place;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) use hello::{Hello, Place, SharedTier, Welcome, connect};
 pub(super) use link::{Link, Message};
-pub(super) use owner::{Listener, Owner};
+pub(super) use owner::{Listener, Owner, Sharing};
 
 use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
+use dlfs_base::process::mark_ours;
 
 /// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
 /// first tier in a file has none yet.
@@ -93,14 +96,9 @@ fn name_of(path: &Path) -> Option<String> {
     Some(format!("tier-{place}"))
 }
 
-/// Returns whether the owner has opened the tiers that `options` name.
+/// Returns whether the owner has opened the tiers that `options` name. Warns if it has opened others, or with another
+/// policy: its options are in effect.
 pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
-    let wanted = options.tiers.iter().map(ToString::to_string);
-    hello.tiers.iter().map(|tier| tier.name.as_str()).eq(wanted)
-}
-
-/// Warns if the owner has opened the tiers with other options: its options are in effect.
-pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
     let owned: Vec<&str> = hello.tiers.iter().map(|tier| tier.name.as_str()).collect();
     let wanted: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();
     let policy = format!("{:?}", options.policy);
@@ -114,6 +112,15 @@ pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
             wanted.join(" "),
         );
     }
+    owned == wanted
+}
+
+/// A socket for a path, which never blocks.
+fn unix_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    mark_ours(&socket);
+    Ok(socket)
 }
 
 /// Returns whether the other end of a connection belongs to the same user.
