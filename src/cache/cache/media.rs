@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -14,6 +15,7 @@ use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::own_files::{self, OwnFiles};
 use super::share::{Place, SharedTier};
+use super::takeover::take_over_namespace;
 use super::takeover::take_over;
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -22,7 +24,8 @@ use dlfs_base::process::NotInherited;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::{MemNamespace, SharedMemory};
-use dlfs_io::qpair::{Device, Direct};
+use dlfs_io::address::Address;
+use dlfs_io::qpair::{ConnectOptions, Device, Direct};
 use dlfs_order::tier::{
     CopyLocation, Index, IndexError, Kept, Ledger, OWN_FILES_PAGE, PAGE_BYTES, Policy, Units,
 };
@@ -49,6 +52,8 @@ pub(super) struct Media {
     pub(super) own_files: Option<OwnFiles>,
     /// The index that survives a restart; none in memory.
     pub(super) index: Option<Mutex<Index>>,
+    /// The address of a tier in a remote namespace.
+    remote: Option<String>,
     /// Prevents mounting a block device meanwhile.
     _exclusive: Option<File>,
 }
@@ -57,10 +62,13 @@ impl Media {
     /// The parameters by which another process reads this tier; `None` where it is in memory that others cannot map.
     pub(super) fn shared(&self) -> Option<SharedTier> {
         let memory = self.memory.as_ref().map(|memory| memory.namespace().len_bytes());
-        let path = || self.device.capabilities().local_path;
+        let place = || match &self.remote {
+            Some(address) => Some(Place::Namespace(address.clone())),
+            None => self.device.capabilities().local_path.map(Place::File),
+        };
         Some(SharedTier {
             name: self.name.clone(),
-            place: memory.map(Place::Memory).or_else(|| path().map(Place::File))?,
+            place: memory.map(Place::Memory).or_else(place)?,
             data_offset: self.data_offset,
             capacity_pages: self.capacity_pages,
             is_sparse: self.is_sparse(),
@@ -168,6 +176,7 @@ impl Media {
         units: &Units,
         (policy, is_last): (Policy, bool),
         origins: &[Arc<dyn Device>],
+        connect: &ConnectOptions,
     ) -> Result<(Media, Vec<Kept>)> {
         // First-touch: a unit that a tier has a place but no room for finds none in the next tier either, so only the
         // last tier is sparse. A plan knows which tier has room for what, so all are.
@@ -181,6 +190,10 @@ impl Media {
         let (media, kept) = match &spec.kind {
             TierKind::Ram => (in_memory(spec, units, &space)?, Vec::new()),
             TierKind::File(path) => in_file(path, spec, identity, units, origins, &space)?,
+            TierKind::Namespace(address) => {
+                let device = remote(&Address::Tcp(address.clone()), connect)?;
+                in_namespace(device, address.to_string(), spec, identity, units)?
+            }
         };
         let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
         if smallest.is_some_and(|pages| pages > media.capacity_pages) {
@@ -223,6 +236,7 @@ impl Media {
             memory: None,
             own_files: None,
             index: None,
+            remote: None,
             _exclusive: None,
         }
     }
@@ -242,6 +256,7 @@ pub(super) fn attached(
     tiers: &[SharedTier],
     memory: Vec<OwnedFd>,
     units: &Units,
+    connect: &ConnectOptions,
 ) -> Result<Vec<Media>> {
     let mut memory = memory.into_iter();
     let mut media = |tier: &SharedTier| {
@@ -253,6 +268,12 @@ pub(super) fn attached(
                     path,
                     FileOptions { direct, ..FileOptions::default() },
                 )?)
+            }
+            Place::Namespace(address) => {
+                let address = address.parse().map_err(|_| {
+                    Error::new(ErrorKind::Internal, format!("no address of a tier: {address}"))
+                })?;
+                remote(&address, connect)?
             }
             Place::Memory(len_bytes) => {
                 let missing =
@@ -342,11 +363,7 @@ fn in_file(
         folder::note_use(&path);
     }
     let mut io = Blocking::new(device.queue_pair()?)?;
-    let (mut index, kept) = read_index(&mut io, &name, identity, units)?;
-    if index.set_quota(quota) {
-        io.write_at(0, index.header())?;
-        io.flush()?;
-    }
+    let (index, kept) = open_index(&mut io, &name, identity, units, quota)?;
     let mut media = Media {
         _lock: Some(lock),
         file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
@@ -361,6 +378,71 @@ fn in_file(
     }
     media.own_files.as_ref().map_or(Ok(()), OwnFiles::create)?;
     Ok((media, kept))
+}
+
+/// Opens the namespace of a remote tier. It is not waited for long: the origin has the bytes, too.
+fn remote(address: &Address, connect: &ConnectOptions) -> Result<Arc<dyn Device>> {
+    let options = ConnectOptions {
+        writable: true,
+        paths: Vec::new(),
+        io_timeout: connect.io_timeout.min(LONGEST_SILENCE),
+        ctrl_loss_tmo: connect.ctrl_loss_tmo.min(LONGEST_SILENCE),
+        ..connect.clone()
+    };
+    let hint = "the target of a tier must be up when the data set is opened";
+    dlfs_io::qpair::open(address, &options).map_err(|error| error.hint(hint))
+}
+
+fn in_namespace(
+    device: Arc<dyn Device>,
+    address: String,
+    spec: &TierSpec,
+    identity: Identity,
+    units: &Units,
+) -> Result<(Media, Vec<Kept>)> {
+    let refuse = |why: String| {
+        let text = format!("the tier {spec} {why}");
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    };
+    let len_bytes = device.namespace().len_bytes();
+    let data_offset = Index::data_offset(units);
+    let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;
+    if device.namespace().read_only {
+        return refuse("has a namespace that is read-only".to_owned());
+    }
+    if spec.quota_bytes > len_bytes {
+        return refuse(format!("is larger than its namespace: {len_bytes} bytes"));
+    }
+    if quota <= data_offset {
+        return refuse(format!("is smaller than its own index of {data_offset} bytes"));
+    }
+    let mut io = Blocking::new(device.queue_pair()?)?;
+    take_over_namespace(&mut io, spec, identity)?;
+    let (index, kept) = open_index(&mut io, &spec.to_string(), identity, units, quota)?;
+    let capacity_pages = (quota - data_offset) / PAGE_BYTES;
+    let media = Media {
+        data_offset,
+        index: Some(Mutex::new(index)),
+        remote: Some(address),
+        ..Media::over(spec.to_string(), device, capacity_pages)
+    };
+    Ok((media, kept))
+}
+
+/// The index of a tier with this quota: the one that lies there, if it is of this data set.
+fn open_index(
+    io: &mut Blocking,
+    name: &str,
+    identity: Identity,
+    units: &Units,
+    quota: u64,
+) -> Result<(Index, Vec<Kept>)> {
+    let (mut index, kept) = read_index(io, name, identity, units)?;
+    if index.set_quota(quota) {
+        io.write_at(0, index.header())?;
+        io.flush()?;
+    }
+    Ok((index, kept))
 }
 
 /// The quota, or the free space of the file system if that is less.
@@ -476,5 +558,7 @@ fn blocks_bytes(file: &std::fs::Metadata) -> u64 {
     file.blocks().saturating_mul(STAT_BLOCK_BYTES)
 }
 
+/// How long a remote tier may be silent before the origin is read instead.
+const LONGEST_SILENCE: Duration = Duration::from_secs(2);
 /// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).
 const STAT_BLOCK_BYTES: u64 = 512;

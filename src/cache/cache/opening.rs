@@ -86,7 +86,7 @@ impl Opening {
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
             let how = (options.policy, usize::from(number) + 1 == options.tiers.len());
-            let (opened, kept) = Media::open(number, spec, *identity, units, how, origins)?;
+            let (opened, kept) = Media::open(number, spec, *identity, units, how, origins, &options.connect)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
@@ -240,7 +240,7 @@ impl Opening {
             Arc::default()
         };
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
-        let media = media::attached(&hello.tiers, memory, units)?;
+        let media = media::attached(&hello.tiers, memory, units, &options.connect)?;
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let shared = Arc::new(Shared {
             copies: CopyTable::over(Box::new(words)),

@@ -73,6 +73,10 @@ impl Media {
                 (Backing::Memory(Arc::new(memory)), false)
             }
             TierKind::File(folder) => in_file(folder, name, len_bytes, most_bytes, spec)?,
+            TierKind::Namespace(_) => {
+                let text = format!("{spec}: a store is a folder of this node, or in its memory");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
         };
         let lock = match &backing {
             Backing::File(file) => Some(file.keep_lock_from_children()),

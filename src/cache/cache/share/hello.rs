@@ -56,6 +56,8 @@ pub(in crate::cache) struct SharedTier {
 pub(in crate::cache) enum Place {
     /// In this file or block device.
     File(PathBuf),
+    /// In the remote namespace at this address.
+    Namespace(String),
     /// In shared memory of this length in bytes. The files of all tiers in memory come with the message, in
     /// the order of the tiers.
     Memory(u64),

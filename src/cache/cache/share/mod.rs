@@ -12,7 +12,7 @@
 //! reads.
 //!
 //! The socket lies in a folder of the user (`place.rs`). Its name is made of the device and inode of the first tier
-//! in a file; where all tiers are in memory, of the image and its generation, and of the node's name if it has one.
+//! in a file; where none is, of the image and its generation, and of the node's name if it has one.
 //! What a killed owner leaves is replaced. Both sides check that the other one belongs to the same user. Without a
 //! file to lock, whoever has the name owns the tiers.
 //!
@@ -80,7 +80,7 @@ pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Optio
 fn first_path(options: &TierOptions, identity: Identity) -> Option<PathBuf> {
     let path = options.tiers.iter().find_map(|tier| match &tier.kind {
         TierKind::File(path) => Some(path),
-        TierKind::Ram => None,
+        TierKind::Ram | TierKind::Namespace(_) => None,
     })?;
     Some(if path.is_dir() { path.join(folder::file_name(identity)) } else { path.clone() })
 }
