@@ -242,8 +242,8 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
         // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
-        self.image().check_mode(run, meeting.serving)?;
-        self.image().served(run, meeting.serving)?;
+        self.image().check_mode(run, meeting.options.serving)?;
+        self.image().served(run, meeting.options.serving)?;
         let meeting = of_this_round(meeting);
         let mut own = meeting.rendezvous(connect)?;
         let watch = RefCell::new(watch);
@@ -273,8 +273,9 @@ impl Dataset {
         };
         // Under the name that this round got when it was joined.
         let (rank, _) = peers.place();
-        let round = &peers.round().records()[rank as usize].round;
-        let mut own = meeting.clone().of_round(round).rendezvous_of_end(connect)?;
+        let mut meeting = meeting.clone();
+        meeting.round.clone_from(&peers.round().records()[rank as usize].round);
+        let mut own = meeting.rendezvous_of_end(connect)?;
         let watch = RefCell::new(watch);
         let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
         peers.wait_for_end(&mut watched, timeout)
@@ -346,7 +347,7 @@ pub enum PlaceKind {
 /// `meeting` with a name that no earlier round of this process has.
 pub(super) fn of_this_round(meeting: &Meeting) -> Meeting {
     let mut meeting = meeting.clone();
-    if !meeting.is_named {
+    if meeting.options.round.is_none() {
         match JOINED.fetch_add(1, Ordering::Relaxed) {
             0 => {}
             // The records of an earlier round may still be there.

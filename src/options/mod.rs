@@ -248,8 +248,8 @@ impl Open {
     pub fn options(&self, connect: ConnectOptions, tiers: TierOptions) -> OpenOptions {
         let view = self.view.as_deref().map(ViewSource::of_text);
         OpenOptions {
+            tiers: TierOptions { connect: connect.clone(), ..tiers },
             connect,
-            tiers,
             view,
             snapshot: self.snapshot.clone(),
             ..OpenOptions::default()
@@ -264,7 +264,8 @@ impl Open {
 #[cfg_attr(feature = "clap", command(next_help_heading = "Tiers"))]
 pub struct Tiers {
     /// Tiers that keep copies of samples after the first read, fastest first: ram:SIZE, or file:PATH:SIZE for a
-    /// folder, file or block device that is empty or an earlier tier, with :overwrite behind it for any other.
+    /// folder, file or block device that is empty or an earlier tier, with :overwrite behind it for any other; or
+    /// nvme-tcp://HOST/NQN?ns=N:SIZE for a remote namespace that this node has to itself.
     #[cfg_attr(feature = "clap", arg(long = "tier", value_name = "TIER"))]
     #[cfg_attr(feature = "clap", arg(value_parser = text::<TierSpec>))]
     pub tiers: Vec<String>,

@@ -111,6 +111,7 @@ mod tiers;
 mod tiers_lent;
 mod tiers_pages;
 mod tiers_plan;
+mod tiers_remote;
 mod tiers_runs;
 mod tiers_shared;
 mod tiers_sources;

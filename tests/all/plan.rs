@@ -1,5 +1,7 @@
 //! Plans of all ranks of a run.
 
+use std::collections::BTreeMap;
+
 use dlfs::order::{OrderKind, OrderSpec, Population, Tail};
 use dlfs::plan::{Planner, Tier, TrainingRun};
 use dlfs::units::SampleId;
@@ -32,6 +34,41 @@ impl Population for Equal {
 
     fn chunk_of(&self, _: SampleId) -> Option<u32> {
         Some(0)
+    }
+}
+
+#[test]
+fn every_rank_computes_the_same_plans_and_no_copies_overlap() {
+    let lengths: Vec<u32> = (0..240).map(|id| id * 977 % 3_000).collect();
+    let order = OrderSpec { kind: OrderKind::Global, seed: 9 };
+    let all = Equal(240);
+    let run = TrainingRun::new(&all, order, 0..7, 3, Tail::Keep).unwrap();
+    // Two tiers on each of three ranks, together too small for all samples.
+    let tiers =
+        [30, 40, 20].map(|blocks| [blocks, 2 * blocks].map(|num_blocks| Tier { num_blocks }));
+    let plan_all = || {
+        let mut planner = Planner::new(&run, &lengths[..], BLOCK_LEN_BYTES).unwrap();
+        let mut copies = Vec::new();
+        for (rank, tiers) in (0..).zip(&tiers) {
+            planner.plan(rank, tiers, &mut |copy| copies.push((rank, copy))).unwrap();
+        }
+        copies
+    };
+    let copies = plan_all();
+    assert!((1..3).all(|_| plan_all() == copies), "each rank plans for all of them");
+    let mut held = BTreeMap::new();
+    for (rank, copy) in copies {
+        let blocks = u64::from(lengths[copy.sample.0 as usize].div_ceil(BLOCK_LEN_BYTES).max(1));
+        let tier = tiers[rank as usize][usize::from(copy.tier)];
+        assert!(copy.lba.0 + blocks <= tier.num_blocks, "rank {rank}: {copy:?}");
+        let place = (rank, copy.tier, copy.lba.0);
+        assert_eq!(held.insert(place, blocks), None, "two copies at {place:?}");
+    }
+    assert!((40..=270).contains(&held.len()), "{} copies in 270 blocks", held.len());
+    let copies: Vec<_> = held.into_iter().collect();
+    for pair in copies.windows(2) {
+        let [((rank, tier, lba), blocks), (next, _)] = [pair[0], pair[1]];
+        assert!((rank, tier) != (next.0, next.1) || lba + blocks <= next.2, "{pair:?}");
     }
 }
 

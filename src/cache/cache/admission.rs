@@ -7,11 +7,11 @@
 //! Where nodes serve their tiers to each other, first-touch keeps room for the chunks that this node holds for
 //! all. When the first page of a chunk is kept, the copier fetches the rest of it behind the readers.
 
-use super::Shared;
 use super::copier::Job;
 use super::holdings::Held;
 use super::opening::lacking;
 use super::share::Message;
+use super::{OWN, Shared};
 use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
 
 /// Pages of a unit that this process reads from the origin, to be kept.
@@ -67,14 +67,14 @@ impl Shared {
 
     /// Returns whether the copier fetches all reserved pages of the unit, not only those that somebody reads.
     pub(super) fn is_filled_behind(&self, unit: u32) -> bool {
-        self.units.get(unit).is_one_sample() || self.ledger.lock().policy() == Policy::Clairvoyant
+        self.units.get(unit).is_one_sample || self.ledger.lock().policy() == Policy::Clairvoyant
     }
 
     /// Reserves room for pages of a unit, or for all that is kept together with them.
     pub(super) fn reserve(&self, unit: u32, pages: PageSet) {
         let mut ledger = self.ledger.lock();
         let together = self.units.together_with(unit);
-        let is_one_sample = self.units.get(unit).is_one_sample();
+        let is_one_sample = self.units.get(unit).is_one_sample;
         let is_border = self.units.is_border(unit, pages);
         let is_more = match ledger.policy() {
             Policy::None => false,
@@ -89,9 +89,6 @@ impl Shared {
                 next.is_some_and(|tier| self.reserve_border(&mut ledger, unit, tier)) | is_more
             }
         };
-        if is_more && !self.copies.has_spare() && !ledger.is_held(unit) {
-            self.copies.set_spare(true);
-        }
         let chunk = if is_more { ledger.begin_chunk(unit) } else { None };
         self.copies.set_room(ledger.room());
         drop(ledger);
@@ -236,27 +233,15 @@ impl Shared {
         if let Some(link) = self.link() {
             link.send(Message::Hold(held));
         } else if self.is_owner() {
-            self.holdings.lock().own = Some(held);
-            self.apply_holdings();
+            self.add_held(OWN, held);
         }
     }
 
-    /// Adds what an attached process holds.
+    /// Adds what a process holds: keeps room for what all of them hold from now on.
     pub(super) fn add_held(&self, connection: u64, held: Held) {
-        self.holdings.lock().attached.insert(connection, held);
-        self.apply_holdings();
-    }
-
-    /// Forgets a process that has left. Its chunks are held until another says what it holds: evicting them now
-    /// would make no room for anybody.
-    pub(super) fn remove_held(&self, connection: u64) {
-        self.holdings.lock().attached.remove(&connection);
-    }
-
-    /// Keeps room for what all processes hold, from now on.
-    fn apply_holdings(&self) {
         // Held until the copier has it, so that an older one does not overtake it.
         let mut holdings = self.holdings.lock();
+        holdings.held.insert(connection, held);
         if self.ledger.lock().policy() != Policy::FirstTouch {
             return; // a plan says itself what is kept
         }
@@ -268,7 +253,6 @@ impl Shared {
         self.copies.set_room(ledger.room());
         drop(ledger);
         let not_held = self.not_held(&chunks);
-        self.copies.set_spare(!not_held.is_empty());
         if is_overdrawn && !not_held.is_empty() {
             self.send(Job::Evict(not_held));
         }

@@ -33,8 +33,8 @@ use dlfs_order::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
 pub(super) enum Job {
     /// Room is reserved for these units: the copier fetches their missing pages.
     Fill(Range<u32>),
-    /// Claimed pages of a unit, from page `first` on.
-    Piece { unit: u32, first: u32, bytes: IoBuf },
+    /// Claimed pages of a unit, contiguous.
+    Piece { unit: u32, pages: PageSet, bytes: IoBuf },
     /// These copies were corrupt or unreadable, and are no longer published.
     Corrupt(u32, PageSet),
     /// Units of chunks that somebody has begun to read, or that are to be held: the copier fetches what nobody
@@ -139,12 +139,7 @@ struct Active {
 enum What {
     /// Contiguous pages of one or more units.
     Fetch(Vec<(u32, PageSet)>),
-    Write {
-        unit: u32,
-        pages: PageSet,
-        location: CopyLocation,
-        sum: u32,
-    },
+    Write(Writing),
     Index {
         tier: usize,
         page: usize,
@@ -153,12 +148,23 @@ enum What {
         tier: u8,
         kept: Kept,
     },
-    Sum {
-        unit: u32,
-        pages: PageSet,
-        location: CopyLocation,
-        number: u64,
-    },
+    Sum(Summing),
+}
+
+/// Copies that are being written.
+struct Writing {
+    unit: u32,
+    pages: PageSet,
+    location: CopyLocation,
+    sum: u32,
+}
+
+/// Copies whose checksum is being recomputed.
+struct Summing {
+    unit: u32,
+    pages: PageSet,
+    location: CopyLocation,
+    number: u64,
 }
 
 impl Copier {
@@ -246,7 +252,7 @@ impl Copier {
     fn handle(&mut self, job: Job, now: Instant) {
         match job {
             Job::Fill(units) => units.for_each(|unit| self.fill(unit, now)),
-            Job::Piece { unit, first, bytes } => self.add(unit, first, bytes, now),
+            Job::Piece { unit, pages, bytes } => self.add(unit, pages, bytes, now),
             Job::Corrupt(unit, pages) => {
                 self.take_back(unit, pages);
                 self.sum_again(unit, now);
@@ -271,9 +277,9 @@ impl Copier {
     fn is_moving(&self, unit: u32) -> bool {
         let is_used = |active: &Active| match &active.what {
             What::Check { kept, .. } => kept.unit == unit,
-            What::Sum { unit: other, .. } => *other == unit,
+            What::Sum(summing) => summing.unit == unit,
             What::Fetch(parts) => parts.iter().any(|(other, _)| *other == unit),
-            What::Write { .. } | What::Index { .. } => false,
+            What::Write(_) | What::Index { .. } => false,
         };
         self.writing.contains_key(&unit) || self.active.iter().any(is_used)
     }
@@ -304,24 +310,22 @@ impl Copier {
     }
 
     /// Handles pages of a unit that have arrived: writes those that are kept, and ends the claims of the others.
-    fn add(&mut self, unit: u32, first: u32, bytes: IoBuf, now: Instant) {
-        let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
-        let pages = PageSet::range(first..first + len);
+    fn add(&mut self, unit: u32, pages: PageSet, bytes: IoBuf, now: Instant) {
+        let first = pages.0.trailing_zeros();
+        let is_written = self.writing.get(&unit).copied().unwrap_or_default();
         if let Some(filling) = self.filling.get_mut(&unit) {
             filling.touched = now;
         }
         if !self.is_intact(unit, first, &bytes) {
-            let written = self.writing.get(&unit).copied().unwrap_or_default();
-            self.shared.copies.release(unit, pages.without(written));
+            self.shared.copies.release(unit, pages.without(is_written));
             self.shared.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
             let text = "the origin's data differ from the directory";
             return self.fetch_failed(unit, &Error::new(ErrorKind::Corrupt, text));
         }
-        let keep = self.keep(unit, pages);
+        let keep = self.keep(unit, pages.without(is_written));
         let tier = self.shared.copies.location(unit).map_or(0, |location| location.tier);
-        let is_written = self.writing.get(&unit).copied().unwrap_or_default();
         self.shared.copies.release(unit, pages.without(keep).without(is_written));
-        let dropped = u64::from(len - keep.len()) * PAGE_BYTES;
+        let dropped = u64::from(pages.without(keep).len()) * PAGE_BYTES;
         self.shared.queued_bytes.fetch_sub(dropped as usize, Ordering::AcqRel);
         let mut rest = bytes;
         let mut at = first;
@@ -351,14 +355,12 @@ impl Copier {
         intact.is_none_or(|intact| intact.is_intact(units.namespace_of(unit), start, bytes))
     }
 
-    /// Those of `pages` to be written now.
+    /// Those of `pages`, which are not being written, to be written now.
     fn keep(&self, unit: u32, pages: PageSet) -> PageSet {
         if self.checks.contains(unit) {
             return PageSet::NONE; // older copies of them are being read
         }
-        let is_written = self.writing.get(&unit).copied().unwrap_or_default();
-        let new = pages.without(self.shared.copies.there(unit)).without(is_written);
-        self.shared.wants(unit, new)
+        self.shared.wants(unit, pages.without(self.shared.copies.there(unit)))
     }
 
     fn start_writes(&mut self, now: Instant) {
@@ -394,7 +396,7 @@ impl Copier {
             let len = bytes.len();
             match self.calls.begin_write(pair, offset, bytes) {
                 Ok(ticket) => {
-                    let what = What::Write { unit, pages, location, sum };
+                    let what = What::Write(Writing { unit, pages, location, sum });
                     self.active.push(Active { ticket, began: now, what });
                     self.num_writes += 1;
                     let (count, bytes) = &mut self.writes[usize::from(location.tier)];
@@ -418,8 +420,8 @@ impl Copier {
         self.shared.counters.unsettle(-1);
     }
 
-    fn written(&mut self, active: &Active, unit: u32, pages: PageSet, now: Instant) {
-        let What::Write { location, sum, .. } = active.what else { return };
+    fn written(&mut self, write: &Writing, began: Instant, now: Instant) {
+        let Writing { unit, pages, location, sum } = *write;
         let is_listed = self.list(unit, location, pages, sum);
         let media = &self.shared.media[usize::from(location.tier)];
         location.ranges(pages).for_each(|range| media.freeze(&range));
@@ -427,7 +429,7 @@ impl Copier {
         let all = self.shared.units.get(unit).all();
         let is_whole = all.without(self.shared.copies.there(unit)).is_empty();
         let len = u64::from(pages.len()) * PAGE_BYTES;
-        self.shared.counters.filled(location.tier, len as usize, is_whole, now - active.began);
+        self.shared.counters.filled(location.tier, len as usize, is_whole, now - began);
         if !is_listed {
             self.sum_again(unit, now);
         }
@@ -460,14 +462,15 @@ impl Copier {
     fn ended(&mut self, active: Active, result: Result<IoBuf>, now: Instant) {
         match active.what {
             What::Fetch(parts) => self.fetched(parts, result, now),
-            What::Write { unit, pages, location, .. } => {
+            What::Write(write) => {
+                let Writing { unit, pages, location, .. } = write;
                 self.num_writes -= 1;
                 let (count, bytes) = &mut self.writes[usize::from(location.tier)];
                 *count -= 1;
                 *bytes -= pages.len() as usize * PAGE_BYTES as usize;
                 match result {
                     Ok(_) => {
-                        self.written(&active, unit, pages, now);
+                        self.written(&write, active.began, now);
                         self.end_write(unit, pages);
                     }
                     Err(error) => self.write_failed(unit, pages, location, &error.report()),
@@ -480,9 +483,7 @@ impl Copier {
                 }
             }
             What::Check { tier, kept } => self.checked(tier, kept, result, now),
-            What::Sum { unit, pages, location, number } => {
-                self.summed(unit, pages, location, number, result, now);
-            }
+            What::Sum(summing) => self.summed(summing, result, now),
         }
     }
 
@@ -498,7 +499,7 @@ impl Copier {
                 self.shared.queued_bytes.fetch_add(rest.len(), Ordering::AcqRel);
                 for (unit, pages) in parts {
                     let behind = rest.split_off((u64::from(pages.len()) * PAGE_BYTES) as usize);
-                    self.add(unit, pages.0.trailing_zeros(), rest, now);
+                    self.add(unit, pages, rest, now);
                     rest = behind;
                 }
             }
@@ -562,20 +563,13 @@ impl Copier {
             self.last_sum += 1;
             let number = self.last_sum;
             self.summing.insert(unit, number);
-            let what = What::Sum { unit, pages, location, number };
+            let what = What::Sum(Summing { unit, pages, location, number });
             self.active.push(Active { ticket, began: now, what });
         }
     }
 
-    fn summed(
-        &mut self,
-        unit: u32,
-        pages: PageSet,
-        location: CopyLocation,
-        number: u64,
-        result: Result<IoBuf>,
-        now: Instant,
-    ) {
+    fn summed(&mut self, summing: Summing, result: Result<IoBuf>, now: Instant) {
+        let Summing { unit, pages, location, number } = summing;
         if self.summing.get(&unit) != Some(&number) {
             return; // the copies have changed meanwhile
         }

@@ -5,31 +5,26 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::pair::{Reader, TieredPair};
+use super::pair::{Requester, TieredPair};
 use super::running::Tiers;
 use super::sources::Source;
 use dlfs_base::error::Result;
-use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
+use dlfs_io::qpair::{Capabilities, Device, IoError, Namespace, PairScope, QueuePair};
+use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::PAGE_BYTES;
 
-/// One for each origin.
-pub(super) fn devices(tiers: &Arc<Tiers>) -> Vec<Arc<dyn Device>> {
-    devices_with(tiers, |_| None)
-}
-
-/// One for each origin, as other nodes see it, under these identities. With `copies_only` it never reads the origin.
-pub(super) fn views(
+/// One for each origin; with `views` as other nodes see it, under these identities. If copies only are served, it
+/// never reads the origin.
+pub(super) fn devices(
     tiers: &Arc<Tiers>,
-    copies_only: bool,
-    nguids: &[[u8; 16]],
+    views: Option<(bool, &[[u8; 16]])>,
 ) -> Vec<Arc<dyn Device>> {
-    let view = |number: usize| View { nguid: nguids[number], copies_only, held: Mutex::default() };
-    devices_with(tiers, |number| Some(view(number)))
-}
-
-fn devices_with(tiers: &Arc<Tiers>, view: impl Fn(usize) -> Option<View>) -> Vec<Arc<dyn Device>> {
     let device = |number: u16| -> Arc<dyn Device> {
-        let view = view(number.into());
+        let view = views.map(|(copies_only, nguids)| View {
+            nguid: nguids[usize::from(number)],
+            copies_only,
+            held: Mutex::default(),
+        });
         Arc::new(TieredDevice { tiers: Arc::clone(tiers), number, view })
     };
     (0..tiers.opening.origins.len() as u16).map(device).collect()
@@ -108,12 +103,12 @@ impl Device for TieredDevice {
             sources.push(Source::to(pair, shared.sources.limit(tier)));
         }
         let places = Arc::clone(scope.places());
-        let reader = match &self.view {
-            None => Reader::Own,
-            Some(view) => Reader::Peer { copies_only: view.copies_only },
+        let requester = match &self.view {
+            None => Requester::Own,
+            Some(view) => Requester::Peer { copies_only: view.copies_only },
         };
-        let which = (self.number, reader);
-        Ok(Box::new(TieredPair::new(shared, which, namespace, sources, places)))
+        let which = (self.number, requester);
+        Ok(Box::new(TieredPair::new(Arc::clone(shared), which, namespace, sources, places)))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -135,6 +130,18 @@ impl Device for TieredDevice {
         self.namespace().must_hold(len_bytes)
     }
 }
+
+/// The answer to a read of a peer: what cannot be read here is unwritten to it, so that it reads elsewhere. Its own
+/// mistakes stay.
+pub(crate) fn to_peer(result: Result<(), IoError>) -> Result<(), IoError> {
+    match result {
+        Err(IoError::Invalid(_)) | Ok(()) => result,
+        Err(_) => Err(UNWRITTEN),
+    }
+}
+
+/// The answer to a read of what is not there.
+pub(crate) const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
 
 /// The largest transfer that each kind of tier takes, for a process that has none yet.
 const MIN_OF_TIERS: u32 = 1 << 20;

@@ -104,7 +104,7 @@ impl Locked {
             let path = entry.path();
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            let is_named = name == OLD_NAME || name.starts_with(PREFIX) && name.ends_with(SUFFIX);
+            let is_named = name.starts_with(PREFIX) && name.ends_with(SUFFIX);
             // By name: `own` may have another path, through links or from the root.
             if own.file_name() == Some(&*entry.file_name()) || !is_named {
                 continue;
@@ -188,8 +188,5 @@ fn no_lock(folder: &Path, errno: Errno) -> Error {
 
 const PREFIX: &str = "tier-";
 const SUFFIX: &str = ".dlfs";
-
-/// The only tier of a folder in earlier versions; it has no name of an image.
-const OLD_NAME: &str = "tier.dlfs";
 
 const LOCK_WAIT: Duration = Duration::from_secs(10);

@@ -103,8 +103,7 @@ impl Waiting {
         // It is set by this thread alone, once.
         let _ = before.next.set(Arc::clone(&next));
         // After that: a plan that is set meanwhile is stored before the state is looked up.
-        self.opening.set_plan_again(&next);
-        self.opening.hold_again(&next);
+        self.opening.tell_again(&next);
         true
     }
 }

@@ -1,7 +1,8 @@
 //! The chunks that processes which share tiers hold for the other nodes of their jobs.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
+use super::OWN;
 use dlfs_order::tier::Holding;
 
 /// The chunks that one process holds.
@@ -15,9 +16,8 @@ pub(super) struct Held {
 /// The chunks for which the owner of the tiers keeps room: those that any of these processes holds.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
-    pub(super) own: Option<Held>,
-    /// Those of attached processes, by the number of their connection.
-    pub(super) attached: HashMap<u64, Held>,
+    /// By the number of their connection.
+    pub(super) held: BTreeMap<u64, Held>,
     /// The chunks that were applied last.
     applied: Option<Held>,
 }
@@ -25,13 +25,12 @@ pub(super) struct Holdings {
 impl Holdings {
     /// Those of a new owner, which has applied them.
     pub(super) fn of_owner(own: Option<Held>) -> Holdings {
-        Holdings { applied: own.clone(), own, attached: HashMap::new() }
+        Holdings { applied: own.clone(), held: own.into_iter().map(|own| (OWN, own)).collect() }
     }
 
     /// Returns the chunks that all of them hold together, if those have changed.
     pub(super) fn changed(&mut self) -> Option<Held> {
-        let all = self.own.iter().chain(self.attached.values()).cloned();
-        let together = all.reduce(|some, more| Held {
+        let together = self.held.values().cloned().reduce(|some, more| Held {
             chunks: some.chunks.with(&more.chunks),
             fills: some.fills || more.fills,
         });
@@ -52,13 +51,13 @@ mod tests {
     fn chunks_that_any_process_holds_are_held_and_nothing_is_applied_twice() {
         let mut holdings = Holdings::of_owner(None);
         assert_eq!(holdings.changed(), None);
-        holdings.attached.insert(1, held([true, false], false));
+        holdings.held.insert(1, held([true, false], false));
         assert_eq!(holdings.changed(), Some(held([true, false], false)));
-        holdings.attached.insert(2, held([true, false], false));
+        holdings.held.insert(2, held([true, false], false));
         assert_eq!(holdings.changed(), None, "another rank of the same node");
-        holdings.own = Some(held([false, true], true));
+        holdings.held.insert(OWN, held([false, true], true));
         assert_eq!(holdings.changed(), Some(held([true, true], true)));
-        holdings.attached.clear();
+        holdings.held.retain(|connection, _| *connection == OWN);
         assert_eq!(holdings.changed(), Some(held([false, true], true)));
     }
 }

@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -14,7 +15,8 @@ use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::own_files::{self, OwnFiles};
 use super::share::{Place, SharedTier};
-use super::takeover::{TierPath, take_over};
+use super::takeover::take_over_namespace;
+use super::takeover::take_over;
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics;
@@ -22,7 +24,8 @@ use dlfs_base::process::NotInherited;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::{MemNamespace, SharedMemory};
-use dlfs_io::qpair::{Device, Direct};
+use dlfs_io::address::Address;
+use dlfs_io::qpair::{ConnectOptions, Device, Direct};
 use dlfs_order::tier::{
     CopyLocation, Index, IndexError, Kept, Ledger, OWN_FILES_PAGE, PAGE_BYTES, Policy, Units,
 };
@@ -49,6 +52,8 @@ pub(super) struct Media {
     pub(super) own_files: Option<OwnFiles>,
     /// The index that survives a restart; none in memory.
     pub(super) index: Option<Mutex<Index>>,
+    /// The address of a tier in a remote namespace.
+    remote: Option<String>,
     /// Prevents mounting a block device meanwhile.
     _exclusive: Option<File>,
 }
@@ -57,10 +62,13 @@ impl Media {
     /// The parameters by which another process reads this tier; `None` where it is in memory that others cannot map.
     pub(super) fn shared(&self) -> Option<SharedTier> {
         let memory = self.memory.as_ref().map(|memory| memory.namespace().len_bytes());
-        let path = || self.device.capabilities().local_path;
+        let place = || match &self.remote {
+            Some(address) => Some(Place::Namespace(address.clone())),
+            None => self.device.capabilities().local_path.map(Place::File),
+        };
         Some(SharedTier {
             name: self.name.clone(),
-            place: memory.map(Place::Memory).or_else(|| path().map(Place::File))?,
+            place: memory.map(Place::Memory).or_else(place)?,
             data_offset: self.data_offset,
             capacity_pages: self.capacity_pages,
             is_sparse: self.is_sparse(),
@@ -168,6 +176,7 @@ impl Media {
         units: &Units,
         (policy, is_last): (Policy, bool),
         origins: &[Arc<dyn Device>],
+        connect: &ConnectOptions,
     ) -> Result<(Media, Vec<Kept>)> {
         // First-touch: a unit that a tier has a place but no room for finds none in the next tier either, so only the
         // last tier is sparse. A plan knows which tier has room for what, so all are.
@@ -179,8 +188,12 @@ impl Media {
             }
         };
         let (media, kept) = match &spec.kind {
-            TierKind::Ram => (in_memory(spec, units, policy, &space)?, Vec::new()),
+            TierKind::Ram => (in_memory(spec, units, &space)?, Vec::new()),
             TierKind::File(path) => in_file(path, spec, identity, units, origins, &space)?,
+            TierKind::Namespace(address) => {
+                let device = remote(&Address::Tcp(address.clone()), connect)?;
+                in_namespace(device, address.to_string(), spec, identity, units)?
+            }
         };
         let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
         if smallest.is_some_and(|pages| pages > media.capacity_pages) {
@@ -207,19 +220,34 @@ impl Media {
                 (Arc::new(MemNamespace::new(len_bytes, block_len)?), None, capacity_pages)
             }
         };
-        Ok(Media {
+        Ok(Media { space_pages, memory, ..Media::over(name, device, capacity_pages) })
+    }
+
+    /// A tier with as much address space as it keeps, without an index.
+    fn over(name: String, device: Arc<dyn Device>, capacity_pages: u64) -> Media {
+        Media {
             _lock: None,
             name,
             device,
             data_offset: 0,
             capacity_pages,
-            space_pages,
+            space_pages: capacity_pages,
             file: None,
-            memory,
+            memory: None,
             own_files: None,
             index: None,
+            remote: None,
             _exclusive: None,
-        })
+        }
+    }
+
+    /// The same with long samples as files of their own beside its file at `path`.
+    fn with_own_files(mut self, path: &Path, units: &Units) -> Media {
+        self.own_files = OwnFiles::beside(path, units);
+        if let Some(files) = &self.own_files {
+            self.device = files.behind(self.device, self.data_offset);
+        }
+        self
     }
 }
 
@@ -228,6 +256,7 @@ pub(super) fn attached(
     tiers: &[SharedTier],
     memory: Vec<OwnedFd>,
     units: &Units,
+    connect: &ConnectOptions,
 ) -> Result<Vec<Media>> {
     let mut memory = memory.into_iter();
     let mut media = |tier: &SharedTier| {
@@ -240,6 +269,12 @@ pub(super) fn attached(
                     FileOptions { direct, ..FileOptions::default() },
                 )?)
             }
+            Place::Namespace(address) => {
+                let address = address.parse().map_err(|_| {
+                    Error::new(ErrorKind::Internal, format!("no address of a tier: {address}"))
+                })?;
+                remote(&address, connect)?
+            }
             Place::Memory(len_bytes) => {
                 let missing =
                     || Error::new(ErrorKind::Internal, "the owner of the tiers sent no memory");
@@ -248,25 +283,12 @@ pub(super) fn attached(
                 Arc::new(SharedMemory::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
             }
         };
-        let own_files = match &tier.place {
-            Place::File(path) if tier.has_own_files => OwnFiles::beside(path, units),
-            _ => None,
-        };
-        Ok(Media {
-            _lock: None,
-            name: tier.name.clone(),
-            device: match &own_files {
-                Some(files) => files.behind(device, tier.data_offset),
-                None => device,
-            },
-            own_files,
-            data_offset: tier.data_offset,
-            capacity_pages: tier.capacity_pages,
-            space_pages: tier.capacity_pages, // the owner gives out places
-            file: None,
-            memory: None,
-            index: None,
-            _exclusive: None,
+        // The owner gives out places, so its address space does not matter here.
+        let media = Media::over(tier.name.clone(), device, tier.capacity_pages);
+        let media = Media { data_offset: tier.data_offset, ..media };
+        Ok(match &tier.place {
+            Place::File(path) if tier.has_own_files => media.with_own_files(path, units),
+            _ => media,
         })
     };
     tiers.iter().map(&mut media).collect()
@@ -275,18 +297,9 @@ pub(super) fn attached(
 /// A tier in memory, no larger than the data set.
 ///
 /// Sparse memory has no huge pages, so it is used only where that makes room.
-fn in_memory(
-    spec: &TierSpec,
-    units: &Units,
-    policy: Policy,
-    space: &dyn Fn(u64) -> u64,
-) -> Result<Media> {
+fn in_memory(spec: &TierSpec, units: &Units, space: &dyn Fn(u64) -> u64) -> Result<Media> {
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
-    let space_pages = match policy {
-        Policy::FirstTouch | Policy::Clairvoyant => space(capacity_pages),
-        Policy::None => capacity_pages,
-    };
-    Media::of_memory(spec.to_string(), capacity_pages, space_pages).map_err(|error| {
+    Media::of_memory(spec.to_string(), capacity_pages, space(capacity_pages)).map_err(|error| {
         error.hint(format!("the tier {spec} must fit into memory beside everything else"))
     })
 }
@@ -319,8 +332,7 @@ fn in_file(
     };
     // Held until the file is open and locked itself, so that nobody removes it in between.
     let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
-    let TierPath { path, exclusive } =
-        take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
+    let (path, exclusive) = take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
     if folder.is_some() && path.exists() && !folder::is_unused(&path) {
         let text = "another process uses this tier";
         return Err(named(Error::new(ErrorKind::Busy, text).path(path)));
@@ -351,31 +363,86 @@ fn in_file(
         folder::note_use(&path);
     }
     let mut io = Blocking::new(device.queue_pair()?)?;
-    let (mut index, kept) = read_index(&mut io, &name, identity, units)?;
+    let (index, kept) = open_index(&mut io, &name, identity, units, quota)?;
+    let mut media = Media {
+        _lock: Some(lock),
+        file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
+        data_offset,
+        space_pages,
+        index: Some(Mutex::new(index)),
+        _exclusive: exclusive,
+        ..Media::over(name, device, capacity_pages)
+    };
+    if folder.is_some() {
+        media = media.with_own_files(&path, units);
+    }
+    media.own_files.as_ref().map_or(Ok(()), OwnFiles::create)?;
+    Ok((media, kept))
+}
+
+/// Opens the namespace of a remote tier. It is not waited for long: the origin has the bytes, too.
+fn remote(address: &Address, connect: &ConnectOptions) -> Result<Arc<dyn Device>> {
+    let options = ConnectOptions {
+        writable: true,
+        paths: Vec::new(),
+        io_timeout: connect.io_timeout.min(LONGEST_SILENCE),
+        ctrl_loss_tmo: connect.ctrl_loss_tmo.min(LONGEST_SILENCE),
+        ..connect.clone()
+    };
+    let hint = "the target of a tier must be up when the data set is opened";
+    dlfs_io::qpair::open(address, &options).map_err(|error| error.hint(hint))
+}
+
+fn in_namespace(
+    device: Arc<dyn Device>,
+    address: String,
+    spec: &TierSpec,
+    identity: Identity,
+    units: &Units,
+) -> Result<(Media, Vec<Kept>)> {
+    let refuse = |why: String| {
+        let text = format!("the tier {spec} {why}");
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    };
+    let len_bytes = device.namespace().len_bytes();
+    let data_offset = Index::data_offset(units);
+    let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;
+    if device.namespace().read_only {
+        return refuse("has a namespace that is read-only".to_owned());
+    }
+    if spec.quota_bytes > len_bytes {
+        return refuse(format!("is larger than its namespace: {len_bytes} bytes"));
+    }
+    if quota <= data_offset {
+        return refuse(format!("is smaller than its own index of {data_offset} bytes"));
+    }
+    let mut io = Blocking::new(device.queue_pair()?)?;
+    take_over_namespace(&mut io, spec, identity)?;
+    let (index, kept) = open_index(&mut io, &spec.to_string(), identity, units, quota)?;
+    let capacity_pages = (quota - data_offset) / PAGE_BYTES;
+    let media = Media {
+        data_offset,
+        index: Some(Mutex::new(index)),
+        remote: Some(address),
+        ..Media::over(spec.to_string(), device, capacity_pages)
+    };
+    Ok((media, kept))
+}
+
+/// The index of a tier with this quota: the one that lies there, if it is of this data set.
+fn open_index(
+    io: &mut Blocking,
+    name: &str,
+    identity: Identity,
+    units: &Units,
+    quota: u64,
+) -> Result<(Index, Vec<Kept>)> {
+    let (mut index, kept) = read_index(io, name, identity, units)?;
     if index.set_quota(quota) {
         io.write_at(0, index.header())?;
         io.flush()?;
     }
-    let index = Some(Mutex::new(index));
-    let own_files = folder.is_some().then(|| OwnFiles::beside(&path, units)).flatten();
-    own_files.as_ref().map_or(Ok(()), OwnFiles::create)?;
-    let media = Media {
-        _lock: Some(lock),
-        name,
-        file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
-        device: match &own_files {
-            Some(files) => files.behind(device, data_offset),
-            None => device,
-        },
-        own_files,
-        data_offset,
-        capacity_pages,
-        space_pages,
-        memory: None,
-        index,
-        _exclusive: exclusive,
-    };
-    Ok((media, kept))
+    Ok((index, kept))
 }
 
 /// The quota, or the free space of the file system if that is less.
@@ -383,7 +450,7 @@ fn in_file(
 /// # Errors
 /// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: it is full.
 fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
-    let Some(Room { free, all }) = room_on_disk(path) else { return Ok(quota) };
+    let Some((free, all)) = room_on_disk(path) else { return Ok(quota) };
     if quota > all {
         let text = format!("the tier {name} is larger than its whole file system: {all} bytes");
         let hint = "give a quota that fits, or another path";
@@ -439,15 +506,9 @@ fn read_index(
     Ok((index, Vec::new()))
 }
 
-/// Bytes of a file system.
-struct Room {
-    /// Free for the tier's file, including what the file already occupies.
-    free: u64,
-    all: u64,
-}
-
-/// The room of the file system of the tier at `path`; `None` if unknown, or for a block device.
-fn room_on_disk(path: &Path) -> Option<Room> {
+/// The bytes that the file system of the tier at `path` has free for its file, including what the file already
+/// occupies, and all of its bytes; `None` if unknown, or for a block device.
+fn room_on_disk(path: &Path) -> Option<(u64, u64)> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => {
             blocks_bytes(&found).saturating_add(own_files::bytes_beside(path))
@@ -459,7 +520,7 @@ fn room_on_disk(path: &Path) -> Option<Room> {
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
     let free = has_bytes.saturating_add(bytes(stat.f_bavail));
     // Some user-space file systems do not report their size.
-    (stat.f_blocks > 0).then(|| Room { free, all: bytes(stat.f_blocks) })
+    (stat.f_blocks > 0).then(|| (free, bytes(stat.f_blocks)))
 }
 
 /// Opens the tier's file exclusively, and extends it to the quota.
@@ -497,5 +558,7 @@ fn blocks_bytes(file: &std::fs::Metadata) -> u64 {
     file.blocks().saturating_mul(STAT_BLOCK_BYTES)
 }
 
+/// How long a remote tier may be silent before the origin is read instead.
+const LONGEST_SILENCE: Duration = Duration::from_secs(2);
 /// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).
 const STAT_BLOCK_BYTES: u64 = 512;

@@ -59,7 +59,7 @@ mod stats;
 mod takeover;
 mod vacated;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -86,6 +86,7 @@ use dlfs_order::tier::{
 };
 
 pub use config::{Environment, Point, TierTable};
+pub(crate) use device::{UNWRITTEN, to_peer};
 pub(crate) use options::TierKind;
 pub use options::{TierOptions, TierSpec};
 pub use plan::{TierPlan, TierRooms};
@@ -96,7 +97,7 @@ use copier::{Job, LAST_WRITES};
 use holdings::{Held, Holdings};
 use media::Media;
 use opening::Opening;
-use plan::{Plans, pages_of};
+use plan::{merged, pages_of};
 use running::Tiers;
 use share::{Link, Message};
 use sources::Sources;
@@ -118,8 +119,9 @@ struct Shared {
     units: Arc<Units>,
     copies: CopyTable,
     ledger: Mutex<Ledger>,
-    /// The owner keeps by these together.
-    plans: Mutex<Plans>,
+    /// The latest plans of the processes that share the tiers, by the number of their connection: the owner keeps by
+    /// these together.
+    plans: Mutex<HashMap<u64, Arc<TierPlan>>>,
     /// The chunks that they hold together for other nodes.
     holdings: Mutex<Holdings>,
     media: Vec<Media>,
@@ -212,7 +214,7 @@ impl Cache {
         };
         let tiers = Arc::new(Tiers::new(opening, shared, owned)?);
         let metered = Registration::new(&tiers);
-        let devices = device::devices(&tiers);
+        let devices = device::devices(&tiers, None);
         Ok(Cache { devices, tiers, policy: options.policy, _metered: metered })
     }
 
@@ -241,7 +243,7 @@ impl Cache {
     /// there are copies; what cannot be read ends with *Deallocated or Unwritten Logical Block*. With
     /// `copies_only`, so does a read of data without copies, which never reaches the origin.
     pub fn views(&self, copies_only: bool, nguids: &[[u8; 16]]) -> Vec<Arc<dyn Device>> {
-        device::views(&self.tiers, copies_only, nguids)
+        device::devices(&self.tiers, Some((copies_only, nguids)))
     }
 
     /// The policy that decides which units are kept.
@@ -394,7 +396,7 @@ impl Cache {
 
 impl Shared {
     /// A state without a copier, a connection or copies.
-    fn new(opening: &Opening, media: Vec<Media>, jobs: Sender<Job>) -> Shared {
+    fn new(opening: &Opening, media: Vec<Media>) -> Shared {
         Shared {
             home: Forked::new(()),
             units: Arc::clone(&opening.units),
@@ -406,7 +408,7 @@ impl Shared {
             sources: Arc::clone(&opening.sources),
             media,
             origins: opening.origins.clone(),
-            jobs,
+            jobs: crossbeam_channel::unbounded().0,
             waker: None,
             attached_to: None,
             is_shared: false,
@@ -427,26 +429,22 @@ impl Shared {
         if let Some(link) = self.link() {
             link.send(Message::Plan(plan));
         } else if self.is_owner() {
-            self.plans.lock().own = Some(plan);
-            self.apply_plans();
+            self.add_plan(OWN, plan);
         }
     }
 
-    /// Adds the plan of an attached process, if the owner keeps by plans at all: its policy holds.
-    fn add_plan(&self, connection: u64, plan: TierPlan) {
+    /// Adds a process's plan, if the owner keeps by plans at all: its policy holds. From now on it keeps by the plans
+    /// of all processes.
+    fn add_plan(&self, connection: u64, plan: Arc<TierPlan>) {
         let has_portions = plan.reads.len() == self.units.num_portions() as usize;
-        if self.ledger.lock().policy() == Policy::Clairvoyant && has_portions {
-            self.plans.lock().attached.insert(connection, Arc::new(plan));
-            self.apply_plans();
+        if self.ledger.lock().policy() != Policy::Clairvoyant || !has_portions {
+            return;
         }
-    }
-
-    /// Keeps by the plans of all processes from now on.
-    fn apply_plans(&self) {
         // Held until the copier has the plan, so that an older one does not overtake it.
-        let plans = self.plans.lock();
+        let mut plans = self.plans.lock();
+        plans.insert(connection, plan);
         let rooms = self.rooms();
-        let plan = plans.merged(&self.units, &rooms);
+        let plan = merged(&plans, &self.units, &rooms);
         let by_unit = plan.by_unit(&self.units, rooms.keep_parts);
         let mut ledger = self.ledger.lock();
         let evicted = self.evicted(&plan, (&by_unit, rooms.keep_parts), &ledger);
@@ -534,12 +532,12 @@ impl Shared {
     }
 
     /// The current state of the tiers, after all takeovers.
-    fn latest(self: &Arc<Shared>) -> Arc<Shared> {
+    fn latest(self: &Arc<Shared>) -> &Arc<Shared> {
         let mut latest = self;
         while let Some(next) = latest.next.get() {
             latest = next;
         }
-        Arc::clone(latest)
+        latest
     }
 
     /// Returns whether this is the process that opened the tiers, not a forked child of it.
@@ -603,18 +601,16 @@ impl Shared {
     }
 
     /// Pages of each tier that are reserved, and that have copies.
-    fn count_pages(&self) -> (Vec<u64>, Vec<u64>) {
-        let mut reserved = vec![0; self.media.len()];
-        let mut held = vec![0; self.media.len()];
+    fn count_pages(&self) -> Vec<(u64, u64)> {
+        let mut pages = vec![(0, 0); self.media.len()];
         for unit in 0..self.units.len() {
             let Some(location) = self.copies.location(unit) else { continue };
-            let tier = usize::from(location.tier);
-            if tier < self.media.len() {
-                reserved[tier] += u64::from(self.copies.reserved(unit).len());
-                held[tier] += u64::from(self.copies.there(unit).len());
+            if let Some((reserved, held)) = pages.get_mut(usize::from(location.tier)) {
+                *reserved += u64::from(self.copies.reserved(unit).len());
+                *held += u64::from(self.copies.there(unit).len());
             }
         }
-        (reserved, held)
+        pages
     }
 
     /// Without a copier, the tiers serve existing copies and accept no more; readers go on.
@@ -644,8 +640,8 @@ impl Shared {
         if let Some(link) = self.link() {
             return match job {
                 Job::Corrupt(unit, pages) => link.send(Message::Corrupt(unit, pages)),
-                Job::Piece { unit, first, bytes } => {
-                    link.send(Message::Piece { unit, first, bytes });
+                Job::Piece { unit, pages, bytes } => {
+                    link.send(Message::Piece { unit, pages, bytes });
                 }
                 _ => {} // the owner reserves and fetches
             };
@@ -670,15 +666,24 @@ impl Shared {
 impl Tiers {
     fn stats(&self) -> CacheStats {
         let shared = self.latest();
-        let mut stats = shared.counters.read(&shared.media, &shared.ledger.lock());
-        stats.owner = shared.attached_to;
-        let (reserved, held) = shared.count_pages();
-        for (tier, (reserved, held)) in stats.tiers.iter_mut().zip(reserved.into_iter().zip(held)) {
-            (tier.used_bytes, tier.held_bytes) = (reserved * PAGE_BYTES, held * PAGE_BYTES);
+        let tiers = (0..).zip(&shared.media).zip(shared.count_pages());
+        let ledger = shared.ledger.lock();
+        CacheStats {
+            tiers: tiers
+                .map(|((number, media), (reserved, held))| TierStats {
+                    name: media.name.clone(),
+                    capacity_bytes: ledger.capacity(number) * PAGE_BYTES,
+                    used_bytes: reserved * PAGE_BYTES,
+                    held_bytes: held * PAGE_BYTES,
+                    is_off: ledger.is_off(number),
+                    ..shared.counters.tier(number)
+                })
+                .collect(),
+            origin: shared.counters.origin(),
+            owner: shared.attached_to,
+            attached: shared.is_shared.then(|| shared.num_attached.load(Ordering::Relaxed)),
+            died: shared.fate.died().map(|error| error.to_string()),
         }
-        stats.attached = shared.is_shared.then(|| shared.num_attached.load(Ordering::Relaxed));
-        stats.died = shared.fate.died().map(|error| error.to_string());
-        stats
     }
 }
 
@@ -693,6 +698,9 @@ impl Drop for Cache {
         self.tiers.stop();
     }
 }
+
+/// The owner's own place among the numbers of the connections of attached processes.
+const OWN: u64 = 0;
 
 /// How long to wait until the process that has the tiers open shares them or ends.
 const ATTACH_WAIT: Duration = Duration::from_secs(5);

@@ -1,7 +1,6 @@
 //! Opens the tiers: attaches to the process that owns them, or owns them.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +11,7 @@ use super::holdings::{Held, Holdings};
 use super::media::{self, Media};
 use super::options::TierOptions;
 use super::own_files;
-use super::share::{self, Hello, Link, Listener, Owner, Welcome};
+use super::share::{self, Hello, Link, Listener, Owner, Sharing, Welcome};
 use super::sources::Sources;
 use super::stats::Counters;
 use super::{Identity, Shared, TierPlan};
@@ -71,14 +70,10 @@ impl Opening {
         })
     }
 
-    /// Sets this process's last plan again, after a takeover.
-    pub(super) fn set_plan_again(&self, shared: &Shared) {
+    /// Sets this process's last plan again, and what this node holds, after a takeover.
+    pub(super) fn tell_again(&self, shared: &Shared) {
         let plan = self.plan.get().and_then(|plan| plan.lock().clone());
         plan.into_iter().for_each(|plan| shared.set_plan(plan));
-    }
-
-    /// Says again what this node holds, after a takeover.
-    pub(super) fn hold_again(&self, shared: &Shared) {
         let held = self.holding.lock().clone();
         held.into_iter().for_each(|held| shared.set_held(held));
     }
@@ -91,7 +86,7 @@ impl Opening {
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
             let how = (options.policy, usize::from(number) + 1 == options.tiers.len());
-            let (opened, kept) = Media::open(number, spec, *identity, units, how, origins)?;
+            let (opened, kept) = Media::open(number, spec, *identity, units, how, origins, &options.connect)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
@@ -137,7 +132,6 @@ impl Opening {
             let lacking = lacking(&chunks, units, &copies);
             ledger.set_holding(chunks, lacking);
         }
-        copies.set_spare(!to_check.is_empty());
         copies.set_room(ledger.room());
         let (jobs, received) = crossbeam_channel::unbounded();
         let calls = Copier::calls()?;
@@ -147,7 +141,8 @@ impl Opening {
             holdings: Mutex::new(Holdings::of_owner(held)),
             waker: Some(calls.waker()),
             is_shared: sharing.is_some(),
-            ..Shared::new(self, media, jobs)
+            jobs,
+            ..Shared::new(self, media)
         });
         if !behind.is_empty() {
             shared.send(Job::Behind(behind));
@@ -163,9 +158,7 @@ impl Opening {
         })?;
         let owner = match sharing {
             None => None,
-            Some(Sharing { name, listener, hello, files }) => {
-                Some(Owner::start(Arc::clone(&shared), name, listener, hello, files)?)
-            }
+            Some(sharing) => Some(Owner::start(Arc::clone(&shared), sharing)?),
         };
         Ok((shared, Owned { copier: thread, owner }))
     }
@@ -246,10 +239,8 @@ impl Opening {
         } else {
             Arc::default()
         };
-        share::warn_of_other_options(&hello, options);
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
-        let media = media::attached(&hello.tiers, memory, units)?;
-        let (jobs, _) = crossbeam_channel::unbounded();
+        let media = media::attached(&hello.tiers, memory, units, &options.connect)?;
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let shared = Arc::new(Shared {
             copies: CopyTable::over(Box::new(words)),
@@ -257,7 +248,7 @@ impl Opening {
             sources,
             attached_to: Some(hello.pid),
             link: Forked::new(Some(Link::start(stream)?)),
-            ..Shared::new(self, media, jobs)
+            ..Shared::new(self, media)
         });
         tracing::debug!(owner = hello.pid, "attached to the tiers of another process");
         Ok(Some(shared))
@@ -265,9 +256,8 @@ impl Opening {
 
     /// No tiers for now: reads go to the origin.
     pub(super) fn none(&self) -> Arc<Shared> {
-        let (jobs, _) = crossbeam_channel::unbounded();
         let copies = CopyTable::new(self.units.len());
-        Arc::new(Shared { copies, ..Shared::new(self, Vec::new(), jobs) })
+        Arc::new(Shared { copies, ..Shared::new(self, Vec::new()) })
     }
 }
 
@@ -298,14 +288,6 @@ pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> L
 /// Returns whether the error is final: neither trying again nor owning the tiers helps.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
-}
-
-/// The owner's first message to processes that attach, and the name on which it listens.
-struct Sharing {
-    name: String,
-    listener: Option<Listener>,
-    hello: Hello,
-    files: Vec<OwnedFd>,
 }
 
 /// Name of the copier's thread.

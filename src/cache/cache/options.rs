@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::parse_size;
+use dlfs_io::address::{Address, TcpAddress};
+use dlfs_io::qpair::ConnectOptions;
 use dlfs_order::plan::SourceRates;
 use dlfs_order::tier::{Policy, Stop};
 
@@ -27,6 +29,8 @@ pub struct TierOptions {
     /// The name of this node, where several run on one machine: processes on nodes of other names do not share
     /// tiers in memory.
     pub node: Option<String>,
+    /// How tiers in remote namespaces are reached; [`crate::cache`]'s users give the image's own.
+    pub connect: ConnectOptions,
 }
 
 /// One tier: its storage and its quota.
@@ -48,6 +52,8 @@ pub(crate) enum TierKind {
     Ram,
     /// In a file in this folder, or in this block device or file itself.
     File(PathBuf),
+    /// In a remote namespace, which this node has to itself.
+    Namespace(TcpAddress),
 }
 
 impl TierOptions {
@@ -69,9 +75,9 @@ impl TierOptions {
             if tier.quota_bytes == 0 {
                 return refuse(format!("the tier {tier} has a quota of 0 bytes"));
             }
-            let is_file = matches!(tier.kind, TierKind::File(_));
-            if is_file && self.tiers[..index].iter().any(|other| other.kind == tier.kind) {
-                return refuse(format!("two tiers use the same path: {tier}"));
+            let is_named = tier.kind != TierKind::Ram;
+            if is_named && self.tiers[..index].iter().any(|other| other.kind == tier.kind) {
+                return refuse(format!("two tiers use the same place: {tier}"));
             }
         }
         match self.bandwidth_bytes_per_s {
@@ -83,12 +89,12 @@ impl TierOptions {
 
 impl fmt::Display for TierSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let overwrite = if self.overwrite { OVERWRITE } else { "" };
+        let quota = self.quota_bytes;
         match &self.kind {
-            TierKind::Ram => write!(f, "ram:{}", self.quota_bytes),
-            TierKind::File(path) => {
-                let overwrite = if self.overwrite { OVERWRITE } else { "" };
-                write!(f, "file:{}:{}{overwrite}", path.display(), self.quota_bytes)
-            }
+            TierKind::Ram => write!(f, "ram:{quota}"),
+            TierKind::File(path) => write!(f, "file:{}:{quota}{overwrite}", path.display()),
+            TierKind::Namespace(address) => write!(f, "{address}:{quota}{overwrite}"),
         }
     }
 }
@@ -96,27 +102,36 @@ impl fmt::Display for TierSpec {
 impl FromStr for TierSpec {
     type Err = Error;
 
-    /// Parses `ram:SIZE`, `file:PATH:SIZE` or `file:PATH:SIZE:overwrite`.
+    /// Parses `ram:SIZE`, `file:PATH:SIZE` or `nvme-tcp://HOST/NQN?ns=N:SIZE`; `:overwrite` may follow the last two.
     fn from_str(text: &str) -> Result<TierSpec> {
         let refuse = |why: &str| {
             Error::new(ErrorKind::InvalidArgument, format!("'{text}' is not a tier: {why}"))
-                .hint("ram:4G, or file:/fast/cache:20G for a folder, file or block device")
+                .hint(
+                    "ram:4G, file:/fast/cache:20G for a folder, file or block device, or \
+                     nvme-tcp://HOST/NQN?ns=N:200G for a remote namespace",
+                )
         };
         let size = |text: &str| parse_size(text).map_err(|why| refuse(&why));
         if let Some(rest) = text.strip_prefix("ram:") {
             let quota_bytes = size(rest)?;
             return Ok(TierSpec { kind: TierKind::Ram, quota_bytes, overwrite: false });
         }
-        let rest = text.strip_prefix("file:").ok_or_else(|| refuse("neither ram: nor file:"))?;
-        let (rest, overwrite) = match rest.strip_suffix(OVERWRITE) {
+        let (rest, overwrite) = match text.strip_suffix(OVERWRITE) {
             Some(rest) => (rest, true),
-            None => (rest, false),
+            None => (text, false),
         };
-        let (path, quota) = rest.rsplit_once(':').ok_or_else(|| refuse("no size"))?;
-        if path.is_empty() {
-            return Err(refuse("no path"));
-        }
-        Ok(TierSpec { kind: TierKind::File(path.into()), quota_bytes: size(quota)?, overwrite })
+        let (place, quota) = rest.rsplit_once(':').ok_or_else(|| refuse("no size"))?;
+        let kind = match place.strip_prefix("file:") {
+            Some("") => return Err(refuse("no path")),
+            Some(path) => TierKind::File(path.into()),
+            None if place.starts_with("nvme-tcp:") => match place.parse() {
+                Ok(Address::Tcp(address)) => TierKind::Namespace(address),
+                Ok(_) => return Err(refuse("no address of a remote namespace")),
+                Err(why) => return Err(refuse(&why.to_string())),
+            },
+            None => return Err(refuse("neither ram:, file: nor nvme-tcp:")),
+        };
+        Ok(TierSpec { kind, quota_bytes: size(quota)?, overwrite })
     }
 }
 
@@ -139,10 +154,14 @@ mod tests {
         assert_eq!(tier, TierSpec { kind, quota_bytes: 20 << 20, overwrite: false });
         let consent: TierSpec = "file:/a:b:20M:overwrite".parse().unwrap();
         assert_eq!(consent, TierSpec { overwrite: true, ..tier.clone() });
-        for tier in [tier, consent] {
+        let remote = "nvme-tcp://[::1]:4420/nqn.2026-11.io.dlfs:cache?ns=2:200G";
+        let remote: TierSpec = remote.parse().unwrap();
+        assert!(matches!(&remote.kind, TierKind::Namespace(at) if at.subnqn.as_str().ends_with(":cache")));
+        assert_eq!((remote.quota_bytes, remote.overwrite), (200 << 30, false));
+        for tier in [tier, consent, remote] {
             assert_eq!(tier.to_string().parse::<TierSpec>().unwrap(), tier);
         }
-        for text in ["", "4G", "ram", "ram:", "ram:x", "file:/a", "file::4G", "disk:/a:4G"] {
+        for text in ["", "4G", "ram", "ram:", "ram:x", "file:/a", "file::4G", "disk:/a:4G", "nvme-tcp://h/nqn.a:b", "nvme-tcp:4G"] {
             let error = text.parse::<TierSpec>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             assert!(error.report().contains("ram:4G"), "{text}: {}", error.report());

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::admission::Claim;
 use super::copier::{Job, MAX_QUEUED_BYTES};
+use super::device::{UNWRITTEN, to_peer};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::sources::Source;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -23,7 +24,6 @@ use dlfs_io::qpair::readiness::Registry;
 use dlfs_io::qpair::{
     Completion, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
 };
-use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
 /// The state of a piece.
@@ -54,9 +54,9 @@ impl Cut {
     }
 }
 
-/// The reader at the other end of a queue pair.
+/// The other end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reader {
+pub(super) enum Requester {
     Own,
     /// Another node. What cannot be read is *Deallocated or Unwritten Logical Block* to it, so that it reads elsewhere:
     /// its own way to the origin may work where this one fails. With `copies_only`, data without a copy are, too.
@@ -72,7 +72,7 @@ pub(super) struct TieredPair {
     pool: Option<Pool>,
     registry: Option<Registry>,
     number: u16,
-    reader: Reader,
+    requester: Requester,
     namespace: Namespace,
     sources: Vec<Source>,
     /// The bytes that did not come from the origin, by place.
@@ -97,7 +97,7 @@ impl TieredPair {
     /// Reads namespace `number` from `sources`: the origin, then the tiers.
     pub(super) fn new(
         shared: Arc<Shared>,
-        (number, reader): (u16, Reader),
+        (number, requester): (u16, Requester),
         namespace: Namespace,
         sources: Vec<Source>,
         places: Arc<PlaceCounters>,
@@ -107,7 +107,7 @@ impl TieredPair {
             pool: None,
             registry: None,
             number,
-            reader,
+            requester,
             namespace,
             sources,
             places,
@@ -124,14 +124,13 @@ impl TieredPair {
     }
 
     fn is_copies_only(&self) -> bool {
-        self.reader == Reader::Peer { copies_only: true }
+        self.requester == Requester::Peer { copies_only: true }
     }
 
     fn take(&mut self, io: Io, now: Instant) {
         let checked = self.namespace.check(&io);
         if checked.is_err() || io.op != IoOp::Read {
-            self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
-            return;
+            return self.ready.push_back(io.end(checked));
         }
         self.follow_takeover();
         let start = io.slba.0 * PAGE_BYTES;
@@ -142,8 +141,7 @@ impl TieredPair {
         if cuts.iter().any(|cut| cut.source == ABSENT) {
             cuts.clear();
             self.cuts = cuts;
-            let completion = Completion { tag: io.tag, buf: io.buf, result: Err(UNWRITTEN) };
-            return self.ready.push_back(completion);
+            return self.ready.push_back(io.end(Err(UNWRITTEN)));
         }
         let mut cutting = self.pieces.begin(io, start, cuts.len());
         for Cut { range, source, at, mut claims } in cuts.drain(..) {
@@ -184,7 +182,7 @@ impl TieredPair {
         if self.shared.next.get().is_none() || self.sources[1..].iter().any(Source::is_busy) {
             return;
         }
-        let next = self.shared.latest();
+        let next = Arc::clone(self.shared.latest());
         let mut sources = Vec::with_capacity(next.media.len());
         for (tier, media) in (0..).zip(&next.media) {
             match media.device.queue_pair_in(&PairScope::new()) {
@@ -286,11 +284,7 @@ impl TieredPair {
 
     /// Ends a piece, which `place` has served; one that failed counts as the origin's.
     fn end_piece(&mut self, piece: PieceId, buf: IoBuf, result: Result<(), IoError>, place: Place) {
-        let result = match result {
-            Err(IoError::Invalid(_)) | Ok(()) => result,
-            Err(_) if self.reader != Reader::Own => Err(UNWRITTEN),
-            Err(_) => result,
-        };
+        let result = if self.requester == Requester::Own { result } else { to_peer(result) };
         self.places.add(place, buf.len());
         self.ready.extend(self.pieces.end(piece, buf, result));
     }
@@ -299,24 +293,22 @@ impl TieredPair {
     /// have failed for bytes that nobody requested.
     fn ahead_ended(&mut self, completion: Completion, now: Instant) {
         let id = (completion.tag & !AHEAD_TAG) as u32;
-        let (claims, began) = {
-            let ahead = self.ahead.get(id).expect("it is kept while it is under source");
-            (std::mem::take(&mut ahead.claims), ahead.began)
-        };
+        let ahead = self.ahead.get(id).expect("it is kept while it is under source");
+        let claims = std::mem::take(&mut ahead.claims);
+        let took = now.saturating_duration_since(ahead.began);
+        let start = ahead.range.start;
         self.shared.demand.fetch_sub(1, Ordering::AcqRel);
         if completion.result.is_err() {
             claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
-            for Waiting { piece, buf, .. } in self.ahead.ended(id, None).1 {
+            for Waiting { piece, buf, .. } in self.ahead.ended(id, None) {
                 self.read_origin_instead(piece, buf);
             }
             return;
         }
-        let took = now.saturating_duration_since(began);
         self.shared.counters.origin_read(completion.buf.len(), took);
-        let start = self.ahead.start_of(id);
         self.pass_on(claims, start, &completion.buf);
         self.serve_waiting(start, &completion.buf);
-        for ready in self.ahead.ended(id, Some(completion.buf)).1 {
+        for ready in self.ahead.ended(id, Some(completion.buf)) {
             self.read_ahead(ready);
         }
     }
@@ -422,11 +414,9 @@ impl TieredPair {
             }
             let Waiting { buf, .. } = self.waiting.swap_remove(at);
             match outcome {
-                Outcome::Tier(source, offset) => {
+                Outcome::Tier(tier, offset) => {
                     self.shared.overdue.store(0, Ordering::Relaxed);
-                    let way = &mut self.pieces.get_mut(piece).info;
-                    (way.source, way.evictions) = (source, evictions);
-                    self.push(source, offset, buf, piece);
+                    self.read_tier(piece, buf, (tier, offset), evictions);
                 }
                 Outcome::Overdue => {
                     self.take_claims_over(&range);
@@ -448,17 +438,13 @@ impl TieredPair {
         let pages = shared.units.get(unit).pages_in(range);
         // Before the copies: a page whose claim has ended is there, or absent.
         let under_way = shared.copies.under_way(unit);
-        if let Some((location, there)) = shared.copies_of(unit)
-            && pages.without(there).is_empty()
-            && let Some(page) = location.of_page(pages.0.trailing_zeros())
-        {
-            let data = shared.media[usize::from(location.tier)].data_offset;
-            return Outcome::Tier(usize::from(location.tier) + 1, data + page * PAGE_BYTES);
+        if let Some((tier, offset)) = self.place_of(unit..unit + 1, range) {
+            return Outcome::Tier(tier, offset);
         }
         let missing = pages.without(shared.copies.there(unit));
         let is_coming = if missing.is_empty() {
             // Published since the copies were looked at: the next look finds them.
-            shared.copies_of(unit).is_some()
+            shared.copies_to_read(unit).is_some()
         } else {
             missing.without(under_way).is_empty()
         };
@@ -498,12 +484,10 @@ impl TieredPair {
                 at += 1;
                 continue;
             }
-            let Waiting { piece, start: from, mut buf } = self.waiting.swap_remove(at);
-            let skip = (from - start) as usize;
-            let len = buf.len();
-            buf.copy_from_slice(&bytes[skip..skip + len]);
-            self.shared.counters.joined(len);
-            self.end_piece(piece, buf, Ok(()), Place::Ahead);
+            let mut waiting = self.waiting.swap_remove(at);
+            waiting.fill(start, bytes);
+            self.shared.counters.joined(waiting.buf.len());
+            self.end_piece(waiting.piece, waiting.buf, Ok(()), Place::Ahead);
         }
     }
 
@@ -554,9 +538,14 @@ impl TieredPair {
         let range = piece.start..piece.start + piece.len as u64;
         let is_first = !std::mem::replace(&mut piece.info.is_again, true);
         let place = self.place_of(self.shared.units.within(self.number, &range), &range);
-        let Some((tier, offset)) = place.filter(|_| is_first) else {
-            return self.read_origin_instead(id, buf);
-        };
+        match place.filter(|_| is_first) {
+            Some(place) => self.read_tier(id, buf, place, evictions),
+            None => self.read_origin_instead(id, buf),
+        }
+    }
+
+    /// Reads a piece from a tier; `evictions` is their number before it was found there.
+    fn read_tier(&mut self, id: PieceId, buf: IoBuf, (tier, offset): (u8, u64), evictions: u64) {
         let source = usize::from(tier) + 1;
         let way = &mut self.pieces.get_mut(id).info;
         (way.source, way.evictions) = (source, evictions);
@@ -644,7 +633,7 @@ impl TieredPair {
                 }
                 let mut buf = IoBuf::zeroed(len);
                 buf.copy_from_slice(&bytes[from..from + len]);
-                shared.send(Job::Piece { unit, first: run.start, bytes: buf });
+                shared.send(Job::Piece { unit, pages: PageSet::range(run), bytes: buf });
             }
         }
     }
@@ -669,8 +658,8 @@ impl TieredPair {
 enum Outcome {
     /// They are still under way.
     Wait,
-    /// They are there: in this source, from this offset on.
-    Tier(usize, u64),
+    /// They are there: in this tier, from this offset on.
+    Tier(u8, u64),
     /// Nobody reads them: the claim has ended.
     Origin,
     /// They have been under way for too long.
@@ -741,19 +730,16 @@ impl QueuePair for TieredPair {
         self.borrow_copies(&range).or_else(|| self.borrow_origin(&range))
     }
 
-    /// Quick where there are no copies of what other nodes hold.
     fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
-        if self.shared.next.get().is_none() && !self.shared.copies.has_spare() {
-            return false;
-        }
         let shared = self.shared.latest();
         let range = slba.0 * PAGE_BYTES..slba.0 * PAGE_BYTES + len_bytes as u64;
         let mut within = shared.units.within(self.number, &range);
-        within.all(|unit| {
-            let pages = shared.units.get(unit).pages_in(&range);
-            let copies = shared.copies_to_read(unit);
-            copies.is_some_and(|(_, there)| pages.without(there).is_empty())
-        })
+        !within.is_empty()
+            && within.all(|unit| {
+                let pages = shared.units.get(unit).pages_in(&range);
+                let copies = shared.copies_to_read(unit);
+                copies.is_some_and(|(_, there)| pages.without(there).is_empty())
+            })
     }
 
     fn outstanding(&self) -> usize {
@@ -821,9 +807,6 @@ const WAIT: usize = usize::MAX - 1;
 
 /// Source of a range that has no copy, where only copies are served.
 const ABSENT: usize = usize::MAX - 2;
-
-/// The answer to a read of such a range.
-const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
 
 /// How often to check pages that are under way.
 const LOOK_INTERVAL: Duration = Duration::from_micros(200);

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::OWN;
 use super::options::MAX_TIERS;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::{Lba, SampleId};
@@ -34,25 +35,17 @@ pub struct TierRooms {
     pub keep_parts: bool,
 }
 
-/// The latest plans of the processes that share tiers.
-#[derive(Debug, Default)]
-pub(super) struct Plans {
-    /// The owner's plan.
-    pub(super) own: Option<Arc<TierPlan>>,
-    /// Those of attached processes, by the number of their connection.
-    pub(super) attached: HashMap<u64, Arc<TierPlan>>,
-}
-
-impl Plans {
-    /// One plan for all of them: see [`TierPlan::merge`].
-    pub(super) fn merged(&self, units: &Units, rooms: &TierRooms) -> Arc<TierPlan> {
-        match (&self.own, self.attached.is_empty()) {
-            (Some(own), true) => Arc::clone(own),
-            (own, _) => {
-                let plans: Vec<&TierPlan> =
-                    own.iter().chain(self.attached.values()).map(|plan| &**plan).collect();
-                Arc::new(TierPlan::merge(&plans, units, rooms))
-            }
+/// One plan for those of all processes that share tiers, by connection: see [`TierPlan::merge`].
+pub(super) fn merged(
+    plans: &HashMap<u64, Arc<TierPlan>>,
+    units: &Units,
+    rooms: &TierRooms,
+) -> Arc<TierPlan> {
+    match plans.get(&OWN) {
+        Some(own) if plans.len() == 1 => Arc::clone(own),
+        _ => {
+            let plans: Vec<&TierPlan> = plans.values().map(|plan| &**plan).collect();
+            Arc::new(TierPlan::merge(&plans, units, rooms))
         }
     }
 }
@@ -314,14 +307,14 @@ mod tests {
 
     #[test]
     fn plans_of_processes_come_and_go() {
-        let mut plans = Plans::default();
-        let copies = |plans: &Plans| plans.merged(&units(), &rooms(&[40])).copies.clone();
+        let mut plans = HashMap::new();
+        let copies = |plans: &HashMap<_, _>| merged(plans, &units(), &rooms(&[40])).copies.clone();
         assert!(copies(&plans).is_empty());
-        plans.attached.insert(7, Arc::new(plan(&[(3, 0)], &[])));
+        plans.insert(7, Arc::new(plan(&[(3, 0)], &[])));
         assert_eq!(copies(&plans), [(3, 0)], "an owner without a plan keeps what others want");
-        plans.own = Some(Arc::new(plan(&[(1, 0)], &[])));
+        plans.insert(OWN, Arc::new(plan(&[(1, 0)], &[])));
         assert_eq!(copies(&plans), [(1, 0), (3, 0)]);
-        plans.attached.remove(&7);
+        plans.remove(&7);
         assert_eq!(copies(&plans), [(1, 0)]);
     }
 }

@@ -59,6 +59,10 @@ pub fn probe(
 fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
     let bytes = (options.bytes.min(spec.quota_bytes).max(MIN_BYTES)) / IO_BYTES * IO_BYTES;
     let (device, path, own): (Arc<dyn Device>, _, _) = match &spec.kind {
+        TierKind::Namespace(_) => {
+            let text = format!("{spec}: the rates of a remote tier are not measured");
+            return Err(Error::new(ErrorKind::Unsupported, text).hint("give it as a tier as it is"));
+        }
         TierKind::Ram => (Arc::new(MemNamespace::new(bytes, 4096)?), None, None),
         TierKind::File(path) => {
             let metadata = std::fs::metadata(path).map_err(|e| Error::from(e).path(path))?;

@@ -28,7 +28,7 @@ pub(super) struct ReadAhead {
 /// A range of the origin that one read brings, or has brought.
 pub(super) struct AheadRead {
     id: u32,
-    range: Range<u64>,
+    pub(super) range: Range<u64>,
     /// `None` while the read is outstanding.
     bytes: Option<IoBuf>,
     waiting: Vec<Waiting>,
@@ -101,7 +101,7 @@ impl ReadAhead {
             read.waiting.push(piece);
             return None;
         };
-        copy(bytes, &read.range, &mut piece);
+        piece.fill(read.range.start, bytes);
         if range.end == read.range.end {
             self.reads.remove(at); // all of it was used
         }
@@ -109,31 +109,24 @@ impl ReadAhead {
     }
 
     /// The read has ended: with data it is kept for the following pieces, without data it is
-    /// removed. Returns its range and the waiting pieces, served if there are data.
-    pub(super) fn ended(&mut self, id: u32, bytes: Option<IoBuf>) -> (Range<u64>, Vec<Waiting>) {
+    /// removed. Returns the waiting pieces, served if there are data.
+    pub(super) fn ended(&mut self, id: u32, bytes: Option<IoBuf>) -> Vec<Waiting> {
         let at = self.reads.iter().position(|read| read.id == id);
         let at = at.expect("a read stays while it is under way");
         let read = &mut self.reads[at];
-        let range = read.range.clone();
         let mut waiting = std::mem::take(&mut read.waiting);
         let Some(bytes) = bytes else {
             self.reads.remove(at);
-            return (range, waiting);
+            return waiting;
         };
-        waiting.iter_mut().for_each(|piece| copy(&bytes, &range, piece));
-        let was_read =
-            waiting.iter().any(|piece| piece.start + piece.buf.len() as u64 == range.end);
+        waiting.iter_mut().for_each(|piece| piece.fill(read.range.start, &bytes));
+        let is_last = |piece: &Waiting| piece.start + piece.buf.len() as u64 == read.range.end;
+        let was_read = waiting.iter().any(is_last);
         read.bytes = Some(bytes);
         if was_read {
             self.reads.remove(at); // all of it was used, in order
         }
-        (range, waiting)
-    }
-
-    /// Offset of its first byte.
-    pub(super) fn start_of(&self, id: u32) -> u64 {
-        let read = self.reads.iter().find(|read| read.id == id);
-        read.map_or(0, |read| read.range.start)
+        waiting
     }
 
     /// The ahead read with this id, which is outstanding.
@@ -161,10 +154,13 @@ impl AheadRead {
     }
 }
 
-fn copy(bytes: &[u8], range: &Range<u64>, piece: &mut Waiting) {
-    let from = (piece.start - range.start) as usize;
-    let len = piece.buf.len();
-    piece.buf.copy_from_slice(&bytes[from..from + len]);
+impl Waiting {
+    /// Copies its part of `bytes`, which begin at `start`.
+    pub(super) fn fill(&mut self, start: u64, bytes: &[u8]) {
+        let from = (self.start - start) as usize;
+        let len = self.buf.len();
+        self.buf.copy_from_slice(&bytes[from..from + len]);
+    }
 }
 
 /// The longest ahead read, which is also the longest read that the reader requests.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::heir::Heir;
 use super::opening::{Opening, Owned};
-use super::share::Link;
+use super::share::{Link, Owner};
 use super::{Shared, copier};
 use dlfs_base::error::Result;
 use dlfs_base::process::Forked;
@@ -45,12 +45,12 @@ impl Tiers {
     }
 
     /// The current state of the tiers. A forked child attaches at its first call.
-    pub(super) fn latest(&self) -> Arc<Shared> {
+    pub(super) fn latest(&self) -> &Arc<Shared> {
         let running = self.running.get_or_init(|| {
             // Another thread of this child may have attached meanwhile; one of the two is dropped.
             let known = self.running.inherited().or_else(|| self.running.get());
             let known = known.expect("the process that opened the tiers has its part");
-            Running::in_child(&self.opening, &known.shared.latest())
+            Running::in_child(&self.opening, known.shared.latest())
         });
         running.shared.latest()
     }
@@ -108,7 +108,7 @@ impl Running {
         let owned = self.owned.lock().take();
         let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
         // Before the copier ends, so that it writes what attached processes have sent, too.
-        owner.flatten().into_iter().for_each(|mut owner| owner.stop());
+        owner.flatten().into_iter().for_each(Owner::stop);
         shared.stop.store(true, Ordering::Release);
         shared.waker.iter().for_each(Waker::wake);
         copier.into_iter().for_each(|copier| {

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::media::Media;
 use dlfs_base::metrics::{self, Measured, Snapshot};
-use dlfs_order::tier::{Ledger, PAGE_BYTES};
 
 /// Counters of reads and copies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -136,6 +134,7 @@ pub struct OriginStats {
 }
 
 /// The counters behind [`CacheStats`].
+#[derive(Default)]
 pub(super) struct Counters {
     tiers: Vec<TierCounters>,
     reads: AtomicU64,
@@ -168,21 +167,7 @@ struct TierCounters {
 impl Counters {
     pub(super) fn new(num_tiers: usize) -> Counters {
         let tiers = (0..num_tiers).map(|_| TierCounters::default()).collect();
-        let (reads, bytes, read_ns, ahead, ahead_bytes) = Default::default();
-        let (joined, joined_bytes, copier_reads, copier_bytes, unsettled) = Default::default();
-        Counters {
-            tiers,
-            reads,
-            bytes,
-            read_ns,
-            ahead,
-            ahead_bytes,
-            joined,
-            joined_bytes,
-            copier_reads,
-            copier_bytes,
-            unsettled,
-        }
+        Counters { tiers, ..Counters::default() }
     }
 
     pub(super) fn opened(&self, tier: u8) {
@@ -251,12 +236,10 @@ impl Counters {
         self.unsettled.load(Ordering::Acquire) <= 0
     }
 
-    pub(super) fn read(&self, media: &[Media], ledger: &Ledger) -> CacheStats {
-        let tier = |(number, (counters, media)): (u8, (&TierCounters, &Media))| TierStats {
-            name: media.name.clone(),
-            capacity_bytes: ledger.capacity(number) * PAGE_BYTES,
-            used_bytes: ledger.used(number) * PAGE_BYTES,
-            held_bytes: 0,
+    /// The counters of a tier, without what is known elsewhere.
+    pub(super) fn tier(&self, tier: u8) -> TierStats {
+        let counters = &self.tiers[usize::from(tier)];
+        TierStats {
             opens: load(&counters.opens),
             hits: load(&counters.hits),
             hit_bytes: load(&counters.hit_bytes),
@@ -267,24 +250,22 @@ impl Counters {
             restored: load(&counters.restored),
             left: load(&counters.left),
             damaged: load(&counters.damaged),
-            is_off: ledger.is_off(number),
-        };
-        CacheStats {
-            tiers: (0..).zip(self.tiers.iter().zip(media)).map(tier).collect(),
-            origin: OriginStats {
-                reads: load(&self.reads),
-                bytes: load(&self.bytes),
-                read_s: seconds(&self.read_ns),
-                ahead: load(&self.ahead),
-                ahead_bytes: load(&self.ahead_bytes),
-                joined: load(&self.joined),
-                joined_bytes: load(&self.joined_bytes),
-                copier_reads: load(&self.copier_reads),
-                copier_bytes: load(&self.copier_bytes),
-            },
-            owner: None,
-            attached: None,
-            died: None,
+            ..TierStats::default()
+        }
+    }
+
+    /// The counters of the origin.
+    pub(super) fn origin(&self) -> OriginStats {
+        OriginStats {
+            reads: load(&self.reads),
+            bytes: load(&self.bytes),
+            read_s: seconds(&self.read_ns),
+            ahead: load(&self.ahead),
+            ahead_bytes: load(&self.ahead_bytes),
+            joined: load(&self.joined),
+            joined_bytes: load(&self.joined_bytes),
+            copier_reads: load(&self.copier_reads),
+            copier_bytes: load(&self.copier_bytes),
         }
     }
 }

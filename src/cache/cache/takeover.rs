@@ -3,7 +3,7 @@
 //! A tier overwrites the data at its path, so the path is checked before it is opened for writing:
 //! an empty file, a zeroed device or an earlier tier may be taken over. Anything else needs the
 //! user's consent for this path (`file:PATH:SIZE:overwrite`). What is in use, by a file system
-//! or as the data set itself, is always refused.
+//! or as the data set itself, is always refused. The same holds of a remote namespace.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -13,21 +13,18 @@ use std::sync::Arc;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::Identity;
+use super::options::TierSpec;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs_format::format::superblock_set::SuperblockCopies;
 use dlfs_io::qpair::Device;
+use dlfs_io::qpair::blocking::Blocking;
 use dlfs_order::tier::Index;
 
-/// A path that a tier may overwrite.
-pub(super) struct TierPath {
-    /// The file or block device, without symbolic links; a file need not exist yet.
-    pub(super) path: PathBuf,
-    /// Prevents mounting a block device, and other exclusive use.
-    pub(super) exclusive: Option<File>,
-}
-
-/// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device.
+/// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device. Returns the
+/// file or block device, without symbolic links, and what prevents mounting a block device, and other exclusive use. A
+/// file need not exist yet.
 ///
 /// # Errors
 /// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it,
@@ -38,7 +35,7 @@ pub(super) fn take_over(
     name: &str,
     overwrite: bool,
     origins: &[Arc<dyn Device>],
-) -> Result<TierPath> {
+) -> Result<(PathBuf, Option<File>)> {
     let io = |error: std::io::Error| {
         Error::from(error).path(path).hint("make the folder of a tier before it is used")
     };
@@ -54,7 +51,7 @@ pub(super) fn take_over(
                 if path.is_symlink() {
                     return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
                 }
-                return Ok(TierPath { path, exclusive: None });
+                return Ok((path, None));
             }
             Err(error) => return Err(io(error)),
         }
@@ -72,7 +69,7 @@ pub(super) fn take_over(
     if !overwrite && let Some(found) = content(&path, &metadata).map_err(io)? {
         return Err(occupied(named, &path, found));
     }
-    Ok(TierPath { path, exclusive })
+    Ok((path, exclusive))
 }
 
 fn occupied(named: &Path, path: &Path, found: &str) -> Error {
@@ -131,9 +128,7 @@ fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static 
     if Index::is_tier(&head) {
         return Ok(None);
     }
-    let copy = |offset: u64| head.get(offset as usize..offset as usize + SUPERBLOCK_BYTES);
-    let [a, b] = COPY_OFFSETS.map(|offset| copy(offset).unwrap_or_default());
-    if !SuperblockCopies::parse(a, b).is_blank() {
+    if !superblocks(&head).is_blank() {
         return Ok(Some("a dlfs image"));
     }
     if metadata.is_file() {
@@ -150,6 +145,47 @@ fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static 
     file.read_exact_at(&mut tail, len - head.len() as u64)?;
     let is_blank = head.iter().chain(&tail).all(|&byte| byte == 0);
     Ok((!is_blank).then_some("a block device with content"))
+}
+
+/// Checks whether a tier may use the remote namespace that `io` reads; `named` is the tier.
+///
+/// # Errors
+/// `InvalidArgument`: it holds the data set itself. `Refused`: it contains other data, and `overwrite` is not set. Those
+/// of reading.
+pub(super) fn take_over_namespace(
+    io: &mut Blocking,
+    named: &TierSpec,
+    identity: Identity,
+) -> Result<()> {
+    let len = io.namespace().len_bytes();
+    let look = len.min(LOOK_BYTES);
+    let head = io.read(0, look as usize)?;
+    if Index::is_tier(&head) {
+        return Ok(());
+    }
+    let copies = superblocks(&head);
+    let is_own = copies.copies.iter().flatten().any(|found| found.layout.uuid == identity.uuid);
+    if is_own {
+        let text = format!("the tier {named} is the data set that it caches");
+        let hint = "a tier needs a namespace of its own";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    }
+    let tail = io.read(len - look, look as usize)?;
+    let is_blank = head.iter().chain(&tail[..]).all(|&byte| byte == 0);
+    if is_blank || named.overwrite {
+        return Ok(());
+    }
+    let found = if copies.is_blank() { "a namespace with content" } else { "a dlfs image" };
+    let text = format!("the tier {named} would destroy what lies there: {found}");
+    let hint = "use another namespace, or put :overwrite behind the size";
+    Err(Error::new(ErrorKind::Refused, text).hint(hint))
+}
+
+/// The copies of the superblock in the first bytes of a namespace.
+fn superblocks(head: &[u8]) -> SuperblockCopies {
+    let copy = |offset: u64| head.get(offset as usize..offset as usize + SUPERBLOCK_BYTES);
+    let [a, b] = COPY_OFFSETS.map(|offset| copy(offset).unwrap_or_default());
+    SuperblockCopies::parse(a, b)
 }
 
 /// How much of either end of a block device must be zero.

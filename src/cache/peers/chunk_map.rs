@@ -56,15 +56,6 @@ pub(super) struct ChunkMap {
     holders: ChunkHolders,
 }
 
-/// A range of a namespace that lies in one chunk, or in none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Span {
-    /// Bytes of the namespace.
-    pub(super) range: Range<u64>,
-    /// The chunk; `None` between chunks.
-    pub(super) chunk: Option<u32>,
-}
-
 impl ChunkMap {
     /// The chunks of `directory`, held as `holders` says.
     pub(super) fn new(directory: &Directory, holders: ChunkHolders) -> ChunkMap {
@@ -76,19 +67,25 @@ impl ChunkMap {
         &self.holders
     }
 
-    /// Splits `range` of a namespace by chunk, and calls `visit` with the spans in their order.
-    pub(super) fn split(&self, namespace: u16, range: Range<u64>, mut visit: impl FnMut(Span)) {
+    /// Splits `range` of a namespace by chunk, and calls `visit` with the parts in their order and their chunks; `None`
+    /// between chunks.
+    pub(super) fn split(
+        &self,
+        namespace: u16,
+        range: Range<u64>,
+        mut visit: impl FnMut(Range<u64>, Option<u32>),
+    ) {
         let mut at = range.start;
         for Chunk { bytes, number } in self.places.within(namespace, &range) {
             if bytes.start > at {
-                visit(Span { range: at..bytes.start, chunk: None });
+                visit(at..bytes.start, None);
             }
             let end = bytes.end.min(range.end);
-            visit(Span { range: bytes.start.max(at)..end, chunk: Some(*number) });
+            visit(bytes.start.max(at)..end, Some(*number));
             at = end;
         }
         if at < range.end {
-            visit(Span { range: at..range.end, chunk: None });
+            visit(at..range.end, None);
         }
     }
 }

@@ -80,7 +80,8 @@ pub struct PeerKeys {
 pub struct KeyMark {
     /// A number that ranks with the same key have in common, 0 if it is drawn. It does not help to guess the key.
     fingerprint: u64,
-    tls: bool,
+    /// Set if the rank connects inside TLS.
+    pub(super) tls: bool,
     /// The key, from rank 0, if it is drawn.
     #[serde(skip_serializing_if = "Option::is_none")]
     drawn: Option<Hidden>,
@@ -118,11 +119,6 @@ impl KeyMark {
             JobKey::Drawn => {}
         }
         Ok(mark)
-    }
-
-    /// Returns whether the rank connects inside TLS.
-    pub(super) fn tls(&self) -> bool {
-        self.tls
     }
 
     /// Describes what two ranks must have in common, in words that reveal no key.
@@ -166,6 +162,12 @@ impl RoundKeys {
             }
         };
         Ok(RoundKeys { derived, round: round.to_owned(), tls: keys.tls })
+    }
+
+    /// The keys of a rendezvous on a port of rank 0, for [`host_of_all`]. An error also if the rendezvous itself must
+    /// carry the key.
+    pub(super) fn of_meeting(keys: &PeerKeys) -> Result<RoundKeys> {
+        RoundKeys::new(keys, None, MEETING)
     }
 
     /// The keys with which `hosts` prove themselves to rank `to`, and that rank to them.
@@ -228,33 +230,8 @@ pub(super) fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
 /// Keys of hosts, by their names.
 pub(super) type Hosts = std::collections::BTreeMap<Nqn, HostKeys>;
 
-/// The keys of a rendezvous on a port of rank 0, whose hosts have one name, since rank 0 does not know theirs yet.
-pub(super) struct MeetingKeys(RoundKeys);
-
-impl MeetingKeys {
-    /// `None` if the rendezvous itself must carry the key.
-    pub(super) fn new(keys: &PeerKeys) -> Option<MeetingKeys> {
-        match keys.key {
-            JobKey::Given { .. } => RoundKeys::new(keys, None, MEETING).ok().map(MeetingKeys),
-            JobKey::Drawn => None,
-        }
-    }
-
-    /// The keys with which every rank proves itself.
-    pub(super) fn hosts(&self) -> Hosts {
-        let mut hosts = self.0.of_hosts([host_of_all()], 0);
-        // Ranks write their records there.
-        hosts.values_mut().for_each(|keys| keys.access.read_only = false);
-        hosts
-    }
-
-    /// `connect` as every rank connects with it.
-    pub(super) fn connect(&self, connect: &ConnectOptions) -> ConnectOptions {
-        self.0.connect(connect, &host_of_all(), 0)
-    }
-}
-
-fn host_of_all() -> Nqn {
+/// The name of all hosts of a rendezvous on a port of rank 0, since rank 0 does not know theirs yet.
+pub(super) fn host_of_all() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:rank").expect("it is short and has no control characters")
 }
 

@@ -11,7 +11,7 @@ use super::chunk_map::{ChunkMap, live_page_bytes};
 use super::identity::{nguid_of, nqn_of};
 use super::job_key::{GROUPS, Hosts, JobKey, KeyMark, PeerKeys, RoundKeys};
 use super::links::{Links, Reached};
-use super::node::NodeIdentity;
+use super::node;
 use super::pair::{PeersDevice, Shared};
 use super::plan_map::{LatestPlan, PlanMap};
 use super::record::Record;
@@ -120,7 +120,7 @@ impl Pass {
     fn keys(&self) -> Result<Option<RoundKeys>> {
         let own = &self.records[self.rank as usize];
         let (Some(mark), Some(said)) = (&own.keys, &self.job_key) else { return Ok(None) };
-        let keys = PeerKeys { key: JobKey::of(said)?, tls: mark.tls() };
+        let keys = PeerKeys { key: JobKey::of(said)?, tls: mark.tls };
         RoundKeys::new(&keys, self.records[0].keys.as_ref(), &own.round).map(Some)
     }
 }
@@ -177,7 +177,7 @@ impl Peers {
         };
         let mut target = Target::bind(target_options, (served.views)(&nguids))?;
         let mark = |keys: &PeerKeys| KeyMark::new(keys, &options.round, options.rank);
-        let node = NodeIdentity::new(options.node.as_deref());
+        let (node, host) = node::identity(options.node.as_deref());
         let mut process = [0; 8];
         draw(&mut process)?;
         let own = Record {
@@ -185,8 +185,8 @@ impl Peers {
             rank: options.rank,
             world_size: options.world_size,
             process: u64::from_le_bytes(process),
-            node: node.id,
-            host: node.host,
+            node,
+            host,
             image,
             generation,
             order: served.order,

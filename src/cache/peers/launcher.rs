@@ -8,14 +8,10 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 /// The place of this process in its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launched {
-    /// The launcher whose variables were found, for messages.
-    pub by: &'static str,
     /// This rank, from 0.
     pub rank: u32,
     /// The number of ranks.
     pub world_size: u32,
-    /// This rank among those of its node, from 0.
-    pub local_rank: u32,
     /// The number of ranks on its node, if the launcher says it.
     pub local_world_size: Option<u32>,
     /// The host and port of rank 0's store: `MASTER_ADDR` and `MASTER_PORT`.
@@ -26,10 +22,8 @@ pub struct Launched {
 
 /// The variables of one launcher.
 struct Variables {
-    by: &'static str,
     rank: &'static str,
     world_size: &'static str,
-    local_rank: &'static str,
     local_world_size: Option<&'static str>,
     /// Variables whose values together name the start.
     round: &'static [&'static str],
@@ -40,37 +34,33 @@ struct Variables {
 /// In order of precedence, since torchrun may itself run under Slurm.
 const LAUNCHERS: &[Variables] = &[
     Variables {
-        by: "torchrun",
+        // torchrun
         rank: "RANK",
         world_size: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
         local_world_size: Some("LOCAL_WORLD_SIZE"),
         round: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
         needs: "RANK",
     },
     Variables {
-        by: "Open MPI",
+        // Open MPI
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_world_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         round: &["PMIX_NAMESPACE"],
         needs: "OMPI_COMM_WORLD_RANK",
     },
     Variables {
-        by: "PMI",
+        // PMI
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
-        local_rank: "MPI_LOCALRANKID",
         local_world_size: Some("MPI_LOCALNRANKS"),
         round: &["PMI_JOBID"],
         needs: "PMI_RANK",
     },
     Variables {
-        by: "Slurm",
+        // Slurm
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
-        local_rank: "SLURM_LOCALID",
         local_world_size: None,
         round: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
         // A batch script has the other variables too, but is one process, whatever the number of tasks.
@@ -100,8 +90,6 @@ impl Launched {
                 launcher.rank, launcher.world_size
             )));
         }
-        let local_rank =
-            if get(launcher.local_rank).is_some() { number(launcher.local_rank)? } else { 0 };
         let local_world_size = launcher.local_world_size.filter(|name| get(name).is_some());
         let local_world_size = local_world_size.map(&number).transpose()?;
         let master = match (get("MASTER_ADDR"), get("MASTER_PORT")) {
@@ -114,15 +102,7 @@ impl Launched {
             _ => None,
         };
         let named: Vec<String> = launcher.round.iter().filter_map(|name| get(name)).collect();
-        Ok(Some(Launched {
-            by: launcher.by,
-            rank,
-            world_size,
-            local_rank,
-            local_world_size,
-            master,
-            round: named.join("."),
-        }))
+        Ok(Some(Launched { rank, world_size, local_world_size, master, round: named.join(".") }))
     }
 
     /// From the environment of this process.
@@ -155,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn each_launcher_says_rank_world_size_and_local_rank() {
+    fn each_launcher_says_rank_and_world_size() {
         let torchrun = [
             ("RANK", "5"),
             ("WORLD_SIZE", "16"),
@@ -167,28 +147,21 @@ mod tests {
             ("TORCHELASTIC_RESTART_COUNT", "2"),
         ];
         let expected = Launched {
-            by: "torchrun",
             rank: 5,
             world_size: 16,
-            local_rank: 1,
             local_world_size: Some(8),
             master: Some(("node0".to_owned(), 29_500)),
             round: "job7.2".to_owned(),
         };
         assert_eq!(launched(&torchrun).unwrap(), Some(expected));
-        for (by, names) in [
-            (
-                "Open MPI",
-                ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
-            ),
-            ("PMI", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"]),
-            ("Slurm", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"]),
+        for names in [
+            ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+            ["PMI_RANK", "PMI_SIZE"],
+            ["SLURM_PROCID", "SLURM_NTASKS"],
         ] {
             let step = ("SLURM_STEP_ID", "0");
-            let found = launched(&[(names[0], "3"), (names[1], "4"), (names[2], "1"), step])
-                .unwrap()
-                .unwrap();
-            assert_eq!((found.by, found.rank, found.world_size, found.local_rank), (by, 3, 4, 1));
+            let found = launched(&[(names[0], "3"), (names[1], "4"), step]).unwrap().unwrap();
+            assert_eq!((found.rank, found.world_size), (3, 4), "{names:?}");
             assert_eq!(found.master, None);
         }
     }
@@ -199,7 +172,7 @@ mod tests {
         assert_eq!(launched(&slurm).unwrap(), None);
         let both =
             [&slurm[..], &[("SLURM_STEP_ID", "1"), ("RANK", "2"), ("WORLD_SIZE", "8")]].concat();
-        assert_eq!(launched(&both).unwrap().unwrap().by, "torchrun");
+        assert_eq!(launched(&both).unwrap().unwrap().rank, 2, "torchrun's");
         assert_eq!(launched(&[]).unwrap(), None);
         assert_eq!(launched(&[("RANK", "2")]).unwrap(), None, "a rank of an unknown world");
     }

@@ -52,24 +52,19 @@ pub struct JoinOptions {
 }
 
 /// All that a rank needs to know in order to join.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Meeting {
+    /// The user's options.
+    pub options: JoinOptions,
     /// This rank.
     pub rank: u32,
     /// The number of ranks.
     pub world_size: u32,
-    /// The name of the round.
+    /// The name of the round. One that the user has not named may have been joined before.
     pub round: String,
-    /// Set if the user has named it: then every round has a name of its own already.
-    pub is_named: bool,
     /// The address at which this rank listens for its peers.
-    pub listen: SocketAddr,
-    /// This node's answer to a peer that asks for data which its tiers lack.
-    pub serving: Serving,
-    node: Option<String>,
-    timeout: Duration,
+    listen: SocketAddr,
     place: Place,
-    keys: Option<PeerKeys>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -195,23 +190,7 @@ impl JoinOptions {
                 ));
             }
         };
-        let is_named = self.round.is_some();
-        let node = self.node.clone();
-        let timeout = self.timeout;
-        let serving = self.serving;
-        let keys = self.keys.clone();
-        Ok(Meeting {
-            rank,
-            world_size,
-            round,
-            is_named,
-            listen,
-            serving,
-            node,
-            timeout,
-            place,
-            keys,
-        })
+        Ok(Meeting { options: self.clone(), rank, world_size, round, listen, place })
     }
 
     /// As [`JoinOptions::meeting`], with the launcher's variables of this process.
@@ -246,12 +225,12 @@ impl Meeting {
             rank: self.rank,
             world_size: self.world_size,
             listen: self.listen,
-            node: self.node.clone(),
-            serving: self.serving,
+            node: self.options.node.clone(),
+            serving: self.options.serving,
             keep_shares: false,
-            timeout: self.timeout,
+            timeout: self.options.timeout,
             connect: without_keys(connect),
-            keys: self.keys.clone(),
+            keys: self.options.keys.clone(),
         }
     }
 
@@ -260,29 +239,10 @@ impl Meeting {
     /// # Errors
     /// `Busy`: rank 0's port is taken. The folder is not there.
     pub fn rendezvous(&self, connect: &ConnectOptions) -> Result<Option<Box<dyn Rendezvous>>> {
-        self.rendezvous_of(&self.round, connect)
-    }
-
-    /// The rendezvous of the ranks at the end, for [`Peers::wait_for_end`](super::Peers::wait_for_end).
-    ///
-    /// # Errors
-    /// As [`Meeting::rendezvous`].
-    pub fn rendezvous_of_end(
-        &self,
-        connect: &ConnectOptions,
-    ) -> Result<Option<Box<dyn Rendezvous>>> {
-        self.rendezvous_of(&end_of(&self.round), connect)
-    }
-
-    fn rendezvous_of(
-        &self,
-        round: &str,
-        connect: &ConnectOptions,
-    ) -> Result<Option<Box<dyn Rendezvous>>> {
-        let keys = self.keys.as_ref();
+        let keys = self.options.keys.as_ref();
         Ok(Some(match &self.place {
             Place::Object => return Ok(None),
-            Place::Folder(folder) => Box::new(Folder::new(folder, round)?),
+            Place::Folder(folder) => Box::new(Folder::new(folder, &self.round)?),
             Place::RankZero(_, port) if self.rank == 0 => {
                 let listen = SocketAddr::new(self.listen.ip(), *port);
                 Box::new(Blocks::host(listen, self.world_size, keys)?)
@@ -294,15 +254,15 @@ impl Meeting {
         }))
     }
 
-    /// The same under another name of the round.
-    #[must_use]
-    pub fn of_round(self, round: &str) -> Meeting {
-        Meeting { round: round.to_owned(), ..self }
-    }
-
-    /// How long to wait for all ranks.
-    pub fn timeout(&self) -> Duration {
-        self.timeout
+    /// The rendezvous of the ranks at the end, for [`Peers::wait_for_end`](super::Peers::wait_for_end).
+    ///
+    /// # Errors
+    /// As [`Meeting::rendezvous`].
+    pub fn rendezvous_of_end(
+        &self,
+        connect: &ConnectOptions,
+    ) -> Result<Option<Box<dyn Rendezvous>>> {
+        Meeting { round: end_of(&self.round), ..self.clone() }.rendezvous(connect)
     }
 }
 
@@ -439,10 +399,8 @@ mod tests {
 
     fn launched(master: Option<&str>) -> Launched {
         Launched {
-            by: "torchrun",
             rank: 1,
             world_size: 2,
-            local_rank: 0,
             local_world_size: None,
             master: master.map(|host| (host.to_owned(), 29_500)),
             round: "job.0".to_owned(),

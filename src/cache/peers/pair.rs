@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::chunk_map::{ChunkMap, Span};
+use super::chunk_map::ChunkMap;
 use super::links::{CONNECT_WAIT, Links, Slot};
 use super::plan_map::{LatestPlan, PlanMap};
 use super::stats::Counters;
@@ -193,11 +193,6 @@ enum Link {
     Open(Box<dyn QueuePair>),
 }
 
-struct Suspect {
-    range: Range<u64>,
-    source: Source,
-}
-
 struct PeersPair {
     shared: Arc<Shared>,
     scope: Arc<PeerScope>,
@@ -217,9 +212,9 @@ struct PeersPair {
     /// The number of the plan of the run, and the plan.
     plan: (u32, Option<Arc<PlanMap>>),
     spans: Vec<(Range<u64>, Keeper)>,
-    /// Ranges whose bytes were wrong. The next read of each makes the peer that delivered them fetch them anew, and
-    /// is checked.
-    suspects: Vec<Suspect>,
+    /// Ranges whose bytes were wrong, and who delivered them. The next read of each makes that peer fetch them anew,
+    /// and is checked.
+    suspects: Vec<(Range<u64>, Source)>,
     /// The most bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take it
     /// all, and no peer has to send more to each reader.
     most_bytes: usize,
@@ -231,8 +226,7 @@ impl PeersPair {
     fn take(&mut self, io: Io, now: Instant) {
         let checked = self.namespace.check(&io);
         if checked.is_err() || io.op != IoOp::Read {
-            self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
-            return;
+            return self.ready.push_back(io.end(checked));
         }
         let start = io.slba.0 * PAGE_BYTES;
         let mut spans = std::mem::take(&mut self.spans);
@@ -258,9 +252,9 @@ impl PeersPair {
     /// Splits a range by who keeps its data.
     fn split(&mut self, range: Range<u64>, spans: &mut Vec<(Range<u64>, Keeper)>) {
         let Some(latest) = &self.shared.plan else {
-            let chunk = |chunk: Option<u32>| chunk.map_or(Keeper::None, Keeper::Chunk);
-            let add = |Span { range, chunk: of }| spans.push((range, chunk(of)));
-            return self.shared.map.split(self.number, range, add);
+            return self.shared.map.split(self.number, range, |part, chunk| {
+                spans.push((part, chunk.map_or(Keeper::None, Keeper::Chunk)));
+            });
         };
         latest.follow(&mut self.plan);
         match &self.plan.1 {
@@ -274,13 +268,10 @@ impl PeersPair {
     /// The source that has delivered wrong bytes of `range`, if any. Forgets the ranges that are read again whole: a
     /// neighbour's read may overlap one by a page.
     fn take_suspect(&mut self, range: &Range<u64>) -> Option<Source> {
-        let overlaps =
-            |suspect: &&Suspect| suspect.range.start < range.end && range.start < suspect.range.end;
-        let source = self.suspects.iter().find(overlaps)?.source;
-        let is_within = |suspect: &Suspect| {
-            range.start <= suspect.range.start && suspect.range.end <= range.end
-        };
-        self.suspects.retain(|suspect| !is_within(suspect));
+        let overlaps = |wrong: &Range<u64>| wrong.start < range.end && range.start < wrong.end;
+        let source = self.suspects.iter().find(|(wrong, _)| overlaps(wrong))?.1;
+        let is_within = |wrong: &Range<u64>| range.start <= wrong.start && wrong.end <= range.end;
+        self.suspects.retain(|(wrong, _)| !is_within(wrong));
         Some(source)
     }
 
@@ -588,7 +579,7 @@ impl QueuePair for PeersPair {
                 self.shared.links.mismatched(node, now);
             }
             if self.suspects.len() < MAX_SUSPECTS {
-                self.suspects.push(Suspect { range, source });
+                self.suspects.push((range, source));
             }
         }
     }

@@ -23,6 +23,17 @@ pub struct Reader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket(u64);
 
+/// The counts that all processes of a rank see, by their words.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Count {
+    /// Forked children that have begun somewhere else: the store is to come there.
+    Asked = 1,
+    /// Samples that were brought into the store before an epoch.
+    Staged = 2,
+    /// Reports of damaged pages, which were taken out of the store.
+    Damaged = 4,
+}
+
 /// The words that all processes of a rank see.
 pub(super) struct Board {
     words: SharedWords,
@@ -70,33 +81,13 @@ impl Board {
         (Epoch(last >> TAKEN_BITS), last & ((1 << TAKEN_BITS) - 1))
     }
 
-    /// A forked child begins somewhere else: the store is to come there.
-    pub(super) fn ask(&self) {
-        self.word(ASKED).fetch_add(1, Ordering::AcqRel);
+    /// Adds to a count, after what it counts was done.
+    pub(super) fn add(&self, count: Count, by: u64) {
+        self.word(count as usize).fetch_add(by, Ordering::AcqRel);
     }
 
-    /// How often children have asked.
-    pub(super) fn asked(&self) -> u64 {
-        self.word(ASKED).load(Ordering::Acquire)
-    }
-
-    /// Counts samples that were brought into the store before an epoch.
-    pub(super) fn add_staged(&self, samples: u64) {
-        self.word(STAGED).fetch_add(samples, Ordering::AcqRel);
-    }
-
-    pub(super) fn staged(&self) -> u64 {
-        self.word(STAGED).load(Ordering::Acquire)
-    }
-
-    /// Says that damaged pages were taken out of the store, after that was done.
-    pub(super) fn report_damage(&self) {
-        self.word(DAMAGED).fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// How often damage was reported.
-    pub(super) fn damage_reported(&self) -> u64 {
-        self.word(DAMAGED).load(Ordering::Acquire)
+    pub(super) fn get(&self, count: Count) -> u64 {
+        self.word(count as usize).load(Ordering::Acquire)
     }
 
     /// Says why the exchange cannot go on; a text that is too long loses its end. Only the first reason counts;
@@ -170,12 +161,9 @@ const KINDS: [ErrorKind; 8] = [
 
 const TEXT_WORDS: usize = 128;
 
-// The layout of the words.
+// The layout of the words, beside those of the counts.
 const READERS: usize = 0;
-const ASKED: usize = 1;
-const STAGED: usize = 2;
 const FAILED: usize = 3;
-const DAMAGED: usize = 4;
 const TICKETS: usize = 5;
 const TEXT: usize = 6;
 const PLACES: usize = TEXT + TEXT_WORDS;

@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use slab::Slab;
 
+use super::board::Count;
 use super::progress::PROGRESS_BYTES;
 use super::stats::add;
+use crate::cache::{UNWRITTEN, to_peer};
 use dlfs_base::buf::{Pool, SharedBuf};
 use dlfs_base::error::Result;
 use dlfs_base::metrics::PlaceCounters;
@@ -23,21 +25,11 @@ use dlfs_io::qpair::{
     Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
     QueuePair,
 };
-use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::PAGE_BYTES;
 
-/// One for each namespace.
-pub(super) fn devices(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
-    devices_with(shared, None)
-}
-
-/// One for each namespace, under these identities, for peers: they never wait, and what cannot be read is unwritten to
+/// One for each namespace. Under other identities, for peers, they never wait, and what cannot be read is unwritten to
 /// them, so that they read elsewhere.
-pub(super) fn views(shared: &Arc<Shared>, nguids: &[[u8; 16]]) -> Vec<Arc<dyn Device>> {
-    devices_with(shared, Some(nguids))
-}
-
-fn devices_with(shared: &Arc<Shared>, nguids: Option<&[[u8; 16]]>) -> Vec<Arc<dyn Device>> {
+pub(super) fn devices(shared: &Arc<Shared>, nguids: Option<&[[u8; 16]]>) -> Vec<Arc<dyn Device>> {
     let of = |(number, origin): (u16, &Arc<dyn Device>)| -> Arc<dyn Device> {
         let media = shared.media.device().namespace();
         let origin = origin.namespace();
@@ -129,7 +121,7 @@ impl StorePair {
     fn take(&mut self, io: Io) {
         let checked = self.namespace.check(&io);
         if checked.is_err() || io.op != IoOp::Read {
-            return self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
+            return self.ready.push_back(io.end(checked));
         }
         let bytes = bytes_of(&io);
         if self.for_peers && self.number == 0 && bytes == (0..PAGE_BYTES) {
@@ -137,12 +129,11 @@ impl StorePair {
         }
         let deletions = self.shared.media.deletions();
         let Some(page) = self.page_of(&bytes) else {
-            let comes = !self.for_peers && self.shared.has_samples(self.number, &bytes);
-            if comes {
+            if !self.for_peers && !self.shared.chunks.within(self.number, &bytes).is_empty() {
                 add(&self.shared.counters.waits, 1);
                 return self.waiting.push_back(io);
             }
-            return self.refuse(io);
+            return self.ready.push_back(io.end(Err(UNWRITTEN)));
         };
         self.read(io, page, deletions);
     }
@@ -158,11 +149,7 @@ impl StorePair {
         if deletions != self.shared.media.deletions() && result.is_ok() {
             return self.take(Io { op: IoOp::Read, slba, buf, tag });
         }
-        let result = match result {
-            Err(IoError::Invalid(_)) | Ok(()) => result,
-            Err(_) if self.for_peers => Err(UNWRITTEN),
-            Err(_) => result,
-        };
+        let result = if self.for_peers { to_peer(result) } else { result };
         self.places.add(self.shared.media.kind(), buf.len());
         self.ready.push_back(Completion { tag, buf, result });
     }
@@ -174,15 +161,11 @@ impl StorePair {
         self.shared.media.has(pages).then_some(first)
     }
 
-    fn refuse(&mut self, io: Io) {
-        self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: Err(UNWRITTEN) });
-    }
-
     fn say_progress(&mut self, mut io: Io) {
         let progress = *self.shared.progress.lock();
         io.buf.fill(0);
         io.buf[..PROGRESS_BYTES].copy_from_slice(&progress.to_bytes());
-        self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: Ok(()) });
+        self.ready.push_back(io.end(Ok(())));
     }
 
     /// Takes the reads whose pages have come; all of them fail once the exchange cannot go on.
@@ -198,7 +181,7 @@ impl StorePair {
                 (None, None) => self.waiting.push_back(io),
                 (None, Some(error)) => {
                     let result = Err(IoError::Disconnected(error.to_string()));
-                    self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result });
+                    self.ready.push_back(io.end(result));
                 }
             }
         }
@@ -257,7 +240,7 @@ impl QueuePair for StorePair {
         let Some(pages) = self.shared.media.pages_of(self.number, &bytes) else { return };
         if !self.for_peers {
             self.shared.media.clear(pages);
-            self.shared.board.report_damage();
+            self.shared.board.add(Count::Damaged, 1);
             self.shared.notify();
         }
     }
@@ -296,9 +279,6 @@ fn bytes_of(io: &Io) -> Range<u64> {
     let start = io.slba.0 * PAGE_BYTES;
     start..start + io.buf.len() as u64
 }
-
-/// The answer to a read of what is not there.
-const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
 
 /// How often a waiting read looks whether its pages have come.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

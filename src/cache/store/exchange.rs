@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::board::Count;
 use super::fetch::{Fetched, Place, Run, page_bytes};
 use super::progress::Progress;
 use super::stats::add;
@@ -16,8 +17,9 @@ use super::{Shared, Staged, StoreOptions};
 use crate::peers::Peers;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_base::units::{Epoch, SampleId};
+use dlfs_base::units::{Epoch, SampleId, Slot};
 use dlfs_format::directory::Directory;
+use dlfs_format::view::IdSet;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_order::order::{Exchanged, Shares};
 use dlfs_order::tier::PAGE_BYTES;
@@ -40,16 +42,16 @@ pub(super) struct Parts {
 pub(super) struct Exchange {
     parts: Parts,
     work: Option<Work>,
-    /// A bit for each sample: whether the store has it.
-    held: Vec<u64>,
+    /// The samples that the store has.
+    held: IdSet,
     /// How often forked children had asked when this was last answered.
     answered: u64,
     /// How much of the reported damage was mended.
     mended: u64,
     /// Set once the bytes of an earlier run were checked.
     is_checked: bool,
-    peers: HashMap<u32, Peer>,
-    origin: Origin,
+    peers: HashMap<u32, Supplier>,
+    origin: Supplier,
     media: Option<Blocking>,
 }
 
@@ -69,8 +71,9 @@ struct Work {
     late: Option<Instant>,
 }
 
+/// A place that samples come from: another rank's store, or the data set.
 #[derive(Default)]
-struct Peer {
+struct Supplier {
     place: Option<Place>,
     /// Not asked before this time.
     again_at: Option<Instant>,
@@ -78,35 +81,36 @@ struct Peer {
     away_since: Option<Instant>,
 }
 
-impl Peer {
+impl Supplier {
     fn is_back(&mut self, place: Place) {
         (self.place, self.again_at, self.away_since) = (Some(place), None, None);
     }
 
-    fn is_away(&mut self) {
+    fn is_away(&mut self, pause: Duration) {
         let now = Instant::now();
-        self.again_at = Some(now + RECONNECT);
+        self.again_at = Some(now + pause);
         self.away_since.get_or_insert(now);
+    }
+
+    fn may_be_asked(&self) -> bool {
+        self.again_at.is_none_or(|at| Instant::now() >= at)
     }
 }
 
+/// The samples that have not come from other ranks.
 #[derive(Default)]
-struct Origin {
-    place: Option<Place>,
-    again_at: Option<Instant>,
-}
-
-/// Why a sample has not come.
-enum Lack {
-    /// Its rank has not got it yet, or has just been lost.
-    Late(String),
-    /// Its rank is gone, or has a damaged copy.
-    Lost(String),
+struct Lacking {
+    /// Their ranks have not got them yet, or have just been lost.
+    late: Vec<SampleId>,
+    /// Their ranks are gone, or have damaged copies.
+    lost: Vec<SampleId>,
+    /// The first rank that they lack from, and why.
+    why: Option<(u32, String)>,
 }
 
 impl Exchange {
     pub(super) fn new(parts: Parts) -> Exchange {
-        let held = vec![0; (parts.directory.num_samples().div_ceil(64)) as usize];
+        let held = IdSet::new(parts.directory.num_samples());
         let (peers, origin) = Default::default();
         let (work, media, is_checked, answered, mended) = Default::default();
         Exchange { parts, work, held, answered, mended, is_checked, peers, origin, media }
@@ -166,7 +170,7 @@ impl Exchange {
     }
 
     fn try_turn(&mut self) -> Result<Duration> {
-        let asked = self.parts.shared.board.asked();
+        let asked = self.parts.shared.board.get(Count::Asked);
         if asked != self.answered {
             let (epoch, _) = self.parts.shared.board.position();
             let shared = Arc::clone(&self.parts.shared);
@@ -217,20 +221,12 @@ impl Exchange {
         }
         let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         due.iter().for_each(|&step| by_rank.entry(work.steps[step].from).or_default().push(step));
-        let mut late = Vec::new();
-        let mut lost = Vec::new();
-        let mut why = None;
+        let mut lacking = Lacking::default();
         for (rank, steps) in by_rank {
             let ids: Vec<SampleId> = steps.iter().map(|&step| work.steps[step].receives).collect();
-            for (id, lack) in self.fetch_from(rank, &ids)? {
-                let (ids, text) = match lack {
-                    Lack::Late(text) => (&mut late, text),
-                    Lack::Lost(text) => (&mut lost, text),
-                };
-                ids.push(id);
-                why.get_or_insert((rank, text));
-            }
+            self.fetch_from(rank, &ids, &mut lacking)?;
         }
+        let Lacking { mut late, mut lost, why } = lacking;
         if is_over {
             let since = *work.late.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.parts.options.patience {
@@ -255,62 +251,63 @@ impl Exchange {
         Ok(lacks)
     }
 
-    /// Fetches `ids` from the store of `rank`, and returns those that have not come.
-    fn fetch_from(&mut self, rank: u32, ids: &[SampleId]) -> Result<Vec<(SampleId, Lack)>> {
+    /// Fetches `ids` from the store of `rank`, and adds those that have not come to `lacking`.
+    fn fetch_from(&mut self, rank: u32, ids: &[SampleId], lacking: &mut Lacking) -> Result<()> {
         let runs: Vec<Run> =
             ids.iter().filter_map(|&id| Run::of(&self.parts.directory, id)).collect();
         let mut place = match self.place_of(rank) {
             Ok(place) => place,
-            Err(why) => return Ok(self.out_of_reach(rank, ids.to_vec(), why)),
+            Err(why) => {
+                self.out_of_reach(rank, ids, why, lacking);
+                return Ok(());
+            }
         };
-        let mut lacking = Vec::new();
         let mut failed = None;
-        let mut result = Ok(());
         let is_near = self.parts.near.get(rank as usize) == Some(&true);
         let shared = Arc::clone(&self.parts.shared);
         place.fetch(runs, &mut |run, fetched| {
             let id = run.samples[0].0;
             match fetched {
-                Fetched::Right(buf) => match self.put(run, buf) {
-                    Ok(()) => {
-                        add(&shared.counters.received, 1);
-                        add(&shared.counters.received_bytes, run.len() as u64);
-                        if is_near {
-                            add(&shared.counters.near_bytes, run.len() as u64);
-                        }
+                Fetched::Right(buf) => {
+                    self.put(run, buf)?;
+                    add(&shared.counters.received, 1);
+                    add(&shared.counters.received_bytes, run.len() as u64);
+                    if is_near {
+                        add(&shared.counters.near_bytes, run.len() as u64);
                     }
-                    Err(error) => result = Err(error),
-                },
+                }
                 Fetched::Wrong(_) => {
                     add(&shared.counters.mismatched, 1);
-                    lacking.push((id, Lack::Lost("its copy has another checksum".to_owned())));
+                    lacking.lost.push(id);
+                    lacking.because(rank, "its copy has another checksum");
                 }
                 Fetched::Absent => {
-                    lacking.push((id, Lack::Late("it has not got them yet".to_owned())))
+                    lacking.late.push(id);
+                    lacking.because(rank, "it has not got them yet");
                 }
                 Fetched::Failed(error) => {
                     failed.get_or_insert_with(|| (Vec::new(), error.to_string())).0.push(id);
                 }
             }
-            result.is_ok() && !shared.is_stopping()
-        });
+            Ok(!shared.is_stopping())
+        })?;
         let peer = self.peers.entry(rank).or_default();
         match failed {
             None => peer.is_back(place),
             Some((ids, why)) => {
-                peer.is_away();
-                lacking.extend(self.out_of_reach(rank, ids, why));
+                peer.is_away(RECONNECT);
+                self.out_of_reach(rank, &ids, why, lacking);
             }
         }
-        result.map(|()| lacking)
+        Ok(())
     }
 
-    /// The samples `ids` of a rank that cannot be reached: it may be back in a moment.
-    fn out_of_reach(&self, rank: u32, ids: Vec<SampleId>, why: String) -> Vec<(SampleId, Lack)> {
+    /// Adds the samples `ids` of a rank that cannot be reached: it may be back in a moment.
+    fn out_of_reach(&self, rank: u32, ids: &[SampleId], why: String, lacking: &mut Lacking) {
         let is_gone = self.is_gone(rank);
-        let lack =
-            |id| (id, if is_gone { Lack::Lost(why.clone()) } else { Lack::Late(why.clone()) });
-        ids.into_iter().map(lack).collect()
+        let list = if is_gone { &mut lacking.lost } else { &mut lacking.late };
+        list.extend_from_slice(ids);
+        lacking.why.get_or_insert((rank, why));
     }
 
     /// Fetches `ids` from the data set, as far as it can be read.
@@ -329,8 +326,7 @@ impl Exchange {
         ids: &[SampleId],
         take: &mut dyn FnMut(&mut Exchange, &Run, IoBuf) -> Result<()>,
     ) -> Result<()> {
-        let now = Instant::now();
-        if ids.is_empty() || self.origin.again_at.is_some_and(|at| now < at) {
+        if ids.is_empty() || !self.origin.may_be_asked() {
             return Ok(());
         }
         let taken = self.origin.place.take();
@@ -339,27 +335,26 @@ impl Exchange {
             Ok(place) => place,
             Err(error) => {
                 tracing::debug!(error = %error.report(), "the data set cannot be read");
-                self.origin.again_at = Some(Instant::now() + ORIGIN_LIMIT);
+                self.origin.is_away(ORIGIN_LIMIT);
                 return Ok(());
             }
         };
         let runs = Run::of_all(&self.parts.directory, ids);
         let mut failed = false;
-        let mut result = Ok(());
         let shared = Arc::clone(&self.parts.shared);
         place.fetch(runs, &mut |run, fetched| {
             match fetched {
-                Fetched::Right(buf) => result = take(self, run, buf),
+                Fetched::Right(buf) => take(self, run, buf)?,
                 Fetched::Wrong(_) | Fetched::Absent | Fetched::Failed(_) => failed = true,
             }
-            result.is_ok() && !failed && !shared.is_stopping()
-        });
-        if failed || result.is_err() {
-            self.origin.again_at = Some(Instant::now() + ORIGIN_LIMIT)
+            Ok(!failed && !shared.is_stopping())
+        })?;
+        if failed {
+            self.origin.is_away(ORIGIN_LIMIT);
         } else {
-            self.origin.place = Some(place)
+            self.origin.is_back(place);
         }
-        result
+        Ok(())
     }
 
     /// Deletes the samples whose new ranks have them.
@@ -432,7 +427,7 @@ impl Exchange {
                     .ok_or_else(|| "it does not say how far it is".to_owned())
             }
             Err(error) => {
-                self.peers.entry(rank).or_default().is_away();
+                self.peers.entry(rank).or_default().is_away(RECONNECT);
                 Err(error.to_string())
             }
         }
@@ -444,13 +439,13 @@ impl Exchange {
         if let Some(place) = peer.place.take() {
             return Ok(place);
         }
-        if peer.again_at.is_some_and(|at| Instant::now() < at) {
+        if !peer.may_be_asked() {
             return Err("it cannot be reached".to_owned());
         }
         let Some(peers) = &self.parts.peers else { return Err("nobody has joined".to_owned()) };
         let opened = peers.devices_of(rank).and_then(|devices| Place::new(&devices, PEER_LIMIT));
         opened.map_err(|error| {
-            peer.is_away();
+            peer.is_away(RECONNECT);
             error.to_string()
         })
     }
@@ -458,7 +453,7 @@ impl Exchange {
     /// Reads what lies in the store from an earlier run, and keeps those of `ids` that are right.
     fn check_what_lies_there(&mut self, ids: &[SampleId]) -> Result<()> {
         let shared = Arc::clone(&self.parts.shared);
-        if !shared.media.was_used() {
+        if !shared.media.was_used {
             return Ok(());
         }
         for run in Run::of_all(&self.parts.directory, ids) {
@@ -470,7 +465,7 @@ impl Exchange {
                 if let Some(pages) = shared.media.pages_of(run.namespace, &page_bytes(extent)) {
                     shared.media.set(pages);
                 }
-                self.set_held(*id, true);
+                self.held.insert(id.0);
                 add(&shared.counters.found, 1);
             }
         }
@@ -518,7 +513,7 @@ impl Exchange {
             let lacking = others.iter().filter(|(id, _)| !self.has(*id) && missing.contains(id));
             lacking.for_each(|&(id, rank)| by_rank.entry(rank).or_default().push(id));
             for (rank, ids) in by_rank {
-                self.fetch_from(rank, &ids)?;
+                self.fetch_from(rank, &ids, &mut Lacking::default())?;
             }
             let lacking = missing.iter().filter(|&&id| !self.has(id)).count() as u64;
             staged.done = staged.samples - lacking;
@@ -547,34 +542,26 @@ impl Exchange {
         let runs = Run::of_all(&self.parts.directory, missing);
         let shared = Arc::clone(&self.parts.shared);
         let mut place = Place::new(&shared.origins, STAGING_LIMIT)?;
-        let mut result = Ok(());
         place.fetch(runs, &mut |run, fetched| {
-            let outcome = match fetched {
-                Fetched::Right(buf) => self.put(run, buf),
-                Fetched::Failed(error) => Err(error),
+            match fetched {
+                Fetched::Right(buf) => self.put(run, buf)?,
+                Fetched::Failed(error) => return Err(error),
                 Fetched::Wrong(ids) => {
                     let text = "the data set's bytes have another checksum than its directory";
-                    Err(Error::new(ErrorKind::Corrupt, text).sample(ids[0]))
+                    return Err(Error::new(ErrorKind::Corrupt, text).sample(ids[0]));
                 }
                 Fetched::Absent => {
-                    Err(Error::new(ErrorKind::Io, "the data set has not got its own samples"))
+                    let text = "the data set has not got its own samples";
+                    return Err(Error::new(ErrorKind::Io, text));
                 }
-            };
-            if outcome.is_ok() {
-                add(&shared.counters.staged, run.samples.len() as u64);
-                add(&shared.counters.staged_bytes, run.len() as u64);
-                shared.board.add_staged(run.samples.len() as u64);
-                staged.done += run.samples.len() as u64;
-                staged.bytes += run.len() as u64;
             }
-            result = match outcome {
-                Ok(()) if goes_on(*staged) => Ok(()),
-                Ok(()) => Err(interrupted()),
-                Err(error) => Err(error),
-            };
-            result.is_ok()
-        });
-        result
+            add(&shared.counters.staged, run.samples.len() as u64);
+            add(&shared.counters.staged_bytes, run.len() as u64);
+            shared.board.add(Count::Staged, run.samples.len() as u64);
+            staged.done += run.samples.len() as u64;
+            staged.bytes += run.len() as u64;
+            if goes_on(*staged) { Ok(true) } else { Err(interrupted()) }
+        })
     }
 
     /// Deletes what an interrupted or earlier epoch has left, except for what somebody may still need.
@@ -583,15 +570,14 @@ impl Exchange {
         let received = next.steps.iter().map(|step| step.receives);
         let kept: BTreeSet<SampleId> =
             share.iter().copied().chain(leaving).chain(received).collect();
-        let all = 0..self.parts.directory.num_samples();
         let others: Vec<SampleId> =
-            all.map(SampleId).filter(|id| self.has(*id) && !kept.contains(id)).collect();
+            self.held.iter().map(SampleId).filter(|id| !kept.contains(id)).collect();
         others.into_iter().try_for_each(|id| self.delete(id))
     }
 
     /// Fetches anew what was found damaged: its pages are gone.
     fn mend(&mut self) -> Result<()> {
-        let reported = self.parts.shared.board.damage_reported();
+        let reported = self.parts.shared.board.get(Count::Damaged);
         if reported == self.mended {
             return Ok(());
         }
@@ -601,10 +587,9 @@ impl Exchange {
             let media = &self.parts.shared.media;
             Some(media.has(media.pages_of(extent.namespace, &page_bytes(&extent))?))
         };
-        let all = (0..self.parts.directory.num_samples()).map(SampleId);
-        let ids: Vec<SampleId> =
-            all.filter(|&id| self.has(id) && is_whole(id) == Some(false)).collect();
-        ids.iter().for_each(|id| self.set_held(*id, false));
+        let held = self.held.iter().map(SampleId);
+        let ids: Vec<SampleId> = held.filter(|&id| is_whole(id) == Some(false)).collect();
+        ids.iter().for_each(|id| self.held.remove_range(id.0..id.0 + 1));
         self.fetch_from_origin(&ids)?;
         if ids.iter().all(|id| self.has(*id)) {
             return Ok(());
@@ -623,13 +608,13 @@ impl Exchange {
             self.media()?.write(pages.start * PAGE_BYTES, bytes)?;
             shared.media.set(pages);
         }
-        run.samples.iter().for_each(|(id, _)| self.set_held(*id, true));
+        run.samples.iter().for_each(|(id, _)| _ = self.held.insert(id.0));
         Ok(())
     }
 
     /// Deletes a sample, except for pages that it has in common with others that stay.
     fn delete(&mut self, id: SampleId) -> Result<()> {
-        self.set_held(id, false);
+        self.held.remove_range(id.0..id.0 + 1);
         let Some(extent) = self.parts.directory.extent(id) else { return Ok(()) };
         let bytes = self.own_pages(id, extent.namespace, page_bytes(&extent));
         match self.parts.shared.media.pages_of(extent.namespace, &bytes) {
@@ -640,42 +625,34 @@ impl Exchange {
 
     /// The part of `bytes`, the pages of sample `id`, in which no sample that the store has lies.
     fn own_pages(&self, id: SampleId, namespace: u16, bytes: Range<u64>) -> Range<u64> {
-        let directory = &*self.parts.directory;
-        let Some(slot) = directory.slot_of(id) else { return bytes };
-        let neighbour = |slot: u64| {
-            let other = directory.id_at(dlfs_base::units::Slot(slot))?;
-            Some((other, directory.extent(other)))
-        };
-        let overlaps = |other: &Range<u64>| other.start < bytes.end && bytes.start < other.end;
-        let mut own = bytes.clone();
-        let mut at = slot.0;
-        // Deleted samples have no extent; they are passed over.
-        while let Some((other, extent)) = at.checked_sub(1).and_then(neighbour) {
-            at -= 1;
-            let Some(extent) = extent else { continue };
+        let Some(Slot(slot)) = self.parts.directory.slot_of(id) else { return bytes };
+        let before = self.held_among((0..slot).rev(), namespace, &bytes);
+        let behind = self.held_among(slot + 1.., namespace, &bytes);
+        let start = before.map_or(bytes.start, |pages| pages.end.min(bytes.end));
+        let end = behind.map_or(bytes.end, |pages| pages.start.max(bytes.start));
+        start..end.max(start)
+    }
+
+    /// The pages of the first of the samples in `slots` that the store has, if all before it overlap `bytes`, too.
+    fn held_among(
+        &self,
+        slots: impl Iterator<Item = u64>,
+        namespace: u16,
+        bytes: &Range<u64>,
+    ) -> Option<Range<u64>> {
+        let directory = &self.parts.directory;
+        for other in slots.map_while(|slot| directory.id_at(Slot(slot))) {
+            let Some(extent) = directory.extent(other) else { continue }; // it was deleted
             let pages = page_bytes(&extent);
-            if extent.namespace != namespace || !pages.is_empty() && !overlaps(&pages) {
-                break;
+            let overlaps = pages.start < bytes.end && bytes.start < pages.end;
+            if extent.namespace != namespace || !pages.is_empty() && !overlaps {
+                return None;
             }
             if self.has(other) && !pages.is_empty() {
-                own.start = own.start.max(pages.end.min(bytes.end));
-                break;
+                return Some(pages);
             }
         }
-        at = slot.0;
-        while let Some((other, extent)) = at.checked_add(1).and_then(neighbour) {
-            at += 1;
-            let Some(extent) = extent else { continue };
-            let pages = page_bytes(&extent);
-            if extent.namespace != namespace || !pages.is_empty() && !overlaps(&pages) {
-                break;
-            }
-            if self.has(other) && !pages.is_empty() {
-                own.end = own.end.min(pages.start.max(bytes.start));
-                break;
-            }
-        }
-        own.start..own.end.max(own.start)
+        None
     }
 
     fn media(&mut self) -> Result<&mut Blocking> {
@@ -687,12 +664,7 @@ impl Exchange {
     }
 
     fn has(&self, id: SampleId) -> bool {
-        self.held[(id.0 / 64) as usize] >> (id.0 % 64) & 1 == 1
-    }
-
-    fn set_held(&mut self, id: SampleId, is_held: bool) {
-        let word = &mut self.held[(id.0 / 64) as usize];
-        *word = *word & !(1 << (id.0 % 64)) | u64::from(is_held) << (id.0 % 64);
+        self.held.contains(id.0)
     }
 
     fn fail(&self, kind: ErrorKind, text: String) {
@@ -700,6 +672,12 @@ impl Exchange {
         if self.parts.shared.board.fail(kind, &whole) {
             tracing::warn!("the exchange of samples cannot go on: {text}");
         }
+    }
+}
+
+impl Lacking {
+    fn because(&mut self, rank: u32, why: &str) {
+        self.why.get_or_insert_with(|| (rank, why.to_owned()));
     }
 }
 

@@ -101,36 +101,37 @@ impl Place {
         Ok(Place { calls, pairs })
     }
 
-    /// Reads `runs`, and calls `each` with each as it arrives. When `each` returns `false` it ends without the
-    /// rest, and the place must not be used again.
+    /// Reads `runs`, and calls `each` with each as it arrives. When `each` returns `false` or an error it ends without
+    /// the rest, and the place must not be used again.
+    ///
+    /// # Errors
+    /// Those of `each`.
     pub(super) fn fetch(
         &mut self,
         runs: impl IntoIterator<Item = Run>,
-        each: &mut dyn FnMut(&Run, Fetched) -> bool,
-    ) {
+        each: &mut dyn FnMut(&Run, Fetched) -> Result<bool>,
+    ) -> Result<()> {
         let mut runs = runs.into_iter();
         let mut under_way: VecDeque<(Run, Ticket)> = VecDeque::new();
         loop {
             while under_way.len() < DEPTH
                 && let Some(run) = runs.next()
             {
-                if run.len() == 0 {
-                    if !each(&run, Fetched::Right(IoBuf::empty())) {
-                        return;
+                let begun = if run.len() == 0 { None } else { Some(self.begin(&run)) };
+                let fetched = match begun {
+                    None => Fetched::Right(IoBuf::empty()),
+                    Some(Err(error)) => Fetched::Failed(error),
+                    Some(Ok(ticket)) => {
+                        under_way.push_back((run, ticket));
+                        continue;
                     }
-                    continue;
-                }
-                match self.begin(&run) {
-                    Ok(ticket) => under_way.push_back((run, ticket)),
-                    Err(error) => {
-                        if !each(&run, Fetched::Failed(error)) {
-                            return;
-                        }
-                    }
+                };
+                if !each(&run, fetched)? {
+                    return Ok(());
                 }
             }
             if under_way.is_empty() {
-                return;
+                return Ok(());
             }
             let moved = self.calls.turn();
             let mut ended = false;
@@ -140,8 +141,8 @@ impl Place {
                     None => under_way.push_back((run, ticket)),
                     Some(read) => {
                         ended = true;
-                        if !each(&run, checked(&run, read)) {
-                            return;
+                        if !each(&run, checked(&run, read))? {
+                            return Ok(());
                         }
                     }
                 }

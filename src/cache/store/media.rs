@@ -12,6 +12,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::Place;
 use dlfs_base::process::NotInherited;
 use dlfs_format::directory::{Directory, ViewMark};
+use dlfs_format::view::by_word;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::SharedMemory;
 use dlfs_io::qpair::{Device, Direct};
@@ -27,7 +28,7 @@ pub(super) struct Media {
     /// The most pages that may be there.
     quota_pages: AtomicU64,
     /// True if there were bytes when it was opened.
-    was_used: bool,
+    pub(super) was_used: bool,
     /// A forked child does not keep the lock.
     _lock: Option<NotInherited>,
 }
@@ -72,6 +73,10 @@ impl Media {
                 (Backing::Memory(Arc::new(memory)), false)
             }
             TierKind::File(folder) => in_file(folder, name, len_bytes, most_bytes, spec)?,
+            TierKind::Namespace(_) => {
+                let text = format!("{spec}: a store is a folder of this node, or in its memory");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
         };
         let lock = match &backing {
             Backing::File(file) => Some(file.keep_lock_from_children()),
@@ -118,11 +123,6 @@ impl Media {
         }
     }
 
-    /// Returns whether there were bytes when it was opened.
-    pub(super) fn was_used(&self) -> bool {
-        self.was_used
-    }
-
     /// The pages of `bytes` of a namespace; `None` if some lie behind all samples.
     pub(super) fn pages_of(&self, namespace: u16, bytes: &Range<u64>) -> Option<Range<u64>> {
         let at = usize::from(namespace);
@@ -135,7 +135,7 @@ impl Media {
     /// Returns whether all of `pages` are there.
     pub(super) fn has(&self, pages: Range<u64>) -> bool {
         let words = self.present.as_ref();
-        masks(pages).all(|(word, mask)| words[word].load(Ordering::Acquire) & mask == mask)
+        by_word(pages).all(|(word, mask)| words[word].load(Ordering::Acquire) & mask == mask)
     }
 
     /// Checks that `pages` may be added.
@@ -144,7 +144,7 @@ impl Media {
     /// `NoSpace`: the store would have more than its quota.
     pub(super) fn has_room(&self, pages: Range<u64>) -> Result<()> {
         let words = self.present.as_ref();
-        let missing: u64 = masks(pages)
+        let missing: u64 = by_word(pages)
             .map(|(word, mask)| {
                 u64::from((mask & !words[word].load(Ordering::Acquire)).count_ones())
             })
@@ -161,7 +161,7 @@ impl Media {
     /// Says that `pages` are there, all of their bytes.
     pub(super) fn set(&self, pages: Range<u64>) {
         let words = self.present.as_ref();
-        for (word, mask) in masks(pages) {
+        for (word, mask) in by_word(pages) {
             let before = words[word].fetch_or(mask, Ordering::AcqRel);
             self.counter(HELD)
                 .fetch_add(u64::from((mask & !before).count_ones()), Ordering::AcqRel);
@@ -172,7 +172,7 @@ impl Media {
     /// Says that `pages` are not there.
     pub(super) fn clear(&self, pages: Range<u64>) {
         let words = self.present.as_ref();
-        for (word, mask) in masks(pages) {
+        for (word, mask) in by_word(pages) {
             let before = words[word].fetch_and(!mask, Ordering::AcqRel);
             self.counter(HELD).fetch_sub(u64::from((mask & before).count_ones()), Ordering::AcqRel);
         }
@@ -288,18 +288,6 @@ const HELD: usize = 2;
 const PEAK: usize = 3;
 const NUM_COUNTERS: usize = 3;
 
-/// The words of a bit set that contain `bits`, each with its mask.
-fn masks(bits: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
-    let words = bits.start / 64..bits.end.div_ceil(64);
-    let is_empty = bits.is_empty();
-    words.filter(move |_| !is_empty).map(move |word| {
-        let first = bits.start.saturating_sub(word * 64);
-        let last = (bits.end - word * 64).min(64);
-        let mask = u64::MAX >> (64 - (last - first)) << first;
-        (word as usize, mask)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,7 +327,7 @@ mod tests {
         let written = |bytes: usize| std::fs::write(&path, vec![1; bytes]).unwrap();
         written(210 * 4096);
         let media = media(&spec);
-        assert!(media.was_used());
+        assert!(media.was_used);
         media.set(3..5);
         media.set(64..130);
         media.delete_others().unwrap();

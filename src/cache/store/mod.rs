@@ -42,7 +42,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
 
 use crate::cache::TierSpec;
 use crate::peers::rendezvous::Rendezvous;
@@ -57,13 +58,13 @@ use dlfs_format::directory::{Directory, Intact};
 use dlfs_io::qpair::Device;
 use dlfs_order::order::{OrderSpec, Shares};
 
-use board::{Board, MAX_READERS};
+use board::{Board, Count, MAX_READERS};
 pub use board::{Reader, Ticket};
 use exchange::Exchange;
 use media::Media;
 use place::Place;
 use stats::Counters;
-pub use stats::StoreStats;
+pub use stats::{StoreCounts, StoreStats};
 
 /// How a rank keeps its share.
 #[derive(Debug, Clone)]
@@ -113,7 +114,7 @@ pub struct Store {
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
     exchange: Arc<Mutex<Exchange>>,
-    thread: Forked<Mutex<Option<Thread>>>,
+    thread: Forked<Option<Thread>>,
     _metered: Registration,
 }
 
@@ -131,9 +132,9 @@ struct Shared {
     /// The process that stores and exchanges; forked children only read.
     home: Forked<()>,
     stop: AtomicBool,
-    /// Set when there is something to do.
-    called: Mutex<bool>,
-    call: Condvar,
+    /// A message in it says that there is something to do.
+    call: Sender<()>,
+    called: Receiver<()>,
     fate: Fate,
 }
 
@@ -174,12 +175,13 @@ impl Store {
         meet: Option<Meet<'_>>,
     ) -> Result<(Store, Option<Arc<Peers>>)> {
         let Owner { directory, origins, order, rank, epochs } = owner;
-        let shares = check(&owner_of(directory, &order, rank)?, meet.is_some())?;
+        let shares = shares_of(directory, &order, rank, meet.is_some())?;
         let chunks = ChunkPlaces::new(directory);
         let intact = Arc::new(Intact::new(Arc::clone(directory)));
         let most_pages = exchange::most_pages(directory, &shares);
         let name = media::file_name(directory, rank);
         let media = Media::open(&options.spec, &name, &chunks.ends(), most_pages)?;
+        let (call, called) = crossbeam_channel::bounded(1);
         let shared = Arc::new(Shared {
             media,
             origins: origins.to_vec(),
@@ -189,11 +191,11 @@ impl Store {
             counters: Counters::default(),
             home: Forked::new(()),
             stop: AtomicBool::new(false),
-            called: Mutex::new(false),
-            call: Condvar::new(),
+            call,
+            called,
             fate: Fate::default(),
         });
-        let devices = device::devices(&shared);
+        let devices = device::devices(&shared, None);
         let mut peers = None;
         let mut near = Vec::new();
         if let Some(meet) = meet {
@@ -219,11 +221,10 @@ impl Store {
             options,
         });
         let exchange = Arc::new(Mutex::new(exchange));
-        let thread = Forked::new(Mutex::default());
+        let thread = Store::start(Arc::clone(&shared), Arc::clone(&exchange))?;
+        let thread = Forked::new(Some(thread));
         let _metered = Registration::new(&shared);
-        let store = Store { order, rank, shared, devices, exchange, thread, _metered };
-        store.start()?;
-        Ok((store, peers))
+        Ok((Store { order, rank, shared, devices, exchange, thread, _metered }, peers))
     }
 
     /// The namespaces of the data set as this rank reads them: from its store alone.
@@ -258,7 +259,7 @@ impl Store {
     ) -> Result<Ticket> {
         if !self.is_home() {
             let ticket = self.shared.board.begin(reader, epoch, taken);
-            self.shared.board.ask();
+            self.shared.board.add(Count::Asked, 1);
             return Ok(ticket);
         }
         let mut exchange = self.exchange.lock();
@@ -300,7 +301,7 @@ impl Store {
     /// The number of samples that were brought before an epoch so far, by any process: it shows that something
     /// moves.
     pub fn staged(&self) -> u64 {
-        self.shared.board.staged()
+        self.shared.board.get(Count::Staged)
     }
 
     /// Why the exchange cannot go on: reads of samples that have not arrived fail.
@@ -318,23 +319,17 @@ impl Store {
         self.shared.counters.read(&self.shared.media)
     }
 
-    fn start(&self) -> Result<()> {
-        let Some(thread) = self.thread.get() else { return Ok(()) };
-        let mut thread = thread.lock();
-        if thread.is_none() {
-            let shared = Arc::clone(&self.shared);
-            let exchange = Arc::clone(&self.exchange);
-            let fate = self.shared.fate.clone();
-            *thread = Some(threads::start(THREAD, &fate, (), move |()| {
-                while !shared.is_stopping() {
-                    let pause = exchange.lock().turn();
-                    // Children do not call this thread: it looks what they have done.
-                    let has_children = shared.board.asked() > 0;
-                    shared.wait(if has_children { pause.min(LOOK_AT_CHILDREN) } else { pause });
-                }
-            })?);
-        }
-        Ok(())
+    fn start(shared: Arc<Shared>, exchange: Arc<Mutex<Exchange>>) -> Result<Thread> {
+        let fate = shared.fate.clone();
+        threads::start(THREAD, &fate, (), move |()| {
+            while !shared.is_stopping() {
+                let pause = exchange.lock().turn();
+                // Children do not call this thread: it looks what they have done.
+                let has_children = shared.board.get(Count::Asked) > 0;
+                let pause = if has_children { pause.min(LOOK_AT_CHILDREN) } else { pause };
+                let _ = shared.called.recv_timeout(pause); // it is time, or somebody has called
+            }
+        })
     }
 }
 
@@ -348,7 +343,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.notify();
-        if let Some(thread) = self.thread.get().and_then(|thread| thread.lock().take()) {
+        if let Some(thread) = self.thread.get_mut().and_then(Option::take) {
             thread.join_within(END_LIMIT);
         }
     }
@@ -357,17 +352,8 @@ impl Drop for Store {
 impl Shared {
     fn notify(&self) {
         if self.home.get().is_some() {
-            *self.called.lock() = true;
-            self.call.notify_all();
+            let _ = self.call.try_send(()); // a message that is there will do
         }
-    }
-
-    fn wait(&self, limit: Duration) {
-        let mut called = self.called.lock();
-        if !*called && !self.is_stopping() {
-            self.call.wait_for(&mut called, limit);
-        }
-        *called = false;
     }
 
     fn is_stopping(&self) -> bool {
@@ -377,11 +363,6 @@ impl Shared {
     fn failure(&self) -> Option<Error> {
         self.board.failure().or_else(|| self.fate.died())
     }
-
-    /// Returns whether `range` of a namespace may hold samples.
-    fn has_samples(&self, namespace: u16, range: &Range<u64>) -> bool {
-        !self.chunks.within(namespace, range).is_empty()
-    }
 }
 
 impl std::fmt::Debug for Store {
@@ -390,7 +371,13 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn owner_of(directory: &Arc<Directory>, order: &OrderSpec, rank: u32) -> Result<Shares> {
+/// The shares of a run that can be kept. Refuses a job of several ranks that have no way to exchange.
+fn shares_of(
+    directory: &Arc<Directory>,
+    order: &OrderSpec,
+    rank: u32,
+    has_peers: bool,
+) -> Result<Shares> {
     let invalid = |text: &str, hint: &str| {
         Err(Error::new(ErrorKind::InvalidArgument, text.to_owned()).hint(hint.to_owned()))
     };
@@ -405,17 +392,11 @@ fn owner_of(directory: &Arc<Directory>, order: &OrderSpec, rank: u32) -> Result<
     if rank >= shares.world_size() {
         return invalid("there is no such rank", "ranks count from 0");
     }
-    Ok(shares)
-}
-
-/// Refuses a job of several ranks that have no way to exchange.
-fn check(shares: &Shares, has_peers: bool) -> Result<Shares> {
     if shares.num_steps() > 0 && !has_peers {
         let text = "ranks exchange samples, and nothing says where they meet";
-        let hint = "name the job's peers (--peers), or exchange nothing";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        return invalid(text, "name the job's peers (--peers), or exchange nothing");
     }
-    Ok(shares.clone())
+    Ok(shares)
 }
 
 fn join(
@@ -430,7 +411,7 @@ fn join(
         directory,
         intact: Arc::clone(intact),
         cache: devices,
-        views: Box::new(|nguids| device::views(shared, nguids)),
+        views: Box::new(|nguids| device::devices(shared, Some(nguids))),
         // The order decides what a rank serves, not the round.
         room_pages: Vec::new(),
         tiers: 0,

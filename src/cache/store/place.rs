@@ -23,7 +23,7 @@ impl Place {
     pub(super) fn here(node: Option<&str>, spec: &TierSpec) -> Place {
         let folder = match &spec.kind {
             TierKind::File(folder) => id_of(folder),
-            TierKind::Ram => 0,
+            TierKind::Ram | TierKind::Namespace(_) => 0,
         };
         let node = match node {
             Some(name) => name.to_owned(),

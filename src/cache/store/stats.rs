@@ -9,36 +9,42 @@ use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_order::tier::PAGE_BYTES;
 
 /// Counters of a store since it was opened: what it holds, and what it has exchanged.
+pub type StoreStats = StoreCounts<u64>;
+
+/// The counters behind [`StoreStats`].
+pub(super) type Counters = StoreCounts<AtomicU64>;
+
+/// The counters of a store, which are read, or counted by several threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct StoreStats {
+pub struct StoreCounts<T> {
     /// Bytes of the pages that it has now.
-    pub held_bytes: u64,
+    pub held_bytes: T,
     /// The most bytes of pages that it ever had.
-    pub peak_bytes: u64,
+    pub peak_bytes: T,
     /// Samples that lay there when it was opened, and were right.
-    pub found: u64,
+    pub found: T,
     /// Samples that were brought from the origin before an epoch began.
-    pub staged: u64,
+    pub staged: T,
     /// Bytes of the pages of those samples.
-    pub staged_bytes: u64,
+    pub staged_bytes: T,
     /// Samples that came from the ranks that had them.
-    pub received: u64,
+    pub received: T,
     /// Bytes of the pages of those samples.
-    pub received_bytes: u64,
+    pub received_bytes: T,
     /// Those of them that came from ranks on the same node, and crossed no network.
-    pub near_bytes: u64,
+    pub near_bytes: T,
     /// Samples that came from the origin, because the rank that had them was late or dead.
-    pub from_origin: u64,
+    pub from_origin: T,
     /// Bytes of the pages of those samples.
-    pub from_origin_bytes: u64,
+    pub from_origin_bytes: T,
     /// Samples that were deleted after their new ranks had them.
-    pub deleted: u64,
+    pub deleted: T,
     /// Samples that a peer delivered with another checksum. None of them was stored.
-    pub mismatched: u64,
+    pub mismatched: T,
     /// Steps of exchanges that this rank has ended, those included in which it kept its own sample.
-    pub steps: u64,
+    pub steps: T,
     /// Reads that waited for a sample that had not arrived.
-    pub waits: u64,
+    pub waits: T,
 }
 
 impl Measured for StoreStats {
@@ -62,22 +68,6 @@ impl Measured for StoreStats {
             snapshot.count(metric, &[], value);
         }
     }
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) found: AtomicU64,
-    pub(super) staged: AtomicU64,
-    pub(super) staged_bytes: AtomicU64,
-    pub(super) received: AtomicU64,
-    pub(super) received_bytes: AtomicU64,
-    pub(super) near_bytes: AtomicU64,
-    pub(super) from_origin: AtomicU64,
-    pub(super) from_origin_bytes: AtomicU64,
-    pub(super) deleted: AtomicU64,
-    pub(super) mismatched: AtomicU64,
-    pub(super) steps: AtomicU64,
-    pub(super) waits: AtomicU64,
 }
 
 impl Counters {

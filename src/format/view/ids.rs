@@ -47,7 +47,7 @@ impl IdSet {
     }
 
     /// Removes `ids`, which end at the limit at most.
-    pub(super) fn remove_range(&mut self, ids: Range<u64>) {
+    pub fn remove_range(&mut self, ids: Range<u64>) {
         by_word(ids).for_each(|(word, bits)| self.words[word] &= !bits);
     }
 
@@ -113,8 +113,8 @@ impl Iterator for Ones {
     }
 }
 
-/// The words that `ids` lie in, and their bits there.
-fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+/// The words of 64 bits that `ids` lie in, and their bits there.
+pub fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     (ids.start / 64..ids.end.div_ceil(64)).map(move |word| {
         let first = ids.start.max(word * 64) - word * 64;
         let end = ids.end.min((word + 1) * 64) - word * 64;

@@ -29,7 +29,7 @@ use dlfs_base::units::{Generation, SampleId};
 
 pub use file::{NamedView, VIEW_HEADER_BYTES, ViewFile};
 pub use filter::Filter;
-pub use ids::IdSet;
+pub use ids::{IdSet, by_word};
 pub use split::{Split, SplitBy, Splitter};
 pub use text::{Problem, Text};
 

@@ -218,6 +218,13 @@ impl Namespace {
     }
 }
 
+impl Io {
+    /// Its completion.
+    pub fn end(self, result: Result<(), IoError>) -> Completion {
+        Completion { tag: self.tag, buf: self.buf, result }
+    }
+}
+
 impl IoError {
     /// Checks the number of bytes that the operating system has moved in all: `found`, where `expected` were
     /// asked for.

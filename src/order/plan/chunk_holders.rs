@@ -101,7 +101,7 @@ impl ChunkHolders {
             .zip(&self.members)
             .map(|(index, member)| (Cost::of(member, draws), index))
             .collect();
-        order.sort_unstable();
+        order.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         order.into_iter().map(|(_, index)| index).collect()
     }
 
@@ -137,9 +137,8 @@ impl ChunkHolders {
                 (0..).zip(&self.members).zip(&self.held_bytes).filter(|((_, member), held)| {
                     held.checked_add(bytes).is_some_and(|all| all <= limit(member))
                 });
-            let first =
-                with_room.map(|((index, member), _)| (Cost::of(member, draws), index)).min();
-            if let Some((_, index)) = first {
+            let costs = with_room.map(|((index, member), _)| (Cost::of(member, draws), index));
+            if let Some((_, index)) = costs.min_by(|(a, _), (b, _)| a.cmp(b)) {
                 let index: u16 = index;
                 self.holders[chunk as usize] = index;
                 self.held_bytes[usize::from(index)] += bytes;
@@ -150,7 +149,6 @@ impl ChunkHolders {
 }
 
 /// The position of a member in the order of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cost {
     cost: u64,
     weight: u64,
@@ -163,20 +161,12 @@ impl Cost {
         let weight = (member.room_bytes / WEIGHT_BYTES).max(1);
         Cost { cost: negative_log2(draws.with(member.id).word()), weight, id: member.id }
     }
-}
 
-impl Ord for Cost {
     #[inline]
     fn cmp(&self, other: &Cost) -> std::cmp::Ordering {
         let this = u128::from(self.cost) * u128::from(other.weight);
         let that = u128::from(other.cost) * u128::from(self.weight);
         this.cmp(&that).then(self.id.cmp(&other.id))
-    }
-}
-
-impl PartialOrd for Cost {
-    fn partial_cmp(&self, other: &Cost) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
     }
 }
 

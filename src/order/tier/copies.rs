@@ -120,17 +120,6 @@ impl CopyTable {
         self.header(CONTIGUOUS).store(room.contiguous, Ordering::Release);
     }
 
-    /// Returns whether there may be copies of data that other nodes hold.
-    #[inline]
-    pub fn has_spare(&self) -> bool {
-        self.header(SPARE).load(Ordering::Acquire) != 0
-    }
-
-    /// Sets [`CopyTable::has_spare`].
-    pub fn set_spare(&self, has_spare: bool) {
-        self.header(SPARE).store(has_spare.into(), Ordering::Release);
-    }
-
     /// Says that a reader waits for pages of the unit that are under way. It says so again while it waits: of many
     /// units only the last ones are remembered.
     pub fn await_unit(&self, unit: u32) {
@@ -303,16 +292,15 @@ fn decode(word: u64) -> Option<CopyLocation> {
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// Words before those of the units, a multiple of a unit's: the number of evictions, the remaining room,
-/// whether some of it was used for what other nodes hold, units that readers wait for, and the number of checks.
-const HEADER_WORDS: usize = 12;
+/// Words before those of the units, a multiple of a unit's: the number of evictions, the remaining room, the number
+/// of checks, and units that readers wait for.
+const HEADER_WORDS: usize = 8;
 const EVICTIONS: usize = 0;
 const ROOM: usize = 1;
 const CONTIGUOUS: usize = 2;
-const SPARE: usize = 3;
+const CHECKS: usize = 3;
 const AWAITED: usize = 4;
 const NUM_AWAITED: usize = 4;
-const CHECKS: usize = 8;
 
 /// Words of a unit.
 const UNIT_WORDS: usize = 4;
@@ -373,8 +361,6 @@ mod tests {
         let table = CopyTable::new(2);
         let room = Room { pages: 9, contiguous: 4 };
         table.set_room(room);
-        table.set_spare(true);
-        assert!(table.has_spare());
         (0..3).for_each(|_| table.clear(0));
         [8, 4, 8, 7].into_iter().for_each(|unit| table.await_unit(unit));
         assert!(

@@ -7,7 +7,7 @@
 //! entries of another data set that a power loss leaves behind a new header are ignored.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use dlfs_base::units::Generation;
 use dlfs_format::format::Uuid;
@@ -200,7 +200,7 @@ impl Index {
     /// Sets or clears the entry of a unit; returns the offset of the page that has changed.
     pub fn set(&mut self, unit: u32, kept: Option<Kept>) -> usize {
         let at = offset_of(unit);
-        let mut raw = RawEntry { place: 0.into(), pages: 0.into(), sum: 0.into(), own: 0.into() };
+        let mut raw = RawEntry::new_zeroed();
         if let Some(kept) = kept {
             raw.place = (u64::from(kept.first) << FIRST_SHIFT | (kept.page + 1)).into();
             raw.pages = kept.pages.0.into();
@@ -273,16 +273,10 @@ fn header(uuid: Uuid, generation: Generation, units: &Units) -> [u8; HEADER_BYTE
         uuid: uuid.0,
         generation: generation.0.into(),
         fingerprint: units.fingerprint().into(),
-        reserved_a: [0; 460],
-        crc: 0.into(),
-        quota: 0.into(),
-        quota_crc: 0.into(),
-        reserved_b: [0; 3572],
+        ..RawHeader::new_zeroed()
     };
     raw.crc = crc32c(&raw.as_bytes()[..CRC_OFFSET]).into();
-    let mut bytes = [0; HEADER_BYTES];
-    bytes.copy_from_slice(raw.as_bytes());
-    bytes
+    zerocopy::transmute!(raw)
 }
 
 /// Offset of a unit's entry.

@@ -18,8 +18,8 @@ pub struct Unit {
     first_together: u32,
     /// Number of pages.
     pages: u8,
-    /// True if all its pages belong to one sample.
-    is_one_sample: bool,
+    /// True if all its pages belong to one sample, so that a reader of one page reads all of them.
+    pub is_one_sample: bool,
     /// True if its first sample begins in the last page of the unit before.
     begins_before: bool,
 }
@@ -55,11 +55,6 @@ impl Unit {
         let from = range.start.max(self.start_bytes()) - self.start_bytes();
         let to = range.end.clamp(self.start_bytes(), self.end_bytes()) - self.start_bytes();
         PageSet::range((from / PAGE_BYTES) as u32..to.div_ceil(PAGE_BYTES) as u32)
-    }
-
-    /// Returns whether all its pages belong to one sample, so that a reader of one page reads all of them.
-    pub fn is_one_sample(&self) -> bool {
-        self.is_one_sample
     }
 }
 

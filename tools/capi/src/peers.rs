@@ -112,7 +112,7 @@ impl Mount {
         };
         let Some(Joined { dataset, meeting, given }) = &*joined else { return Ok(()) };
         let timeout = match timeout_ms {
-            0 => meeting.timeout(),
+            0 => meeting.options.timeout,
             given => Duration::from_millis(given.into()),
         };
         let mut functions = Functions { given: *given, round: CString::default() };

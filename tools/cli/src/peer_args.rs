@@ -73,7 +73,7 @@ impl Joined {
         let Joined { meeting, connect } = self;
         let ended = meeting.rendezvous_of_end(connect).and_then(|rendezvous| {
             let mut rendezvous = rendezvous.expect("the command has no object");
-            peers.wait_for_end(&mut *rendezvous, meeting.timeout())
+            peers.wait_for_end(&mut *rendezvous, meeting.options.timeout)
         });
         if let Err(error) = ended {
             // This rank has all that it wanted; the others go elsewhere.

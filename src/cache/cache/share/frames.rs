@@ -12,25 +12,27 @@
 //! What a process holds for other nodes has bit 0 of `pages` set if all of it is to be fetched. The chunks of the data
 //! set follow, 12 bytes each: first unit, unit behind the last, 1 if it is held or 0. All numbers are little-endian.
 
-use std::ops::Range;
+use std::borrow::Cow;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use crate::cache::TierPlan;
 use crate::cache::holdings::Held;
 use dlfs_order::tier::{Holding, PAGE_BYTES, PageSet, Units};
 
-/// A parsed message.
+/// A message; `B` are the bytes of pages.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Frame<'a> {
-    /// The copies of these pages were corrupt; they are no longer published.
+pub(in crate::cache) enum Frame<B> {
+    /// The copies of these pages were corrupt or unreadable; they are no longer published.
     Corrupt(u32, PageSet),
     /// The process has claimed these pages, and reads them from the origin.
     Expect(u32, PageSet),
     /// Expected pages, contiguous.
-    Piece { unit: u32, pages: PageSet, bytes: &'a [u8] },
+    Piece { unit: u32, pages: PageSet, bytes: B },
     /// Expected pages will not arrive; they are no longer claimed.
     Gone(u32, PageSet),
     /// The process's plan of what to keep. The owner assigns the tiers.
-    Plan(TierPlan),
+    Plan(Arc<TierPlan>),
     /// The chunks that the process holds for other nodes.
     Hold(Held),
 }
@@ -39,41 +41,48 @@ pub(super) enum Frame<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-impl Frame<'_> {
-    /// The first bytes of the message; those of a piece follow.
+impl<B: Deref<Target = [u8]>> Frame<B> {
+    /// The first bytes of the message.
     pub(super) fn head(&self) -> [u8; HEAD_BYTES] {
+        let (kind, unit, pages) = match self {
+            Frame::Corrupt(unit, pages) => (CORRUPT, *unit, pages.0),
+            Frame::Expect(unit, pages) => (EXPECT, *unit, pages.0),
+            Frame::Piece { unit, pages, .. } => (PIECE, *unit, pages.0),
+            Frame::Gone(unit, pages) => (GONE, *unit, pages.0),
+            Frame::Plan(plan) => (PLAN, plan.copies.len() as u32, plan.reads.len() as u64),
+            Frame::Hold(held) => (HOLD, held.chunks.chunks().len() as u32, held.fills.into()),
+        };
+        let mut head = [0; HEAD_BYTES];
+        head[..4].copy_from_slice(&kind.to_le_bytes());
+        head[4..8].copy_from_slice(&unit.to_le_bytes());
+        head[8..].copy_from_slice(&pages.to_le_bytes());
+        head
+    }
+
+    /// The bytes that follow the head.
+    pub(super) fn body(&self) -> Cow<'_, [u8]> {
         match self {
-            Frame::Corrupt(unit, pages) => head(CORRUPT, *unit, *pages),
-            Frame::Expect(unit, pages) => head(EXPECT, *unit, *pages),
-            Frame::Piece { unit, pages, .. } => head(PIECE, *unit, *pages),
-            Frame::Gone(unit, pages) => head(GONE, *unit, *pages),
-            Frame::Plan(plan) => plan_head(plan),
-            Frame::Hold(held) => hold_head(held),
+            Frame::Corrupt(..) | Frame::Expect(..) | Frame::Gone(..) => Cow::Borrowed(&[]),
+            Frame::Piece { bytes, .. } => Cow::Borrowed(bytes),
+            Frame::Plan(plan) => {
+                let copies = plan.copies.iter().flat_map(|(unit, _)| unit.to_le_bytes());
+                copies.chain(plan.reads.iter().flat_map(|reads| reads.to_le_bytes())).collect()
+            }
+            Frame::Hold(held) => {
+                let words = |(units, _, is_held): (Range<u32>, u64, bool)| {
+                    [units.start, units.end, is_held.into()]
+                };
+                held.chunks.chunks().flat_map(words).flat_map(u32::to_le_bytes).collect()
+            }
         }
     }
-}
-
-fn head(kind: u32, unit: u32, pages: PageSet) -> [u8; HEAD_BYTES] {
-    let mut head = [0; HEAD_BYTES];
-    head[..4].copy_from_slice(&kind.to_le_bytes());
-    head[4..8].copy_from_slice(&unit.to_le_bytes());
-    head[8..].copy_from_slice(&pages.0.to_le_bytes());
-    head
-}
-
-fn plan_head(plan: &TierPlan) -> [u8; HEAD_BYTES] {
-    head(PLAN, plan.copies.len() as u32, PageSet(plan.reads.len() as u64))
-}
-
-fn hold_head(held: &Held) -> [u8; HEAD_BYTES] {
-    head(HOLD, held.chunks.chunks().len() as u32, PageSet(held.fills.into()))
 }
 
 /// Parses the first message in `bytes`, with its length; `None` if it is not complete yet.
 pub(super) fn parse<'a>(
     bytes: &'a [u8],
     units: &Units,
-) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+) -> Result<Option<(Frame<&'a [u8]>, usize)>, Malformed> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let kind = word(0);
@@ -106,19 +115,12 @@ pub(super) fn parse<'a>(
     Ok(Some((frame, HEAD_BYTES)))
 }
 
-/// The message of a plan, whole.
-pub(super) fn plan_message(plan: &TierPlan) -> Vec<u8> {
-    let copies = plan.copies.iter().flat_map(|(unit, _)| unit.to_le_bytes());
-    let reads = plan.reads.iter().flat_map(|reads| reads.to_le_bytes());
-    plan_head(plan).into_iter().chain(copies).chain(reads).collect()
-}
-
 fn parse_plan<'a>(
     num_copies: u32,
     num_portions: u64,
     rest: &'a [u8],
     units: &Units,
-) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+) -> Result<Option<(Frame<&'a [u8]>, usize)>, Malformed> {
     // Without portions of their own, units are portions.
     if u64::from(num_copies) > num_portions || num_portions > units.num_pages() {
         return Err(Malformed);
@@ -136,15 +138,7 @@ fn parse_plan<'a>(
     }
     let reads = reads.iter().map(|&reads| u16::from_le_bytes(reads)).collect();
     let plan = TierPlan { copies, reads, fingerprint: 0 };
-    Ok(Some((Frame::Plan(plan), HEAD_BYTES + bytes.len())))
-}
-
-/// The message of what a process holds, whole.
-pub(super) fn hold_message(held: &Held) -> Vec<u8> {
-    let words =
-        |(units, _, is_held): (Range<u32>, u64, bool)| [units.start, units.end, is_held.into()];
-    let words = held.chunks.chunks().flat_map(words).flat_map(u32::to_le_bytes);
-    hold_head(held).into_iter().chain(words).collect()
+    Ok(Some((Frame::Plan(Arc::new(plan)), HEAD_BYTES + bytes.len())))
 }
 
 fn parse_hold<'a>(
@@ -152,7 +146,7 @@ fn parse_hold<'a>(
     fills: bool,
     rest: &'a [u8],
     units: &Units,
-) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+) -> Result<Option<(Frame<&'a [u8]>, usize)>, Malformed> {
     if num_chunks > units.len() {
         return Err(Malformed);
     }
@@ -194,18 +188,19 @@ mod tests {
         Units::from_pages([(0, 2), (2, 16)])
     }
 
+    fn message(frame: &Frame<&[u8]>) -> Vec<u8> {
+        [&frame.head()[..], &frame.body()].concat()
+    }
+
     #[test]
     fn messages_are_read_as_written_once_they_are_complete() {
         let data = vec![7; 8192];
         let pages = PageSet(0b1100);
-        let piece = Frame::Piece { unit: 1, pages, bytes: &data };
+        let piece = Frame::Piece { unit: 1, pages, bytes: &data[..] };
         let frames =
             [Frame::Corrupt(0, PageSet(1)), Frame::Expect(1, pages), Frame::Gone(1, pages)];
         for frame in frames.into_iter().chain([piece]) {
-            let mut bytes = frame.head().to_vec();
-            if let Frame::Piece { bytes: data, .. } = frame {
-                bytes.extend(data);
-            }
+            let mut bytes = message(&frame);
             for len in 0..bytes.len() {
                 assert_eq!(parse(&bytes[..len], &units()), Ok(None));
             }
@@ -219,8 +214,8 @@ mod tests {
     fn a_plan_is_read_as_it_was_written_and_waits_for_its_end() {
         let plan =
             TierPlan { copies: vec![(1, 0), (0, 0)], reads: vec![7, 65_535], fingerprint: 0 };
-        let mut bytes = plan_message(&plan);
-        assert!(bytes.starts_with(&Frame::Plan(plan.clone()).head()));
+        let plan = Arc::new(plan);
+        let mut bytes = message(&Frame::Plan(Arc::clone(&plan)));
         for len in 0..bytes.len() {
             assert_eq!(parse(&bytes[..len], &units()), Ok(None));
         }
@@ -239,7 +234,7 @@ mod tests {
     fn what_a_process_holds_is_read_as_it_was_written_and_waits_for_its_end() {
         let chunks = Holding::new([(0..1, 2, false), (1..2, 16, true)]);
         let held = Held { chunks, fills: true };
-        let mut bytes = hold_message(&held);
+        let mut bytes = message(&Frame::Hold(held.clone()));
         for len in 0..bytes.len() {
             assert_eq!(parse(&bytes[..len], &units()), Ok(None));
         }
@@ -261,7 +256,7 @@ mod tests {
 
     #[test]
     fn messages_that_do_not_fit_the_units_are_malformed() {
-        let piece = |unit, pages| Frame::Piece { unit, pages: PageSet(pages), bytes: &[] };
+        let piece = |unit, pages| Frame::Piece { unit, pages: PageSet(pages), bytes: &[][..] };
         let wrong = [
             Frame::Expect(2, PageSet(1)),
             Frame::Expect(0, PageSet(0b100)),

@@ -9,16 +9,15 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{is_same_user, place};
+use super::{is_same_user, place, unix_socket};
 use crate::cache::Identity;
 use crate::cache::options::MAX_TIERS;
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_base::process::mark_ours;
 use dlfs_order::tier::Policy;
 
 /// The owner's first message: its identity, and what it shares.
@@ -57,6 +56,8 @@ pub(in crate::cache) struct SharedTier {
 pub(in crate::cache) enum Place {
     /// In this file or block device.
     File(PathBuf),
+    /// In the remote namespace at this address.
+    Namespace(String),
     /// In shared memory of this length in bytes. The files of all tiers in memory come with the message, in
     /// the order of the tiers.
     Memory(u64),
@@ -105,10 +106,7 @@ pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
 }
 
 fn connect_at(path: &Path) -> Result<Option<Welcome>> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    let socket = socket.map_err(std::io::Error::from)?;
-    mark_ours(&socket);
+    let socket = unix_socket().map_err(std::io::Error::from)?;
     let address = SocketAddrUnix::new(path).map_err(std::io::Error::from)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => {}
@@ -204,7 +202,7 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the hello, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 6;
+pub(in crate::cache) const PROTOCOL: u32 = 7;
 
 /// The table, and each tier's memory.
 const MAX_FILES: usize = 1 + MAX_TIERS;

@@ -12,36 +12,19 @@ use std::convert::Infallible;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
-use super::frames::{Frame, hold_message, plan_message};
-use crate::cache::TierPlan;
-use crate::cache::holdings::Held;
+use super::frames::Frame;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::Result;
 use dlfs_base::process::NotInherited;
 use dlfs_base::threads::{self, Fate, Thread};
-use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
 /// A message to the owner.
-pub(in crate::cache) enum Message {
-    /// These copies were corrupt or unreadable, and are no longer published.
-    Corrupt(u32, PageSet),
-    /// The pages are being read from the origin.
-    Expect(u32, PageSet),
-    /// Expected pages of a unit, from page `first` on.
-    Piece { unit: u32, first: u32, bytes: IoBuf },
-    /// Expected pages will not arrive.
-    Gone(u32, PageSet),
-    /// This process's plan of what to keep.
-    Plan(Arc<TierPlan>),
-    /// The chunks that this process holds for other nodes.
-    Hold(Held),
-    /// The last message, which is not sent.
-    Stop,
-}
+pub(in crate::cache) type Message = Frame<IoBuf>;
 
 /// A connection to the owner of the tiers, with two threads: one sends, one waits for its end.
 pub(in crate::cache) struct Link {
-    messages: Sender<Message>,
+    /// The last one is `None`.
+    messages: Sender<Option<Message>>,
     connection: Arc<Connection>,
     is_alive: Arc<AtomicBool>,
     queued_bytes: Arc<AtomicUsize>,
@@ -83,7 +66,7 @@ impl Link {
                 // has ended, not when a signal interrupts it.
                 let _ = (&mut &connection.stream).read_exact(&mut [0]);
                 end.store(false, Ordering::Release);
-                let _ = messages.send(Message::Stop); // wakes the sender
+                let _ = messages.send(None); // wakes the sender
             })?,
         ];
         Ok(Link { messages, connection: stream, is_alive, queued_bytes, ended, _threads: threads })
@@ -101,7 +84,7 @@ impl Link {
 
     /// Queues a message; messages are sent in order.
     pub(in crate::cache) fn send(&self, message: Message) {
-        let _ = self.messages.send(message); // fails only when the connection has ended
+        let _ = self.messages.send(Some(message)); // fails only when the connection has ended
     }
 
     /// Bytes that wait to be sent.
@@ -116,7 +99,7 @@ impl Link {
 
     /// Ends the connection once all that waits is sent, or after [`LAST_SENDS`].
     pub(in crate::cache) fn finish(&self) {
-        let _ = self.messages.send(Message::Stop); // fails only when the connection has ended
+        let _ = self.messages.send(None); // fails only when the connection has ended
         let _ = self.ended.recv_timeout(LAST_SENDS); // it never receives: it ends or is late
         self.close();
     }
@@ -125,7 +108,7 @@ impl Link {
     fn close(&self) {
         self.is_alive.store(false, Ordering::Release);
         let _ = self.connection.stream.shutdown(Shutdown::Both); // fails only when it has ended
-        let _ = self.messages.send(Message::Stop);
+        let _ = self.messages.send(None);
     }
 }
 
@@ -141,64 +124,44 @@ struct End {
     _held: Sender<Infallible>,
 }
 
-impl End {
-    fn tell(&self) {
-        self.is_alive.store(false, Ordering::Release);
-    }
-}
-
 impl Drop for End {
     fn drop(&mut self) {
-        self.tell();
+        self.is_alive.store(false, Ordering::Release);
     }
 }
 
 struct Sending {
     connection: Arc<Connection>,
-    messages: Receiver<Message>,
+    messages: Receiver<Option<Message>>,
     end: End,
     queued_bytes: Arc<AtomicUsize>,
 }
 
 impl Sending {
     fn run(&mut self) {
-        while let Ok(message) = self.messages.recv() {
-            if matches!(message, Message::Stop) {
-                break;
-            }
-            if let Err(error) = self.send(message) {
+        while let Ok(Some(message)) = self.messages.recv() {
+            if let Err(error) = self.send(&message) {
                 tracing::debug!(%error, "the owner of the tiers takes no more data");
                 break;
             }
         }
-        self.end.tell();
+        self.end.is_alive.store(false, Ordering::Release);
         let _ = self.connection.stream.shutdown(Shutdown::Both); // wakes the other thread
     }
 
-    fn send(&mut self, message: Message) -> std::io::Result<()> {
+    fn send(&self, message: &Message) -> std::io::Result<()> {
         let mut stream = &self.connection.stream;
-        let mut send = |frame: Frame<'_>| stream.write_all(&frame.head());
-        match message {
-            Message::Corrupt(unit, pages) => send(Frame::Corrupt(unit, pages))?,
-            Message::Expect(unit, pages) => send(Frame::Expect(unit, pages))?,
-            Message::Gone(unit, pages) => send(Frame::Gone(unit, pages))?,
-            Message::Piece { unit, first, bytes } => {
-                let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
-                let pages = PageSet::range(first..first + len);
-                send(Frame::Piece { unit, pages, bytes: &bytes })?;
-                stream.write_all(&bytes)?;
-                self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
-            }
-            Message::Plan(plan) => stream.write_all(&plan_message(&plan))?,
-            Message::Hold(held) => stream.write_all(&hold_message(&held))?,
-            Message::Stop => {}
+        stream.write_all(&message.head())?;
+        stream.write_all(&message.body())?;
+        if let Message::Piece { bytes, .. } = message {
+            self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
         }
         Ok(())
     }
 }
 
 /// How long an owner may take to receive the last data.
-pub(in crate::cache) const LAST_SENDS: Duration = Duration::from_secs(5);
+const LAST_SENDS: Duration = Duration::from_secs(5);
 
 const SENDER: &str = "dlfs-tiers-send";
 const WATCHER: &str = "dlfs-tiers-watch";

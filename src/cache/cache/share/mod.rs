@@ -12,7 +12,7 @@
 //! reads.
 //!
 //! The socket lies in a folder of the user (`place.rs`). Its name is made of the device and inode of the first tier
-//! in a file; where all tiers are in memory, of the image and its generation, and of the node's name if it has one.
+//! in a file; where none is, of the image and its generation, and of the node's name if it has one.
 //! What a killed owner leaves is replaced. Both sides check that the other one belongs to the same user. Without a
 //! file to lock, whoever has the name owns the tiers.
 //!
@@ -33,17 +33,20 @@ mod link;
 mod owner;
 mod place;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) use hello::{Hello, Place, SharedTier, Welcome, connect};
 pub(super) use link::{Link, Message};
-pub(super) use owner::{Listener, Owner};
+pub(super) use owner::{Listener, Owner, Sharing};
 
 use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
+use dlfs_base::process::mark_ours;
 
 /// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
 /// first tier in a file has none yet.
@@ -77,7 +80,7 @@ pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Optio
 fn first_path(options: &TierOptions, identity: Identity) -> Option<PathBuf> {
     let path = options.tiers.iter().find_map(|tier| match &tier.kind {
         TierKind::File(path) => Some(path),
-        TierKind::Ram => None,
+        TierKind::Ram | TierKind::Namespace(_) => None,
     })?;
     Some(if path.is_dir() { path.join(folder::file_name(identity)) } else { path.clone() })
 }
@@ -93,14 +96,9 @@ fn name_of(path: &Path) -> Option<String> {
     Some(format!("tier-{place}"))
 }
 
-/// Returns whether the owner has opened the tiers that `options` name.
+/// Returns whether the owner has opened the tiers that `options` name. Warns if it has opened others, or with another
+/// policy: its options are in effect.
 pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
-    let wanted = options.tiers.iter().map(ToString::to_string);
-    hello.tiers.iter().map(|tier| tier.name.as_str()).eq(wanted)
-}
-
-/// Warns if the owner has opened the tiers with other options: its options are in effect.
-pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
     let owned: Vec<&str> = hello.tiers.iter().map(|tier| tier.name.as_str()).collect();
     let wanted: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();
     let policy = format!("{:?}", options.policy);
@@ -114,6 +112,15 @@ pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
             wanted.join(" "),
         );
     }
+    owned == wanted
+}
+
+/// A socket for a path, which never blocks.
+fn unix_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    mark_ours(&socket);
+    Ok(socket)
 }
 
 /// Returns whether the other end of a connection belongs to the same user.

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketAddrUnix;
 
 use super::frames::{Frame, HEAD_BYTES, parse};
 use super::hello::{self, Hello};
-use super::{is_same_user, place};
+use super::{is_same_user, place, unix_socket};
 use crate::cache::Shared;
 use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
 use crate::cache::folder::Locked;
@@ -30,50 +30,49 @@ use dlfs_order::tier::PageSet;
 pub(in crate::cache) struct Owner {
     /// A byte in it ends the thread.
     stop: UnixStream,
-    thread: Option<Thread>,
+    thread: Thread,
 }
 
 impl Owner {
-    /// Shares `files`, the table's and those of tiers in memory, with processes that connect to `listener`.
-    /// Without a listener it retries to listen on `name`, which another process has for now.
+    /// Shares tiers with processes that connect.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(in crate::cache) fn start(
-        shared: Arc<Shared>,
-        name: String,
-        listener: Option<Listener>,
-        hello: Hello,
-        files: Vec<OwnedFd>,
-    ) -> Result<Owner> {
+    pub(in crate::cache) fn start(shared: Arc<Shared>, sharing: Sharing) -> Result<Owner> {
         let (stop, stopped) = UnixStream::pair()?;
         mark_ours(&stop);
         mark_ours(&stopped);
         let attached = Vec::new();
-        let server = Server { shared, name, hello, files, listener, stopped, attached, last: 0 };
+        let server = Server { shared, sharing, stopped, attached, last: 0 };
         let thread = threads::start(OWNER, &Fate::default(), server, Server::run)?;
-        Ok(Owner { stop, thread: Some(thread) })
+        Ok(Owner { stop, thread })
     }
 
     /// Ends the thread, and with it the connections.
-    pub(in crate::cache) fn stop(&mut self) {
+    pub(in crate::cache) fn stop(mut self) {
         // Fails only when the thread has ended.
         let _ = self.stop.write_all(&[1]);
-        if let Some(thread) = self.thread.take() {
-            thread.join_within(JOIN_TIMEOUT);
-        }
+        self.thread.join_within(JOIN_TIMEOUT);
     }
+}
+
+/// All that a process gets when it attaches, and where.
+pub(in crate::cache) struct Sharing {
+    /// The name of the socket.
+    pub(in crate::cache) name: String,
+    /// Without one the owner retries to listen on the name, which another process has for now.
+    pub(in crate::cache) listener: Option<Listener>,
+    pub(in crate::cache) hello: Hello,
+    /// The table's file, and those of tiers in memory.
+    pub(in crate::cache) files: Vec<OwnedFd>,
 }
 
 struct Server {
     shared: Arc<Shared>,
-    name: String,
-    hello: Hello,
-    files: Vec<OwnedFd>,
-    listener: Option<Listener>,
+    sharing: Sharing,
     stopped: UnixStream,
     attached: Vec<Attached>,
-    /// Number of the last connection.
+    /// Number of the last connection; 0 is [`OWN`](crate::cache::OWN).
     last: u64,
 }
 
@@ -101,8 +100,8 @@ impl Server {
                     ended.end(&self.shared);
                 }
             }
-            if self.listener.is_none() {
-                self.listener = Listener::on(&self.name).ok();
+            if self.sharing.listener.is_none() {
+                self.sharing.listener = Listener::on(&self.sharing.name).ok();
             }
             if accepts {
                 self.accept();
@@ -119,10 +118,9 @@ impl Server {
     fn wait(&self) -> Option<(bool, Vec<usize>)> {
         let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
         fds.extend(self.attached.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
-        fds.extend(
-            self.listener.as_ref().map(|listener| PollFd::new(&listener.socket, PollFlags::IN)),
-        );
-        let limit = if self.listener.is_some() { IDLE_WAIT } else { LISTEN_AGAIN };
+        let listener = self.sharing.listener.as_ref();
+        fds.extend(listener.map(|listener| PollFd::new(&listener.socket, PollFlags::IN)));
+        let limit = if listener.is_some() { IDLE_WAIT } else { LISTEN_AGAIN };
         let limit = Timespec::try_from(limit).expect("a few seconds");
         if poll(&mut fds, Some(&limit)).is_err() {
             return Some((false, Vec::new())); // interrupted
@@ -137,7 +135,7 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        let Some(listener) = &self.listener else { return };
+        let Some(listener) = &self.sharing.listener else { return };
         loop {
             let stream = match listener.socket.accept() {
                 Ok((stream, _)) => {
@@ -150,7 +148,7 @@ impl Server {
                         // For example, no descriptor is left. The listener would stay ready and the
                         // thread would spin, so it listens again later; waiting processes retry.
                         tracing::warn!(%error, "other processes cannot attach to the tiers for now");
-                        self.listener = None;
+                        self.sharing.listener = None;
                     }
                     return;
                 }
@@ -162,11 +160,11 @@ impl Server {
                 );
                 continue;
             }
-            let files: Vec<_> = self.files.iter().map(OwnedFd::as_fd).collect();
+            let files: Vec<_> = self.sharing.files.iter().map(OwnedFd::as_fd).collect();
             let welcomed = stream
                 .set_nonblocking(true)
                 .map_err(Into::into)
-                .and_then(|()| hello::send(&stream, &self.hello, &files));
+                .and_then(|()| hello::send(&stream, &self.sharing.hello, &files));
             match welcomed {
                 Ok(()) => {
                     self.last += 1;
@@ -233,7 +231,7 @@ impl Attached {
         }
     }
 
-    fn handle(&mut self, frame: Frame<'_>, shared: &Shared) {
+    fn handle(&mut self, frame: Frame<&[u8]>, shared: &Shared) {
         match frame {
             Frame::Corrupt(unit, pages) => shared.send(Job::Corrupt(unit, pages)),
             Frame::Expect(unit, pages) => {
@@ -256,7 +254,7 @@ impl Attached {
                 }
                 let mut buf = IoBuf::zeroed(len);
                 buf.copy_from_slice(bytes);
-                shared.send(Job::Piece { unit, first: pages.0.trailing_zeros(), bytes: buf });
+                shared.send(Job::Piece { unit, pages, bytes: buf });
             }
             Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
             Frame::Plan(plan) => shared.add_plan(self.number, plan),
@@ -280,9 +278,10 @@ impl Attached {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
         }
-        // The copies that it had planned stay until the next plan: evicting them now would make no room for anybody.
-        shared.plans.lock().attached.remove(&self.number);
-        shared.remove_held(self.number);
+        // What it had planned and held stays until somebody plans or holds again: evicting it now would make no room
+        // for anybody.
+        shared.plans.lock().remove(&self.number);
+        shared.holdings.lock().held.remove(&self.number);
     }
 }
 
@@ -335,10 +334,7 @@ impl Listener {
         // Whoever finds a socket on which nobody listens replaces it: one process at a time.
         let folder = path.parent().unwrap_or(Path::new("."));
         let _lock = Locked::new(folder).map_err(std::io::Error::other)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        mark_ours(&socket);
+        let socket = unix_socket()?;
         let address = SocketAddrUnix::new(&path)?;
         let mut bound = rustix::net::bind(&socket, &address);
         if bound == Err(Errno::ADDRINUSE) && is_left_behind(&address)? {
@@ -364,9 +360,7 @@ impl Drop for Listener {
 
 /// Returns whether nobody listens on a socket that is there.
 fn is_left_behind(address: &SocketAddrUnix) -> Result<bool, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    Ok(rustix::net::connect(&socket, address) == Err(Errno::CONNREFUSED))
+    Ok(rustix::net::connect(unix_socket()?, address) == Err(Errno::CONNREFUSED))
 }
 
 fn file_at(path: &Path) -> Option<(u64, u64)> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Rendezvous;
-use crate::peers::job_key::{GROUPS, MeetingKeys, PeerKeys};
+use crate::peers::job_key::{GROUPS, PeerKeys, RoundKeys, host_of_all};
 use crate::peers::record::Record;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Nsid;
@@ -43,14 +43,18 @@ impl Blocks {
     /// # Errors
     /// `Busy`: the port is taken; the message names it. Those of [`Target::bind`].
     pub fn host(listen: SocketAddr, world_size: u32, keys: Option<&PeerKeys>) -> Result<Blocks> {
-        let keys = keys.and_then(MeetingKeys::new);
+        let keys = keys.and_then(|keys| RoundKeys::of_meeting(keys).ok());
+        let hosts = keys.as_ref().map(|keys| keys.of_hosts([host_of_all()], 0));
+        let mut host_keys = hosts.unwrap_or_default();
+        // Ranks write their records there.
+        host_keys.values_mut().for_each(|keys| keys.access.read_only = false);
         let memory = MemNamespace::new(len_bytes(world_size), BLOCK_BYTES as u32)?;
         let options = TargetOptions {
             listen,
             writable: true,
             // No rank knows the others yet. What they write is a record, and is checked as one.
             allow_any_host: keys.is_none(),
-            host_keys: keys.as_ref().map(MeetingKeys::hosts).unwrap_or_default(),
+            host_keys,
             dhchap_groups: GROUPS.to_vec(),
             buffer_bytes: 8 << 20,
             ..TargetOptions::new(nqn())
@@ -79,8 +83,8 @@ impl Blocks {
             subnqn: nqn(),
             nsid: Some(Nsid(1)),
         };
-        let connect = match keys.and_then(MeetingKeys::new) {
-            Some(keys) => keys.connect(connect),
+        let connect = match keys.and_then(|keys| RoundKeys::of_meeting(keys).ok()) {
+            Some(keys) => keys.connect(connect, &host_of_all(), 0),
             None => connect.clone(),
         };
         let connect = Box::new(ConnectOptions {

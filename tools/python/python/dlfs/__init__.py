@@ -226,7 +226,7 @@ def open(
 
 def _tiers(tiers: Sequence[str] | Address) -> tuple[list[str], Address | None]:
     """Tiers, or the file that describes them."""
-    if isinstance(tiers, str) and tiers.startswith(("ram:", "file:")):
+    if isinstance(tiers, str) and tiers.startswith(("ram:", "file:", "nvme-tcp:")):
         return [tiers], None
     if isinstance(tiers, (str, os.PathLike)):
         return [], tiers

@@ -93,7 +93,8 @@ class Tiers(TypedDict, total=False):
 
     tiers: Sequence[str] | Address
     """Tiers that keep copies of samples after the first read, fastest first: ram:SIZE, or file:PATH:SIZE for a folder,
-    file or block device that is empty or an earlier tier, with :overwrite behind it for any other."""
+    file or block device that is empty or an earlier tier, with :overwrite behind it for any other; or
+    nvme-tcp://HOST/NQN?ns=N:SIZE for a remote namespace that this node has to itself."""
     policy: Literal["first-touch", "clairvoyant", "none"] | None
     """The samples that tiers keep: those read first, or those that the plan of the whole run names [default: that of
     the file, else first-touch]."""
