@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use crate::error::{DLFS_E_BUSY, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_BUSY, Failure, guard};
 
 /// Something failed for good.
 pub const DLFS_LOG_ERROR: c_int = 1;
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
         let set = Ordering::AcqRel;
         let seen = Ordering::Acquire;
         let _ = LISTENER.fetch_update(set, seen, link); // `link` never refuses
-        Ok(DLFS_OK)
+        Ok(())
     })
 }
 

@@ -67,12 +67,9 @@ pub unsafe extern "C" fn dlfs_read_batch(
         // their first fields, and everything that `request` points to satisfies the header.
         unsafe {
             check_out(batch)?;
-            give(batch, BatchOut::empty())?;
-            let request = take(request)?;
-            let mount = mount_of(fs)?;
-            read(&mount, &request, batch)?;
+            give(batch, BatchOut::zeroed())?;
+            read(&*mount_of(fs)?, &take(request)?, batch)
         }
-        Ok(DLFS_OK)
     })
 }
 
