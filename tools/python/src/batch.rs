@@ -8,7 +8,7 @@ use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, reader};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::error::{class, kind_of, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Memory, Source, Views};
@@ -112,7 +112,7 @@ impl Batch {
     /// [B, ...] instead, of which NoArray is raised where a sample lacks the field.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
-        if index.is_instance_of::<PyString>() || index.is_instance_of::<PyBytes>() {
+        if names::is_name(index) {
             let field = self.held.fields().numbered(index)?;
             return match self.held.fields().kind(field).filter(|kind| kind.len_bytes().is_some()) {
                 Some(kind) => typed::stacked(py, &self.held, field, kind),

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use dlfs::address::Address;
-use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::Value;
@@ -18,7 +17,7 @@ use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
 use crate::error::{raise, raise_invalid, raise_lookup};
@@ -26,7 +25,7 @@ use crate::ffi::{Memory, Output, Source};
 use crate::held::{Absent, Choice, Fields, Held};
 use crate::index::{self, position};
 use crate::loader::json;
-use crate::options::{about, open_options, seconds};
+use crate::options::{about, open_options, seconds, without};
 use crate::peers::{Join, keywords};
 use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
@@ -64,9 +63,8 @@ impl Dataset {
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let parsed = addresses(address)?;
         let options = open_options(&given)?;
-        if given.contains("shared_snapshot")? {
-            given.del_item("shared_snapshot")?; // lasts only as long as the process that shares it
-        }
+        // Lasts only as long as the process that shares it.
+        without(&given, ["shared_snapshot".to_owned()])?;
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
         let all =
@@ -93,7 +91,7 @@ impl Dataset {
             let ids = ids.collect::<dlfs::Result<Vec<_>>>().map_err(|error| raise(py, &error))?;
             return Ok(self.read_ids(py, &dataset, &ids)?.into_any());
         }
-        let id = if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
+        let id = if names::is_name(key) {
             let name = names::to_bytes(key)?;
             try_detached(py, |watch| dataset.lookup(&name, watch))?
                 .map_err(|error| raise_lookup(py, &error))?
@@ -107,7 +105,7 @@ impl Dataset {
     /// Returns whether there is a sample of this name.
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = name.py();
-        if !name.is_instance_of::<PyString>() && !name.is_instance_of::<PyBytes>() {
+        if !names::is_name(name) {
             return Ok(false);
         }
         let dataset = self.dataset(py)?;
@@ -518,7 +516,7 @@ impl Dataset {
             dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
             let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();
             dict.set_item("tier_copied_bytes", copied)?;
-            let each = tiers.tiers.iter().map(|tier| tier_dict(py, tier));
+            let each = tiers.tiers.iter().map(|tier| shapes::dict(py, tier));
             dict.set_item("tiers", each.collect::<PyResult<Vec<_>>>()?)?;
             let origin = tiers.origin;
             dict.set_item("origin_bytes", origin.bytes + origin.copier_bytes)?;
@@ -800,7 +798,7 @@ pub(crate) enum Keys {
 
 impl Keys {
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
-        if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+        if names::is_name(given) {
             let text = "read_batch takes a sequence of ids or names; ds[name] reads one sample";
             return Err(PyTypeError::new_err(text));
         }
@@ -809,10 +807,7 @@ impl Keys {
             if given.hasattr("tolist")? { given.call_method0("tolist")? } else { given.clone() };
         // Only once: a generator yields its elements only once.
         let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
-        let named = keys
-            .first()
-            .is_some_and(|key| key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>());
-        if named {
+        if keys.first().is_some_and(names::is_name) {
             return Ok(Keys::Names(keys.iter().map(names::to_bytes).collect::<PyResult<_>>()?));
         }
         let ids = keys.iter().map(|key| Ok(SampleId(index::id(key)?)));
@@ -847,7 +842,7 @@ pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let one = |given: &Bound<'_, PyAny>| {
         let path = names::to_bytes(&py.import("os")?.call_method1("fspath", (given,))?)?;
         let path = OsString::from_vec(path);
-        if !given.is_instance_of::<PyString>() && !given.is_instance_of::<PyBytes>() {
+        if !names::is_name(given) {
             return Ok(vec![Address::from_path(path)]);
         }
         Address::parse_list_os(&path).map_err(|error| raise_invalid(py, error.to_string()))
@@ -861,30 +856,6 @@ pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
         all.extend(one(&address?)?);
     }
     Ok(all)
-}
-
-fn tier_dict<'py>(py: Python<'py>, tier: &TierStats) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("name", &tier.name)?;
-    let numbers = [
-        ("capacity_bytes", tier.capacity_bytes),
-        ("used_bytes", tier.used_bytes),
-        ("held_bytes", tier.held_bytes),
-        ("opens", tier.opens),
-        ("hits", tier.hits),
-        ("hit_bytes", tier.hit_bytes),
-        ("fills", tier.fills),
-        ("fill_bytes", tier.fill_bytes),
-        ("restored", tier.restored),
-        ("left", tier.left),
-        ("damaged", tier.damaged),
-    ];
-    for (key, number) in numbers {
-        dict.set_item(key, number)?;
-    }
-    dict.set_item("hit_s", tier.hit_s)?;
-    dict.set_item("fill_s", tier.fill_s)?;
-    Ok(dict)
 }
 
 /// The typed column called `name`, and its place among them.

@@ -15,7 +15,6 @@ use dlfs::{Error, ErrorKind, Result, reader};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyString};
 
 use crate::batch::NO_LABEL;
 use crate::error::{raise, raise_invalid, raise_lookup};
@@ -32,13 +31,10 @@ pub(crate) enum Choice {
 impl Choice {
     /// Parses the option `fields`; `None` if it is None.
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        let is_name = |given: &Bound<'_, PyAny>| {
-            given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
-        };
         if given.is_none() {
             return Ok(None);
         }
-        if is_name(given) {
+        if names::is_name(given) {
             return Ok(Some(Choice::One(names::to_bytes(given)?)));
         }
         let refused = || {
@@ -49,7 +45,7 @@ impl Choice {
         let mut several = Vec::new();
         for name in items {
             let name = name?;
-            if !is_name(&name) {
+            if !names::is_name(&name) {
                 return Err(refused()?);
             }
             several.push(names::to_bytes(&name)?);
@@ -199,7 +195,7 @@ impl Fields {
     /// The number of the field with this name or number.
     pub(crate) fn numbered(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = given.py();
-        let number = if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+        let number = if names::is_name(given) {
             let number = self.number_of(&names::to_bytes(given)?);
             return number.map_err(|error| raise_lookup(py, &error));
         } else {

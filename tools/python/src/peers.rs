@@ -51,18 +51,10 @@ impl Join {
         timeout: Duration,
         connect: &ConnectOptions,
     ) -> PyResult<()> {
-        let object = self.object.as_ref().map(|object| object.clone_ref(py));
-        let mut object = object.map(|object| Object { object, round: String::new(), raised: None });
-        let mut signals = Signals::default();
-        let left = py.detach(|| {
-            let met: Option<&mut dyn Rendezvous> = match &mut object {
-                Some(object) => Some(object),
-                None => None,
-            };
-            let watch: &mut dyn Watch = &mut signals;
-            dataset.leave_peers(meeting, timeout, connect, met, watch)
+        let (left, _, raised) = self.with_object(py, |object, watch| {
+            dataset.leave_peers(meeting, timeout, connect, object, watch)
         });
-        if let Some(raised) = signals.take_raised() {
+        if let Some(raised) = raised {
             return Err(raised);
         }
         if let Err(error) = left {
@@ -118,19 +110,28 @@ impl Join {
         join: impl FnOnce(Option<&mut dyn Rendezvous>, &mut dyn Watch) -> dlfs::Result<Dataset> + Send,
     ) -> PyResult<Dataset> {
         py.check_signals()?;
+        let (joined, by_object, by_signal) = self.with_object(py, join);
+        let raised = by_object.or(by_signal);
+        joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
+    }
+
+    /// As `meet`. Returns also what the object and what a handler of signals raised.
+    fn with_object<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(Option<&mut dyn Rendezvous>, &mut dyn Watch) -> T + Send,
+    ) -> (T, Option<PyErr>, Option<PyErr>) {
         let object = self.object.as_ref().map(|object| object.clone_ref(py));
         let mut object = object.map(|object| Object { object, round: String::new(), raised: None });
         let mut signals = Signals::default();
-        let joined = py.detach(|| {
+        let done = py.detach(|| {
             let met: Option<&mut dyn Rendezvous> = match &mut object {
                 Some(object) => Some(object),
                 None => None,
             };
-            let watch: &mut dyn Watch = &mut signals;
-            join(met, watch)
+            work(met, &mut signals)
         });
-        let raised = object.and_then(|object| object.raised).or(signals.take_raised());
-        joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
+        (done, object.and_then(|object| object.raised), signals.take_raised())
     }
 }
 

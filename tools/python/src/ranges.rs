@@ -4,7 +4,7 @@ use dlfs::dataset::{self, SampleRange};
 use dlfs::units::SampleId;
 use dlfs::{Error, Result};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString};
+use pyo3::types::{PyBytes, PyList};
 
 use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::Output;
@@ -167,7 +167,7 @@ fn id_of(
     dataset: &dataset::Dataset,
     key: &Bound<'_, PyAny>,
 ) -> PyResult<Result<SampleId, Error>> {
-    if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
+    if names::is_name(key) {
         let name = names::to_bytes(key)?;
         return try_detached(py, |watch| dataset.lookup(&name, watch));
     }

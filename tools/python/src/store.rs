@@ -6,7 +6,7 @@ use dlfs::dataset::{Dataset, Loader, Watch};
 use dlfs::options::Store;
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
-use dlfs::store::{Staged, StoreOptions, StoreStats};
+use dlfs::store::{Staged, StoreOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -69,24 +69,4 @@ impl Watch for Either<'_> {
     fn goes_on(&mut self) -> bool {
         !self.failed.get() && self.watch.goes_on()
     }
-}
-
-/// The counters as a dict.
-pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &StoreStats) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("held_bytes", stats.held_bytes)?;
-    dict.set_item("peak_bytes", stats.peak_bytes)?;
-    dict.set_item("found", stats.found)?;
-    dict.set_item("staged", stats.staged)?;
-    dict.set_item("staged_bytes", stats.staged_bytes)?;
-    dict.set_item("received", stats.received)?;
-    dict.set_item("received_bytes", stats.received_bytes)?;
-    dict.set_item("near_bytes", stats.near_bytes)?;
-    dict.set_item("from_origin", stats.from_origin)?;
-    dict.set_item("from_origin_bytes", stats.from_origin_bytes)?;
-    dict.set_item("deleted", stats.deleted)?;
-    dict.set_item("mismatched", stats.mismatched)?;
-    dict.set_item("steps", stats.steps)?;
-    dict.set_item("waits", stats.waits)?;
-    Ok(dict)
 }

@@ -15,13 +15,15 @@ use dlfs::import::{
     self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriteReport, WriterOptions,
 };
 use dlfs::qpair::ConnectOptions;
+use dlfs::units::Generation;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyUnicodeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
-use crate::options::open_options;
+use crate::names;
+use crate::options;
 use crate::parts::{WritePlan, part_dict};
 use crate::watch::detached;
 
@@ -91,8 +93,7 @@ impl Writer {
         }
         let how: How = how.extract()?;
         let image = addresses(address)?;
-        let connect = open_options(connection)?.open.connect;
-        let connect = ConnectOptions { writable: true, ..connect };
+        let connect = options::connection(connection)?;
         let options = how.options(py)?;
         let onto = options.image.onto;
         let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
@@ -161,13 +162,9 @@ impl Writer {
         let made_by = if self.onto == Onto::Append { "append" } else { "import" };
         let report = detached(py, |_| {
             let report = writer.finish()?;
-            cataloging::committed(&self.image, report.generation, &self.connect, made_by);
-            if let Some(name) = &self.catalog {
-                let origin = Origin { made_by: made_by.to_owned(), ..Origin::default() };
-                cataloging::add(name, &self.image, &self.connect, origin).map_err(|error| {
-                    error.hint("the samples are written: add the image with dlfs catalog add")
-                })?;
-            }
+            let at = (&self.image[..], report.generation);
+            let origin = Origin { made_by: made_by.to_owned(), ..Origin::default() };
+            committed(at, &self.connect, self.catalog.as_ref(), origin, "the samples are written")?;
             Ok(report)
         })?;
         written(py, &report)
@@ -404,7 +401,7 @@ impl How {
 
 impl<'py> Labelled<'py> {
     fn of(given: &Bound<'py, PyAny>) -> PyResult<Labelled<'py>> {
-        if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+        if names::is_name(given) {
             Ok(Labelled::Class(bytes_of(given)?))
         } else {
             Ok(Labelled::Number(given.extract()?))
@@ -425,6 +422,21 @@ pub(crate) fn catalog_name(py: Python<'_>, text: &str) -> PyResult<CatalogName> 
         Ok(_) => Err(raise_invalid(py, format!("catalog: {text} is not dlfs://CATALOGUE/NAME"))),
         Err(error) => Err(raise_invalid(py, format!("catalog: {error}"))),
     }
+}
+
+/// Tells the catalogues of a commit, and adds the image to the one that is named. `done` is what an error says
+/// has happened anyway.
+pub(crate) fn committed(
+    (image, generation): (&[Address], Generation),
+    connect: &ConnectOptions,
+    catalog: Option<&CatalogName>,
+    origin: Origin,
+    done: &str,
+) -> dlfs::Result<()> {
+    cataloging::committed(image, generation, connect, &origin.made_by);
+    let added =
+        catalog.map_or(Ok(()), |name| cataloging::add(name, image, connect, origin).map(drop));
+    added.map_err(|error| error.hint(format!("{done}: add the image with dlfs catalog add")))
 }
 
 /// Decides what becomes of the image's present contents.
