@@ -14,7 +14,7 @@ use crate::reader::{
 use crate::units::{SampleId, Slot};
 
 use super::OnError;
-use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner};
+use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner, SourceDriver};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::stream::Stream;
@@ -85,17 +85,6 @@ impl SampleDriver {
     /// Numbers its fetches from `token`, above those of another driver.
     pub(super) fn numbered_from(self, token: u64) -> SampleDriver {
         SampleDriver { first: token, ..self }
-    }
-
-    /// The stream, if it is fed.
-    pub(super) fn stream(&mut self) -> &mut Stream {
-        &mut self.stream
-    }
-
-    /// Returns whether reads of all that its stream was fed with have been started.
-    pub(super) fn has_requested_all(&self) -> bool {
-        let is_started = self.under_way.back().is_none_or(|last| last.unstarted.is_empty());
-        is_started && !self.stream.has_pieces()
     }
 
     /// Plans the reads of a batch.
@@ -177,6 +166,17 @@ impl Planner for SampleDriver {
 
     fn num_planned(&self) -> usize {
         0 // one burst of reads after the other: batches under way are the limit
+    }
+}
+
+impl SourceDriver for SampleDriver {
+    fn stream(&mut self) -> &mut Stream {
+        &mut self.stream
+    }
+
+    fn has_requested_all(&self) -> bool {
+        let is_started = self.under_way.back().is_none_or(|last| last.unstarted.is_empty());
+        is_started && !self.stream.has_pieces()
     }
 }
 
