@@ -131,11 +131,13 @@ impl Image {
         let mut places = Vec::new();
         for tier in &stats.tiers {
             let is_memory = tier.name.starts_with("ram:");
-            let place = if is_memory { PlaceKind::Memory } else { PlaceKind::Drive };
-            let reads = tier.hits;
-            let bytes = tier.hit_bytes;
-            let read_s = tier.hit_s;
-            places.push(Place { place, name: tier.name.clone(), reads, bytes, read_s });
+            places.push(Place {
+                place: if is_memory { PlaceKind::Memory } else { PlaceKind::Drive },
+                name: tier.name.clone(),
+                reads: tier.hits,
+                bytes: tier.hit_bytes,
+                read_s: tier.hit_s,
+            });
         }
         let mut all = Places::default();
         if let Some(peers) = self.peers() {
@@ -143,12 +145,13 @@ impl Image {
             let nodes = (0..).zip(peers.round().nodes()).zip(&of_peers.nodes);
             for ((index, node), stats) in nodes {
                 if index != peers.own_node() {
-                    let name = node.host.clone();
-                    let place = PlaceKind::Peer;
-                    let reads = stats.reads;
-                    let bytes = stats.bytes;
-                    let read_s = stats.read_s;
-                    places.push(Place { place, name, reads, bytes, read_s });
+                    places.push(Place {
+                        place: PlaceKind::Peer,
+                        name: node.host.clone(),
+                        reads: stats.reads,
+                        bytes: stats.bytes,
+                        read_s: stats.read_s,
+                    });
                 }
             }
             all.not_there_bytes = of_peers.not_there_bytes;

@@ -1,10 +1,9 @@
 //! Batches along an order: the next one, and the state of the run.
 
-use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use dlfs::dataset::{Loader, Watch, load_state, save_state};
+use dlfs::dataset::{Loader, load_state, save_state};
 use dlfs::order::State;
 use dlfs::store::Staged;
 
@@ -166,29 +165,20 @@ pub unsafe extern "C" fn dlfs_sequence_stage(
 ) -> c_int {
     guard(|| {
         let sequence = sequence_of(seq)?;
-        let has_ended = Cell::new(false);
-        let mut watch = Either { has_ended: &has_ended, stop: sequence.stop };
-        Ok(sequence.loader.stage(&mut watch, |Staged { done, samples, .. }| {
-            if let Some(progress) = progress
-                && !has_ended.get()
-            {
-                // SAFETY: the caller's function, with the caller's argument, on the caller's thread.
-                has_ended.set(unsafe { progress(user, done, samples) } != 0);
-            }
-        })?)
+        let mut goes_on = true;
+        Ok(sequence.loader.stage(
+            &mut sequence.stop.clone(),
+            |Staged { done, samples, .. }| {
+                if let Some(progress) = progress
+                    && goes_on
+                {
+                    // SAFETY: the caller's function, with the caller's argument, on the caller's thread.
+                    goes_on = unsafe { progress(user, done, samples) } == 0;
+                }
+                goes_on
+            },
+        )?)
     })
-}
-
-/// Ends a wait where one of the caller's functions says so.
-struct Either<'a> {
-    has_ended: &'a Cell<bool>,
-    stop: Stop,
-}
-
-impl Watch for Either<'_> {
-    fn goes_on(&mut self) -> bool {
-        !self.has_ended.get() && self.stop.goes_on()
-    }
 }
 
 /// Stores the epoch of the next batch in `*epoch`, and in `*batches_left` how many of its batches
