@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::error::{class, kind_of, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Memory, Source, Views};
-use crate::held::{Absent, Choice, Copied, Fields, Held, Values};
+use crate::held::{Choice, Copied, Fields, Held, Values};
 use crate::index::position;
 use crate::names;
 use crate::numpy;
@@ -43,9 +43,9 @@ impl Batch {
         py: Python<'_>,
         batch: reader::Batch,
         fields: Arc<Fields>,
-        absent: Absent,
+        failures: Vec<(usize, Error)>,
     ) -> PyResult<Bound<'_, Batch>> {
-        Batch::of(py, Arc::new(Held::read(batch, fields, absent)))
+        Batch::of(py, Arc::new(Held::read(batch, fields, failures)))
     }
 
     pub(crate) fn of(py: Python<'_>, held: Arc<Held>) -> PyResult<Bound<'_, Batch>> {
@@ -510,7 +510,7 @@ pub(crate) fn held_of(py: Python<'_>, pickle: Pickle) -> PyResult<Arc<Held>> {
     }
     let failures =
         failures.into_iter().map(|(at, class, text)| (at, Error::new(kind_of(&class), text)));
-    Ok(Arc::new(Held::copied(copied, fields, Absent::of(failures.collect()))))
+    Ok(Arc::new(Held::copied(copied, fields, failures.collect())))
 }
 
 /// The names of the fields that a sample maps.

@@ -22,7 +22,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 use crate::batch::Batch;
 use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
-use crate::held::{Absent, Choice, Fields, Held};
+use crate::held::{Choice, Fields, Held};
 use crate::index::{self, position};
 use crate::loader::json;
 use crate::options::{about, open_options, seconds, without};
@@ -67,8 +67,7 @@ impl Dataset {
         without(&given, ["shared_snapshot".to_owned()])?;
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
-        let all =
-            Fields::new(dataset.directory().fields(), dataset.directory().field_types().clone());
+        let all = Fields::of(dataset.directory());
         let fields = Arc::new(all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all));
         let dataset = RwLock::new(Some(dataset));
         let address = address.clone().unbind();
@@ -92,9 +91,7 @@ impl Dataset {
             return Ok(self.read_ids(py, &dataset, &ids)?.into_any());
         }
         let id = if names::is_name(key) {
-            let name = names::to_bytes(key)?;
-            try_detached(py, |watch| dataset.lookup(&name, watch))?
-                .map_err(|error| raise_lookup(py, &error))?
+            looked_up(&dataset, key)?.map_err(|error| raise_lookup(py, &error))?
         } else {
             let at = position(key, dataset.len(), "data set")?;
             dataset.id_at(at).map_err(|error| raise(py, &error))?
@@ -109,8 +106,7 @@ impl Dataset {
             return Ok(false);
         }
         let dataset = self.dataset(py)?;
-        let name = names::to_bytes(name)?;
-        match try_detached(py, |watch| dataset.lookup(&name, watch))? {
+        match looked_up(&dataset, name)? {
             Err(error) if error.kind() == dlfs::ErrorKind::NotFound => Ok(false),
             found => found.map(|_| true).map_err(|error| raise(py, &error)),
         }
@@ -157,11 +153,8 @@ impl Dataset {
                 detached(py, |watch| dataset.read(Query::Names(&names), policy, watch))?
             }
         };
-        let absent = match policy {
-            OnError::Blank => Absent::of(read.failures),
-            _ => Absent::none(),
-        };
-        let batch = Batch::new(py, read.batch, fields, absent)?;
+        let failures = if policy == OnError::Blank { read.failures } else { Vec::new() };
+        let batch = Batch::new(py, read.batch, fields, failures)?;
         match out {
             None => Ok(batch.into_any()),
             Some(out) => fill(py, out, batch.get().held()),
@@ -290,11 +283,7 @@ impl Dataset {
     /// The fields that have a type: {name: dlfs.FieldType}. They come as arrays.
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let dataset = self.dataset(py)?;
-        typed::mapped_types(
-            py,
-            &Fields::new(dataset.directory().fields(), dataset.directory().field_types().clone()),
-        )
+        typed::mapped_types(py, &Fields::of(self.dataset(py)?.directory()))
     }
 
     /// The choice of the option `fields` of dlfs.open: the name of the field that is the sample, the tuple of those
@@ -335,9 +324,7 @@ impl Dataset {
     fn id_of(&self, name: &Bound<'_, PyAny>) -> PyResult<u64> {
         let py = name.py();
         let dataset = self.dataset(py)?;
-        let name = names::to_bytes(name)?;
-        let found = try_detached(py, |watch| dataset.lookup(&name, watch))?;
-        found.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
+        looked_up(&dataset, name)?.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
     }
 
     /// Length of the sample `id` in bytes, without I/O; the total of its fields if it has several.
@@ -670,7 +657,7 @@ impl Dataset {
         ids: &[SampleId],
     ) -> PyResult<Bound<'py, Batch>> {
         let read = detached(py, |watch| dataset.read(Query::Ids(ids), OnError::Raise, watch))?;
-        Batch::new(py, read.batch, Arc::clone(&self.fields), Absent::none())
+        Batch::new(py, read.batch, Arc::clone(&self.fields), Vec::new())
     }
 
     /// The fields that its samples show, or those of them that the option `fields` chooses.
@@ -746,6 +733,15 @@ impl Dataset {
             raise_invalid(py, "the data set is closed; open it again with dlfs.open".into())
         })
     }
+}
+
+/// The id of the sample called `name`.
+pub(crate) fn looked_up(
+    dataset: &dataset::Dataset,
+    name: &Bound<'_, PyAny>,
+) -> PyResult<dlfs::Result<SampleId>> {
+    let bytes = names::to_bytes(name)?;
+    try_detached(name.py(), |watch| dataset.lookup(&bytes, watch))
 }
 
 /// The names of the samples of a data set, by index.

@@ -21,7 +21,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use crate::batch::Batch;
 use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
-use crate::held::{Absent, Fields};
+use crate::held::Fields;
 use crate::index;
 use crate::log;
 use crate::metrics;
@@ -456,7 +456,7 @@ impl Epoch {
         log::hand_over(py)?;
         let Some(batch) = detached(py, |watch| self.take(watch))? else { return Ok(None) };
         let fields = Arc::clone(&self.loader.get().fields);
-        Batch::new(py, batch, fields, Absent::none()).map(Some)
+        Batch::new(py, batch, fields, Vec::new()).map(Some)
     }
 
     fn __length_hint__(&self) -> usize {

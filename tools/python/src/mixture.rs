@@ -11,7 +11,7 @@ use pyo3::types::PyTuple;
 use crate::batch::Batch;
 use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
-use crate::held::{Absent, Fields};
+use crate::held::Fields;
 use crate::watch::detached;
 
 /// Data sets, and the part of each. The subclass dlfs.Mixture documents it.
@@ -102,7 +102,7 @@ impl Mixture {
         let mixture = self.mixture(py)?;
         let ids: Vec<(u32, SampleId)> = keys.iter().map(|&key| of_key(key)).collect();
         let read = detached(py, |watch| mixture.read(&ids, on_error, watch))?;
-        Batch::new(py, read.batch, shown, Absent::none())
+        Batch::new(py, read.batch, shown, Vec::new())
     }
 }
 
