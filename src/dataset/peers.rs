@@ -1,6 +1,5 @@
 //! Reads an image through the caches of the job's other nodes.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -94,12 +93,10 @@ impl Image {
         let Some(peers) = self.peers() else {
             let text = "local shares go to the nodes that hold the samples, and this data set is read \
                         without peers";
-            let hint = "name the job's peers, or take strided shares";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+            return Err(Error::invalid(text, "name the job's peers, or take strided shares"));
         };
         if peers.serving() == Serving::Planned {
-            let error = Error::new(ErrorKind::InvalidArgument, LOCAL_BY_PLAN);
-            return Err(error.hint(LOCAL_BY_PLAN_HINT));
+            return Err(Error::invalid(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT));
         }
         Ok(LoaderOptions { locality: Some(Arc::new(peers.locality())), ..options })
     }
@@ -173,7 +170,7 @@ impl Image {
     fn served(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<Served<'_>> {
         let Some(cache) = self.tiers() else {
             let text = "peers serve each other what their tiers hold, and there is no tier";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint("add --tier ram:SIZE"));
+            return Err(Error::invalid(text, "add --tier ram:SIZE"));
         };
         Ok(Served {
             directory: &self.whole,
@@ -189,19 +186,16 @@ impl Image {
     /// Checks that tiers and shares suit the mode.
     fn check_mode(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<()> {
         let Some(policy) = self.tiers().map(Cache::policy) else { return Ok(()) };
-        let refuse = |text: &str, hint: &'static str| {
-            Err(Error::new(ErrorKind::InvalidArgument, text.to_owned()).hint(hint))
-        };
         if serving != Serving::Planned {
             return Ok(());
         }
         if policy != Policy::Clairvoyant {
             let text = "peers by plan serve what the plan of the run keeps in the tiers, and these keep by another \
                         policy";
-            return refuse(text, "add --policy clairvoyant (policy in Python and C)");
+            return Err(Error::invalid(text, "add --policy clairvoyant (policy in Python and C)"));
         }
         if run.is_some_and(|run| run.sharding == Sharding::Local) {
-            refuse(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT)
+            Err(Error::invalid(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT))
         } else {
             Ok(())
         }
@@ -249,8 +243,7 @@ impl Dataset {
         self.image().served(run, meeting.serving)?;
         let meeting = of_this_round(meeting);
         let mut own = meeting.rendezvous(connect)?;
-        let watch = RefCell::new(watch);
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
         let image = self.image().clone();
         let image = image.with_peers(&meeting.peer_options(connect), run, &mut watched)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))
@@ -278,8 +271,7 @@ impl Dataset {
         let (rank, _) = peers.place();
         let round = &peers.round().records()[rank as usize].round;
         let mut own = meeting.clone().of_round(round).rendezvous_of_end(connect)?;
-        let watch = RefCell::new(watch);
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
         peers.wait_for_end(&mut watched, timeout)
     }
 
@@ -377,7 +369,7 @@ pub(super) fn chosen<'a, 'b>(
 /// A rendezvous that a watch can end.
 pub(super) struct Watched<'a, 'b, 'c> {
     pub(super) rendezvous: &'a mut (dyn Rendezvous + 'b),
-    pub(super) watch: &'a RefCell<&'c mut dyn Watch>,
+    pub(super) watch: &'c mut dyn Watch,
 }
 
 impl Rendezvous for Watched<'_, '_, '_> {
@@ -386,7 +378,7 @@ impl Rendezvous for Watched<'_, '_, '_> {
     }
 
     fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>> {
-        if self.watch.borrow_mut().goes_on() {
+        if self.watch.goes_on() {
             self.rendezvous.get(world_size, deadline)
         } else {
             Err(interrupted())

@@ -52,9 +52,7 @@ impl Mix {
     pub(crate) fn check_state(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         let Some(spec) = &state.mixture else {
             let text = format!("the state belongs to image {}, and this is a mixture", state.image);
-            return Err(
-                Error::new(ErrorKind::InvalidArgument, text).hint("start anew, without the state")
-            );
+            return Err(Error::invalid(text, "start anew, without the state"));
         };
         let len = self.mixture().epoch_size();
         let consumed = state.epoch.0.saturating_mul(len).saturating_add(state.consumed);
@@ -90,30 +88,24 @@ impl Mix {
 
 /// Checks the options that mean something else for one data set than for several.
 fn check(options: &LoaderOptions) -> Result<()> {
-    let refused = |text: String, hint: &'static str| {
-        Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
-    };
     options.order.started(options.world_size).check()?;
     if options.weights.is_some() {
-        return refused(
-            "weights are of the samples of one data set, not of a mixture".to_owned(),
+        return Err(Error::invalid(
+            "weights are of the samples of one data set, not of a mixture",
             "weigh its data sets, or views of them by label",
-        );
+        ));
     }
     match options.order.kind {
         OrderKind::Sequential { .. } | OrderKind::Global | OrderKind::Grouped { .. } => {}
         kind => {
-            return refused(
-                format!("a mixture has no order of shares: {kind:?}"),
-                "take the grouped, the global or the sequential order",
-            );
+            let text = format!("a mixture has no order of shares: {kind:?}");
+            let hint = "take the grouped, the global or the sequential order";
+            return Err(Error::invalid(text, hint));
         }
     }
     if options.sharding == Sharding::Local {
-        return refused(
-            "a mixture has no local shares: its data sets may lie on different nodes".to_owned(),
-            "leave the shares out",
-        );
+        let text = "a mixture has no local shares: its data sets may lie on different nodes";
+        return Err(Error::invalid(text, "leave the shares out"));
     }
     Ok(())
 }

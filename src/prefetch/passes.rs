@@ -594,13 +594,7 @@ impl PassDriver {
             section.wanted.push_front((held.number, held.nth));
             section.arrived = held.number;
             self.failures.remove(&held.number);
-            if held.copies != NONE {
-                let copies = &mut self.copies[held.copies as usize];
-                copies.left -= 1;
-                if copies.left == 0 {
-                    self.copies.remove(held.copies as usize);
-                }
-            }
+            release(&mut self.copies, held.copies);
             let age = self.planned.partition_point(|planned| planned.first <= held.number) - 1;
             let planned = &mut self.planned[age];
             let index = (held.number - planned.first) as usize;
@@ -682,12 +676,7 @@ impl PassDriver {
                     skipped += 1;
                 }
             }
-            if let Some(copies) = self.copies.get_mut(held.copies as usize) {
-                copies.left -= 1;
-                if copies.left == 0 {
-                    self.copies.remove(held.copies as usize);
-                }
-            }
+            release(&mut self.copies, held.copies);
         }
         if planned.head.ends_epoch {
             batch.set_ends_epoch();
@@ -708,6 +697,16 @@ impl PassDriver {
             (section.arrived, section.has_pass, section.was_read) = (0, false, false);
         }
         self.free_chunks.push(open);
+    }
+}
+
+/// One more sample of the buffer at `index`, if it is in one, was handed out or evicted.
+fn release(copies: &mut Slab<Copies>, index: u32) {
+    if let Some(of_sample) = copies.get_mut(index as usize) {
+        of_sample.left -= 1;
+        if of_sample.left == 0 {
+            copies.remove(index as usize);
+        }
     }
 }
 

@@ -304,9 +304,7 @@ impl Stream {
 
 impl Shares {
     fn new(options: &LoaderOptions, order: &OrderSpec) -> Result<Shares> {
-        let refused = |text: &'static str, hint: &'static str| {
-            Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
-        };
+        let refused = |text: &'static str, hint| Err(Error::invalid(text, hint));
         match options.sharding {
             Sharding::Strided => Ok(Shares::Strided),
             Sharding::Aligned if order.kind.lanes_and_group().is_some() => {
@@ -330,8 +328,7 @@ fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
     let Some(locality) = &options.locality else {
         let text =
             "local shares go to the nodes that hold the samples, and no node is known to hold any";
-        let hint = "name the job's peers, or take strided shares";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        return Err(Error::invalid(text, "name the job's peers, or take strided shares"));
     };
     let ranks = locality.num_ranks();
     let world_size = options.world_size;
@@ -339,7 +336,7 @@ fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
         let text =
             format!("{ranks} ranks have joined as peers, and the world size is {world_size}");
         let hint = "local shares need one rank for each peer, or equally many processes";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        return Err(Error::invalid(text, hint));
     }
     Ok(Arc::clone(locality))
 }
