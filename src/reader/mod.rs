@@ -1,7 +1,7 @@
 //! Turns a batch of samples into few large reads, and verifies what they return.
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an
-//! order on a thread of its own. `fetch` plans reads, `pump` submits and polls them, `in_flight` verifies
+//! order on a thread of its own. `fetch` plans reads, `sample_plans` keeps their memory, `pump` submits and polls them, `in_flight` verifies
 //! them, and `batch` holds the location of each sample. `sample_ranges` reads parts of large samples. No module here
 //! depends on an engine.
 //!
@@ -392,21 +392,12 @@ impl Reader {
 /// Adds the samples of a fetch to the batch; failed ones are empty there.
 pub(crate) fn add_fetched(fetched: &Fetched, batch: &mut Batch) {
     let buf = batch.add_buf(fetched.buf.clone());
-    for sample in &fetched.fetch.samples {
-        let location = SampleLocation {
-            id: sample.id,
-            buf,
-            len_bytes: sample.len_bytes,
-            offset: sample.buf_offset,
-        };
+    let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
+    for (index, sample) in fetched.fetch.samples.iter().enumerate() {
+        let has_failed = failed.next_if_eq(&index).is_some();
+        let len_bytes = if has_failed { 0 } else { sample.len_bytes };
+        let location = SampleLocation { id: sample.id, buf, len_bytes, offset: sample.buf_offset };
         batch.set_location(sample.index as usize, location);
-    }
-    for (index, _) in &fetched.failures {
-        let sample = &fetched.fetch.samples[*index];
-        batch.set_location(
-            sample.index as usize,
-            SampleLocation { id: sample.id, buf, len_bytes: 0, offset: 0 },
-        );
     }
 }
 

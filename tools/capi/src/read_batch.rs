@@ -68,7 +68,8 @@ pub unsafe extern "C" fn dlfs_read_batch(
         unsafe {
             check_out(batch)?;
             give(batch, BatchOut::zeroed())?;
-            read(&*mount_of(fs)?, &take(request)?, batch)
+            let request = take(request)?;
+            read(&*mount_of(fs)?, &request, batch)
         }
     })
 }
