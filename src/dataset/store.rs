@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::peers::{Watched, chosen, hash_of, of_this_round};
 use super::{Dataset, Image};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::order::{OrderSpec, Sharding, Tail};
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{Meeting, PeerOptions, Serving};

@@ -1,9 +1,9 @@
 //! Turns a batch of samples into few large reads, and verifies what they return.
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an
-//! order on a thread of its own. `fetch` plans reads, `sample_plans` keeps their memory, `pump` submits and polls them, `in_flight` verifies
-//! them, and `batch` holds the location of each sample. `sample_ranges` reads parts of large samples. No module here
-//! depends on an engine.
+//! order on a thread of its own. `fetch` plans reads, `sample_plans` keeps the memory of plans, `pump` submits and
+//! polls them, `in_flight` verifies them, and `batch` holds the location of each sample. `sample_ranges` reads parts
+//! of large samples. No module here depends on an engine.
 //!
 //! This is the path of a batch in grouped order over TCP. The poller's thread does all steps but the last:
 //!

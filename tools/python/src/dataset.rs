@@ -684,7 +684,9 @@ impl Dataset {
         let meeting = join.meeting(py)?;
         let place = (meeting.rank, meeting.world_size);
         let run = run(place)?;
-        let joined = join.join(py, &dataset, &meeting, run.as_ref(), &self.connect)?;
+        let joined = join.meet(py, |object, watch| {
+            dataset.with_peers(&meeting, run.as_ref(), &self.connect, object, watch)
+        })?;
         self.replace(py, joined)?;
         *joining = Some((join, meeting));
         Ok(place)
@@ -696,7 +698,7 @@ impl Dataset {
         let joined = self.joining.try_lock().ok().and_then(|mut joined| joined.take());
         let left = match (&dataset, &joined) {
             (Some(dataset), Some((join, meeting))) => {
-                let timeout = timeout.unwrap_or_else(|| join.timeout());
+                let timeout = timeout.unwrap_or_else(|| join.options.timeout);
                 if timeout.is_zero() {
                     Ok(())
                 } else {

@@ -7,7 +7,6 @@ use dlfs::dataset::{Dataset, Watch};
 use dlfs::options::Peers;
 use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{JoinOptions, Means, Meeting, Record};
-use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -28,16 +27,11 @@ type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
 
 /// How to join the peers, and the object of Python where the ranks meet, if there is one.
 pub(crate) struct Join {
-    options: JoinOptions,
+    pub(crate) options: JoinOptions,
     object: Option<Py<PyAny>>,
 }
 
 impl Join {
-    /// How long to wait for all ranks.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.options.timeout
-    }
-
     /// Goes on serving peers until all ranks have left, or for `timeout`, on this thread, which is detached from
     /// the interpreter meanwhile. What goes wrong is a warning: this rank has read what it wanted.
     ///
@@ -91,19 +85,8 @@ impl Join {
         self.options.meeting_here().map_err(|error| raise(py, &error))
     }
 
-    /// Joins the peers on this thread, which is detached from the interpreter while it waits.
-    pub(crate) fn join(
-        &self,
-        py: Python<'_>,
-        dataset: &Dataset,
-        meeting: &Meeting,
-        run: Option<&LoaderOptions>,
-        connect: &ConnectOptions,
-    ) -> PyResult<Dataset> {
-        self.meet(py, |object, watch| dataset.with_peers(meeting, run, connect, object, watch))
-    }
-
-    /// Runs `join` with the object where the ranks meet, if there is one, detached from the interpreter.
+    /// Runs `join` with the object where the ranks meet, if there is one, on this thread, which is detached from the
+    /// interpreter while it waits.
     pub(crate) fn meet(
         &self,
         py: Python<'_>,
