@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use dlfs::dataset::cataloging;
 use dlfs::import::many::{
-    PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
+    Output, PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
 };
 use dlfs::import::{ImportOptions, OnError, Onto, PlacementOrder};
 
@@ -15,8 +15,8 @@ use crate::handles;
 use crate::options::{MountOptions, flag, to_write, unknown};
 use crate::structs::{self, Struct, names, path, put_if_asked, strings, take_or_zeroed, utf8};
 use crate::writer::{
-    DLFS_WRITE_IN_ORDER, DLFS_WRITE_SHUFFLED, Out, WriteOptions, WriterHandle, Writing,
-    image_options, writer_options,
+    DLFS_WRITE_IN_ORDER, DLFS_WRITE_SHUFFLED, WriteOptions, WriterHandle, Writing, image_options,
+    writer_options,
 };
 
 /// Options of an import that is planned. Set `size` to `sizeof(dlfs_import_options)`, and all fields without
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn dlfs_writer_open_part(
             let place = if is_anywhere { PartPlace::AnyFree } else { PartPlace::Own };
             let (connect, _) = to_write(connection)?;
             let plan = WritePlan::load(path(plan, "plan")?)?;
-            let made = Out::Part(Box::new(PartWriter::begin(&plan, part, place, &connect)?));
+            let made = Output::Part(Box::new(PartWriter::begin(&plan, part, place, &connect)?));
             let image = plan.image().to_vec();
             Ok(Writing { writer: Mutex::new(Some(made)), image, connect, onto: Onto::Empty })
         })

@@ -8,7 +8,7 @@ use dlfs::dataset::cataloging;
 use dlfs::format::columns::{ColumnSpec, Value};
 use dlfs::format::field_type::FieldType;
 use dlfs::format::{FieldTypes, Pack};
-use dlfs::import::many::PartWriter;
+use dlfs::import::many::Output;
 use dlfs::import::{self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriterOptions};
 use dlfs::qpair::ConnectOptions;
 
@@ -139,27 +139,10 @@ unsafe impl Struct for NewSampleIn {
 /// The object behind a writer's handle.
 pub(crate) struct Writing {
     /// `None` once it is finished or discarded.
-    pub(crate) writer: Mutex<Option<Out>>,
+    pub(crate) writer: Mutex<Option<Output>>,
     pub(crate) image: Vec<Address>,
     pub(crate) connect: ConnectOptions,
     pub(crate) onto: Onto,
-}
-
-/// The output of a writer.
-pub(crate) enum Out {
-    /// A generation.
-    Image(Box<import::Writer>),
-    /// A part of one, which others commit.
-    Part(Box<PartWriter>),
-}
-
-impl Out {
-    fn samples(&mut self) -> &mut import::Writer {
-        match self {
-            Out::Image(writer) => writer,
-            Out::Part(part) => part.samples(),
-        }
-    }
 }
 
 /// Begins to write the image at `addresses`, and stores a handle in `*writer`, to be ended with
@@ -183,7 +166,7 @@ pub unsafe extern "C" fn dlfs_writer_open(
             let (connect, _) = to_write(connection)?;
             let image = structs::addresses(addresses, "addresses")?;
             let onto = options.image.onto;
-            let made = Out::Image(Box::new(import::Writer::create(&image, options, &connect)?));
+            let made = Output::Image(Box::new(import::Writer::create(&image, options, &connect)?));
             Ok(Writing { writer: Mutex::new(Some(made)), image, connect, onto })
         })
     }
@@ -259,11 +242,11 @@ pub unsafe extern "C" fn dlfs_writer_finish(
     guard(|| {
         let writing = handles::remove::<Writing>(writer.cast())?;
         let number = match writing.held().take().ok_or_else(over)? {
-            Out::Part(part) => {
+            Output::Part(part) => {
                 part.finish()?;
                 0
             }
-            Out::Image(writer) => {
+            Output::Image(writer) => {
                 let report = writer.finish()?;
                 let made_by = if writing.onto == Onto::Append { "append" } else { "import" };
                 cataloging::committed(&writing.image, report.generation, &writing.connect, made_by);
@@ -286,7 +269,7 @@ impl Kind for Writing {
 }
 
 impl Writing {
-    fn held(&self) -> MutexGuard<'_, Option<Out>> {
+    fn held(&self) -> MutexGuard<'_, Option<Output>> {
         self.writer.lock().unwrap_or_else(|error| error.into_inner())
     }
 }

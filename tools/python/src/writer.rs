@@ -10,7 +10,7 @@ use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
 use dlfs::format::element::Element;
 use dlfs::format::field_type::FieldType;
 use dlfs::format::{FieldTypes, Pack};
-use dlfs::import::many::PartWriter;
+use dlfs::import::many::Output;
 use dlfs::import::{
     self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriteReport, WriterOptions,
 };
@@ -31,7 +31,7 @@ use crate::watch::detached;
 #[pyclass(frozen, subclass, module = "dlfs._dlfs")]
 pub(crate) struct Writer {
     /// `None` once it is finished or discarded.
-    writer: Mutex<Option<Held>>,
+    writer: Mutex<Option<Output>>,
     /// The keys of a sample that are fields, and their types; empty for one field without a name.
     fields: Vec<(Py<PyString>, Option<FieldType>)>,
     /// The keys of a sample that are columns.
@@ -40,21 +40,6 @@ pub(crate) struct Writer {
     connect: ConnectOptions,
     onto: Onto,
     catalog: Option<CatalogName>,
-}
-
-/// A writer of an image, or of a part of one.
-enum Held {
-    Image(import::Writer),
-    Part(PartWriter),
-}
-
-impl Held {
-    fn samples(&mut self) -> &mut import::Writer {
-        match self {
-            Held::Image(writer) => writer,
-            Held::Part(part) => part.samples(),
-        }
-    }
 }
 
 /// Options of the image, except its address and how to connect.
@@ -87,7 +72,7 @@ impl Writer {
         let py = address.py();
         if let Ok(plan) = address.cast::<WritePlan>() {
             let plan = plan.get();
-            let held = Held::Part(plan.begin(how)?);
+            let held = Output::Part(Box::new(plan.begin(how)?));
             let image = plan.plan.image().to_vec();
             return Writer::of(py, held, image, plan.connect.clone(), Onto::Empty, None);
         }
@@ -106,7 +91,7 @@ impl Writer {
                 _ => error,
             })
         })?;
-        Writer::of(py, Held::Image(made), image, connect, onto, catalog)
+        Writer::of(py, Output::Image(Box::new(made)), image, connect, onto, catalog)
     }
 
     /// Writes a sample: a mapping of fields and columns, or the bytes of the only field. Returns its id.
@@ -156,7 +141,7 @@ impl Writer {
 
     /// Commits what was written, as one generation; returns a dict that says what it was.
     fn _finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Held::Image(writer) = py.detach(|| self.taken()).ok_or_else(ended)? else {
+        let Output::Image(writer) = py.detach(|| self.taken()).ok_or_else(ended)? else {
             return Err(raise_invalid(py, "a part is committed by its plan".into()));
         };
         let made_by = if self.onto == Onto::Append { "append" } else { "import" };
@@ -172,7 +157,7 @@ impl Writer {
 
     /// Writes what is left of a part; returns a dict that says what it is.
     fn _finish_part<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Held::Part(part) = py.detach(|| self.taken()).ok_or_else(ended)? else {
+        let Output::Part(part) = py.detach(|| self.taken()).ok_or_else(ended)? else {
             return Err(raise_invalid(py, "this is not a part of an image".into()));
         };
         part_dict(py, &detached(py, |_| part.finish())?)
@@ -261,7 +246,7 @@ enum Labelled<'py> {
 impl Writer {
     fn of(
         py: Python<'_>,
-        mut held: Held,
+        mut held: Output,
         image: Vec<Address>,
         connect: ConnectOptions,
         onto: Onto,
@@ -286,7 +271,7 @@ impl Writer {
         Ok(Writer { writer, fields, columns, image, connect, onto, catalog })
     }
 
-    fn taken(&self) -> Option<Held> {
+    fn taken(&self) -> Option<Output> {
         self.writer.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
