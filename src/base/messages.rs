@@ -7,7 +7,7 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// A message: information, or a warning of what failed.
 pub struct Message {
-    /// How urgent it is.
+    /// Its urgency.
     pub level: Level,
     /// The module that it is from.
     pub target: &'static str,
