@@ -157,7 +157,7 @@ impl Job<'_> {
         let image = image.with_store(store, &run, Some((&peers, &mut meeting)))?;
         let dataset = Dataset::from_image(image, ReaderOptions::default());
         let loader = dataset.loader(run)?;
-        loader.stage(&mut (), |_| ())?;
+        loader.stage(&mut (), |_| true)?;
         together.wait();
         let mut ends = Vec::new();
         let mut epoch = 0;

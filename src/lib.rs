@@ -15,7 +15,7 @@
 //!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
 //!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  dlfs-base    units  error  buf  checksum  permutation  process  threads  metrics  registry  folders
-//!                  random  sync  replace_file  nameless_file  beneath  percent
+//!                  random  sync  replace_file  nameless_file  beneath  percent  messages
 //! ```
 //!
 //! Each crate is a folder below `src/`; this one re-exports the modules that users need under the names here. A crate
@@ -74,7 +74,7 @@ pub use dlfs_target::keys;
 
 // For the tools and tests of the workspace.
 #[doc(hidden)]
-pub use dlfs_base::{checksum, permutation, process};
+pub use dlfs_base::{checksum, messages, permutation, process};
 #[cfg(feature = "spdk")]
 #[doc(hidden)]
 pub use dlfs_io::spdk;

@@ -25,6 +25,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("base", "percent", ""),
     ("base", "permutation", ""),
     ("base", "nameless_file", ""),
+    ("base", "messages", ""),
     ("base", "process", ""),
     ("base", "metrics", ""),
     ("base", "sync", ""),

@@ -248,6 +248,22 @@ pub fn cannot_listen(what: &str, address: SocketAddr, error: std::io::Error) -> 
     Error::new(kind, format!("cannot {what} on {address}")).source(error).hint(hint)
 }
 
+impl Error {
+    /// `InvalidArgument`, and what to do instead.
+    pub fn invalid(
+        text: impl Into<Cow<'static, str>>,
+        hint: impl Into<Cow<'static, str>>,
+    ) -> Error {
+        Error::new(ErrorKind::InvalidArgument, text).hint(hint)
+    }
+
+    /// An error of the operating system about the file at `path`; `what` could not be done.
+    pub fn of_file(what: &'static str, path: impl Into<PathBuf>, error: std::io::Error) -> Error {
+        let kind = Error::from(std::io::Error::from(error.kind())).kind();
+        Error::new(kind, what).path(path).source(error)
+    }
+}
+
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Error {
         let kind = match error.kind() {

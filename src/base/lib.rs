@@ -14,6 +14,8 @@ pub mod buf;
 pub mod checksum;
 pub mod error;
 pub mod folders;
+#[doc(hidden)]
+pub mod messages;
 pub mod metrics;
 #[doc(hidden)]
 pub mod nameless_file;

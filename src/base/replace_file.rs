@@ -115,8 +115,7 @@ fn sync_folder_of(path: &Path) -> std::io::Result<()> {
 }
 
 fn cannot_write(path: &Path, error: std::io::Error) -> Error {
-    let kind = Error::from(std::io::Error::from(error.kind())).kind();
-    Error::new(kind, "cannot write the file").path(path).source(error)
+    Error::of_file("cannot write the file", path, error)
 }
 
 /// The limit on nested symbolic links of Linux.

@@ -21,15 +21,9 @@ pub(super) fn read_directory(
     devices: &[Arc<dyn Device>],
 ) -> Result<(Directory, Bytes)> {
     let superblock = opened.superblock();
-    let location = superblock.snapshot;
-    let device = &devices[usize::from(location.namespace)];
-    let damaged =
-        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
-    twice_if_damaged(|| {
-        let mut reader = RangeReader::new(device)?;
-        let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
-        let head = SnapshotHead::parse(&head).map_err(damaged)?;
+    with_head(superblock, devices, |reader, head, damaged| {
         head.check_committed(superblock).map_err(damaged)?;
+        let location = superblock.snapshot;
         let ranges = head.ranges_by_id().map(|range| {
             let clip = |at: u64| at.min(location.len_bytes);
             location.offset_bytes + clip(range.start)..location.offset_bytes + clip(range.end)
@@ -45,16 +39,9 @@ pub(super) fn read_names(
     superblock: &Superblock,
     devices: &[Arc<dyn Device>],
 ) -> Result<()> {
-    let location = superblock.snapshot;
-    let device = &devices[usize::from(location.namespace)];
-    let damaged =
-        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
-    twice_if_damaged(|| {
-        let mut reader = RangeReader::new(device)?;
-        let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
-        // A later generation may lie here by now, with the same tree and names: their checksums decide.
-        let head = SnapshotHead::parse(&head).map_err(damaged)?;
-        let mut read = |range| read_part(&mut reader, &location, range);
+    // A later generation may lie here by now, with the same tree and names: their checksums decide.
+    with_head(superblock, devices, |reader, head, damaged| {
+        let mut read = |range| read_part(reader, &superblock.snapshot, range);
         if !directory.has_tree() {
             directory.attach_tree(read(head.tree_range())?).map_err(damaged)?;
         }
@@ -68,17 +55,32 @@ pub(super) fn read_origins(
     superblock: &Superblock,
     devices: &[Arc<dyn Device>],
 ) -> Result<()> {
+    with_head(superblock, devices, |reader, head, damaged| {
+        let origins = read_part(reader, &superblock.snapshot, head.origins_range())?;
+        directory.attach_origins(origins).map_err(damaged)
+    })
+}
+
+/// Calls `work` with a reader of the snapshot, its head, and what makes errors of damaged bytes: a second time if the
+/// data is corrupt, since it may have been damaged in transit.
+fn with_head<T>(
+    superblock: &Superblock,
+    devices: &[Arc<dyn Device>],
+    mut work: impl FnMut(&mut RangeReader, SnapshotHead, &dyn Fn(FormatError) -> Error) -> Result<T>,
+) -> Result<T> {
     let location = superblock.snapshot;
     let device = &devices[usize::from(location.namespace)];
     let damaged =
         |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
-    twice_if_damaged(|| {
+    let mut read = || {
         let mut reader = RangeReader::new(device)?;
         let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
-        let head = SnapshotHead::parse(&head).map_err(damaged)?;
-        let origins = read_part(&mut reader, &location, head.origins_range())?;
-        directory.attach_origins(origins).map_err(damaged)
-    })
+        work(&mut reader, SnapshotHead::parse(&head).map_err(damaged)?, &damaged)
+    };
+    match read() {
+        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+        result => result,
+    }
 }
 
 /// Reads a part of a snapshot, which may begin anywhere.
@@ -91,14 +93,6 @@ fn read_part(
     let skip = from % ALIGN_BYTES as u64;
     let len = range.end.min(location.len_bytes).saturating_sub(from - skip);
     Ok(reader.read(location.offset_bytes + from - skip, len)?.slice(skip as usize..))
-}
-
-/// Reads a second time if the data is corrupt: it may have been damaged in transit.
-fn twice_if_damaged<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
-    match read() {
-        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
-        result => result,
-    }
 }
 
 /// The hint for a damaged directory.

@@ -34,19 +34,9 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         num_live: directory.num_live(),
         features_to_write: 0,
     };
-    let directory = Arc::new(directory);
-    Ok(Image {
-        folder: Some(Arc::clone(&folder)),
-        devices: vec![folder],
-        superblocks: vec![superblock],
-        bad_copies: Vec::new(),
-        whole: Arc::clone(&directory),
-        directory,
-        snapshot: None,
-        cache: None,
-        peers: None,
-        store: None,
-    })
+    let devices = vec![Arc::clone(&folder) as Arc<dyn Device>];
+    let image = Image::new(devices, vec![superblock], directory);
+    Ok(Image { folder: Some(folder), ..image })
 }
 
 /// Makes the directory, with one chunk for the files of each cell.

@@ -48,6 +48,27 @@ pub struct Image {
 }
 
 impl Image {
+    /// An image on `devices`, read from nowhere else.
+    pub(super) fn new(
+        devices: Vec<Arc<dyn Device>>,
+        superblocks: Vec<Superblock>,
+        directory: Directory,
+    ) -> Image {
+        let directory = Arc::new(directory);
+        Image {
+            devices,
+            folder: None,
+            superblocks,
+            bad_copies: Vec::new(),
+            whole: Arc::clone(&directory),
+            directory,
+            snapshot: None,
+            cache: None,
+            peers: None,
+            store: None,
+        }
+    }
+
     /// The namespaces, in the order of the image.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
@@ -100,10 +121,7 @@ impl Image {
             return Ok(());
         }
         let read = read_names(&self.directory, &self.superblocks[0], &self.devices);
-        read.map_err(|error| match error.kind() {
-            ErrorKind::Corrupt => self.stale().unwrap_or(error),
-            _ => error,
-        })
+        read.map_err(|error| self.or_stale(error))
     }
 
     /// Calls `visit` with each object of a store that the image was imported from, also those whose samples were
@@ -114,12 +132,8 @@ impl Image {
     pub fn origins(&self, visit: &mut dyn FnMut(Origin)) -> Result<()> {
         let directory = &self.directory;
         if directory.origins().is_err() {
-            read_origins(directory, &self.superblocks[0], &self.devices).map_err(|error| {
-                match error.kind() {
-                    ErrorKind::Corrupt => self.stale().unwrap_or(error),
-                    _ => error,
-                }
-            })?;
+            let read = read_origins(directory, &self.superblocks[0], &self.devices);
+            read.map_err(|error| self.or_stale(error))?;
         }
         visit_origins(directory.origins()?, |origin| {
             visit(origin);
@@ -128,10 +142,13 @@ impl Image {
         Ok(())
     }
 
-    /// `Stale` if the image has a newer generation than the open one, as far as that can be read.
-    fn stale(&self) -> Option<Error> {
-        let mut pump = Pump::new(&self.devices[..1], 1, false).ok()?;
-        stale_error(&mut pump, &self.directory, Instant::now() + CHECK_LIMIT)
+    /// `Stale` instead of `Corrupt` if the image has a newer generation than the open one, as far as that can be read.
+    fn or_stale(&self, error: Error) -> Error {
+        let stale = || {
+            let mut pump = Pump::new(&self.devices[..1], 1, false).ok()?;
+            stale_error(&mut pump, &self.directory, Instant::now() + CHECK_LIMIT)
+        };
+        if error.kind() == ErrorKind::Corrupt { stale().unwrap_or(error) } else { error }
     }
 
     /// The id of the sample called `name`. Loads the names first, if they are not loaded yet.

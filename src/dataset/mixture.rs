@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::HexId;
 use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
 use crate::prefetch::{LoaderOptions, Mix, MixSource};
-use crate::reader::{Batch, OnError, Watch};
+use crate::reader::{Batch, BatchOfSource, OnError, Watch};
 use crate::units::{Epoch, SampleId};
 
 use super::over::Over;
@@ -122,8 +122,7 @@ impl Mixture {
             &self.datasets.iter().map(|one| Arc::clone(one.directory())).collect(),
             Epoch(0),
         );
-        let mut places = vec![(0, 0); samples.len()];
-        let mut parts = Vec::new();
+        let mut parts = BTreeMap::new();
         let mut failures = Vec::new();
         for (source, at) in of_source {
             let Some(dataset) = self.datasets.get(source as usize) else {
@@ -133,15 +132,13 @@ impl Mixture {
             };
             let ids: Vec<SampleId> = at.iter().map(|&at| samples[at].1).collect();
             let each = if on_error == OnError::Raise { OnError::Raise } else { OnError::Blank };
-            let mut read = dataset.read(Query::Ids(&ids), each, watch)?;
-            failures.extend(read.failures.drain(..).map(|(nth, error)| (at[nth], error)));
-            at.iter().enumerate().for_each(|(nth, &at)| places[at] = (parts.len(), nth));
-            let first_buf = batch.take_bufs(&mut read.batch);
-            parts.push((source, read.batch, first_buf));
+            let read = dataset.read(Query::Ids(&ids), each, watch)?;
+            failures.extend(read.failures.into_iter().map(|(nth, error)| (at[nth], error)));
+            parts.insert(source, BatchOfSource::new(source, read.batch));
         }
-        for (part, nth) in places {
-            let (source, part, first_buf) = &parts[part];
-            batch.push_from((*source, part, *first_buf), nth);
+        for (source, _) in samples {
+            let part = parts.get_mut(source).expect("each source that is named was read");
+            batch.push_next_of(part, 0);
         }
         failures.sort_by_key(|(at, _)| *at);
         if on_error == OnError::Skip {

@@ -136,25 +136,9 @@ impl Image {
             .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
         check_sizes(&opened, &devices)?;
         let SuperblockSet { superblocks, bad_copies, .. } = opened;
-        let directory = Arc::new(directory);
         let snapshot = Some(Arc::new(snapshot));
-        let folder = None;
-        let cache = None;
-        let peers = None;
-        let store = None;
-        let whole = Arc::clone(&directory);
-        let image = Image {
-            devices,
-            folder,
-            superblocks,
-            bad_copies,
-            directory,
-            whole,
-            snapshot,
-            cache,
-            peers,
-            store,
-        };
+        let image = Image::new(devices, superblocks, directory);
+        let image = Image { bad_copies, snapshot, ..image };
         image.with_tiers(&options.tiers)?.in_view(&options.view)
     }
 

@@ -17,10 +17,7 @@ pub fn save_page(path: &Path, text: &str) -> Result<()> {
     if !is_other(path) {
         return replace_file(path, NewMode::Private, text.as_bytes());
     }
-    fs::write(path, text).map_err(|error| {
-        let kind = Error::from(std::io::Error::from(error.kind())).kind();
-        Error::new(kind, "cannot write the file").path(path).source(error)
-    })
+    fs::write(path, text).map_err(|error| Error::of_file("cannot write the file", path, error))
 }
 
 /// Checks that [`save_page`] may write to `path`, as far as can be told without writing.

@@ -1,6 +1,5 @@
 //! Reads an image through the caches of the job's other nodes.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -94,12 +93,10 @@ impl Image {
         let Some(peers) = self.peers() else {
             let text = "local shares go to the nodes that hold the samples, and this data set is read \
                         without peers";
-            let hint = "name the job's peers, or take strided shares";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+            return Err(Error::invalid(text, "name the job's peers, or take strided shares"));
         };
         if peers.serving() == Serving::Planned {
-            let error = Error::new(ErrorKind::InvalidArgument, LOCAL_BY_PLAN);
-            return Err(error.hint(LOCAL_BY_PLAN_HINT));
+            return Err(Error::invalid(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT));
         }
         Ok(LoaderOptions { locality: Some(Arc::new(peers.locality())), ..options })
     }
@@ -131,11 +128,13 @@ impl Image {
         let mut places = Vec::new();
         for tier in &stats.tiers {
             let is_memory = tier.name.starts_with("ram:");
-            let place = if is_memory { PlaceKind::Memory } else { PlaceKind::Drive };
-            let reads = tier.hits;
-            let bytes = tier.hit_bytes;
-            let read_s = tier.hit_s;
-            places.push(Place { place, name: tier.name.clone(), reads, bytes, read_s });
+            places.push(Place {
+                place: if is_memory { PlaceKind::Memory } else { PlaceKind::Drive },
+                name: tier.name.clone(),
+                reads: tier.hits,
+                bytes: tier.hit_bytes,
+                read_s: tier.hit_s,
+            });
         }
         let mut all = Places::default();
         if let Some(peers) = self.peers() {
@@ -143,12 +142,13 @@ impl Image {
             let nodes = (0..).zip(peers.round().nodes()).zip(&of_peers.nodes);
             for ((index, node), stats) in nodes {
                 if index != peers.own_node() {
-                    let name = node.host.clone();
-                    let place = PlaceKind::Peer;
-                    let reads = stats.reads;
-                    let bytes = stats.bytes;
-                    let read_s = stats.read_s;
-                    places.push(Place { place, name, reads, bytes, read_s });
+                    places.push(Place {
+                        place: PlaceKind::Peer,
+                        name: node.host.clone(),
+                        reads: stats.reads,
+                        bytes: stats.bytes,
+                        read_s: stats.read_s,
+                    });
                 }
             }
             all.not_there_bytes = of_peers.not_there_bytes;
@@ -170,7 +170,7 @@ impl Image {
     fn served(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<Served<'_>> {
         let Some(cache) = self.tiers() else {
             let text = "peers serve each other what their tiers hold, and there is no tier";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint("add --tier ram:SIZE"));
+            return Err(Error::invalid(text, "add --tier ram:SIZE"));
         };
         Ok(Served {
             directory: &self.whole,
@@ -186,19 +186,16 @@ impl Image {
     /// Checks that tiers and shares suit the mode.
     fn check_mode(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<()> {
         let Some(policy) = self.tiers().map(Cache::policy) else { return Ok(()) };
-        let refuse = |text: &str, hint: &'static str| {
-            Err(Error::new(ErrorKind::InvalidArgument, text.to_owned()).hint(hint))
-        };
         if serving != Serving::Planned {
             return Ok(());
         }
         if policy != Policy::Clairvoyant {
             let text = "peers by plan serve what the plan of the run keeps in the tiers, and these keep by another \
                         policy";
-            return refuse(text, "add --policy clairvoyant (policy in Python and C)");
+            return Err(Error::invalid(text, "add --policy clairvoyant (policy in Python and C)"));
         }
         if run.is_some_and(|run| run.sharding == Sharding::Local) {
-            refuse(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT)
+            Err(Error::invalid(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT))
         } else {
             Ok(())
         }
@@ -246,8 +243,7 @@ impl Dataset {
         self.image().served(run, meeting.options.serving)?;
         let meeting = of_this_round(meeting);
         let mut own = meeting.rendezvous(connect)?;
-        let watch = RefCell::new(watch);
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
         let image = self.image().clone();
         let image = image.with_peers(&meeting.peer_options(connect), run, &mut watched)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))
@@ -276,8 +272,7 @@ impl Dataset {
         let mut meeting = meeting.clone();
         meeting.round.clone_from(&peers.round().records()[rank as usize].round);
         let mut own = meeting.rendezvous_of_end(connect)?;
-        let watch = RefCell::new(watch);
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
         peers.wait_for_end(&mut watched, timeout)
     }
 
@@ -375,7 +370,7 @@ pub(super) fn chosen<'a, 'b>(
 /// A rendezvous that a watch can end.
 pub(super) struct Watched<'a, 'b, 'c> {
     pub(super) rendezvous: &'a mut (dyn Rendezvous + 'b),
-    pub(super) watch: &'a RefCell<&'c mut dyn Watch>,
+    pub(super) watch: &'c mut dyn Watch,
 }
 
 impl Rendezvous for Watched<'_, '_, '_> {
@@ -384,7 +379,7 @@ impl Rendezvous for Watched<'_, '_, '_> {
     }
 
     fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>> {
-        if self.watch.borrow_mut().goes_on() {
+        if self.watch.goes_on() {
             self.rendezvous.get(world_size, deadline)
         } else {
             Err(interrupted())

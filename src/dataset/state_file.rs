@@ -46,16 +46,10 @@ pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
         }
         Ok(_) => Ok(Some(bytes)),
         Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
-        Err(error) => Err(about(path, "cannot read the state", error)),
+        Err(error) => Err(Error::of_file("cannot read the state", path, error)),
     }
 }
 
 /// A state has about 300 bytes, and for each source of a mixture 200 more. The limit keeps a large file, named by
 /// mistake, from being read.
 const MOST_BYTES: u64 = 16 << 20;
-
-fn about(path: &Path, doing: &'static str, error: std::io::Error) -> Error {
-    Error::new(Error::from(std::io::Error::from(error.kind())).kind(), doing)
-        .path(path)
-        .source(error)
-}

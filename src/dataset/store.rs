@@ -1,12 +1,11 @@
 //! Keeps the share of a rank in its own storage, and reads along the order from there: opening the store and joining
 //! the other ranks. The loader brings the share (`loader/stored.rs`), since it knows where the run begins.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::peers::{Watched, chosen, hash_of, of_this_round};
 use super::{Dataset, Image};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::order::{OrderSpec, Sharding, Tail};
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{Meeting, PeerOptions, Serving};
@@ -60,16 +59,13 @@ impl Image {
         let Some(store) = &self.store else { return Ok(self.devices.clone()) };
         if reader_of(store, run).is_none() {
             let text = "the store keeps the share of another rank, order or seed";
-            let hint = "make a store for these options";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+            return Err(Error::invalid(text, "make a store for these options"));
         }
         Ok(store.devices().to_vec())
     }
 
     fn check_store(&self, run: &LoaderOptions) -> Result<()> {
-        let invalid = |text: &str, hint: &str| {
-            Err(Error::new(ErrorKind::InvalidArgument, text.to_owned()).hint(hint.to_owned()))
-        };
+        let invalid = |text, hint| Err(Error::invalid(text, hint));
         if self.cache.is_some() || self.peers.is_some() {
             let text = "a store takes the place of tiers, and brings peers of its own";
             return invalid(text, "open the data set without tiers");
@@ -110,8 +106,7 @@ impl Dataset {
         };
         let meeting = of_this_round(meeting);
         let mut own = meeting.rendezvous(connect)?;
-        let watch = RefCell::new(watch);
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
         let peers = Some((&meeting.peer_options(connect), &mut watched as &mut dyn Rendezvous));
         let image = image.with_store(options, run, peers)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))

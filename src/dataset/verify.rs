@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::buf::IoBuf;
 use crate::directory::{ChunkInfo, Directory};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::format::pieces::whole;
 use crate::format::superblock_set::select_generation;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
@@ -64,6 +64,13 @@ pub struct Damage {
     pub what: String,
 }
 
+impl Damage {
+    /// Damage of no sample.
+    fn at(namespace: u16, offset_bytes: u64, what: String) -> Damage {
+        Damage { sample: None, name: None, namespace, offset_bytes, what }
+    }
+}
+
 impl Image {
     /// Reads and checks both superblock copies, every chunk header and every sample. The snapshot was
     /// checked when the image was opened.
@@ -102,21 +109,11 @@ impl Image {
             if bytes_in_flight == 0 {
                 break;
             }
-            let now = Instant::now();
-            let has_progressed = pump.poll(now);
+            pump.poll_or_wait(&mut last_progress, options.progress_timeout)?;
             while let Some(fetched) = pump.next_finished() {
                 bytes_in_flight -= fetched.fetch.len_bytes;
                 progress(fetched.fetch.len_bytes as u64);
                 self.check_chunk(fetched, &mut report);
-            }
-            if has_progressed {
-                last_progress = now;
-            } else if now - last_progress > options.progress_timeout {
-                let text = format!("nothing was read for {:?}", options.progress_timeout);
-                let address = self.devices[0].namespace().address;
-                return Err(Error::new(ErrorKind::TimedOut, text).target(address));
-            } else {
-                pump.wait(deadline(last_progress, options.progress_timeout));
             }
         }
         report.bytes += pump.stats().bytes;
@@ -146,11 +143,7 @@ impl Image {
             Ok(opened) => opened,
             Err(error) => {
                 let what = format!("superblocks: {}", Error::from(error).report());
-                let sample = None;
-                let name = None;
-                let namespace = 0;
-                let offset_bytes = 0;
-                report.damages.push(Damage { sample, name, namespace, offset_bytes, what });
+                report.damages.push(Damage::at(0, 0, what));
                 return Ok(());
             }
         };
@@ -161,13 +154,8 @@ impl Image {
             } else {
                 String::new()
             };
-            report.damages.push(Damage {
-                sample: None,
-                name: None,
-                namespace: copy.namespace,
-                offset_bytes: copy.offset_bytes,
-                what: format!("superblock copy: {}{lost}", copy.error),
-            });
+            let what = format!("superblock copy: {}{lost}", copy.error);
+            report.damages.push(Damage::at(copy.namespace, copy.offset_bytes, what));
         }
         Ok(())
     }
@@ -186,23 +174,19 @@ impl Image {
         };
         match header {
             Ok(()) => report.chunks += 1,
-            Err(what) => report.damages.push(Damage {
-                sample: None,
-                name: None,
-                namespace: chunk.namespace,
-                offset_bytes: chunk.offset_bytes,
-                what: format!("header of chunk {number}: {what}"),
-            }),
+            Err(what) => {
+                let what = format!("header of chunk {number}: {what}");
+                report.damages.push(Damage::at(chunk.namespace, chunk.offset_bytes, what));
+            }
         }
         report.samples += (fetched.fetch.samples.len() - fetched.failures.len()) as u64;
         for (index, error) in fetched.failures {
             let sample = &fetched.fetch.samples[index];
+            let offset_bytes = chunk.offset_bytes + sample.buf_offset as u64;
             report.damages.push(Damage {
                 sample: Some(sample.id),
                 name: self.directory.name(sample.id).ok().flatten(),
-                namespace: chunk.namespace,
-                offset_bytes: chunk.offset_bytes + sample.buf_offset as u64,
-                what: error.report(),
+                ..Damage::at(chunk.namespace, offset_bytes, error.report())
             });
         }
     }

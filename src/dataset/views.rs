@@ -186,10 +186,7 @@ impl Dataset {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let about = |error: std::io::Error| {
-        let kind = Error::from(std::io::Error::from(error.kind())).kind();
-        Error::new(kind, "cannot read the views").path(path).source(error)
-    };
+    let about = |error| Error::of_file("cannot read the views", path, error);
     // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         let text = "views lie in a regular file, and this is not one";

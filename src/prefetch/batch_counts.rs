@@ -10,9 +10,10 @@ use crate::order::{OrderSpec, Shard};
 use crate::units::Epoch;
 
 use super::LoaderOptions;
-use super::budgeted::{TokenLengths, each, order_of, positions};
+use super::budgeted::{TokenLengths, each, positions};
 use super::mix::{Mix, drawn};
 use super::mix_budget::SourceLengths;
+use super::run_order::order_of;
 use super::source_ids::SourceIds;
 
 /// Counts the batches of epochs.

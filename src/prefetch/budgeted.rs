@@ -6,11 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::error::Result;
 use crate::order::budget::{Budget, BudgetError, Deal, Dealt, LengthsOf, TooLong};
-use crate::order::weighted::Weights;
-use crate::order::{EpochOrder, OrderSpec, Pick, Positions, Shard};
-use crate::units::{Epoch, SampleId};
+use crate::order::{EpochOrder, Pick, Positions, Shard};
+use crate::units::SampleId;
 
 /// The tokens of each sample.
 #[derive(Debug, Clone)]
@@ -230,17 +228,4 @@ pub(super) fn each<T>(
 
 pub(super) fn positions(range: Range<u64>) -> Positions {
     Positions::new(range.start, 1, range.end - range.start)
-}
-
-/// The order that `spec` gives in `epoch`, by these weights if it is weighted.
-pub(super) fn order_of(
-    spec: &OrderSpec,
-    epoch: Epoch,
-    directory: &Directory,
-    weights: Option<&Arc<Weights>>,
-) -> Result<EpochOrder> {
-    Ok(match weights {
-        Some(weights) => EpochOrder::weighted(spec, epoch, directory, weights)?,
-        None => EpochOrder::new(spec, epoch, directory)?,
-    })
 }

@@ -20,7 +20,9 @@ use crate::reader::{Batch, Fetch, Fetched, Geometry, Pump, SampleLocation, plan_
 use crate::units::Slot;
 
 use super::OnError;
-use super::driver::{Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner};
+use super::driver::{
+    Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, SourceDriver,
+};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::residency::Residency;
@@ -162,17 +164,6 @@ impl ChunkDriver {
             self.early = Some(Box::new(early));
         }
         Ok(self)
-    }
-
-    /// The stream, if it is fed.
-    pub(super) fn stream(&mut self) -> &mut Stream {
-        &mut self.stream
-    }
-
-    /// Returns whether reads of everything fed to its stream, and of what was overwritten, have been started.
-    pub(super) fn has_requested_all(&self) -> bool {
-        let is_planned = self.requested == self.planned.len() && !self.stream.has_pieces();
-        is_planned && self.to_reread.is_empty()
     }
 
     /// Requests the chunks of the planned batch at `age`. `false`: memory ran out, or the queue
@@ -361,21 +352,7 @@ impl ChunkDriver {
     }
 
     fn has_unpinned(&self) -> bool {
-        let mut held = self.held.iter().map(|&index| &self.residents[index as usize]);
-        held.any(|resident| resident.ready && resident.pins == 0)
-    }
-
-    /// Evicts the unpinned resident that is needed latest. `false`: there is none.
-    pub(super) fn evict_unpinned(&mut self) -> bool {
-        let is_unpinned = |&index: &u32| {
-            let resident = &self.residents[index as usize];
-            resident.ready && resident.pins == 0
-        };
-        let unpinned: Vec<u32> = self.held.iter().copied().filter(is_unpinned).collect();
-        let Some(latest) = self.needed_latest(unpinned) else { return false };
-        let load = self.residents[latest as usize].load;
-        self.evict(|resident| resident.load == load);
-        true
+        self.held.iter().any(|&index| self.residents[index as usize].is_unpinned())
     }
 
     /// Finds the resident at `indices` that is needed latest, as far as the look-ahead reaches.
@@ -409,7 +386,7 @@ impl ChunkDriver {
         let mut nth = 0;
         while let Some(&index) = self.held.get(nth) {
             let resident = &self.residents[index as usize];
-            if !resident.ready || resident.pins > 0 || !which(resident) {
+            if !resident.is_unpinned() || !which(resident) {
                 nth += 1;
                 continue;
             }
@@ -519,6 +496,11 @@ impl ChunkDriver {
 }
 
 impl Resident {
+    /// Returns whether it has arrived, and no planned batch uses it.
+    fn is_unpinned(&self) -> bool {
+        self.ready && self.pins == 0
+    }
+
     /// Why the sample must not be handed out, if it must not. The full error is handed out once; if
     /// the sample is repeated to pad an epoch, the error is a short one with the same text.
     fn take_failure(&mut self, nth: u32) -> Option<Error> {
@@ -564,6 +546,27 @@ impl Planner for ChunkDriver {
 
     fn num_planned(&self) -> usize {
         self.num_planned
+    }
+}
+
+impl SourceDriver for ChunkDriver {
+    fn stream(&mut self) -> &mut Stream {
+        &mut self.stream
+    }
+
+    fn has_requested_all(&self) -> bool {
+        let is_planned = self.requested == self.planned.len() && !self.stream.has_pieces();
+        is_planned && self.to_reread.is_empty()
+    }
+
+    /// Evicts the unpinned resident that is needed latest.
+    fn evict_unpinned(&mut self) -> bool {
+        let is_unpinned = |&index: &u32| self.residents[index as usize].is_unpinned();
+        let unpinned: Vec<u32> = self.held.iter().copied().filter(is_unpinned).collect();
+        let Some(latest) = self.needed_latest(unpinned) else { return false };
+        let load = self.residents[latest as usize].load;
+        self.evict(|resident| resident.load == load);
+        true
     }
 }
 

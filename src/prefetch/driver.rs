@@ -10,6 +10,7 @@ use super::READY_BATCHES;
 use super::head::Head;
 use super::memory::Memory;
 use super::residency::Residency;
+use super::stream::Stream;
 
 /// A batch for the consumer.
 pub(super) struct Delivery {
@@ -37,6 +38,18 @@ pub(super) trait Driver: Send {
     /// The source whose samples the last error or skipped sample was among.
     fn suspect(&self) -> u32 {
         0
+    }
+}
+
+/// Drives what it is fed with: a source of a mixture.
+pub(super) trait SourceDriver: Driver {
+    /// The stream, which is fed.
+    fn stream(&mut self) -> &mut Stream;
+    /// Returns whether reads of everything fed to its stream, and of what was overwritten, have been started.
+    fn has_requested_all(&self) -> bool;
+    /// Evicts what no batch waits for and is needed latest. `false`: there is nothing.
+    fn evict_unpinned(&mut self) -> bool {
+        false
     }
 }
 

@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::order::{EpochOrder, OrderError, OrderSpec, Pick};
+use crate::error::Result;
+use crate::order::{EpochOrder, OrderSpec, Pick};
 use crate::units::{Epoch, SampleId};
 
 use super::head::Head;
+use super::run_order::RunOrder;
 
 /// Positions of one epoch of a source that one batch of the mixture has.
 pub(super) struct Piece {
@@ -27,23 +29,14 @@ pub(super) struct Placed {
 
 /// The batches that a source was fed with.
 pub(super) struct Fed {
-    order: SourceOrder,
+    order: RunOrder,
     pieces: VecDeque<Piece>,
     free: Vec<Vec<Placed>>,
 }
 
-/// The order of a source, in the epoch that was entered last.
-pub(super) struct SourceOrder {
-    directory: Arc<Directory>,
-    spec: OrderSpec,
-    current: Option<EpochOrder>,
-    /// The order of another epoch: where one ends, batches may alternate between both.
-    other: Option<EpochOrder>,
-}
-
 impl Fed {
     pub(super) fn new(directory: Arc<Directory>, spec: OrderSpec) -> Fed {
-        let order = SourceOrder::new(directory, spec);
+        let order = RunOrder::of_source(directory, spec);
         Fed { order, pieces: VecDeque::new(), free: Vec::new() }
     }
 
@@ -61,18 +54,18 @@ impl Fed {
 
     /// The order of the piece that was returned last.
     pub(super) fn order(&self) -> Option<&EpochOrder> {
-        self.order.current.as_ref()
+        self.order.current()
     }
 
     /// Appends the ids of the next piece.
-    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>, OrderError> {
+    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         self.next(|order, directory, positions| {
             order.ids_at(directory, positions.iter().map(|placed| placed.position), ids);
         })
     }
 
     /// Appends the picks of the next piece.
-    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>, OrderError> {
+    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         self.next(|order, _, positions| {
             let first = picks.len();
             order.picks_at(positions.iter().map(|placed| placed.position), picks);
@@ -85,42 +78,15 @@ impl Fed {
     fn next(
         &mut self,
         visit: impl FnOnce(&mut EpochOrder, &Directory, &[Placed]),
-    ) -> Result<Option<Head>, OrderError> {
+    ) -> Result<Option<Head>> {
         let Some(Piece { epoch, mut positions, is_last }) = self.pieces.pop_front() else {
             return Ok(None);
         };
-        let SourceOrder { directory, .. } = &self.order;
-        let directory = Arc::clone(directory);
-        visit(self.order.enter(epoch)?, &directory, &positions);
+        let (order, directory) = self.order.enter(epoch)?;
+        visit(order, directory, &positions);
         positions.clear();
         self.free.push(positions);
         // Chunks of the next piece may belong to another epoch.
         Ok(Some(Head { epoch, ends_epoch: is_last, after: (epoch, 0) }))
-    }
-}
-
-impl SourceOrder {
-    pub(super) fn new(directory: Arc<Directory>, spec: OrderSpec) -> SourceOrder {
-        SourceOrder { directory, spec, current: None, other: None }
-    }
-
-    /// The order of `epoch`.
-    ///
-    /// # Errors
-    /// There is no such epoch.
-    pub(super) fn enter(&mut self, epoch: Epoch) -> Result<&mut EpochOrder, OrderError> {
-        let is_at = |order: &EpochOrder| order.epoch() == epoch;
-        if !self.current.as_ref().is_some_and(is_at) {
-            std::mem::swap(&mut self.current, &mut self.other);
-        }
-        match &mut self.current {
-            Some(order) => {
-                if !is_at(order) {
-                    order.begin_epoch(&self.spec, epoch, &*self.directory)?;
-                }
-                Ok(order)
-            }
-            none => Ok(none.insert(EpochOrder::new(&self.spec, epoch, &*self.directory)?)),
-        }
     }
 }

@@ -16,7 +16,7 @@ use crate::reader::{Batch, BatchOfSource, FETCH_LEN_BYTES, Fetched, Geometry, Pu
 
 use super::OnError;
 use super::chunks::ChunkDriver;
-use super::driver::{Delivery, Driver, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner};
+use super::driver::{Delivery, Driver, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, SourceDriver};
 use super::fed::{Piece, Placed};
 use super::head::Head;
 use super::memory::Memory;
@@ -39,7 +39,7 @@ pub(super) struct MixDriver {
     first_namespace: Vec<usize>,
     on_error: OnError,
     verify_kept: bool,
-    drivers: Vec<Option<Box<SourceDriver>>>,
+    drivers: Vec<Option<Box<dyn SourceDriver>>>,
     planned: VecDeque<Span>,
     num_planned: usize,
     /// How many batches the next span has: a few for the first ones, which the consumer waits for.
@@ -69,11 +69,6 @@ pub(super) struct MixPlan {
     pub(super) span: usize,
     /// The most spans planned ahead.
     pub(super) max_spans: usize,
-}
-
-enum SourceDriver {
-    Chunks(ChunkDriver),
-    Samples(SampleDriver),
 }
 
 /// Batches whose samples are read together.
@@ -168,15 +163,15 @@ impl MixDriver {
         index
     }
 
-    fn driver(&mut self, source: u32) -> &mut SourceDriver {
+    fn driver(&mut self, source: u32) -> &mut dyn SourceDriver {
         let at = source as usize;
         if self.drivers[at].is_none() {
-            self.drivers[at] = Some(Box::new(self.new_driver(at)));
+            self.drivers[at] = Some(self.new_driver(at));
         }
-        self.drivers[at].as_mut().expect("it was made just now")
+        &mut **self.drivers[at].as_mut().expect("it was made just now")
     }
 
-    fn new_driver(&self, source: usize) -> SourceDriver {
+    fn new_driver(&self, source: usize) -> Box<dyn SourceDriver> {
         let directory = Arc::clone(&self.mix.directories()[source]);
         let first = self.first_namespace[source];
         let geometry =
@@ -190,14 +185,12 @@ impl MixDriver {
                 let keep = self.verify_kept;
                 let chunks =
                     ChunkDriver::new(directory, geometry, stream, on_error, keep, residency);
-                SourceDriver::Chunks(chunks.patient(self.plan.patience))
+                Box::new(chunks.patient(self.plan.patience))
             }
             batching => {
                 let run = FETCH_LEN_BYTES.min(self.plan.window_bytes / 8).max(1);
                 let one_by_one = batching == Batching::None;
-                let samples =
-                    SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error);
-                SourceDriver::Samples(samples)
+                Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
             }
         }
     }
@@ -216,16 +209,13 @@ impl MixDriver {
         }
         pump.select(source);
         let driver = self.driver(source);
-        let moved = driver.as_driver().advance(pump, memory)?;
+        let moved = driver.advance(pump, memory)?;
         Ok((moved, driver.has_requested_all()))
     }
 
     fn evict_but(&mut self, source: u32) {
         for (at, driver) in self.drivers.iter_mut().enumerate() {
-            if at != source as usize
-                && let Some(SourceDriver::Chunks(chunks)) = driver.as_deref_mut()
-                && chunks.evict_unpinned()
-            {
+            if at != source as usize && driver.as_mut().is_some_and(|it| it.evict_unpinned()) {
                 return;
             }
         }
@@ -280,34 +270,11 @@ impl MixDriver {
         }
         let Some(mut span) = self.planned.pop_front() else { return };
         for part in span.parts.drain(..) {
-            self.driver(part.source).as_driver().recycle(part.batch.into_empty());
+            self.driver(part.source).recycle(part.batch.into_empty());
         }
         span.part_of.clear();
         (span.delivered, span.arrived) = (0, 0);
         self.free_spans.push(span);
-    }
-}
-
-impl SourceDriver {
-    fn as_driver(&mut self) -> &mut dyn Driver {
-        match self {
-            SourceDriver::Chunks(driver) => driver,
-            SourceDriver::Samples(driver) => driver,
-        }
-    }
-
-    fn stream(&mut self) -> &mut Stream {
-        match self {
-            SourceDriver::Chunks(driver) => driver.stream(),
-            SourceDriver::Samples(driver) => driver.stream(),
-        }
-    }
-
-    fn has_requested_all(&self) -> bool {
-        match self {
-            SourceDriver::Chunks(driver) => driver.has_requested_all(),
-            SourceDriver::Samples(driver) => driver.has_requested_all(),
-        }
     }
 }
 
@@ -384,7 +351,7 @@ impl Driver for MixDriver {
     }
 
     fn finished(&mut self, fetched: Fetched) {
-        self.driver(fetched.image).as_driver().finished(fetched);
+        self.driver(fetched.image).finished(fetched);
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
@@ -392,7 +359,7 @@ impl Driver for MixDriver {
         let front = planned.front_mut()?;
         while let Some(part) = front.parts.get_mut(front.arrived) {
             let driver = drivers[part.source as usize].as_mut()?;
-            match driver.as_driver().next_ready()? {
+            match driver.next_ready()? {
                 Ok(Delivery { batch, failures, .. }) => {
                     part.batch = BatchOfSource::new(part.source, batch);
                     part.failures = failures.into();
@@ -419,7 +386,7 @@ impl Driver for MixDriver {
 
     fn read_again(&mut self, source: u32, chunk: u32, load: u32) {
         if let Some(driver) = self.drivers.get_mut(source as usize).and_then(Option::as_mut) {
-            driver.as_driver().read_again(0, chunk, load);
+            driver.read_again(0, chunk, load);
             self.to_reread.push(source);
         }
     }

@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::order::mixture::{Batching as Dealt, Mixture, MixtureState};
-use crate::order::{OrderKind, Positions, Refusal, Shard, Sharding, State};
+use crate::order::{OrderKind, Positions, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
@@ -52,26 +52,14 @@ impl Mix {
     pub(crate) fn check_state(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         let Some(spec) = &state.mixture else {
             let text = format!("the state belongs to image {}, and this is a mixture", state.image);
-            return Err(
-                Error::new(ErrorKind::InvalidArgument, text).hint("start anew, without the state")
-            );
+            return Err(Error::invalid(text, "start anew, without the state"));
         };
         let len = self.mixture().epoch_size();
         let consumed = state.epoch.0.saturating_mul(len).saturating_add(state.consumed);
         let of_mixture = MixtureState { consumed, ..MixtureState::start((**spec).clone()) };
         of_mixture.check(self.spec())?;
         state.check_budget(options.budget.as_deref())?;
-        let asked = &options.order;
-        let refusal = if !state.order.kind.continues(&asked.kind) {
-            Some(Refusal::Order { state: state.order.kind, asked: asked.kind })
-        } else if state.order.seed != asked.seed {
-            Some(Refusal::Seed { state: state.order.seed, asked: asked.seed })
-        } else if state.consumed > len {
-            Some(Refusal::Consumed { consumed: state.consumed, len })
-        } else {
-            None
-        };
-        refusal.map_or(Ok(()), |refusal| Err(refusal.into()))
+        Ok(state.check_order(&options.order, options.world_size, len)?)
     }
 
     /// Checks that what `state` has consumed ends with a batch, if batches have a budget.
@@ -90,30 +78,24 @@ impl Mix {
 
 /// Checks the options that mean something else for one data set than for several.
 fn check(options: &LoaderOptions) -> Result<()> {
-    let refused = |text: String, hint: &'static str| {
-        Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
-    };
     options.order.started(options.world_size).check()?;
     if options.weights.is_some() {
-        return refused(
-            "weights are of the samples of one data set, not of a mixture".to_owned(),
+        return Err(Error::invalid(
+            "weights are of the samples of one data set, not of a mixture",
             "weigh its data sets, or views of them by label",
-        );
+        ));
     }
     match options.order.kind {
         OrderKind::Sequential { .. } | OrderKind::Global | OrderKind::Grouped { .. } => {}
         kind => {
-            return refused(
-                format!("a mixture has no order of shares: {kind:?}"),
-                "take the grouped, the global or the sequential order",
-            );
+            let text = format!("a mixture has no order of shares: {kind:?}");
+            let hint = "take the grouped, the global or the sequential order";
+            return Err(Error::invalid(text, hint));
         }
     }
     if options.sharding == Sharding::Local {
-        return refused(
-            "a mixture has no local shares: its data sets may lie on different nodes".to_owned(),
-            "leave the shares out",
-        );
+        let text = "a mixture has no local shares: its data sets may lie on different nodes";
+        return Err(Error::invalid(text, "leave the shares out"));
     }
     Ok(())
 }

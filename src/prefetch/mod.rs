@@ -8,7 +8,7 @@
 //!
 //! | files | what |
 //! |---|---|
-//! | `walk`, `stream` | the positions of a rank batch by batch, and their samples along an order |
+//! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
 //! | `mix`, `mixture`, `fed`, `source_ids` | the samples of each source that the batches of a mixture have |
 //! | `budgeted`, `mix_budget`, `batch_counts` | batches of so many tokens, those of a mixture, and their number |
 //! | `mix_driver`, `mixed` | a driver that reads a mixture by a driver for each source |
@@ -43,6 +43,7 @@ mod options;
 mod passes;
 mod poller;
 mod residency;
+mod run_order;
 mod samples;
 mod source_ids;
 mod start;

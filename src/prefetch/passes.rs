@@ -29,9 +29,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Extent;
 use crate::order::Pick;
 use crate::reader::{
-    Batch, Fetch, Fetched, Geometry, Merge, Pump, SampleLocation, SampleRequest, plan_samples,
+    Batch, Fetch, Fetched, Geometry, Merge, Pump, SampleLocation, SamplePlans, SampleRequest,
 };
-use crate::units::{SampleId, Slot};
+use crate::units::SampleId;
 
 use super::OnError;
 use super::driver::{Delivery, Driver, MAX_RECYCLED};
@@ -42,7 +42,8 @@ use super::stream::Stream;
 /// Issues one read per pass.
 pub(super) struct PassDriver {
     directory: Arc<Directory>,
-    geometry: Vec<Geometry>,
+    /// The plan of one pass; its extents are of the samples chosen last.
+    plans: SamplePlans,
     stream: Stream,
     on_error: OnError,
     lengths: PassLengths,
@@ -73,13 +74,7 @@ pub(super) struct PassDriver {
     short: Option<((u32, u32), usize)>,
     picks: Vec<Pick>,
     ids: Vec<SampleId>,
-    slots: Vec<Slot>,
-    /// Extents of the samples chosen last.
-    extents: Vec<Option<Extent>>,
-    wanted: Vec<SampleRequest>,
-    fetches: Vec<Fetch>,
     keys: Vec<u32>,
-    free_fetches: Vec<Fetch>,
     free_chunks: Vec<OpenChunk>,
     free_lists: Vec<Vec<(u32, u32)>>,
     free_passes: Vec<Vec<PassSample>>,
@@ -267,7 +262,7 @@ impl PassDriver {
         lengths: PassLengths,
     ) -> PassDriver {
         PassDriver {
-            geometry,
+            plans: SamplePlans::new(geometry),
             stream,
             on_error,
             lengths,
@@ -289,12 +284,7 @@ impl PassDriver {
             short: None,
             picks: Vec::new(),
             ids: Vec::new(),
-            slots: Vec::new(),
-            extents: Vec::new(),
-            wanted: Vec::new(),
-            fetches: Vec::new(),
             keys: Vec::new(),
-            free_fetches: Vec::new(),
             free_chunks: Vec::new(),
             free_lists: Vec::new(),
             free_passes: Vec::new(),
@@ -476,10 +466,9 @@ impl PassDriver {
         self.ids.clear();
         let wanted = section.wanted.iter().take(count);
         self.ids.extend(wanted.map(|&(_, nth)| self.directory.id_in_chunk(open.chunk, nth)));
-        self.extents.clear();
-        self.directory.extents(&self.ids, &mut self.slots, &mut self.extents);
+        self.plans.look_up(&self.directory, &self.ids);
         for ((&(number, nth), &id), extent) in
-            section.wanted.iter().zip(&self.ids).zip(&self.extents)
+            section.wanted.iter().zip(&self.ids).zip(&self.plans.extents)
         {
             let Some(Extent { len_bytes, .. }) = *extent else {
                 let text = "the order names a sample that is gone";
@@ -605,13 +594,7 @@ impl PassDriver {
             section.wanted.push_front((held.number, held.nth));
             section.arrived = held.number;
             self.failures.remove(&held.number);
-            if held.copies != NONE {
-                let copies = &mut self.copies[held.copies as usize];
-                copies.left -= 1;
-                if copies.left == 0 {
-                    self.copies.remove(held.copies as usize);
-                }
-            }
+            release(&mut self.copies, held.copies);
             let age = self.planned.partition_point(|planned| planned.first <= held.number) - 1;
             let planned = &mut self.planned[age];
             let index = (held.number - planned.first) as usize;
@@ -624,27 +607,24 @@ impl PassDriver {
 
     /// Plans the read of `samples`, the first ones that were chosen: each of their blocks once.
     fn plan(&mut self, samples: &[PassSample]) -> Fetch {
-        self.wanted.clear();
-        for ((index, sample), extent) in (0..).zip(samples).zip(&self.extents) {
+        let SamplePlans { extents, requests, .. } = &mut self.plans;
+        requests.clear();
+        for ((index, sample), extent) in (0..).zip(samples).zip(&*extents) {
             let extent = extent.expect("all that were chosen are there");
             // An empty sample would separate its neighbours.
             if extent.len_bytes > 0 {
-                self.wanted.push(SampleRequest { index, id: sample.id, extent });
+                requests.push(SampleRequest { index, id: sample.id, extent });
             }
         }
-        self.wanted.sort_unstable_by_key(|wanted| wanted.extent.offset_bytes);
-        let free = &mut self.free_fetches;
-        let out = &mut self.fetches;
-        let merge = Merge::Neighbours;
-        plan_samples(&mut self.wanted, &self.geometry, merge, usize::MAX, free, out);
-        let fetch = out.pop().or_else(|| free.pop()).unwrap_or_default();
-        assert!(out.is_empty(), "what is not limited is one fetch");
+        requests.sort_unstable_by_key(|request| request.extent.offset_bytes);
+        self.plans.plan(.., Merge::Neighbours, usize::MAX);
+        let fetch = self.plans.fetches.pop().unwrap_or_else(|| self.plans.empty());
+        assert!(self.plans.fetches.is_empty(), "what is not limited is one fetch");
         fetch
     }
 
-    fn give_back(&mut self, mut fetch: Fetch, mut copies: Vec<IoBuf>) {
-        fetch.clear();
-        self.free_fetches.push(fetch);
+    fn give_back(&mut self, fetch: Fetch, mut copies: Vec<IoBuf>) {
+        self.plans.recycle(fetch);
         copies.clear();
         self.free_copies.push(copies);
     }
@@ -696,12 +676,7 @@ impl PassDriver {
                     skipped += 1;
                 }
             }
-            if let Some(copies) = self.copies.get_mut(held.copies as usize) {
-                copies.left -= 1;
-                if copies.left == 0 {
-                    self.copies.remove(held.copies as usize);
-                }
-            }
+            release(&mut self.copies, held.copies);
         }
         if planned.head.ends_epoch {
             batch.set_ends_epoch();
@@ -722,6 +697,16 @@ impl PassDriver {
             (section.arrived, section.has_pass, section.was_read) = (0, false, false);
         }
         self.free_chunks.push(open);
+    }
+}
+
+/// One more sample of the buffer at `index`, if it is in one, was handed out or evicted.
+fn release(copies: &mut Slab<Copies>, index: u32) {
+    if let Some(of_sample) = copies.get_mut(index as usize) {
+        of_sample.left -= 1;
+        if of_sample.left == 0 {
+            copies.remove(index as usize);
+        }
     }
 }
 
@@ -770,7 +755,7 @@ impl Driver for PassDriver {
 
     fn finished(&mut self, fetched: Fetched) {
         let mut pass = self.passes.remove(fetched.token as usize);
-        let Fetched { mut fetch, buf, failures, .. } = fetched;
+        let Fetched { fetch, buf, failures, .. } = fetched;
         for (index, error) in failures {
             let sample = &pass.samples[fetch.samples[index].index as usize];
             self.failures.insert(sample.number, error);
@@ -803,7 +788,6 @@ impl Driver for PassDriver {
         section.arrived = pass.samples.last().map_or(section.arrived, |last| last.number + 1);
         section.held.extend(pass.samples.drain(..));
         self.free_passes.push(pass.samples);
-        fetch.clear();
         self.give_back(fetch, pass.copies);
     }
 

@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Extent;
 use crate::reader::{
-    Batch, Fetch, Fetched, Geometry, Merge, Pump, SampleRequest, add_fetched, plan_samples,
+    Batch, Fetch, Fetched, Geometry, Merge, Pump, SamplePlans, SampleRequest, add_fetched,
 };
-use crate::units::{SampleId, Slot};
+use crate::units::SampleId;
 
 use super::OnError;
-use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner};
+use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner, SourceDriver};
 use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::stream::Stream;
@@ -22,7 +21,7 @@ use super::stream::Stream;
 /// Plans the reads of one batch at a time.
 pub(super) struct SampleDriver {
     directory: Arc<Directory>,
-    geometry: Vec<Geometry>,
+    plans: SamplePlans,
     stream: Stream,
     merge: Merge,
     max_fetch_bytes: usize,
@@ -32,11 +31,6 @@ pub(super) struct SampleDriver {
     first: u64,
     max_under_way: usize,
     ids: Vec<SampleId>,
-    slots: Vec<Slot>,
-    extents: Vec<Option<Extent>>,
-    requests: Vec<SampleRequest>,
-    free_fetches: Vec<Fetch>,
-    fetches: Vec<Fetch>,
     free_lists: Vec<VecDeque<Fetch>>,
     recycled: Vec<Batch>,
 }
@@ -63,7 +57,7 @@ impl SampleDriver {
     ) -> SampleDriver {
         SampleDriver {
             directory,
-            geometry,
+            plans: SamplePlans::new(geometry),
             stream,
             merge: if one_by_one { Merge::Never } else { Merge::Neighbours },
             max_fetch_bytes,
@@ -72,11 +66,6 @@ impl SampleDriver {
             first: 0,
             max_under_way: if one_by_one { 1 } else { MAX_UNDER_WAY },
             ids: Vec::new(),
-            slots: Vec::new(),
-            extents: Vec::new(),
-            requests: Vec::new(),
-            free_fetches: Vec::new(),
-            fetches: Vec::new(),
             free_lists: Vec::new(),
             recycled: Vec::new(),
         }
@@ -87,40 +76,25 @@ impl SampleDriver {
         SampleDriver { first: token, ..self }
     }
 
-    /// The stream, if it is fed.
-    pub(super) fn stream(&mut self) -> &mut Stream {
-        &mut self.stream
-    }
-
-    /// Returns whether reads of all that its stream was fed with have been started.
-    pub(super) fn has_requested_all(&self) -> bool {
-        let is_started = self.under_way.back().is_none_or(|last| last.unstarted.is_empty());
-        is_started && !self.stream.has_pieces()
-    }
-
     /// Plans the reads of a batch.
     ///
     /// # Errors
     /// `NotFound`: a sample is gone.
     pub(super) fn plan(&mut self, head: Head, ids: &[SampleId]) -> Result<()> {
-        self.requests.clear();
-        self.extents.clear();
-        self.directory.extents(ids, &mut self.slots, &mut self.extents);
-        for (index, (&id, extent)) in ids.iter().zip(&self.extents).enumerate() {
+        self.plans.look_up(&self.directory, ids);
+        let SamplePlans { extents, requests, .. } = &mut self.plans;
+        for (index, (&id, extent)) in ids.iter().zip(&*extents).enumerate() {
             let extent = extent.ok_or_else(|| {
                 Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
             })?;
-            self.requests.push(SampleRequest { index: index as u32, id, extent });
+            requests.push(SampleRequest { index: index as u32, id, extent });
         }
-        let wanted = &mut self.requests;
-        let free = &mut self.free_fetches;
-        let out = &mut self.fetches;
-        plan_samples(wanted, &self.geometry, self.merge, self.max_fetch_bytes, free, out);
+        self.plans.plan(.., self.merge, self.max_fetch_bytes);
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, head.epoch);
         batch.resize(ids.len());
         let mut unstarted = self.free_lists.pop().unwrap_or_default();
-        unstarted.extend(self.fetches.drain(..));
+        unstarted.extend(self.plans.fetches.drain(..));
         self.under_way.push_back(UnderWay {
             head,
             batch,
@@ -180,6 +154,17 @@ impl Planner for SampleDriver {
     }
 }
 
+impl SourceDriver for SampleDriver {
+    fn stream(&mut self) -> &mut Stream {
+        &mut self.stream
+    }
+
+    fn has_requested_all(&self) -> bool {
+        let is_started = self.under_way.back().is_none_or(|last| last.unstarted.is_empty());
+        is_started && !self.stream.has_pieces()
+    }
+}
+
 impl Driver for SampleDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
         self.request_and_plan(pump, memory)
@@ -206,9 +191,7 @@ impl Driver for SampleDriver {
                 }
             }
         }
-        let mut fetch = fetched.fetch;
-        fetch.clear();
-        self.free_fetches.push(fetch);
+        self.plans.recycle(fetched.fetch);
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {

@@ -7,12 +7,12 @@ use crate::error::Result;
 use crate::order::OrderSpec;
 use crate::units::SampleId;
 
-use super::fed::SourceOrder;
 use super::mix::{Drawn, Mix};
+use super::run_order::RunOrder;
 
 /// The orders of all sources. Those that were drawn from are kept.
 pub(super) struct SourceIds {
-    orders: Vec<Option<SourceOrder>>,
+    orders: Vec<Option<RunOrder>>,
     specs: Vec<OrderSpec>,
     directories: Arc<[Arc<Directory>]>,
     /// The places of samples, sorted by source and epoch.
@@ -53,12 +53,13 @@ impl SourceIds {
         for group in by_source.chunk_by(|one, other| place(one) == place(other)) {
             let (source, epoch) = place(&group[0]);
             let source = source as usize;
-            let directory = &directories[source];
-            let order = orders[source]
-                .get_or_insert_with(|| SourceOrder::new(Arc::clone(directory), specs[source]));
+            let order = orders[source].get_or_insert_with(|| {
+                RunOrder::of_source(Arc::clone(&directories[source]), specs[source])
+            });
             let positions = group.iter().map(|&at| samples[at as usize].position);
             ids.clear();
-            order.enter(epoch)?.ids_at(&**directory, positions, ids);
+            let (order, directory) = order.enter(epoch)?;
+            order.ids_at(directory, positions, ids);
             for (&at, &id) in group.iter().zip(&*ids) {
                 visit(at as usize, id)?;
             }

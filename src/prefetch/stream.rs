@@ -5,30 +5,27 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::weighted::{Weights, WeightsError};
+use crate::order::weighted::WeightsError;
 use crate::order::{
     Aligner, ByNode, EpochOrder, Locality, OrderSpec, Pick, Shard, Sharding, State,
 };
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, TokenLengths, order_of};
+use super::budgeted::{Dealing, TokenLengths};
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
+use super::run_order::RunOrder;
 use super::walk::{Taken, Walk};
 
 /// The batches that are still to be planned.
 pub(crate) struct Stream {
     directory: Arc<Directory>,
-    spec: OrderSpec,
+    order: RunOrder,
     walk: Walk,
     shares: Shares,
-    /// The order of the epoch of the last batch; the next epoch reuses its memory.
-    order: Option<EpochOrder>,
     aligned: Vec<Pick>,
     ids: Vec<SampleId>,
-    /// The weights that a weighted order draws by.
-    weights: Option<Arc<Weights>>,
     /// The lengths of samples, if batches have a budget of them.
     lengths: Option<TokenLengths>,
     /// The batches by a budget of the current epoch.
@@ -96,20 +93,18 @@ impl Stream {
             Some(budget) => Some(TokenLengths::new(&directory, budget, options.too_long)?),
             None => None,
         };
-        let weights = options.weights.clone();
-        Ok(Stream { lengths, weights, ..Stream::along(directory, start.order, walk, shares) })
+        let order = RunOrder::new(Arc::clone(&directory), start.order, options.weights.clone());
+        Ok(Stream { lengths, ..Stream::along(directory, order, walk, shares) })
     }
 
-    fn along(directory: Arc<Directory>, spec: OrderSpec, walk: Walk, shares: Shares) -> Stream {
+    fn along(directory: Arc<Directory>, order: RunOrder, walk: Walk, shares: Shares) -> Stream {
         Stream {
             directory,
-            spec,
+            order,
             walk,
             shares,
-            order: None,
             aligned: Vec::new(),
             ids: Vec::new(),
-            weights: None,
             lengths: None,
             dealing: None,
             fed: None,
@@ -119,7 +114,8 @@ impl Stream {
     /// A source's part of a mixture: what [`Stream::feed`] gives it, along `spec`.
     pub(super) fn fed(directory: Arc<Directory>, spec: OrderSpec) -> Stream {
         let fed = Some(Box::new(Fed::new(Arc::clone(&directory), spec)));
-        Stream { fed, ..Stream::along(directory, spec, Walk::ended(), Shares::Strided) }
+        let order = RunOrder::of_source(Arc::clone(&directory), spec);
+        Stream { fed, ..Stream::along(directory, order, Walk::ended(), Shares::Strided) }
     }
 
     /// Appends a batch to a stream that is fed.
@@ -181,7 +177,7 @@ impl Stream {
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
         if let Some(fed) = &mut self.fed {
-            return Ok(fed.next_ids(ids)?);
+            return fed.next_ids(ids);
         }
         if self.lengths.is_some() {
             let mut picks = std::mem::take(&mut self.aligned);
@@ -191,28 +187,27 @@ impl Stream {
             self.aligned = picks;
             return head;
         }
-        let Some(taken) = self.next_taken()? else { return Ok(None) };
+        let Stream { order, shares, aligned, walk, .. } = self;
+        let Some(taken) = walk.next_taken() else { return Ok(None) };
         let Taken { head, positions, shard, batch, is_partly_dropped } = taken;
-        let Stream { directory, order: Some(order), shares, aligned, walk, .. } = self else {
-            return Ok(Some(head));
-        };
+        let (order, directory) = order.enter(head.epoch)?;
         match shares {
             Shares::Aligned(aligner) if !is_partly_dropped => {
                 aligned.clear();
-                order.aligned_picks(&**directory, aligner, &shard, batch, aligned);
+                order.aligned_picks(directory, aligner, &shard, batch, aligned);
                 ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
             }
             Shares::Local(by_node) if !is_partly_dropped => {
-                order.local_ids(&**directory, by_node, &shard, (batch, walk.batch_size()), ids);
+                order.local_ids(directory, by_node, &shard, (batch, walk.batch_size()), ids);
             }
-            _ => order.ids(&**directory, positions, ids),
+            _ => order.ids(directory, positions, ids),
         }
         Ok(Some(head))
     }
 
     /// Replaces `picks` by the samples of the next batch as samples of chunks, whatever the order.
     pub(super) fn next_places(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
-        if self.spec.kind.lanes_and_group().is_some() {
+        if self.order.spec().kind.lanes_and_group().is_some() {
             return self.next_picks(picks);
         }
         picks.clear();
@@ -232,19 +227,18 @@ impl Stream {
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
         if let Some(fed) = &mut self.fed {
-            return Ok(fed.next_picks(picks)?);
+            return fed.next_picks(picks);
         }
         if self.lengths.is_some() {
             return self.next_dealt(&mut Vec::new(), picks);
         }
-        let Some(taken) = self.next_taken()? else { return Ok(None) };
+        let Stream { order, shares, walk, .. } = self;
+        let Some(taken) = walk.next_taken() else { return Ok(None) };
         let Taken { head, positions, shard, batch, is_partly_dropped } = taken;
-        let Stream { directory, order: Some(order), shares, walk, .. } = self else {
-            return Ok(Some(head));
-        };
+        let (order, directory) = order.enter(head.epoch)?;
         match shares {
             Shares::Aligned(aligner) if !is_partly_dropped => {
-                order.aligned_picks(&**directory, aligner, &shard, batch, picks);
+                order.aligned_picks(directory, aligner, &shard, batch, picks);
             }
             Shares::Local(by_node) if !is_partly_dropped => {
                 order.local_picks(by_node, &shard, (batch, walk.batch_size()), picks);
@@ -281,7 +275,7 @@ impl Stream {
     fn order(&self) -> Option<&EpochOrder> {
         match &self.fed {
             Some(fed) => fed.order(),
-            None => self.order.as_ref(),
+            None => self.order.current(),
         }
     }
 
@@ -291,53 +285,26 @@ impl Stream {
         ids: &mut Vec<SampleId>,
         picks: &mut Vec<Pick>,
     ) -> Result<Option<Head>> {
-        let Stream { directory, spec, walk, order, weights, lengths, dealing, .. } = self;
+        let Stream { walk, order, lengths, dealing, .. } = self;
         let Some(lengths) = lengths else { return Ok(None) };
+        let seed = order.spec().seed;
         walk.next_dealt(|epoch, shard| {
-            let order = enter(order, spec, epoch, directory, weights.as_ref())?;
+            let (order, _) = order.enter(epoch)?;
             let dealing = match &mut *dealing {
                 Some((at, dealing)) if *at == epoch => dealing,
                 other => {
-                    let new = Dealing::new(lengths.budget(), spec.seed, order, shard);
+                    let new = Dealing::new(lengths.budget(), seed, order, shard);
                     &mut other.insert((epoch, new)).1
                 }
             };
             Ok(dealing.next(order, lengths, ids, picks)?)
         })
     }
-
-    fn next_taken(&mut self) -> Result<Option<Taken>> {
-        let Some(taken) = self.walk.next_taken() else { return Ok(None) };
-        let Stream { directory, spec, order, weights, .. } = self;
-        enter(order, spec, taken.head.epoch, directory, weights.as_ref())?;
-        Ok(Some(taken))
-    }
-}
-
-/// Makes `order` that of `epoch`.
-fn enter<'a>(
-    order: &'a mut Option<EpochOrder>,
-    spec: &OrderSpec,
-    epoch: Epoch,
-    directory: &Directory,
-    weights: Option<&Arc<Weights>>,
-) -> Result<&'a mut EpochOrder> {
-    match order {
-        Some(order) => {
-            if order.epoch() != epoch {
-                order.begin_epoch(spec, epoch, directory)?;
-            }
-            Ok(order)
-        }
-        none => Ok(none.insert(order_of(spec, epoch, directory, weights)?)),
-    }
 }
 
 impl Shares {
     fn new(options: &LoaderOptions, order: &OrderSpec) -> Result<Shares> {
-        let refused = |text: &'static str, hint: &'static str| {
-            Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
-        };
+        let refused = |text: &'static str, hint| Err(Error::invalid(text, hint));
         match options.sharding {
             Sharding::Strided => Ok(Shares::Strided),
             Sharding::Aligned if order.kind.lanes_and_group().is_some() => {
@@ -361,8 +328,7 @@ fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
     let Some(locality) = &options.locality else {
         let text =
             "local shares go to the nodes that hold the samples, and no node is known to hold any";
-        let hint = "name the job's peers, or take strided shares";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        return Err(Error::invalid(text, "name the job's peers, or take strided shares"));
     };
     let ranks = locality.num_ranks();
     let world_size = options.world_size;
@@ -370,7 +336,7 @@ fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
         let text =
             format!("{ranks} ranks have joined as peers, and the world size is {world_size}");
         let hint = "local shares need one rank for each peer, or equally many processes";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        return Err(Error::invalid(text, hint));
     }
     Ok(Arc::clone(locality))
 }

@@ -289,21 +289,6 @@ impl Batch {
         }
     }
 
-    /// Takes the buffers of `part`; returns what to add to the buffer of each of its locations.
-    pub(crate) fn take_bufs(&mut self, part: &mut Batch) -> u32 {
-        let first = self.bufs.len() as u32;
-        self.bufs.append(&mut part.bufs);
-        first
-    }
-
-    /// Appends the sample at `nth` of `part`, a batch of `source` whose buffers begin at `first_buf`.
-    pub(crate) fn push_from(&mut self, (source, part, first_buf): (u32, &Batch, u32), nth: usize) {
-        let location = part.samples[nth];
-        let buf = if location.buf == MISSING { MISSING } else { location.buf + first_buf };
-        self.samples.push(SampleLocation { buf, ..location });
-        self.sources.push(source);
-    }
-
     /// Appends the next sample of `part`, and returns its place there. `number` is this batch's, other than those of
     /// the batches that the part has gone to before; 0 if it goes to none afterwards.
     #[inline]

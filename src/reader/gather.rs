@@ -15,8 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::units::{Epoch, SampleId};
 
 use super::batch::{Batch, SampleLocation};
-use super::fetch::{Fetch, SampleRequest, plan_samples};
+use super::fetch::{Fetch, Merge, SampleRequest};
 use super::pump::Fetched;
+use super::sample_plans::SamplePlans;
 use super::watch::{Call, Watch};
 use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
 
@@ -26,7 +27,8 @@ impl Reader {
         if ids.len() < GATHERED_FROM {
             return false;
         }
-        let block = self.geometry.iter().map(|of| u64::from(of.block_len_bytes)).max().unwrap_or(0);
+        let block =
+            self.plans.geometry.iter().map(|of| u64::from(of.block_len_bytes)).max().unwrap_or(0);
         let mut room = self.options.window_bytes as u64;
         !ids.iter().all(|&id| {
             let len = u64::from(self.directory.len_bytes(id).unwrap_or(0));
@@ -76,10 +78,10 @@ impl Reader {
                 step_ids.clear();
                 step_ids.extend(indices.clone().map(|index| part[index]));
                 self.plan_step(&step_ids, indices.map(|index| (first + index) as u32));
-                let mut fetches = std::mem::take(&mut self.fetches);
+                let mut fetches = std::mem::take(&mut self.plans.fetches);
                 let mut begin = |fetch| self.begin_gathering(fetch, gathered, call);
                 let started = fetches.drain(..).try_for_each(&mut begin);
-                self.fetches = fetches;
+                self.plans.fetches = fetches;
                 started?;
             }
         }
@@ -91,21 +93,16 @@ impl Reader {
 
     /// Plans the reads of a few neighbours on media: first the samples that will be copied, then the others.
     fn plan_step(&mut self, ids: &[SampleId], indices: impl Iterator<Item = u32>) {
-        self.extents.clear();
-        self.requests.clear();
-        self.directory.extents(ids, &mut self.slots, &mut self.extents);
-        for ((&id, index), extent) in ids.iter().zip(indices).zip(&self.extents) {
+        self.plans.look_up(&self.directory, ids);
+        let SamplePlans { extents, requests, .. } = &mut self.plans;
+        for ((&id, index), extent) in ids.iter().zip(indices).zip(&*extents) {
             let extent = extent.expect("only ids with a place are sorted by it");
-            self.requests.push(SampleRequest { index, id, extent });
+            requests.push(SampleRequest { index, id, extent });
         }
-        self.requests.sort_by_key(|request| !is_copied(request.extent.len_bytes));
-        let copied = self.requests.partition_point(|request| is_copied(request.extent.len_bytes));
-        let merge = self.merge();
-        let (copied, kept) = self.requests.split_at_mut(copied);
-        let free = &mut self.free_fetches;
-        let out = &mut self.fetches;
-        plan_samples(copied, &self.geometry, merge, GATHERED_FETCH_BYTES, free, out);
-        plan_samples(kept, &self.geometry, merge, FETCH_LEN_BYTES, free, out);
+        requests.sort_by_key(|request| !is_copied(request.extent.len_bytes));
+        let copied = requests.partition_point(|request| is_copied(request.extent.len_bytes));
+        self.plans.plan(..copied, Merge::Neighbours, GATHERED_FETCH_BYTES);
+        self.plans.plan(copied.., Merge::Neighbours, FETCH_LEN_BYTES);
     }
 
     /// Starts a fetch, once the window has room for it.

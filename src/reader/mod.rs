@@ -1,9 +1,9 @@
 //! Turns a batch of samples into few large reads, and verifies what they return.
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an
-//! order on a thread of its own. `fetch` plans reads, `pump` submits and polls them, `in_flight` verifies
-//! them, and `batch` holds the location of each sample. `sample_ranges` reads parts of large samples. No module here
-//! depends on an engine.
+//! order on a thread of its own. `fetch` plans reads, `sample_plans` keeps the memory of plans, `pump` submits and
+//! polls them, `in_flight` verifies them, and `batch` holds the location of each sample. `sample_ranges` reads parts
+//! of large samples. No module here depends on an engine.
 //!
 //! This is the path of a batch in grouped order over TCP. The poller's thread does all steps but the last:
 //!
@@ -34,6 +34,7 @@ mod in_flight;
 mod piece_tables;
 mod pump;
 mod range;
+mod sample_plans;
 mod sample_ranges;
 mod stale;
 #[cfg(feature = "unverified")]
@@ -46,11 +47,10 @@ use std::time::{Duration, Instant};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result, no_memory};
-use crate::format::Extent;
 use crate::metrics::Recorder;
 use crate::process::Forked;
 use crate::qpair::Device;
-use crate::units::{Epoch, SampleId, Slot};
+use crate::units::{Epoch, SampleId};
 
 pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
@@ -58,12 +58,11 @@ pub use sample_ranges::{Ranges, SampleRange};
 pub use watch::Watch;
 
 pub(crate) use batch::{BatchOfSource, SampleLocation};
-pub(crate) use fetch::{
-    Fetch, Geometry, Merge, SampleRequest, plan_chunk, plan_samples, plan_whole_chunk,
-};
+pub(crate) use fetch::{Fetch, Geometry, Merge, SampleRequest, plan_chunk, plan_whole_chunk};
 pub(crate) use piece_tables::PieceTables;
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::RangeReader;
+pub(crate) use sample_plans::SamplePlans;
 pub(crate) use stale::{read_superblocks, stale_error};
 pub(crate) use watch::{TICK, interrupted, timed_out};
 
@@ -77,8 +76,6 @@ pub struct ReaderOptions {
     pub window_bytes: usize,
     /// Queue pairs for each namespace.
     pub queue_pairs: usize,
-    /// The most outstanding commands; `None`: the depth of the queues.
-    pub max_outstanding: Option<usize>,
     /// The longest time that one call may take.
     pub deadline: Duration,
     /// Spin instead of sleeping while I/O is outstanding.
@@ -90,7 +87,6 @@ impl Default for ReaderOptions {
         ReaderOptions {
             window_bytes: 64 << 20,
             queue_pairs: 1,
-            max_outstanding: None,
             deadline: Duration::from_secs(60),
             busy_poll: false,
         }
@@ -118,13 +114,8 @@ pub struct Reader {
     latency: Arc<Recorder>,
     pieces: Arc<PieceTables>,
     pool: Pool,
-    geometry: Vec<Geometry>,
     options: ReaderOptions,
-    slots: Vec<Slot>,
-    extents: Vec<Option<Extent>>,
-    requests: Vec<SampleRequest>,
-    fetches: Vec<Fetch>,
-    free_fetches: Vec<Fetch>,
+    plans: SamplePlans,
     warned: bool,
     next_token: u64,
 }
@@ -151,13 +142,8 @@ impl Reader {
             latency: Arc::default(),
             pieces: Arc::default(),
             pool,
-            geometry: Vec::new(),
             options,
-            slots: Vec::new(),
-            extents: Vec::new(),
-            requests: Vec::new(),
-            fetches: Vec::new(),
-            free_fetches: Vec::new(),
+            plans: SamplePlans::new(Vec::new()),
             warned: false,
             next_token: 0,
         };
@@ -240,12 +226,12 @@ impl Reader {
         }
         let mut call = Call::new(self.options.deadline, watch);
         let first_token = self.next_token;
-        let mut fetches = std::mem::take(&mut self.fetches);
+        let mut fetches = std::mem::take(&mut self.plans.fetches);
         for fetch in fetches.drain(..) {
             let buf = self.allocate(&fetch)?;
             self.begin(fetch, buf)?;
         }
-        self.fetches = fetches;
+        self.plans.fetches = fetches;
         self.finish(first_token, &mut call, &mut |fetched, watch| {
             add_fetched(&fetched, batch);
             let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
@@ -296,9 +282,8 @@ impl Reader {
         let now = Instant::now();
         let has_progressed = self.pump()?.poll(now);
         while let Some(fetched) = self.pump()?.next_finished() {
-            if let Some(mut fetch) = take(fetched, call.watch) {
-                fetch.clear();
-                self.free_fetches.push(fetch);
+            if let Some(fetch) = take(fetched, call.watch) {
+                self.plans.recycle(fetch);
             }
         }
         // Not in the loop: the next call would be given what an interrupted one leaves there.
@@ -334,27 +319,16 @@ impl Reader {
     /// Plans the reads; returns the positions of the ids that name no sample.
     fn plan(&mut self, ids: &[SampleId]) -> Vec<(usize, Error)> {
         let mut absent = Vec::new();
-        self.requests.clear();
-        self.extents.clear();
-        self.directory.extents(ids, &mut self.slots, &mut self.extents);
-        for (index, (&id, &extent)) in ids.iter().zip(&self.extents).enumerate() {
+        self.plans.look_up(&self.directory, ids);
+        let SamplePlans { extents, requests, .. } = &mut self.plans;
+        for (index, (&id, &extent)) in ids.iter().zip(&*extents).enumerate() {
             match extent {
-                Some(extent) => {
-                    self.requests.push(SampleRequest { index: index as u32, id, extent })
-                }
+                Some(extent) => requests.push(SampleRequest { index: index as u32, id, extent }),
                 None => absent.push((index, not_in_directory(&self.directory, id))),
             }
         }
-        let merge = self.merge();
-        let requests = &mut self.requests;
-        let free = &mut self.free_fetches;
-        let out = &mut self.fetches;
-        plan_samples(requests, &self.geometry, merge, FETCH_LEN_BYTES, free, out);
+        self.plans.plan(.., Merge::Neighbours, FETCH_LEN_BYTES);
         absent
-    }
-
-    fn merge(&self) -> Merge {
-        if self.options.max_outstanding == Some(1) { Merge::Never } else { Merge::Neighbours }
     }
 
     /// A buffer from the window, or from the system if the window has no room.
@@ -397,13 +371,10 @@ impl Reader {
 
     fn open_pump(&mut self) -> Result<()> {
         let mut pump = Pump::new(&self.devices, self.options.queue_pairs, self.options.busy_poll)?;
-        if let Some(max) = self.options.max_outstanding {
-            pump.limit_outstanding(max);
-        }
         pump.learn(&self.directory);
         pump.use_pool(&self.pool);
         pump.record_latency(&self.latency);
-        self.geometry = pump.geometry();
+        self.plans.geometry = pump.geometry();
         self.pump = Some(Forked::new(pump));
         Ok(())
     }
@@ -421,21 +392,12 @@ impl Reader {
 /// Adds the samples of a fetch to the batch; failed ones are empty there.
 pub(crate) fn add_fetched(fetched: &Fetched, batch: &mut Batch) {
     let buf = batch.add_buf(fetched.buf.clone());
-    for sample in &fetched.fetch.samples {
-        let location = SampleLocation {
-            id: sample.id,
-            buf,
-            len_bytes: sample.len_bytes,
-            offset: sample.buf_offset,
-        };
+    let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
+    for (index, sample) in fetched.fetch.samples.iter().enumerate() {
+        let has_failed = failed.next_if_eq(&index).is_some();
+        let len_bytes = if has_failed { 0 } else { sample.len_bytes };
+        let location = SampleLocation { id: sample.id, buf, len_bytes, offset: sample.buf_offset };
         batch.set_location(sample.index as usize, location);
-    }
-    for (index, _) in &fetched.failures {
-        let sample = &fetched.fetch.samples[*index];
-        batch.set_location(
-            sample.index as usize,
-            SampleLocation { id: sample.id, buf, len_bytes: 0, offset: 0 },
-        );
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 
@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{self, Place, PlaceBytes, PlaceCounters, Recorder, Snapshot};
 use crate::qpair::group::{PollGroup, Waker};
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, PairScope, open_pairs};
-use crate::units::Lba;
+use crate::units::{Lba, deadline};
 
 use super::fetch::{Fetch, FetchSample, Geometry, Transfer};
 use super::in_flight::{InFlight, TransferState};
@@ -352,6 +352,28 @@ impl Pump {
         }
         self.count_places();
         moved
+    }
+
+    /// Polls, and sleeps if nothing moves. `last_progress`: when something moved last.
+    ///
+    /// # Errors
+    /// `TimedOut`: nothing has moved for `limit`.
+    pub(crate) fn poll_or_wait(
+        &mut self,
+        last_progress: &mut Instant,
+        limit: Duration,
+    ) -> Result<()> {
+        let now = Instant::now();
+        if self.poll(now) || !self.finished.is_empty() {
+            *last_progress = now;
+        } else if now - *last_progress > limit {
+            let text = format!("nothing was read for {limit:?}");
+            let address = self.namespaces[0].namespace.address.clone();
+            return Err(Error::new(ErrorKind::TimedOut, text).target(address));
+        } else {
+            self.wait(deadline(*last_progress, limit));
+        }
+        Ok(())
     }
 
     /// Sleeps until a queue pair may have progressed, [`Pump::waker`] wakes it, or `until` has come.

@@ -78,24 +78,15 @@ impl RangeReader {
             fetch.len_bytes += whole;
         }
         assert_eq!(fetch.len_bytes, buf.len(), "only the last range ends within a block");
-        let RangeReader { namespace, pump } = self;
+        let pump = &mut self.pump;
         pump.start(0, fetch, buf);
         let mut last_progress = Instant::now();
-        while pump.in_flight() > 0 {
+        loop {
             if let Some(fetched) = pump.next_finished() {
                 return Ok(fetched.into_buf()?.slice(..len as usize));
             }
-            let now = Instant::now();
-            if pump.poll(now) {
-                last_progress = now;
-            } else if now - last_progress > PROGRESS_TIMEOUT {
-                let text = format!("nothing was read for {PROGRESS_TIMEOUT:?}");
-                return Err(Error::new(ErrorKind::TimedOut, text).target(&*namespace.address));
-            } else {
-                pump.wait(last_progress + PROGRESS_TIMEOUT);
-            }
+            pump.poll_or_wait(&mut last_progress, PROGRESS_TIMEOUT)?;
         }
-        Ok(SharedBuf::empty())
     }
 
     fn past_the_end(&self, range: &Range<u64>) -> Error {

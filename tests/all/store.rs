@@ -447,10 +447,17 @@ fn a_store_that_cannot_be_is_refused_with_the_reason() {
     let dataset = job.join_unstaged(&origin, 0).unwrap();
     let loader = dataset.loader(job.run(0)).unwrap();
     let mut seen = Vec::new();
-    let stopped = loader.stage(&mut Stopped, |staged| seen.push(staged));
+    let stopped = loader.stage(&mut Stopped, |staged| {
+        seen.push(staged);
+        true
+    });
     assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Interrupted);
     assert_eq!(seen, [Staged { samples: 60, ..Staged::default() }]);
-    loader.stage(&mut (), |staged| seen.push(staged)).unwrap();
+    let staged = loader.stage(&mut (), |staged| {
+        seen.push(staged);
+        true
+    });
+    staged.unwrap();
     assert_eq!(seen.last().unwrap().done, 60);
 }
 
@@ -514,7 +521,7 @@ fn a_share_that_exceeds_its_store_is_an_error_and_no_larger_store() {
         let options = StoreOptions::new(job.spec.parse().unwrap());
         let image = origin.open().with_store(options, &job.run(rank), None)?;
         let dataset = Dataset::from_image(image, ReaderOptions::default());
-        dataset.loader(job.run(rank))?.stage(&mut (), |_| ())
+        dataset.loader(job.run(rank))?.stage(&mut (), |_| true)
     };
     // Shares of average samples take 108 KiB, the one with the long sample at least 128 KiB.
     let mut fits = 0;

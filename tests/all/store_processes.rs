@@ -224,7 +224,11 @@ fn a_run_that_resumes_reads_nothing_that_lies_in_its_store() {
                 let loader = dataset.loader(job.run(rank)).unwrap();
                 loader.set_state(&state).unwrap();
                 let mut staged = Vec::new();
-                loader.stage(&mut (), |now| staged.push(now)).unwrap();
+                let brought = loader.stage(&mut (), |now| {
+                    staged.push(now);
+                    true
+                });
+                brought.unwrap();
                 assert_eq!((staged.len(), staged[0].found, stats(&dataset).staged), (1, 120, 0));
                 let mut all = first;
                 for (epoch, ids) in read(&origin.samples, &loader) {

@@ -140,7 +140,7 @@ impl Job {
     /// The data set of a rank that has its share.
     pub(crate) fn join(&self, origin: &Origin, rank: u32) -> dlfs::Result<Dataset> {
         let dataset = self.join_unstaged(origin, rank)?;
-        dataset.loader(self.run(rank))?.stage(&mut (), |_| ())?;
+        dataset.loader(self.run(rank))?.stage(&mut (), |_| true)?;
         Ok(dataset)
     }
 

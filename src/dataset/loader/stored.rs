@@ -69,19 +69,20 @@ impl Stored {
 }
 
 impl Loader {
-    /// Brings the share of the epoch where the run is into this rank's store, on the calling thread, and tells
-    /// `staged` how far it is; otherwise the first batch does. Returns at once without a store, or if it has the
-    /// share. A forked child asks the process that has the store to do it, and returns.
+    /// Brings the share of the epoch where the run is into this rank's store, on the calling thread; otherwise the
+    /// first batch does. Tells `staged` how far it is, which returns whether to go on. Returns at once without a
+    /// store, or if it has the share. A forked child asks the process that has the store to do it, and returns.
     ///
     /// # Errors
-    /// `Interrupted`: `watch` ended it; call it again. Those of [`Store::begin`].
-    pub fn stage(&self, watch: &mut dyn Watch, mut staged: impl FnMut(Staged)) -> Result<()> {
+    /// `Interrupted`: `watch` or `staged` ended it; call it again. Those of [`Store::begin`].
+    pub fn stage(
+        &self,
+        watch: &mut dyn Watch,
+        mut staged: impl FnMut(Staged) -> bool,
+    ) -> Result<()> {
         let state = self.state();
         let Some(stored) = self.stored_at(&state) else { return Ok(()) };
-        stored.begin(state.epoch, self.taken(&state), &mut |now| {
-            staged(now);
-            watch.goes_on()
-        })
+        stored.begin(state.epoch, self.taken(&state), &mut |now| staged(now) && watch.goes_on())
     }
 
     /// Returns a closure that brings the share for a run that begins at `state` into the store. A store that has come

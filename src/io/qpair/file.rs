@@ -250,8 +250,7 @@ impl Device for FileNamespace {
 }
 
 fn cannot_open(path: &Path, error: std::io::Error) -> Error {
-    let kind = Error::from(std::io::Error::from(error.kind())).kind();
-    Error::new(kind, "cannot open the image").path(path).source(error)
+    Error::of_file("cannot open the image", path, error)
 }
 
 /// Checked before opening, because opening a FIFO would wait for its other end.

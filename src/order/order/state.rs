@@ -120,7 +120,6 @@ impl State {
         world_size: u32,
         len: u64,
     ) -> Result<(), Refusal> {
-        let consumed = self.consumed;
         if self.mixture.is_some() {
             return Err(Refusal::Mixture { open: HexId(image) });
         }
@@ -134,6 +133,15 @@ impl State {
         if self.view != view {
             return Err(Refusal::View { state: self.view, open: view });
         }
+        self.check_order(order, world_size, len)
+    }
+
+    /// As [`State::check`], of whatever data.
+    ///
+    /// # Errors
+    /// The first reason why it cannot.
+    pub fn check_order(&self, order: &OrderSpec, world_size: u32, len: u64) -> Result<(), Refusal> {
+        let consumed = self.consumed;
         if let (Some(state), Some(asked)) = (self.order.kind.world_size(), order.kind.world_size())
             && (state != asked || !world_size.is_multiple_of(state))
         {

@@ -7,7 +7,7 @@ use dlfs::reader::Batch;
 
 use crate::error::{DLFS_OK, Failure, guard};
 use crate::fields::FieldTable;
-use crate::handles;
+use crate::handles::{self, Kind};
 use crate::structs::{Struct, check_out, give, take};
 
 /// The label of a sample without a label, in every function and struct. Python uses None, and
@@ -90,6 +90,10 @@ pub(crate) struct Held {
     _fields: Vec<Field>,
 }
 
+impl Kind for Held {
+    const NAME: &str = "batch";
+}
+
 // SAFETY: the pointers lead into this value, which nobody changes, or into memory that the caller
 // has lent and keeps valid; any thread may read both.
 unsafe impl Send for Held {}
@@ -135,14 +139,12 @@ pub(crate) unsafe fn hand_out(
 ) -> Result<(), Failure> {
     show_whole(&mut items);
     let mut value = BatchOut {
-        size: 0,
         items: items.as_ptr(),
         count: items.len(),
         len_bytes: items.iter().map(len_bytes).sum(),
         epoch: place.0,
         ends_epoch: place.1.into(),
-        reserved: 0,
-        handle: std::ptr::null_mut(),
+        ..BatchOut::zeroed()
     };
     value.handle =
         handles::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
@@ -171,24 +173,9 @@ pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
         unsafe {
             check_out(batch)?;
             let held = handles::remove::<Held>(take(batch.cast_const())?.handle)?;
-            give(batch, BatchOut::empty())?;
+            give(batch, BatchOut::zeroed())?;
             drop(held);
         }
-        Ok(DLFS_OK)
+        Ok(())
     })
-}
-
-impl BatchOut {
-    pub(crate) fn empty() -> BatchOut {
-        BatchOut {
-            size: 0,
-            items: std::ptr::null(),
-            count: 0,
-            len_bytes: 0,
-            epoch: 0,
-            ends_epoch: 0,
-            reserved: 0,
-            handle: std::ptr::null_mut(),
-        }
-    }
 }

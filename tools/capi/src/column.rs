@@ -8,7 +8,7 @@ use dlfs::directory::{Column, Directory};
 use dlfs::units::SampleId;
 
 use crate::batch::DLFS_NO_LABEL;
-use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_NOT_FOUND, Failure, guard};
 use crate::mount::{Fs, mount_of};
 use crate::structs::{array, give_text, put, utf8};
 
@@ -52,9 +52,8 @@ pub unsafe extern "C" fn dlfs_column_number(
         // SAFETY: by the header `column` and `type` are NULL or point to numbers of their types.
         unsafe {
             put(column, found as u64, "column")?;
-            put(r#type, columns[found].kind() as u32 + DLFS_COLUMN_INT, "type")?;
+            put(r#type, columns[found].kind() as u32 + DLFS_COLUMN_INT, "type")
         }
-        Ok(DLFS_OK)
     })
 }
 
@@ -74,8 +73,7 @@ pub unsafe extern "C" fn dlfs_column_name(
         let found = column_of(mount.dataset.directory(), column)?.name();
         // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(found.as_bytes(), name, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(found.as_bytes(), name, len, needed) }
     })
 }
 
@@ -101,8 +99,7 @@ pub unsafe extern "C" fn dlfs_column_ints(
         let value = |id| column.int(id).unwrap_or(DLFS_NO_LABEL);
         // SAFETY: by the header `ids` has `count` elements that do not change during the call, and `values` has
         // room for as many.
-        unsafe { give_values(mount.dataset.directory(), ids, count, values, value)? };
-        Ok(DLFS_OK)
+        unsafe { give_values(mount.dataset.directory(), ids, count, values, value) }
     })
 }
 
@@ -127,8 +124,7 @@ pub unsafe extern "C" fn dlfs_column_floats(
         let whole = |id| column.int(id).map(|number| number as f64);
         let value = |id| column.float(id).or_else(|| whole(id)).unwrap_or(f64::NAN);
         // SAFETY: as in dlfs_column_ints.
-        unsafe { give_values(mount.dataset.directory(), ids, count, values, value)? };
-        Ok(DLFS_OK)
+        unsafe { give_values(mount.dataset.directory(), ids, count, values, value) }
     })
 }
 
@@ -158,8 +154,7 @@ pub unsafe extern "C" fn dlfs_column_text(
         })?;
         // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(found.as_bytes(), text, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(found.as_bytes(), text, len, needed) }
     })
 }
 

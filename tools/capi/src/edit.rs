@@ -1,17 +1,15 @@
 //! Changes of an image: samples are deleted, and their space is freed.
 
-use std::ffi::{OsStr, c_char, c_int};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{c_char, c_int};
 
 use dlfs::address::Address;
 use dlfs::dataset::{Watch, cataloging};
 use dlfs::import::{self, EditOptions, Progress, Stage};
 use dlfs::qpair::ConnectOptions;
-use dlfs::units::SampleId;
 
-use crate::error::{DLFS_OK, Failure, guard};
-use crate::options::{MountOptions, Stop, unknown};
-use crate::structs::{array, put, take_or, text};
+use crate::error::{Failure, guard};
+use crate::options::{MountOptions, Stop, flag};
+use crate::structs::{self, put_if_asked, take_or_zeroed};
 
 /// Deletes `count` samples of the image at `addresses` in one generation, and stores in `*deleted`,
 /// which may be NULL, how many there were: either `ids` or `names` says which, and the other is NULL.
@@ -38,24 +36,20 @@ pub unsafe extern "C" fn dlfs_delete(
             return Err(Failure::invalid("either ids or names says which samples, and not both"));
         }
         // SAFETY: by the header strings end with NUL, `options` is NULL or a struct of the size that it
-        // states, the array has `count` elements, and nothing of this changes during the call.
-        let samples = unsafe {
+        // states, the array has `count` elements, `deleted` is NULL or points to a number, and nothing of this
+        // changes during the call.
+        unsafe {
             let image = Image::new(addresses, options, accept_older_generation)?;
             let report = if names.is_null() {
-                let ids: &[u64] = array(ids, count, "ids")?;
-                let ids: Vec<SampleId> = ids.iter().map(|&id| SampleId(id)).collect();
+                let ids = structs::ids(ids, count)?;
                 import::delete_ids(&image.addresses, &ids, &image.options, &image.connect)?
             } else {
-                let names = array(names, count, "names")?.iter();
-                let names = names.map(|&name| Ok(text(name, "a name")?.to_vec()));
-                let names = names.collect::<Result<Vec<_>, Failure>>()?;
+                let names = structs::names(names, count, "names", "a name")?;
                 import::delete(&image.addresses, &names, &image.options, &image.connect)?
             };
             cataloging::committed(&image.addresses, report.generation, &image.connect, "delete");
-            report.samples
-        };
-        // SAFETY: by the header `deleted` is NULL or points to a number.
-        unsafe { give_count(deleted, samples) }
+            put_if_asked(deleted, report.samples, "the result")
+        }
     })
 }
 
@@ -84,7 +78,7 @@ pub unsafe extern "C" fn dlfs_purge(
         let report = import::purge(list, &image.options, connect, &mut Asking(&mut image.stop))?;
         cataloging::committed(list, report.generation, connect, "purge");
         // SAFETY: by the header `freed_bytes` is NULL or points to a number.
-        unsafe { give_count(freed_bytes, report.freed_bytes) }
+        unsafe { put_if_asked(freed_bytes, report.freed_bytes, "the result") }
     })
 }
 
@@ -104,29 +98,15 @@ impl Image {
         options: *const MountOptions,
         accept_older_generation: u32,
     ) -> Result<Image, Failure> {
-        let accept_older_generation = match accept_older_generation {
-            0 | 1 => accept_older_generation == 1,
-            other => return Err(unknown("accept_older_generation", other)),
-        };
+        let accept_older_generation = flag(accept_older_generation, "accept_older_generation")?;
         // SAFETY: as this function.
-        let (given, list) =
-            unsafe { (take_or(options, MountOptions::default())?, text(addresses, "addresses")?) };
-        let list = Address::parse_list_os(OsStr::from_bytes(list)).map_err(dlfs::Error::from)?;
+        let (given, addresses) =
+            unsafe { (take_or_zeroed(options)?, structs::addresses(addresses, "addresses")?) };
         // SAFETY: as this function.
         let connect = unsafe { given.options()?.open.connect };
         let options = EditOptions { accept_older_generation };
-        Ok(Image { addresses: list, connect, options, stop: given.stop() })
+        Ok(Image { addresses, connect, options, stop: given.stop() })
     }
-}
-
-/// # Safety
-/// `to` is NULL or points to a number that nobody else accesses.
-unsafe fn give_count(to: *mut u64, count: u64) -> Result<c_int, Failure> {
-    if !to.is_null() {
-        // SAFETY: as this function.
-        unsafe { put(to, count, "the result")? };
-    }
-    Ok(DLFS_OK)
 }
 
 /// Asks the caller's `should_stop` between the pieces of a purge or import.

@@ -92,9 +92,26 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
+/// The result of a body: nothing, which is `DLFS_OK`, or a number.
+pub(crate) trait Status {
+    fn number(self) -> c_int;
+}
+
+impl Status for () {
+    fn number(self) -> c_int {
+        DLFS_OK
+    }
+}
+
+impl Status for c_int {
+    fn number(self) -> c_int {
+        self
+    }
+}
+
 /// Runs the body of a function of the library; returns its number, and stores the text of an error.
-pub(crate) fn guard(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    guard_long(|| body().map(i64::from)) as c_int
+pub(crate) fn guard<T: Status>(body: impl FnOnce() -> Result<T, Failure>) -> c_int {
+    guard_long(|| body().map(|done| done.number().into())) as c_int
 }
 
 /// As [`guard`], for functions that return a length.
@@ -183,7 +200,7 @@ mod tests {
     #[test]
     fn a_panic_becomes_an_error_with_its_text_and_the_next_call_works() {
         assert_eq!(last(), "");
-        assert_eq!(guard(|| panic!("at {}", 7)), DLFS_E_INTERNAL);
+        assert_eq!(guard(|| -> Result<(), _> { panic!("at {}", 7) }), DLFS_E_INTERNAL);
         assert!(last().contains("at 7"));
         assert_eq!(guard(|| Ok(DLFS_END)), DLFS_END);
         assert!(last().contains("at 7"), "a call that succeeds keeps the text");

@@ -2,11 +2,11 @@
 
 use std::ffi::c_int;
 
-use dlfs::format::field_type::Element;
+use dlfs::format::field_type::{self, Element};
 
-use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_NOT_FOUND, Failure};
 use crate::mount::{Fs, mount_of};
-use crate::structs::{Struct, check_out, give};
+use crate::structs::{Struct, fill};
 
 /// The elements of a field without a type: bytes.
 pub const DLFS_ELEMENT_BYTES: u32 = 0;
@@ -71,35 +71,38 @@ pub unsafe extern "C" fn dlfs_get_field_type(
     index: u64,
     r#type: *mut FieldType,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `type` is NULL or points to a struct of the size in its first
-        // field, which nobody else accesses meanwhile.
-        unsafe { check_out(r#type)? };
-        let mount = mount_of(fs)?;
-        let count = mount.dataset.directory().fields().len().max(1);
-        let Some(field) = usize::try_from(index).ok().filter(|index| *index < count) else {
-            let text = format!("there is no field {index}, there are {count}");
-            return Err(Failure::new(DLFS_E_NOT_FOUND, text));
-        };
-        let mut value = FieldType {
-            size: 0,
-            element: DLFS_ELEMENT_BYTES,
-            element_len: 1,
-            num_dims: 1,
-            dims: [0; DLFS_MAX_DIMS],
-        };
-        if let Some(kind) = mount.dataset.directory().field_types().of(field) {
-            value.element = number_of(kind.element());
-            value.element_len = kind.element().len_bytes();
-            value.num_dims = kind.dims().len() as u64;
-            for (to, dim) in value.dims.iter_mut().zip(kind.dims()) {
-                *to = dim.unwrap_or(0).into();
-            }
-        }
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(r#type, value)? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `type` is NULL or points to a struct of the size in its first
+    // field, which nobody else accesses meanwhile.
+    unsafe {
+        fill(r#type, || {
+            let mount = mount_of(fs)?;
+            let count = mount.dataset.directory().fields().len().max(1);
+            let Some(field) = usize::try_from(index).ok().filter(|index| *index < count) else {
+                let text = format!("there is no field {index}, there are {count}");
+                return Err(Failure::new(DLFS_E_NOT_FOUND, text));
+            };
+            Ok(mount.dataset.directory().field_types().of(field).map_or_else(bytes, described))
+        })
+    }
+}
+
+/// The type of a field of bytes.
+fn bytes() -> FieldType {
+    FieldType { element: DLFS_ELEMENT_BYTES, element_len: 1, num_dims: 1, ..FieldType::zeroed() }
+}
+
+fn described(kind: &field_type::FieldType) -> FieldType {
+    let mut dims = [0; DLFS_MAX_DIMS];
+    for (to, dim) in dims.iter_mut().zip(kind.dims()) {
+        *to = dim.unwrap_or(0).into();
+    }
+    FieldType {
+        element: number_of(kind.element()),
+        element_len: kind.element().len_bytes(),
+        num_dims: kind.dims().len() as u64,
+        dims,
+        ..FieldType::zeroed()
+    }
 }
 
 fn number_of(element: Element) -> u32 {

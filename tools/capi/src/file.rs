@@ -8,18 +8,17 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use dlfs::dataset::SampleFile;
 use dlfs::units::SampleId;
 
-use crate::error::{DLFS_OK, Failure, guard, guard_long};
-use crate::handles;
+use crate::error::{Failure, guard, guard_long};
+use crate::handles::{self, Kind};
 use crate::mount::{Fs, Mount, mount_of};
-use crate::structs::{put, text};
+use crate::structs::text;
 
 /// An open sample: an opaque handle.
 pub struct FileHandle(());
 
 /// The object behind a file handle. It has no lock that it waits for: a fork may happen at any time.
 pub(crate) struct File {
-    /// `None` in tests of the table alone.
-    mount: Option<Arc<Mount>>,
+    mount: Arc<Mount>,
     id: SampleId,
     /// The open sample in a box of its own, after the first read; NULL before. Never changed once set.
     opened: AtomicPtr<SampleFile>,
@@ -38,33 +37,28 @@ pub unsafe extern "C" fn dlfs_open(
     name: *const c_char,
     file: *mut *mut FileHandle,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `file` is NULL or a place for a handle, and `name` is NULL or ends
-        // with NUL and does not change during the call.
-        unsafe {
-            put(file, std::ptr::null_mut(), "file")?;
+    // SAFETY: by the header `file` is NULL or a place for a handle, and `name` is NULL or ends
+    // with NUL and does not change during the call.
+    unsafe {
+        handles::open(file, "file", || {
             let mount = mount_of(fs)?;
-            let name = text(name, "name")?;
-            let id = mount.dataset.lookup(name, &mut mount.stop.clone())?;
-            put(file, open(mount, id)?, "file")?;
-        }
-        Ok(DLFS_OK)
-    })
+            let id = mount.dataset.lookup(text(name, "name")?, &mut mount.stop.clone())?;
+            File::new(mount, id)
+        })
+    }
 }
 
 /// Opens the sample with this `id`; otherwise like dlfs_open. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut FileHandle) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `file` is NULL or a place for a handle.
-        unsafe {
-            put(file, std::ptr::null_mut(), "file")?;
+    // SAFETY: by the header `file` is NULL or a place for a handle.
+    unsafe {
+        handles::open(file, "file", || {
             let mount = mount_of(fs)?;
             mount.dataset.len_bytes(SampleId(id))?;
-            put(file, open(mount, SampleId(id))?, "file")?;
-        }
-        Ok(DLFS_OK)
-    })
+            File::new(mount, SampleId(id))
+        })
+    }
 }
 
 /// Reads up to `len` bytes from the end of the last dlfs_read of this handle, like read(2): returns
@@ -120,24 +114,26 @@ pub unsafe extern "C" fn dlfs_pread(
 /// Closes the handle and releases its memory. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
-    guard(|| handles::remove::<File>(file.cast::<c_void>()).map(|_| DLFS_OK))
+    guard(|| handles::remove::<File>(file.cast()).map(drop))
 }
 
-fn open(mount: Arc<Mount>, id: SampleId) -> Result<*mut FileHandle, Failure> {
-    mount.division.check_one(mount.dataset.directory().fields())?;
-    let opened = AtomicPtr::new(null_mut());
-    let file = File { mount: Some(mount), id, opened, position: AtomicU64::new(0) };
-    Ok(handles::insert(file)?.cast())
+impl Kind for File {
+    const NAME: &str = "file";
 }
 
 impl File {
+    fn new(mount: Arc<Mount>, id: SampleId) -> Result<File, Failure> {
+        mount.division.check_one(mount.dataset.directory().fields())?;
+        let opened = AtomicPtr::new(null_mut());
+        Ok(File { mount, id, opened, position: AtomicU64::new(0) })
+    }
+
     /// Reads up to `len` bytes at `offset` into `buf`.
     ///
     /// # Safety
     /// `buf` is NULL or has `len` bytes.
     unsafe fn read_at(&self, buf: *mut c_void, len: usize, offset: u64) -> Result<i64, Failure> {
-        let mount = self.mount.as_ref().ok_or_else(|| Failure::invalid("no data set"))?;
-        let opened = self.opened(mount)?;
+        let opened = self.opened()?;
         let len = opened.len_bytes().saturating_sub(offset).min(len as u64) as usize;
         if len == 0 {
             return Ok(0);
@@ -148,15 +144,16 @@ impl File {
         // SAFETY: not NULL; the caller promises at least `len` bytes there, which nobody else uses during the
         // call.
         let buf = unsafe { std::slice::from_raw_parts_mut(buf.cast::<u8>(), len) };
-        let got = opened.read_at(offset, buf, &mut mount.stop.clone())?;
+        let got = opened.read_at(offset, buf, &mut self.mount.stop.clone())?;
         Ok(got as i64)
     }
 
     /// The open sample. If two threads open it at the same time, one of them is kept.
-    fn opened(&self, mount: &Mount) -> Result<&SampleFile, Failure> {
+    fn opened(&self) -> Result<&SampleFile, Failure> {
         if let Some(opened) = self.loaded() {
             return Ok(opened);
         }
+        let mount = &self.mount;
         let chosen = mount.division.chosen();
         let opened = mount.dataset.open_sample(self.id, chosen, &mut mount.stop.clone())?;
         let mine = Box::into_raw(Box::new(opened));
@@ -172,13 +169,6 @@ impl File {
     fn loaded(&self) -> Option<&SampleFile> {
         // SAFETY: NULL or a box that `opened` has set and that stays until this is dropped.
         unsafe { self.opened.load(Ordering::Acquire).as_ref() }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of_nothing() -> File {
-        let opened = AtomicPtr::new(null_mut());
-        let position = AtomicU64::new(0);
-        File { mount: None, id: SampleId(0), opened, position }
     }
 }
 

@@ -4,81 +4,60 @@
 //! A spin lock is held for a few instructions, and across a fork: the child finds it free and the
 //! table consistent, whatever other threads were doing.
 
+use std::any::Any;
 use std::cell::UnsafeCell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::batch::Held;
-use crate::error::{DLFS_E_HANDLE, DLFS_E_NO_MEMORY, Failure};
-use crate::file::File;
-use crate::mixture::Mixed;
-use crate::mount::Mount;
-use crate::namespace::Queue;
-use crate::sequence::Sequence;
-use crate::writer::Writing;
+use crate::error::{DLFS_E_HANDLE, DLFS_E_NO_MEMORY, Failure, guard};
+use crate::structs::put;
 
 /// The object behind a handle. A clone is another reference to it.
-#[derive(Clone)]
-pub(crate) enum Object {
-    Mount(Arc<Mount>),
-    File(Arc<File>),
-    Sequence(Arc<Sequence>),
-    Batch(Arc<Held>),
-    Mixture(Arc<Mixed>),
-    Queue(Arc<Queue>),
-    Writer(Arc<Writing>),
-}
+type Object = Arc<dyn Any + Send + Sync>;
 
-/// One kind of object, and the name of its handles.
-pub(crate) trait Kind: Sized {
+/// An object that has handles, and their name in errors.
+pub(crate) trait Kind: Any + Send + Sync {
     const NAME: &str;
-    fn of(object: &Object) -> Option<&Arc<Self>>;
-    fn into(this: Arc<Self>) -> Object;
 }
-
-macro_rules! kind {
-    ($type:ident, $variant:ident, $name:literal) => {
-        impl Kind for $type {
-            const NAME: &str = $name;
-            fn of(object: &Object) -> Option<&Arc<$type>> {
-                if let Object::$variant(this) = object { Some(this) } else { None }
-            }
-            fn into(this: Arc<$type>) -> Object {
-                Object::$variant(this)
-            }
-        }
-    };
-}
-kind!(Mount, Mount, "mounted data set");
-kind!(File, File, "file");
-kind!(Sequence, Sequence, "sequence");
-kind!(Held, Batch, "batch");
-kind!(Mixed, Mixture, "mixture");
-kind!(Queue, Queue, "namespace");
-kind!(Writing, Writer, "writer");
 
 /// Creates a handle for `object`.
 pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {
     watch_forks()?;
-    TABLE.with(|table| table.insert(T::into(Arc::new(object))))
+    TABLE.with(|table| table.insert(Arc::new(object)))
+}
+
+/// Runs the body of a function that stores a handle in `*to`, which is NULL until `make` has made its object.
+///
+/// # Safety
+/// `to` is NULL or a place for a handle.
+pub(crate) unsafe fn open<H, T: Kind>(
+    to: *mut *mut H,
+    what: &str,
+    make: impl FnOnce() -> Result<T, Failure>,
+) -> c_int {
+    // SAFETY: by this function's own contract.
+    guard(|| unsafe {
+        put(to, std::ptr::null_mut(), what)?;
+        put(to, insert(make()?)?.cast(), what)
+    })
 }
 
 /// The object of `handle`; it lives while the result does, even if another thread closes the
 /// handle.
 pub(crate) fn get<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
     let object = TABLE.with(|table| table.get(handle).cloned());
-    object.as_ref().and_then(T::of).cloned().ok_or_else(|| wrong::<T>(handle))
+    object.and_then(|object| object.downcast().ok()).ok_or_else(|| wrong::<T>(handle))
 }
 
 /// Removes `handle` from the table, which makes it invalid.
 pub(crate) fn remove<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
     // Dropped by the caller, without the lock: dropping may take time.
     let object = TABLE.with(|table| {
-        let fits = table.get(handle).is_some_and(|object| T::of(object).is_some());
+        let fits = table.get(handle).is_some_and(|object| object.is::<T>());
         if fits { table.remove(handle) } else { None }
     });
-    object.as_ref().and_then(T::of).cloned().ok_or_else(|| wrong::<T>(handle))
+    object.and_then(|object| object.downcast().ok()).ok_or_else(|| wrong::<T>(handle))
 }
 
 fn wrong<T: Kind>(handle: *const c_void) -> Failure {
@@ -228,7 +207,7 @@ mod tests {
     use super::*;
 
     fn object() -> Object {
-        Object::File(Arc::new(File::of_nothing()))
+        Arc::new(())
     }
 
     #[test]

@@ -1,14 +1,13 @@
 //! Passes the library's warnings to a function of the caller.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::fmt::{Debug, Write};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use dlfs::messages::{Message, subscribe};
+use tracing::Level;
 
-use crate::error::{DLFS_E_BUSY, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_BUSY, Failure, guard};
 
 /// Something failed for good.
 pub const DLFS_LOG_ERROR: c_int = 1;
@@ -44,7 +43,7 @@ pub unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
         let set = Ordering::AcqRel;
         let seen = Ordering::Acquire;
         let _ = LISTENER.fetch_update(set, seen, link); // `link` never refuses
-        Ok(DLFS_OK)
+        Ok(())
     })
 }
 
@@ -61,73 +60,24 @@ static LISTENER: AtomicPtr<Listener> = AtomicPtr::new(null_mut());
 /// Returns whether the library's messages arrive here; the first call installs the subscriber.
 fn is_installed() -> bool {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
-    if !INSTALLED.load(Ordering::Acquire) && tracing::subscriber::set_global_default(Tell).is_ok() {
+    if !INSTALLED.load(Ordering::Acquire) && subscribe(tell) {
         INSTALLED.store(true, Ordering::Release);
     }
     INSTALLED.load(Ordering::Acquire)
 }
 
-/// Subscribes to the library's events; there are no spans.
-struct Tell;
-
-impl Subscriber for Tell {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= Level::INFO
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        // SAFETY: NULL, or a box that is never freed.
-        let listener = unsafe { LISTENER.load(Ordering::Acquire).as_ref() };
-        let Some(listener) = listener else { return };
-        let Some(on_log) = listener.on_log else { return };
-        let level = match *event.metadata().level() {
-            Level::ERROR => DLFS_LOG_ERROR,
-            Level::WARN => DLFS_LOG_WARNING,
-            _ => DLFS_LOG_INFO,
-        };
-        let mut text = Text::default();
-        event.record(&mut text);
-        // SAFETY: the caller's function with the caller's argument, and a text that outlives the
-        // call.
-        unsafe { on_log(listener.user, level, text.whole().as_ptr()) };
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
-/// The message of an event, followed by its fields in brackets.
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-}
-
-impl Text {
-    fn whole(self) -> CString {
-        let mut whole = self.message;
-        if !self.fields.is_empty() {
-            whole = format!("{whole} ({})", self.fields);
-        }
-        let bytes: Vec<u8> = whole.bytes().filter(|byte| *byte != 0).collect();
-        CString::new(bytes).expect("zero bytes were taken out")
-    }
-}
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let written = if field.name() == "message" {
-            write!(self.message, "{value:?}")
-        } else {
-            let comma = if self.fields.is_empty() { "" } else { ", " };
-            write!(self.fields, "{comma}{}: {value:?}", field.name())
-        };
-        written.expect("a String takes everything");
-    }
+/// Passes a message of the library to the listener.
+fn tell(message: Message) {
+    // SAFETY: NULL, or a box that is never freed.
+    let listener = unsafe { LISTENER.load(Ordering::Acquire).as_ref() };
+    let Some(&Listener { on_log: Some(on_log), user, .. }) = listener else { return };
+    let level = match message.level {
+        Level::ERROR => DLFS_LOG_ERROR,
+        Level::WARN => DLFS_LOG_WARNING,
+        _ => DLFS_LOG_INFO,
+    };
+    let text = message.whole(|name| name).replace('\0', "");
+    let text = CString::new(text).expect("zero bytes were taken out");
+    // SAFETY: the caller's function with the caller's argument, and a text that outlives the call.
+    unsafe { on_log(user, level, text.as_ptr()) };
 }

@@ -1,6 +1,6 @@
 //! Mixtures: several mounted data sets as one sequence, in given proportions.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use dlfs::dataset;
 use dlfs::order::mixture::{Batching, Mixture, MixtureError, Part};
 use dlfs::units::Epoch;
 
-use crate::error::{DLFS_OK, Failure, guard};
+use crate::error::{Failure, guard};
 use crate::fields::Division;
-use crate::handles;
+use crate::handles::{self, Kind};
 use crate::mount::{Fs, mount_of};
 use crate::options::SequenceOptions;
 use crate::sequence::{Seq, Sequence};
-use crate::structs::{Struct, array, put, take, take_or, utf8};
+use crate::structs::{Struct, array, put, put_if_asked, take, take_or_zeroed, utf8};
 
 /// A mixture of data sets: an opaque handle.
 pub struct Mix(());
@@ -50,14 +50,6 @@ unsafe impl Struct for MixtureOptions {
     const NAME: &str = "dlfs_mixture_options";
 }
 
-impl Default for MixtureOptions {
-    fn default() -> MixtureOptions {
-        let batching = std::ptr::null();
-        let phases = std::ptr::null();
-        MixtureOptions { size: 0, epoch_size: 0, batching, phases, num_phases: 0 }
-    }
-}
-
 /// Mixes `count` mounted data sets, and stores a handle in `*mixture`, to be closed with
 /// dlfs_mixture_close. `parts[i]` is the part of `sources[i]` in an epoch: a weight beside the others, such
 /// as "0.7"; or, for all of them, "repeat:2", twice its samples, or "choose:1000", so many samples. The
@@ -75,13 +67,12 @@ pub unsafe extern "C" fn dlfs_mixture_open(
     options: *const MixtureOptions,
     mixture: *mut *mut Mix,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `mixture` is NULL or a place for a handle, `sources` and `parts` are NULL or
-        // have `count` elements, `options` is NULL or a struct of the size that it states, and strings end
-        // with NUL and do not change during the call.
-        unsafe {
-            put(mixture, std::ptr::null_mut(), "mixture")?;
-            let options = take_or(options, MixtureOptions::default())?;
+    // SAFETY: by the header `mixture` is NULL or a place for a handle, `sources` and `parts` are NULL or
+    // have `count` elements, `options` is NULL or a struct of the size that it states, and strings end
+    // with NUL and do not change during the call.
+    unsafe {
+        handles::open(mixture, "mixture", || {
+            let options = take_or_zeroed(options)?;
             let sources: &[*const Fs] = array(sources, count, "sources")?;
             let parts: &[*const c_char] = array(parts, count, "parts")?;
             let mut given = Vec::with_capacity(count);
@@ -113,19 +104,17 @@ pub unsafe extern "C" fn dlfs_mixture_open(
             let phases = phases.collect::<Result<Vec<_>, _>>()?;
             let epoch_size = (options.epoch_size != 0).then_some(options.epoch_size);
             let given = given.iter().map(|(mount, part)| (mount.dataset.clone(), *part)).collect();
-            let made = dataset::Mixture::new(given, epoch_size, batching, phases)?;
+            let mixture = dataset::Mixture::new(given, epoch_size, batching, phases)?;
             let division = division.expect("a mixture has at least one source");
-            let handle = handles::insert(Mixed { mixture: made, division })?;
-            put(mixture, handle.cast::<Mix>(), "mixture")?;
-        }
-        Ok(DLFS_OK)
-    })
+            Ok(Mixed { mixture, division })
+        })
+    }
 }
 
 /// Closes the handle. Its sequences stay valid. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_mixture_close(mixture: *mut Mix) -> c_int {
-    guard(|| handles::remove::<Mixed>(mixture.cast::<c_void>()).map(|_| DLFS_OK))
+    guard(|| handles::remove::<Mixed>(mixture.cast()).map(drop))
 }
 
 /// Stores how many samples of each data set `epoch` has in `counts`, one for each of its `count` data sets,
@@ -152,11 +141,8 @@ pub unsafe extern "C" fn dlfs_mixture_counts(
                 unsafe { put(counts.wrapping_add(at), value, "counts")? };
             }
         }
-        if !epoch_size.is_null() {
-            // SAFETY: not NULL, so by the header it points to a `uint64_t`.
-            unsafe { put(epoch_size, sequence.epoch_size(), "epoch_size")? };
-        }
-        Ok(DLFS_OK)
+        // SAFETY: by the header `epoch_size` is NULL or points to a `uint64_t`.
+        unsafe { put_if_asked(epoch_size, sequence.epoch_size(), "epoch_size") }
     })
 }
 
@@ -173,11 +159,10 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
     options: *const SequenceOptions,
     seq: *mut *mut Seq,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or points to a
-        // struct of the size in its first field.
-        unsafe {
-            put(seq, std::ptr::null_mut(), "seq")?;
+    // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or points to a
+    // struct of the size in its first field.
+    unsafe {
+        handles::open(seq, "seq", || {
             let options = take(options)?;
             let mixed = mixture_of(mixture)?;
             let has_functions = options.peer_set.is_some() || options.peer_get.is_some();
@@ -194,12 +179,13 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
             let loader = mixed.mixture.loader(options.options(None, None)?)?;
             let stop = options.stop();
             let division = mixed.division;
-            let sequence = Sequence { loader, stop, division, restarts_shares: false };
-            let handle = handles::insert(sequence)?;
-            put(seq, handle.cast::<Seq>(), "seq")?;
-        }
-        Ok(DLFS_OK)
-    })
+            Ok(Sequence { loader, stop, division, restarts_shares: false })
+        })
+    }
+}
+
+impl Kind for Mixed {
+    const NAME: &str = "mixture";
 }
 
 fn mixture_of(mixture: *const Mix) -> Result<Arc<Mixed>, Failure> {

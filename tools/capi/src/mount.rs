@@ -1,21 +1,19 @@
 //! Mounts a data set, and describes it without reading samples.
 
-use std::ffi::{OsStr, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{c_char, c_int};
 use std::sync::Mutex;
 
-use dlfs::address::Address;
 use dlfs::dataset::Dataset;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 
 use crate::batch::DLFS_NO_LABEL;
-use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_NOT_FOUND, Failure, guard};
 use crate::fields::{Division, number_of};
-use crate::handles;
+use crate::handles::{self, Kind};
 use crate::options::{MountOptions, Stop};
 use crate::peers::Joined;
-use crate::structs::{Struct, check_out, give, give_text, optional_text, put, take_or, text};
+use crate::structs::{self, Struct, fill, give_text, optional_text, put, take_or_zeroed, text};
 
 /// A mounted data set: an opaque handle.
 pub struct Fs(());
@@ -98,27 +96,21 @@ pub unsafe extern "C" fn dlfs_mount(
     options: *const MountOptions,
     fs: *mut *mut Fs,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `fs` is NULL or a place for a handle, `addresses` NULL or ends with
-        // NUL, and `options` NULL or a struct of the size that it states, with strings that end
-        // with NUL.
-        unsafe {
-            put(fs, std::ptr::null_mut(), "fs")?;
-            let given = take_or(options, MountOptions::default())?;
-            let list = OsStr::from_bytes(text(addresses, "addresses")?);
-            let list = Address::parse_list_os(list).map_err(dlfs::Error::from)?;
+    // SAFETY: by the header `fs` is NULL or a place for a handle, `addresses` NULL or ends with
+    // NUL, and `options` NULL or a struct of the size that it states, with strings that end
+    // with NUL.
+    unsafe {
+        handles::open(fs, "fs", || {
+            let given = take_or_zeroed(options)?;
+            let list = structs::addresses(addresses, "addresses")?;
             let mut stop = given.stop();
             let options = given.options()?;
             let dataset = Dataset::open(&list, &options, &mut stop)?;
             let division = Division::of(dataset.directory().fields(), optional_text(given.field))?;
             let connect = options.open.connect;
-            let through_peers = Mutex::default();
-            let handle =
-                handles::insert(Mount { dataset, through_peers, connect, stop, division })?;
-            put(fs, handle.cast::<Fs>(), "fs")?;
-        }
-        Ok(DLFS_OK)
-    })
+            Ok(Mount { dataset, through_peers: Mutex::default(), connect, stop, division })
+        })
+    }
 }
 
 /// Goes on serving the tiers to peers until all ranks call this, for at most `timeout_ms` (0: the
@@ -131,10 +123,7 @@ pub unsafe extern "C" fn dlfs_mount(
 /// or leaving.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_int {
-    guard(|| {
-        mount_of(fs)?.leave_peers(timeout_ms)?;
-        Ok(DLFS_OK)
-    })
+    guard(|| mount_of(fs)?.leave_peers(timeout_ms))
 }
 
 /// Closes the handle. Any thread.
@@ -143,33 +132,31 @@ pub unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_i
 /// connections end with the last of them. Calls in other threads end as usual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_unmount(fs: *mut Fs) -> c_int {
-    guard(|| handles::remove::<Mount>(fs.cast::<c_void>()).map(|_| DLFS_OK))
+    guard(|| handles::remove::<Mount>(fs.cast()).map(drop))
 }
 
 /// Describes the data set. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
-        // field, which nobody else accesses meanwhile.
-        unsafe { check_out(info)? };
-        let mount = mount_of(fs)?;
-        let directory = mount.dataset.directory();
-        let value = Info {
-            size: 0,
-            num_samples: directory.num_live(),
-            end_of_ids: directory.num_samples(),
-            generation: directory.generation().0,
-            uuid: directory.uuid().0,
-            num_classes: directory.classes().len() as u64,
-            num_fields: directory.fields().len().max(1) as u64,
-            has_labels: directory.labels().is_some().into(),
-            reserved: 0,
-        };
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(info, value)? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
+    // field, which nobody else accesses meanwhile.
+    unsafe {
+        fill(info, || {
+            let mount = mount_of(fs)?;
+            let directory = mount.dataset.directory();
+            Ok(Info {
+                size: 0,
+                num_samples: directory.num_live(),
+                end_of_ids: directory.num_samples(),
+                generation: directory.generation().0,
+                uuid: directory.uuid().0,
+                num_classes: directory.classes().len() as u64,
+                num_fields: directory.fields().len().max(1) as u64,
+                has_labels: directory.labels().is_some().into(),
+                reserved: 0,
+            })
+        })
+    }
 }
 
 /// Describes the sample called `name`, the newest one if there are several. No I/O, except reading
@@ -180,33 +167,23 @@ pub unsafe extern "C" fn dlfs_stat(
     name: *const c_char,
     sample: *mut SampleOut,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
-        // field, and `name` is NULL or ends with NUL and does not change during the call.
-        let name = unsafe {
-            check_out(sample)?;
-            text(name, "name")?
-        };
-        let mount = mount_of(fs)?;
-        let id = mount.dataset.lookup(name, &mut mount.stop.clone())?;
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(sample, mount.stat(id)?)? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
+    // field, and `name` is NULL or ends with NUL and does not change during the call.
+    unsafe {
+        fill(sample, || {
+            let name = text(name, "name")?;
+            let mount = mount_of(fs)?;
+            mount.stat(mount.dataset.lookup(name, &mut mount.stop.clone())?)
+        })
+    }
 }
 
 /// Describes the sample with this `id`. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut SampleOut) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
-        // field, which nobody else accesses meanwhile.
-        unsafe { check_out(sample)? };
-        let mount = mount_of(fs)?;
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(sample, mount.stat(SampleId(id))?)? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
+    // field, which nobody else accesses meanwhile.
+    unsafe { fill(sample, || mount_of(fs)?.stat(SampleId(id))) }
 }
 
 /// Stores the id of the sample at `index`, in ascending order of ids, in `*id`. An `index` from 0
@@ -216,8 +193,7 @@ pub unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> 
     guard(|| {
         let found = mount_of(fs)?.dataset.id_at(index)?;
         // SAFETY: by the header `id` is NULL or points to a `uint64_t`.
-        unsafe { put(id, found.0, "id")? };
-        Ok(DLFS_OK)
+        unsafe { put(id, found.0, "id") }
     })
 }
 
@@ -235,8 +211,7 @@ pub unsafe extern "C" fn dlfs_class_name(
         let found = entry(mount.dataset.directory().classes(), index, "class")?;
         // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(found, name, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(found, name, len, needed) }
     })
 }
 
@@ -257,8 +232,7 @@ pub unsafe extern "C" fn dlfs_field_name(
             if fields.is_empty() && index == 0 { b"" } else { entry(fields, index, "field")? };
         // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(found, name, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(found, name, len, needed) }
     })
 }
 
@@ -278,8 +252,7 @@ pub unsafe extern "C" fn dlfs_field_number(
         let name = unsafe { text(name, "name")? };
         let found = number_of(mount_of(fs)?.dataset.directory().fields(), name)? as u64;
         // SAFETY: by the header `number` is NULL or points to a `uint64_t`.
-        unsafe { put(number, found, "number")? };
-        Ok(DLFS_OK)
+        unsafe { put(number, found, "number") }
     })
 }
 
@@ -289,6 +262,10 @@ fn entry<'a>(list: &'a [Vec<u8>], index: u64, what: &str) -> Result<&'a [u8], Fa
         let text = format!("there is no {what} {index}, there are {}", list.len());
         Failure::new(DLFS_E_NOT_FOUND, text)
     })
+}
+
+impl Kind for Mount {
+    const NAME: &str = "mounted data set";
 }
 
 impl Mount {

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use dlfs::directory::EntryKind;
 use dlfs::units::SampleId;
 
-use crate::error::{DLFS_E_INTERRUPTED, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_INTERRUPTED, Failure, guard};
 use crate::mount::{Fs, mount_of};
 use crate::structs::{give_text, optional_text};
 
@@ -38,8 +38,7 @@ pub unsafe extern "C" fn dlfs_name(
         let found = mount.dataset.name(SampleId(id), &mut mount.stop.clone())?;
         // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(&found, name, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(&found, name, len, needed) }
     })
 }
 
@@ -83,7 +82,7 @@ pub unsafe extern "C" fn dlfs_list(
         if stopped {
             Err(Failure::new(DLFS_E_INTERRUPTED, "the listing was ended by its caller"))
         } else {
-            Ok(DLFS_OK)
+            Ok(())
         }
     })
 }

@@ -2,12 +2,10 @@
 //! measure or copy whole namespaces.
 
 use std::collections::VecDeque;
-use std::ffi::{OsStr, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use dlfs::address::Address;
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::dataset::Watch;
 use dlfs::process::Forked;
@@ -18,9 +16,9 @@ use dlfs::units::Lba;
 use crate::error::{
     DLFS_E_BUSY, DLFS_E_INTERRUPTED, DLFS_OK, Failure, code_of, guard, guard_long, remember,
 };
-use crate::handles;
-use crate::options::{MountOptions, Stop, unknown};
-use crate::structs::{Struct, array, check_out, give, put, take_or, text};
+use crate::handles::{self, Kind};
+use crate::options::{MountOptions, Stop, flag, unknown};
+use crate::structs::{Struct, addresses, array, fill, take_or_zeroed};
 
 /// Fill the buffer from the namespace.
 pub const DLFS_NS_READ: u32 = 0;
@@ -123,19 +121,14 @@ pub unsafe extern "C" fn dlfs_ns_open(
     buffer_len: u32,
     ns: *mut *mut Ns,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `ns` is NULL or a place for a handle, `options` NULL or a struct of
-        // the size that it states, with strings that end with NUL, and `address` such a string.
-        unsafe {
-            put(ns, std::ptr::null_mut(), "ns")?;
-            let given = take_or(options, MountOptions::default())?;
+    // SAFETY: by the header `ns` is NULL or a place for a handle, `options` NULL or a struct of
+    // the size that it states, with strings that end with NUL, and `address` such a string.
+    unsafe {
+        handles::open(ns, "ns", || {
+            let given = take_or_zeroed(options)?;
             let mut connect = given.options()?.open.connect;
-            connect.writable = match writable {
-                0 | 1 => writable == 1,
-                other => return Err(unknown("writable", other)),
-            };
-            let named = OsStr::from_bytes(text(address, "address")?);
-            let list = Address::parse_list_os(named).map_err(dlfs::Error::from)?;
+            connect.writable = flag(writable, "writable")?;
+            let list = addresses(address, "address")?;
             let [address] = &list[..] else {
                 return Err(Failure::invalid(format!("{} addresses, not one", list.len())));
             };
@@ -143,34 +136,30 @@ pub unsafe extern "C" fn dlfs_ns_open(
             let mut group = PollGroup::new()?;
             group.set_busy_poll(given.busy_poll == 1);
             group.add(device.queue_pair()?);
-            let queue = Queue::new(group, num_buffers, buffer_len as usize, given.stop())?;
-            put(ns, handles::insert(queue)?.cast::<Ns>(), "ns")?;
-        }
-        Ok(DLFS_OK)
-    })
+            Queue::new(group, num_buffers, buffer_len as usize, given.stop())
+        })
+    }
 }
 
 /// Describes the namespace. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
-        // field, which nobody else accesses meanwhile.
-        unsafe { check_out(info)? };
-        let queue = queue_of(ns)?;
-        let namespace = &queue.namespace;
-        let value = NsInfo {
-            size: 0,
-            len: namespace.len_bytes(),
-            block_len: namespace.block_len_bytes,
-            max_transfer: namespace.max_transfer_bytes,
-            queue_depth: namespace.queue_depth.into(),
-            read_only: namespace.read_only.into(),
-        };
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(info, value)? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
+    // field, which nobody else accesses meanwhile.
+    unsafe {
+        fill(info, || {
+            let queue = queue_of(ns)?;
+            let namespace = &queue.namespace;
+            Ok(NsInfo {
+                size: 0,
+                len: namespace.len_bytes(),
+                block_len: namespace.block_len_bytes,
+                max_transfer: namespace.max_transfer_bytes,
+                queue_depth: namespace.queue_depth.into(),
+                read_only: namespace.read_only.into(),
+            })
+        })
+    }
 }
 
 /// The memory of buffer `index`, or NULL if there is no such buffer or handle.
@@ -183,8 +172,7 @@ pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_voi
         let queue = queue_of(ns)?;
         let buffers = &queue.buffers;
         if index >= buffers.count {
-            let text = format!("there is no buffer {index}, there are {}", buffers.count);
-            return Err(Failure::invalid(text));
+            return Err(queue.no_buffer(index));
         }
         Ok((buffers.start + index as usize * buffers.len) as i64) // addresses have 47 bits
     });
@@ -255,7 +243,11 @@ pub unsafe extern "C" fn dlfs_ns_poll(
 /// connection may be lost. Any thread, while no other thread is in a call with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
-    guard(|| handles::remove::<Queue>(ns.cast::<c_void>()).map(|_| DLFS_OK))
+    guard(|| handles::remove::<Queue>(ns.cast()).map(drop))
+}
+
+impl Kind for Queue {
+    const NAME: &str = "namespace";
 }
 
 fn queue_of(ns: *const Ns) -> Result<std::sync::Arc<Queue>, Failure> {
@@ -267,11 +259,9 @@ impl Queue {
         let namespace = group.pair(0).namespace().clone();
         let block_len = namespace.block_len_bytes as usize;
         if count > 0 && (len == 0 || !len.is_multiple_of(block_len)) {
-            let text = format!(
-                "buffer_len is {len}, which is not a multiple of the block length, \
-                 {block_len}"
-            );
-            return Err(Failure::invalid(text));
+            return Err(Failure::invalid(format!(
+                "buffer_len is {len}, which is not a multiple of the block length, {block_len}"
+            )));
         }
         if count > namespace.queue_depth.into() {
             let most = namespace.queue_depth;
@@ -305,6 +295,11 @@ impl Queue {
         Ok(Queue { namespace, buffers, stop, work })
     }
 
+    fn no_buffer(&self, index: u32) -> Failure {
+        let count = self.buffers.count;
+        Failure::invalid(format!("there is no buffer {index}, there are {count}"))
+    }
+
     fn work(&self) -> Result<MutexGuard<'_, Work>, Failure> {
         let Some(work) = self.work.get() else {
             let text = "the namespace was opened before a fork: the child opens it again";
@@ -330,11 +325,7 @@ impl Work {
             other => return Err(unknown("op", other)),
         };
         let index = io.buffer as usize;
-        let Some(place) = self.free.get_mut(index) else {
-            let index = io.buffer;
-            let count = queue.buffers.count;
-            return Err(Failure::invalid(format!("there is no buffer {index}, there are {count}")));
-        };
+        let place = self.free.get_mut(index).ok_or_else(|| queue.no_buffer(io.buffer))?;
         let block_len = u64::from(queue.namespace.block_len_bytes);
         if !io.offset.is_multiple_of(block_len) || io.len > queue.buffers.len as u64 {
             let text = format!(
@@ -344,10 +335,8 @@ impl Work {
             return Err(Failure::invalid(text));
         }
         let Some(mut buf) = place.take() else {
-            return Err(Failure::invalid(format!(
-                "an I/O with buffer {index} is outstanding \
-                 already"
-            )));
+            let text = format!("an I/O with buffer {index} is outstanding already");
+            return Err(Failure::invalid(text));
         };
         let (len, slba) = match op {
             IoOp::Flush => (0, Lba(0)),

@@ -11,9 +11,10 @@ use dlfs::options::{
     Tokens,
 };
 use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::ConnectOptions;
 
 use crate::error::Failure;
-use crate::structs::{Struct, array, path, utf8};
+use crate::structs::{Struct, path, strings, take_or_zeroed, utf8};
 
 /// A full shuffle of all samples. The default.
 pub const DLFS_ORDER_GLOBAL: u32 = 0;
@@ -359,6 +360,21 @@ unsafe impl Struct for SequenceOptions {
     const NAME: &str = "dlfs_sequence_options";
 }
 
+/// The options for connections in `given`, which may be NULL, to write with, and whom to ask whether to stop.
+///
+/// # Safety
+/// `given` satisfies the header.
+pub(crate) unsafe fn to_write(
+    given: *const MountOptions,
+) -> Result<(ConnectOptions, Stop), Failure> {
+    // SAFETY: by this function's own contract.
+    let (given, connect) = unsafe {
+        let given = take_or_zeroed(given)?;
+        (given, given.options()?.open.connect)
+    };
+    Ok((ConnectOptions { writable: true, ..connect }, given.stop()))
+}
+
 /// Asks the caller's function whether a call should continue.
 #[derive(Clone, Copy)]
 pub(crate) struct Stop {
@@ -392,13 +408,7 @@ impl MountOptions {
         // SAFETY: by this function's own contract.
         let (connect, tiers, open, node) =
             unsafe { (self.connect()?, self.tiers()?, self.open()?, owned(self.node, "node")?) };
-        let default = Read::default();
-        let read = Read {
-            window: size_of_bytes(self.window_bytes),
-            queue_pairs: or(self.queue_pairs, default.queue_pairs),
-            deadline: time(self.deadline_ms, default.deadline),
-            busy_poll: flag(self.busy_poll, "busy_poll")?,
-        };
+        let read = read(self.window_bytes, self.queue_pairs, self.deadline_ms, self.busy_poll)?;
         let open = open.options(connect.options(false)?, tiers.options(node)?);
         Ok(Options { open, read: read.options()? })
     }
@@ -464,14 +474,6 @@ impl MountOptions {
     }
 }
 
-impl Default for MountOptions {
-    fn default() -> MountOptions {
-        // SAFETY: numbers, pointers and an optional function, for which zero is none.
-        let zeroed: MountOptions = unsafe { std::mem::zeroed() };
-        MountOptions { size: size_of::<MountOptions>(), ..zeroed }
-    }
-}
-
 impl SequenceOptions {
     pub(crate) fn stop(&self) -> Stop {
         Stop { should_stop: self.should_stop, user: self.user }
@@ -524,13 +526,7 @@ impl SequenceOptions {
         launched: Option<(u32, u32)>,
         directory: Option<&Directory>,
     ) -> Result<LoaderOptions, Failure> {
-        let default = Read::default();
-        let read = Read {
-            window: size_of_bytes(self.window_bytes),
-            queue_pairs: or(self.queue_pairs, default.queue_pairs),
-            deadline: time(self.deadline_ms, default.deadline),
-            busy_poll: flag(self.busy_poll, "busy_poll")?,
-        };
+        let read = read(self.window_bytes, self.queue_pairs, self.deadline_ms, self.busy_poll)?;
         let load = self.load(launched.is_none())?;
         // SAFETY: by this function's own contract.
         let tokens = unsafe { self.tokens()? };
@@ -595,6 +591,16 @@ impl SequenceOptions {
     }
 }
 
+fn read(window: u64, queue_pairs: u32, deadline_ms: u32, busy_poll: u32) -> Result<Read, Failure> {
+    let default = Read::default();
+    Ok(Read {
+        window: size_of_bytes(window),
+        queue_pairs: or(queue_pairs, default.queue_pairs),
+        deadline: time(deadline_ms, default.deadline),
+        busy_poll: flag(busy_poll, "busy_poll")?,
+    })
+}
+
 pub(crate) fn unknown(what: &str, value: u32) -> Failure {
     Failure::invalid(format!("{what} is {value}, which has no meaning"))
 }
@@ -612,7 +618,8 @@ fn given<T: Default + PartialEq>(value: T) -> Option<T> {
     (value != T::default()).then_some(value)
 }
 
-fn or<T: Default + PartialEq>(value: T, default: T) -> T {
+/// The value, or `default` for zero.
+pub(crate) fn or<T: Default + PartialEq>(value: T, default: T) -> T {
     given(value).unwrap_or(default)
 }
 
@@ -642,7 +649,7 @@ unsafe fn owned(text: *const c_char, what: &str) -> Result<Option<String>, Failu
 /// As [`owned`].
 unsafe fn file(text: *const c_char) -> Result<Option<PathBuf>, Failure> {
     // SAFETY: as in `owned`.
-    (!text.is_null()).then(|| unsafe { path(text) }.map(PathBuf::from)).transpose()
+    (!text.is_null()).then(|| unsafe { path(text, "path") }.map(PathBuf::from)).transpose()
 }
 
 /// # Safety
@@ -653,7 +660,5 @@ unsafe fn texts(
     what: &str,
 ) -> Result<Vec<String>, Failure> {
     // SAFETY: by this function's own contract.
-    let each = unsafe { array(at, count, what)? };
-    // SAFETY: as above.
-    each.iter().map(|&text| unsafe { utf8(text, what) }.map(str::to_owned)).collect()
+    unsafe { strings(at, count, what, |&text| Ok(utf8(text, what)?.to_owned())) }
 }

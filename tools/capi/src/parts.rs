@@ -1,27 +1,22 @@
 //! One import by many processes: of a source that one of them plans, or of samples that all of them write.
 
-use std::ffi::{OsStr, c_char, c_int};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::ffi::{c_char, c_int};
 use std::sync::Mutex;
 
-use dlfs::address::Address;
 use dlfs::dataset::cataloging;
-use dlfs::format::Pack;
 use dlfs::import::many::{
-    PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
+    Output, PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
 };
 use dlfs::import::{ImportOptions, OnError, Onto, PlacementOrder};
-use dlfs::qpair::ConnectOptions;
 
 use crate::edit::Asking;
-use crate::error::{DLFS_OK, Failure, guard};
+use crate::error::{Failure, guard};
 use crate::handles;
-use crate::options::{MountOptions, Stop, unknown};
-use crate::structs::{Struct, array, put, take_or, text, utf8};
+use crate::options::{MountOptions, flag, to_write, unknown};
+use crate::structs::{self, Struct, names, path, put_if_asked, strings, take_or_zeroed, utf8};
 use crate::writer::{
-    DLFS_WRITE_APPEND, DLFS_WRITE_IN_ORDER, DLFS_WRITE_NEW, DLFS_WRITE_OVERWRITE,
-    DLFS_WRITE_SHUFFLED, Out, WriteOptions, WriterHandle, Writing, writer_options,
+    DLFS_WRITE_IN_ORDER, DLFS_WRITE_SHUFFLED, WriteOptions, WriterHandle, Writing, image_options,
+    writer_options,
 };
 
 /// Options of an import that is planned. Set `size` to `sizeof(dlfs_import_options)`, and all fields without
@@ -54,22 +49,6 @@ unsafe impl Struct for ImportOptionsIn {
     const NAME: &str = "dlfs_import_options";
 }
 
-impl Default for ImportOptionsIn {
-    fn default() -> ImportOptionsIn {
-        ImportOptionsIn {
-            size: 0,
-            from: std::ptr::null(),
-            onto: DLFS_WRITE_NEW,
-            order: DLFS_WRITE_SHUFFLED,
-            seed: 0,
-            chunk_size: 0,
-            tight: 0,
-            skip_bad: 0,
-            prefix: 0,
-        }
-    }
-}
-
 /// Plans to import the `num_sources` files or folders in `sources` onto the image at `addresses`, each of
 /// whose namespaces is a part, and writes the plan to the file at `plan`, which must not be there. Stores in
 /// `*samples`, which may be NULL, how many samples there are.
@@ -95,17 +74,17 @@ pub unsafe extern "C" fn dlfs_import_plan(
         // SAFETY: by the header strings end with NUL, arrays have as many elements as is said, and structs the
         // size that they state; `samples` is NULL or points to a number; nothing changes during the call.
         unsafe {
-            let sources = array(sources, num_sources, "sources")?.iter();
-            let sources = sources.map(|&source| path(source, "a source"));
-            let sources = sources.collect::<Result<Vec<_>, Failure>>()?;
-            let image = image(addresses)?;
-            let mut options = import_options(take_or(options, ImportOptionsIn::default())?)?;
-            let (connect, mut stop) = reach(connection)?;
+            let sources = strings(sources, num_sources, "sources", |&source| {
+                Ok(path(source, "a source")?.to_path_buf())
+            })?;
+            let image = structs::addresses(addresses, "addresses")?;
+            let mut options = import_options(take_or_zeroed(options)?)?;
+            let (connect, mut stop) = to_write(connection)?;
             options.folders = connect.folders;
             let plan = path(plan, "plan")?;
             let asking = &mut Asking(&mut stop);
-            let report = plan_import(&sources, &image, &options, &connect, &plan, asking)?;
-            store(samples, report.samples, "samples")
+            let report = plan_import(&sources, &image, &options, &connect, plan, asking)?;
+            put_if_asked(samples, report.samples, "samples")
         }
     })
 }
@@ -127,11 +106,11 @@ pub unsafe extern "C" fn dlfs_import_part(
         // SAFETY: as dlfs_import_plan.
         unsafe {
             let plan = path(plan, "plan")?;
-            let (connect, mut stop) = reach(connection)?;
+            let (connect, mut stop) = to_write(connection)?;
             let part = u16::try_from(part)
                 .map_err(|_| Failure::invalid(format!("an image has no part {part}")))?;
-            let report = import_part(&plan, part, &connect, &mut Asking(&mut stop))?;
-            store(samples, report.samples, "samples")
+            let report = import_part(plan, part, &connect, &mut Asking(&mut stop))?;
+            put_if_asked(samples, report.samples, "samples")
         }
     })
 }
@@ -153,17 +132,17 @@ pub unsafe extern "C" fn dlfs_import_commit(
         // SAFETY: as dlfs_import_plan.
         unsafe {
             let plan = path(plan, "plan")?;
-            let (connect, mut stop) = reach(connection)?;
+            let (connect, mut stop) = to_write(connection)?;
             let asking = &mut Asking(&mut stop);
             let (report, image) = match num_parts {
-                0 => commit_import(&plan, &connect, asking)?,
+                0 => commit_import(plan, &connect, asking)?,
                 count => {
-                    let plan = WritePlan::load(&plan)?;
+                    let plan = WritePlan::load(plan)?;
                     (plan.commit_all(count, &connect, asking)?, plan.image().to_vec())
                 }
             };
             cataloging::committed(&image, report.generation, &connect, "import");
-            store(generation, report.generation.0, "generation")
+            put_if_asked(generation, report.generation.0, "generation")
         }
     })
 }
@@ -185,15 +164,13 @@ pub unsafe extern "C" fn dlfs_write_plan(
     guard(|| {
         // SAFETY: as dlfs_import_plan.
         unsafe {
-            let options = writer_options(take_or(options, WriteOptions::default())?)?;
-            let classes = array(classes, num_classes, "classes")?.iter();
-            let classes = classes.map(|&class| Ok(text(class, "a class")?.to_vec()));
-            let classes = classes.collect::<Result<Vec<_>, Failure>>()?;
+            let options = writer_options(take_or_zeroed(options)?)?;
+            let classes = names(classes, num_classes, "classes", "a class")?;
             let plan = path(plan, "plan")?;
-            let (connect, _) = reach(connection)?;
-            WritePlan::create(&image(addresses)?, &options, classes, &connect)?.save(&plan)?;
+            let (connect, _) = to_write(connection)?;
+            let image = structs::addresses(addresses, "addresses")?;
+            Ok(WritePlan::create(&image, &options, classes, &connect)?.save(plan)?)
         }
-        Ok(DLFS_OK)
     })
 }
 
@@ -211,102 +188,39 @@ pub unsafe extern "C" fn dlfs_writer_open_part(
     connection: *const MountOptions,
     writer: *mut *mut WriterHandle,
 ) -> c_int {
-    guard(|| {
-        let place = match anywhere {
-            0 => PartPlace::Own,
-            1 => PartPlace::AnyFree,
-            other => return Err(unknown("anywhere", other)),
-        };
-        // SAFETY: as dlfs_import_plan; `writer` is NULL or a place for a handle.
-        unsafe {
-            put(writer, std::ptr::null_mut(), "writer")?;
-            let (connect, _) = reach(connection)?;
-            let plan = WritePlan::load(&path(plan, "plan")?)?;
-            let made = Out::Part(Box::new(PartWriter::begin(&plan, part, place, &connect)?));
+    // SAFETY: as dlfs_import_plan; `writer` is NULL or a place for a handle.
+    unsafe {
+        handles::open(writer, "writer", || {
+            let is_anywhere = flag(anywhere, "anywhere")?;
+            let place = if is_anywhere { PartPlace::AnyFree } else { PartPlace::Own };
+            let (connect, _) = to_write(connection)?;
+            let plan = WritePlan::load(path(plan, "plan")?)?;
+            let made = Output::Part(Box::new(PartWriter::begin(&plan, part, place, &connect)?));
             let image = plan.image().to_vec();
-            let onto = Onto::Empty;
-            let writing = Writing { writer: Mutex::new(Some(made)), image, connect, onto };
-            put(writer, handles::insert(writing)?.cast::<WriterHandle>(), "writer")?;
-        }
-        Ok(DLFS_OK)
-    })
-}
-
-/// # Safety
-/// `given` satisfies the header.
-unsafe fn path(given: *const c_char, what: &str) -> Result<PathBuf, Failure> {
-    // SAFETY: as this function.
-    let bytes = unsafe { text(given, what)? };
-    Ok(Path::new(OsStr::from_bytes(bytes)).to_path_buf())
-}
-
-/// # Safety
-/// `addresses` satisfies the header.
-unsafe fn image(addresses: *const c_char) -> Result<Vec<Address>, Failure> {
-    // SAFETY: as this function.
-    let list = unsafe { text(addresses, "addresses")? };
-    Ok(Address::parse_list_os(OsStr::from_bytes(list)).map_err(dlfs::Error::from)?)
-}
-
-/// How to connect, and whom to ask whether to stop.
-///
-/// # Safety
-/// `connection` satisfies the header.
-unsafe fn reach(connection: *const MountOptions) -> Result<(ConnectOptions, Stop), Failure> {
-    // SAFETY: as this function.
-    let (given, connect) = unsafe {
-        let given = take_or(connection, MountOptions::default())?;
-        (given, given.options()?.open.connect)
-    };
-    Ok((ConnectOptions { writable: true, ..connect }, given.stop()))
-}
-
-/// # Safety
-/// `to` is NULL or points to a number.
-unsafe fn store(to: *mut u64, number: u64, what: &str) -> Result<c_int, Failure> {
-    if !to.is_null() {
-        // SAFETY: as this function.
-        unsafe { put(to, number, what)? };
+            Ok(Writing { writer: Mutex::new(Some(made)), image, connect, onto: Onto::Empty })
+        })
     }
-    Ok(DLFS_OK)
 }
 
 /// # Safety
 /// The string in `given` ends with NUL.
 unsafe fn import_options(given: ImportOptionsIn) -> Result<ImportOptions, Failure> {
-    let mut options = ImportOptions { seed: given.seed, ..ImportOptions::default() };
-    if !given.from.is_null() {
-        // SAFETY: as this function.
-        options.from = unsafe { utf8(given.from, "from")? }.parse()?;
-    }
-    options.onto = match given.onto {
-        DLFS_WRITE_NEW => Onto::Empty,
-        DLFS_WRITE_APPEND => Onto::Append,
-        DLFS_WRITE_OVERWRITE => Onto::Force,
-        other => return Err(unknown("onto", other)),
-    };
-    options.placement = match given.order {
-        DLFS_WRITE_SHUFFLED => PlacementOrder::Shuffled,
-        DLFS_WRITE_IN_ORDER => PlacementOrder::Source,
-        other => return Err(unknown("order", other)),
-    };
-    options.pack = match given.tight {
-        0 => Pack::Aligned,
-        1 => Pack::Tight,
-        other => return Err(unknown("tight", other)),
-    };
-    options.on_error = match given.skip_bad {
-        0 => OnError::Stop,
-        1 => OnError::Skip,
-        other => return Err(unknown("skip_bad", other)),
-    };
-    options.prefix = match given.prefix {
-        0 => false,
-        1 => true,
-        other => return Err(unknown("prefix", other)),
-    };
-    if given.chunk_size != 0 {
-        options.chunk_size_bytes = given.chunk_size;
-    }
-    Ok(options)
+    let image = image_options(given.onto, given.seed, given.chunk_size, given.tight)?;
+    let is_skipped = flag(given.skip_bad, "skip_bad")?;
+    Ok(ImportOptions {
+        from: if given.from.is_null() {
+            image.from
+        } else {
+            // SAFETY: as this function.
+            unsafe { utf8(given.from, "from")? }.parse()?
+        },
+        placement: match given.order {
+            DLFS_WRITE_SHUFFLED => PlacementOrder::Shuffled,
+            DLFS_WRITE_IN_ORDER => PlacementOrder::Source,
+            other => return Err(unknown("order", other)),
+        },
+        on_error: if is_skipped { OnError::Skip } else { OnError::Stop },
+        prefix: flag(given.prefix, "prefix")?,
+        ..image
+    })
 }

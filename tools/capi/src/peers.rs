@@ -1,7 +1,7 @@
 //! Peers of a sequence: the options that name them, and the caller's functions where ranks meet.
 
 use std::ffi::{CString, c_void};
-use std::sync::TryLockError;
+use std::sync::{MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::Dataset;
@@ -48,14 +48,7 @@ impl Mount {
             // SAFETY: by this function's own contract, as below.
             return Ok((self.dataset.clone(), unsafe { given.options(None, directory)? }));
         };
-        let mut joined = match self.through_peers.try_lock() {
-            Ok(joined) => joined,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                let text = "another thread joins the peers of this mount";
-                return Err(Failure::new(DLFS_E_BUSY, text));
-            }
-        };
+        let mut joined = self.joined("joins")?;
         if let Some(Joined { dataset, .. }) = &*joined {
             let place = dataset.image().peers().map(Peers::place);
             // SAFETY: by this function's own contract.
@@ -65,8 +58,7 @@ impl Mount {
         let place = Some((meeting.rank, meeting.world_size));
         // SAFETY: by this function's own contract.
         let options = unsafe { given.options(place, directory)? };
-        let mut functions = Functions { given: *given, round: CString::default() };
-        let object: &mut dyn Rendezvous = &mut functions;
+        let object: &mut dyn Rendezvous = &mut Functions::of(given);
         let dataset = self.dataset.with_peers(
             &meeting,
             Some(&options),
@@ -92,8 +84,7 @@ impl Mount {
         let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size));
         // SAFETY: by this function's own contract.
         let options = unsafe { given.options(place, Some(&**self.dataset.directory()))? };
-        let mut functions = Functions { given: *given, round: CString::default() };
-        let object: &mut dyn Rendezvous = &mut functions;
+        let object: &mut dyn Rendezvous = &mut Functions::of(given);
         let how = (&self.connect, Some(object));
         let stop = &mut given.stop();
         let dataset = self.dataset.with_store(stored, &options, meeting.as_ref(), how, stop)?;
@@ -102,22 +93,26 @@ impl Mount {
 
     /// Goes on serving peers until all ranks leave, or for a time; see `dlfs_leave_peers`.
     pub(crate) fn leave_peers(&self, timeout_ms: u32) -> Result<(), Failure> {
-        let joined = match self.through_peers.try_lock() {
-            Ok(joined) => joined,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                let text = "another thread joins or leaves the peers of this mount";
-                return Err(Failure::new(DLFS_E_BUSY, text));
-            }
-        };
+        let joined = self.joined("joins or leaves")?;
         let Some(Joined { dataset, meeting, given }) = &*joined else { return Ok(()) };
         let timeout = match timeout_ms {
             0 => meeting.options.timeout,
             given => Duration::from_millis(given.into()),
         };
-        let mut functions = Functions { given: *given, round: CString::default() };
-        let object: &mut dyn Rendezvous = &mut functions;
+        let object: &mut dyn Rendezvous = &mut Functions::of(given);
         Ok(dataset.leave_peers(meeting, timeout, &self.connect, Some(object), &mut given.stop())?)
+    }
+
+    /// The peers; `does` is what another thread does if it has them.
+    fn joined(&self, does: &str) -> Result<MutexGuard<'_, Option<Joined>>, Failure> {
+        match self.through_peers.try_lock() {
+            Ok(joined) => Ok(joined),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                let text = format!("another thread {does} the peers of this mount");
+                Err(Failure::new(DLFS_E_BUSY, text))
+            }
+        }
     }
 
     /// The data set as the last sequence has read it.
@@ -161,6 +156,12 @@ impl SequenceOptions {
 struct Functions {
     given: SequenceOptions,
     round: CString,
+}
+
+impl Functions {
+    fn of(given: &SequenceOptions) -> Functions {
+        Functions { given: *given, round: CString::default() }
+    }
 }
 
 impl Rendezvous for Functions {

@@ -67,12 +67,10 @@ pub unsafe extern "C" fn dlfs_read_batch(
         // their first fields, and everything that `request` points to satisfies the header.
         unsafe {
             check_out(batch)?;
-            give(batch, BatchOut::empty())?;
+            give(batch, BatchOut::zeroed())?;
             let request = take(request)?;
-            let mount = mount_of(fs)?;
-            read(&mount, &request, batch)?;
+            read(&*mount_of(fs)?, &request, batch)
         }
-        Ok(DLFS_OK)
     })
 }
 

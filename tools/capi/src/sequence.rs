@@ -1,20 +1,19 @@
 //! Batches along an order: the next one, and the state of the run.
 
-use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use dlfs::dataset::{Loader, Watch, load_state, save_state};
+use dlfs::dataset::{Loader, load_state, save_state};
 use dlfs::order::State;
 use dlfs::store::Staged;
 
 use crate::batch::{BatchOut, hand_out, item_of};
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard};
 use crate::fields::{Division, FieldTable};
-use crate::handles;
+use crate::handles::{self, Kind};
 use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop};
-use crate::structs::{check_out, give, give_text, path, put, take, utf8};
+use crate::structs::{Struct, check_out, give, give_text, path, put, put_if_asked, take, utf8};
 
 /// A sequence of batches: an opaque handle.
 pub struct Seq(());
@@ -41,9 +40,7 @@ impl Sequence {
             }
         }
     }
-}
 
-impl Sequence {
     fn resume(&self, state: State) -> Result<(), Failure> {
         let order = self.loader.options().order;
         let len = self.loader.directory().num_live();
@@ -54,6 +51,10 @@ impl Sequence {
         };
         Ok(self.loader.set_state(&state)?)
     }
+}
+
+impl Kind for Sequence {
+    const NAME: &str = "sequence";
 }
 
 impl Drop for Sequence {
@@ -83,11 +84,10 @@ pub unsafe extern "C" fn dlfs_sequence(
     options: *const SequenceOptions,
     seq: *mut *mut Seq,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or
-        // points to a struct of the size in its first field.
-        unsafe {
-            put(seq, std::ptr::null_mut(), "seq")?;
+    // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or
+    // points to a struct of the size in its first field.
+    unsafe {
+        handles::open(seq, "seq", || {
             let options = take(options)?;
             let mount = mount_of(fs)?;
             let restarts_shares = options.store()?.restart_shares;
@@ -95,11 +95,9 @@ pub unsafe extern "C" fn dlfs_sequence(
             let loader = dataset.loader(of_loader)?;
             let stop = options.stop();
             let division = mount.division;
-            let handle = handles::insert(Sequence { loader, stop, division, restarts_shares })?;
-            put(seq, handle.cast::<Seq>(), "seq")?;
-        }
-        Ok(DLFS_OK)
-    })
+            Ok(Sequence { loader, stop, division, restarts_shares })
+        })
+    }
 }
 
 /// Stores the next batch in `batch`, to be released with dlfs_release; waits until it is ready.
@@ -116,7 +114,7 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
         // field, which nobody else accesses meanwhile.
         unsafe {
             check_out(batch)?;
-            give(batch, BatchOut::empty())?;
+            give(batch, BatchOut::zeroed())?;
         }
         let sequence = sequence_of(seq)?;
         let next = sequence.loader.next(&mut sequence.stop.clone())?;
@@ -144,10 +142,7 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
 /// DLFS_E_NO_MEMORY: the system does not provide it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
-    guard(|| {
-        sequence_of(seq)?.loader.prepare()?;
-        Ok(DLFS_OK)
-    })
+    guard(|| Ok(sequence_of(seq)?.loader.prepare()?))
 }
 
 /// Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in
@@ -170,30 +165,20 @@ pub unsafe extern "C" fn dlfs_sequence_stage(
 ) -> c_int {
     guard(|| {
         let sequence = sequence_of(seq)?;
-        let has_ended = Cell::new(false);
-        let mut watch = Either { has_ended: &has_ended, stop: sequence.stop };
-        sequence.loader.stage(&mut watch, |Staged { done, samples, .. }| {
-            if let Some(progress) = progress
-                && !has_ended.get()
-            {
-                // SAFETY: the caller's function, with the caller's argument, on the caller's thread.
-                has_ended.set(unsafe { progress(user, done, samples) } != 0);
-            }
-        })?;
-        Ok(DLFS_OK)
+        let mut goes_on = true;
+        Ok(sequence.loader.stage(
+            &mut sequence.stop.clone(),
+            |Staged { done, samples, .. }| {
+                if let Some(progress) = progress
+                    && goes_on
+                {
+                    // SAFETY: the caller's function, with the caller's argument, on the caller's thread.
+                    goes_on = unsafe { progress(user, done, samples) } == 0;
+                }
+                goes_on
+            },
+        )?)
     })
-}
-
-/// Ends a wait where one of the caller's functions says so.
-struct Either<'a> {
-    has_ended: &'a Cell<bool>,
-    stop: Stop,
-}
-
-impl Watch for Either<'_> {
-    fn goes_on(&mut self) -> bool {
-        !self.has_ended.get() && self.stop.goes_on()
-    }
 }
 
 /// Stores the epoch of the next batch in `*epoch`, and in `*batches_left` how many of its batches
@@ -207,15 +192,11 @@ pub unsafe extern "C" fn dlfs_sequence_at(
     guard(|| {
         let sequence = sequence_of(seq)?;
         let (at, left) = sequence.place();
-        // SAFETY: by the header each is NULL, which is checked first, or points to a `uint64_t`.
+        // SAFETY: by the header each is NULL or points to a `uint64_t`.
         unsafe {
-            for (to, value, what) in [(epoch, at, "epoch"), (batches_left, left, "batches_left")] {
-                if !to.is_null() {
-                    put(to, value, what)?;
-                }
-            }
+            put_if_asked(epoch, at, "epoch")?;
+            put_if_asked(batches_left, left, "batches_left")
         }
-        Ok(DLFS_OK)
     })
 }
 
@@ -225,18 +206,14 @@ pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -
     guard(|| {
         let count = sequence_of(seq)?.loader.batches_per_epoch();
         // SAFETY: by the header `batches` is NULL or points to a `uint64_t`.
-        unsafe { put(batches, count, "batches")? };
-        Ok(DLFS_OK)
+        unsafe { put(batches, count, "batches") }
     })
 }
 
 /// Moves to the start of `epoch`. Any thread, between its batches.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
-    guard(|| {
-        sequence_of(seq)?.loader.set_epoch(epoch)?;
-        Ok(DLFS_OK)
-    })
+    guard(|| Ok(sequence_of(seq)?.loader.set_epoch(epoch)?))
 }
 
 /// Closes the handle: readahead ends, and a dlfs_bread in another thread ends with
@@ -244,8 +221,8 @@ pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
     guard(|| {
-        handles::remove::<Sequence>(seq.cast::<c_void>())?.loader.close();
-        Ok(DLFS_OK)
+        handles::remove::<Sequence>(seq.cast())?.loader.close();
+        Ok(())
     })
 }
 
@@ -260,8 +237,7 @@ pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -
         let sequence = sequence_of(seq)?;
         // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
         // call.
-        save_state(unsafe { self::path(path)? }, &sequence.loader.state())?;
-        Ok(DLFS_OK)
+        Ok(save_state(unsafe { self::path(path, "path")? }, &sequence.loader.state())?)
     })
 }
 
@@ -275,12 +251,11 @@ pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -
         let sequence = sequence_of(seq)?;
         // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
         // call.
-        let path = unsafe { self::path(path)? };
+        let path = unsafe { self::path(path, "path")? };
         let state = load_state(path)?.ok_or_else(|| {
             Failure::new(DLFS_E_NOT_FOUND, format!("there is no state file {}", path.display()))
         })?;
-        sequence.resume(state)?;
-        Ok(DLFS_OK)
+        sequence.resume(state)
     })
 }
 
@@ -297,8 +272,7 @@ pub unsafe extern "C" fn dlfs_state_get(
         let state = sequence_of(seq)?.loader.state().to_json();
         // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(state.as_bytes(), json, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(state.as_bytes(), json, len, needed) }
     })
 }
 
@@ -310,7 +284,6 @@ pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) ->
         // SAFETY: by the header `json` is NULL or ends with NUL, and does not change during the
         // call.
         let json = unsafe { utf8(json, "json")? };
-        sequence_of(seq)?.resume(State::from_json(json)?)?;
-        Ok(DLFS_OK)
+        sequence_of(seq)?.resume(State::from_json(json)?)
     })
 }

@@ -8,10 +8,10 @@ use dlfs::prefetch::LoaderStats;
 use dlfs::store::StoreStats;
 use dlfs::units::SampleId;
 
-use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_NOT_FOUND, Failure, guard};
 use crate::mount::{Fs, mount_of};
 use crate::sequence::{Seq, sequence_of};
-use crate::structs::{Struct, check_out, give, give_text};
+use crate::structs::{Struct, fill, give_text};
 
 /// Nothing was read yet, so no memory is allocated.
 pub const DLFS_PAGES_NONE: u64 = 0;
@@ -112,20 +112,19 @@ unsafe impl Struct for StoreStatsOut {
 /// Stores the counters of reads by id and name on this mount. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
-        // field, which nobody else accesses meanwhile.
-        unsafe { check_out(stats)? };
-        let dataset = &mount_of(fs)?.dataset;
-        let read = dataset.stats();
-        let mut found = value(LoaderStats { read, ..LoaderStats::default() });
-        if let Some(tiers) = dataset.tier_stats() {
-            add_tiers(&mut found, &tiers);
-        }
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(stats, found)? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
+    // field, which nobody else accesses meanwhile.
+    unsafe {
+        fill(stats, || {
+            let dataset = &mount_of(fs)?.dataset;
+            let read = dataset.stats();
+            let mut found = value(LoaderStats { read, ..LoaderStats::default() });
+            if let Some(tiers) = dataset.tier_stats() {
+                add_tiers(&mut found, &tiers);
+            }
+            Ok(found)
+        })
+    }
 }
 
 /// Copies where the bytes of this mount and of its sequences came from, as one line of JSON and a
@@ -149,8 +148,7 @@ pub unsafe extern "C" fn dlfs_places(
             places.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, "the mount has no tiers"))?;
         // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(places.to_json().as_bytes(), json, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(places.to_json().as_bytes(), json, len, needed) }
     })
 }
 
@@ -165,8 +163,7 @@ pub unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mu
         let metrics = dlfs::exporter::snapshot().to_openmetrics();
         // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(metrics.as_bytes(), text, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(metrics.as_bytes(), text, len, needed) }
     })
 }
 
@@ -187,8 +184,7 @@ pub unsafe extern "C" fn dlfs_sequence_report(
         let page = sequence_of(seq)?.loader.report().to_html();
         // SAFETY: by the header `html` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(page.as_bytes(), html, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(page.as_bytes(), html, len, needed) }
     })
 }
 
@@ -215,30 +211,23 @@ pub unsafe extern "C" fn dlfs_sequence_trace(
         let events = sequence_of(seq)?.loader.trace_json().ok_or_else(none)?;
         // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
         // `size_t`.
-        unsafe { give_text(events.as_bytes(), json, len, needed)? };
-        Ok(DLFS_OK)
+        unsafe { give_text(events.as_bytes(), json, len, needed) }
     })
 }
 
 /// Stores the counters of a sequence. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
-        // field, which nobody else accesses meanwhile.
-        unsafe { check_out(stats)? };
-        let done = sequence_of(seq)?.loader.stats();
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(stats, value(done))? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
+    // field, which nobody else accesses meanwhile.
+    unsafe { fill(stats, || Ok(value(sequence_of(seq)?.loader.stats()))) }
 }
 
 /// 1 while the verified bytes of sample `id` are in the sequence's memory in this process, otherwise 0: always
 /// unless it reads whole chunks. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
-    guard(|| Ok(sequence_of(seq)?.loader.is_resident(SampleId(id)).into()))
+    guard(|| Ok(c_int::from(sequence_of(seq)?.loader.is_resident(SampleId(id)))))
 }
 
 /// Stores the counters of the store of a sequence. Any thread.
@@ -246,16 +235,15 @@ pub unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
 /// DLFS_E_NOT_FOUND: the sequence has no store.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_store_stats(seq: *const Seq, stats: *mut StoreStatsOut) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
-        // field, which nobody else accesses meanwhile.
-        unsafe { check_out(stats)? };
-        let done = sequence_of(seq)?.loader.store_stats();
-        let done = done.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, "there is no store"))?;
-        // SAFETY: `check_out` has passed above.
-        unsafe { give(stats, of_store(&done))? };
-        Ok(DLFS_OK)
-    })
+    // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
+    // field, which nobody else accesses meanwhile.
+    unsafe {
+        fill(stats, || {
+            let done = sequence_of(seq)?.loader.store_stats();
+            let done = done.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, "there is no store"))?;
+            Ok(of_store(&done))
+        })
+    }
 }
 
 fn of_store(stats: &StoreStats) -> StoreStatsOut {
@@ -278,7 +266,6 @@ fn of_store(stats: &StoreStats) -> StoreStatsOut {
 
 fn value(stats: LoaderStats) -> Stats {
     Stats {
-        size: 0,
         commands: stats.read.commands,
         read_bytes: stats.read.bytes,
         repeated: stats.read.repeated,
@@ -290,11 +277,6 @@ fn value(stats: LoaderStats) -> Stats {
         copied_bytes: stats.copied_bytes,
         over_window: stats.over_window,
         stall_ns: (stats.stall_s * 1e9) as u64,
-        tier_hits: 0,
-        tier_hit_bytes: 0,
-        tier_copied_bytes: 0,
-        tier_restored: 0,
-        origin_bytes: 0,
         resident: stats.resident,
         pages: match stats.pages {
             None => DLFS_PAGES_NONE,
@@ -303,6 +285,7 @@ fn value(stats: LoaderStats) -> Stats {
             Some(Pages::Huge) => DLFS_PAGES_HUGE,
             Some(Pages::Driver) => DLFS_PAGES_DRIVER,
         },
+        ..Stats::zeroed()
     }
 }
 

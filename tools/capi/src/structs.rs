@@ -1,11 +1,13 @@
 //! Structs that carry their size, strings and buffers: inputs from C, checked as far as possible.
 
-use std::ffi::{CStr, OsStr, c_char};
-use std::mem::MaybeUninit;
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::error::{DLFS_E_SIZE, DLFS_E_TOO_SMALL, DLFS_E_UNSUPPORTED, Failure};
+use dlfs::address::Address;
+use dlfs::units::SampleId;
+
+use crate::error::{DLFS_E_SIZE, DLFS_E_TOO_SMALL, DLFS_E_UNSUPPORTED, Failure, guard};
 
 /// A struct of the ABI: `repr(C)`, `size` first, and any bytes are valid.
 ///
@@ -15,6 +17,12 @@ pub(crate) unsafe trait Struct: Copy {
     const NAME: &str;
     /// Its sizes in earlier versions: fields added later are zero for programs of that time.
     const EARLIER: &[usize] = &[];
+
+    /// With all fields zero, which is the default of each.
+    fn zeroed() -> Self {
+        // SAFETY: no byte pattern is invalid.
+        unsafe { std::mem::zeroed() }
+    }
 }
 
 /// Reads the struct at `from`, whose size must be known. Missing fields are zero; fields that this
@@ -32,22 +40,35 @@ pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
         let text = format!("{} has fields that this version does not know", T::NAME);
         return Err(Failure::new(DLFS_E_UNSUPPORTED, text));
     }
-    let mut value = MaybeUninit::<T>::zeroed();
+    let mut value = T::zeroed();
     // SAFETY: `known` bytes exist and fit in `value`; whole fields or zeroes, and any bytes are a
     // valid `T`.
-    unsafe {
-        value.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from.cast(), known);
-        Ok(value.assume_init())
-    }
+    unsafe { (&raw mut value).cast::<u8>().copy_from_nonoverlapping(from.cast(), known) };
+    Ok(value)
 }
 
-/// Like [`take`], but NULL means `T`'s defaults.
+/// Like [`take`], but NULL means the defaults.
 ///
 /// # Safety
 /// As [`take`].
-pub(crate) unsafe fn take_or<T: Struct>(from: *const T, default: T) -> Result<T, Failure> {
+pub(crate) unsafe fn take_or_zeroed<T: Struct>(from: *const T) -> Result<T, Failure> {
     // SAFETY: not NULL, so by this function's own contract a struct of the size that it states.
-    if from.is_null() { Ok(default) } else { unsafe { take(from) } }
+    if from.is_null() { Ok(T::zeroed()) } else { unsafe { take(from) } }
+}
+
+/// Runs the body of a function that fills the struct at `to`.
+///
+/// # Safety
+/// As [`give`].
+pub(crate) unsafe fn fill<T: Struct>(
+    to: *mut T,
+    value: impl FnOnce() -> Result<T, Failure>,
+) -> c_int {
+    // SAFETY: by this function's own contract.
+    guard(|| unsafe {
+        check_out(to)?;
+        give(to, value()?)
+    })
 }
 
 /// Checks, before anything is done, that a struct can be stored in `to`.
@@ -127,9 +148,56 @@ pub(crate) unsafe fn utf8<'a>(text: *const c_char, what: &str) -> Result<&'a str
 
 /// # Safety
 /// As [`text`].
-pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path, Failure> {
+pub(crate) unsafe fn path<'a>(path: *const c_char, what: &str) -> Result<&'a Path, Failure> {
     // SAFETY: `path` is NULL or ends with NUL by this function's own contract, which is the other's.
-    Ok(Path::new(OsStr::from_bytes(unsafe { text(path, "path") }?)))
+    Ok(Path::new(OsStr::from_bytes(unsafe { text(path, what) }?)))
+}
+
+/// The addresses in a list with commas.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn addresses(list: *const c_char, what: &str) -> Result<Vec<Address>, Failure> {
+    // SAFETY: by this function's own contract, which is the other's.
+    let list = OsStr::from_bytes(unsafe { text(list, what) }?);
+    Ok(Address::parse_list_os(list).map_err(dlfs::Error::from)?)
+}
+
+/// The strings at `at`, each made by `make`.
+///
+/// # Safety
+/// `at` is NULL or points to `count` strings, each NULL or with a NUL at its end, which do not change during `'a`.
+pub(crate) unsafe fn strings<T>(
+    at: *const *const c_char,
+    count: usize,
+    what: &str,
+    make: impl FnMut(&*const c_char) -> Result<T, Failure>,
+) -> Result<Vec<T>, Failure> {
+    // SAFETY: by this function's own contract.
+    unsafe { array(at, count, what)? }.iter().map(make).collect()
+}
+
+/// Copies of the strings at `at`, each of which `each` names in errors.
+///
+/// # Safety
+/// As [`strings`].
+pub(crate) unsafe fn names(
+    at: *const *const c_char,
+    count: usize,
+    what: &str,
+    each: &str,
+) -> Result<Vec<Vec<u8>>, Failure> {
+    // SAFETY: by this function's own contract.
+    unsafe { strings(at, count, what, |&name| Ok(text(name, each)?.to_vec())) }
+}
+
+/// The ids at `at`.
+///
+/// # Safety
+/// As [`array`].
+pub(crate) unsafe fn ids(at: *const u64, count: usize) -> Result<Vec<SampleId>, Failure> {
+    // SAFETY: by this function's own contract, which is the other's.
+    Ok(unsafe { array(at, count, "ids")? }.iter().map(|&id| SampleId(id)).collect())
 }
 
 /// The array of `count` values at `at`; empty if there are none.
@@ -194,6 +262,15 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T, what: &str) -> Result<(), Fail
     // SAFETY: not NULL and aligned, and the caller promises that a `T` there may be overwritten.
     unsafe { to.write(value) };
     Ok(())
+}
+
+/// Writes `value` to `to`, unless that is NULL.
+///
+/// # Safety
+/// As [`put`].
+pub(crate) unsafe fn put_if_asked<T>(to: *mut T, value: T, what: &str) -> Result<(), Failure> {
+    // SAFETY: by this function's own contract, which is the other's.
+    if to.is_null() { Ok(()) } else { unsafe { put(to, value, what) } }
 }
 
 /// No struct of this library will ever be that large: such a size is an error.

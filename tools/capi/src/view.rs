@@ -4,14 +4,13 @@ use std::ffi::{c_char, c_int};
 use std::sync::Mutex;
 
 use dlfs::dataset::{Dataset, save_views};
-use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
 
-use crate::error::{DLFS_OK, Failure, guard};
+use crate::error::{Failure, guard};
 use crate::handles;
 use crate::mount::{Fs, Mount, mount_of};
 use crate::options::unknown;
-use crate::structs::{array, path, put, utf8};
+use crate::structs::{self, path, utf8};
 
 /// The part follows from the id, which stays when samples are appended, deleted and purged.
 pub const DLFS_SPLIT_BY_ID: u32 = 0;
@@ -35,17 +34,16 @@ pub unsafe extern "C" fn dlfs_select(
     expression: *const c_char,
     view: *mut *mut Fs,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `view` is NULL or a place for a handle, and `expression` NULL or ends
-        // with NUL and does not change during the call.
-        unsafe {
-            put(view, std::ptr::null_mut(), "view")?;
+    // SAFETY: by the header `view` is NULL or a place for a handle, and `expression` NULL or ends
+    // with NUL and does not change during the call.
+    unsafe {
+        handles::open(view, "view", || {
             let expression = utf8(expression, "expression")?;
             let mount = mount_of(fs)?;
             let selected = mount.dataset.select(expression, &mut mount.stop.clone())?;
-            mounted(&mount, selected, view)
-        }
-    })
+            Ok(viewed(&mount, selected))
+        })
+    }
 }
 
 /// As dlfs_select, for the samples with the `count` ids at `ids`, in any order.
@@ -58,17 +56,15 @@ pub unsafe extern "C" fn dlfs_select_ids(
     count: usize,
     view: *mut *mut Fs,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `view` is NULL or a place for a handle, and `ids` has `count` elements
-        // that do not change during the call.
-        unsafe {
-            put(view, std::ptr::null_mut(), "view")?;
-            let ids: &[u64] = array(ids, count, "ids")?;
+    // SAFETY: by the header `view` is NULL or a place for a handle, and `ids` has `count` elements
+    // that do not change during the call.
+    unsafe {
+        handles::open(view, "view", || {
+            let ids = structs::ids(ids, count)?;
             let mount = mount_of(fs)?;
-            let selected = mount.dataset.select_ids(ids.iter().map(|&id| SampleId(id)))?;
-            mounted(&mount, selected, view)
-        }
-    })
+            Ok(viewed(&mount, mount.dataset.select_ids(ids)?))
+        })
+    }
 }
 
 /// As dlfs_select, for the samples in `part` of a keyed split into `shares`: "train=0.9,val=0.1". A
@@ -84,11 +80,10 @@ pub unsafe extern "C" fn dlfs_split(
     part: *const c_char,
     view: *mut *mut Fs,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `view` is NULL or a place for a handle, and strings are NULL or end with
-        // NUL and do not change during the call.
-        unsafe {
-            put(view, std::ptr::null_mut(), "view")?;
+    // SAFETY: by the header `view` is NULL or a place for a handle, and strings are NULL or end with
+    // NUL and do not change during the call.
+    unsafe {
+        handles::open(view, "view", || {
             let by = match by {
                 DLFS_SPLIT_BY_ID => SplitBy::Id,
                 DLFS_SPLIT_BY_NAME => SplitBy::Name,
@@ -103,9 +98,9 @@ pub unsafe extern "C" fn dlfs_split(
             let found = views.iter().find(|named| named.name == part);
             let named = found
                 .ok_or_else(|| Failure::invalid(format!("the split has no part called {part}")))?;
-            mounted(&mount, mount.dataset.viewed(&named.view)?, view)
-        }
-    })
+            Ok(viewed(&mount, mount.dataset.viewed(&named.view)?))
+        })
+    }
 }
 
 /// Saves the samples of `fs` as the view `name` in `file`, which it replaces: the option
@@ -118,26 +113,19 @@ pub unsafe extern "C" fn dlfs_save_view(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the header strings are NULL or end with NUL and do not change during the call.
-        let (file, name) = unsafe { (path(file)?, utf8(name, "name")?.to_owned()) };
+        let (file, name) = unsafe { (path(file, "path")?, utf8(name, "name")?.to_owned()) };
         let view = mount_of(fs)?.dataset.as_view()?;
-        save_views(file, vec![NamedView { name, made: "from C".to_owned(), view }])?;
-        Ok(DLFS_OK)
+        Ok(save_views(file, vec![NamedView { name, made: "from C".to_owned(), view }])?)
     })
 }
 
-/// Makes a handle to `dataset`, which is a view of `mount`.
-///
-/// # Safety
-/// `view` is NULL or a place for a handle.
-unsafe fn mounted(mount: &Mount, dataset: Dataset, view: *mut *mut Fs) -> Result<c_int, Failure> {
-    let handle = handles::insert(Mount {
+/// The mount of `dataset`, which is a view of that of `mount`.
+fn viewed(mount: &Mount, dataset: Dataset) -> Mount {
+    Mount {
         dataset,
         through_peers: Mutex::default(),
         connect: mount.connect.clone(),
         stop: mount.stop,
         division: mount.division,
-    })?;
-    // SAFETY: by this function's own contract.
-    unsafe { put(view, handle.cast::<Fs>(), "view")? };
-    Ok(DLFS_OK)
+    }
 }

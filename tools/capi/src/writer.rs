@@ -1,15 +1,14 @@
 //! Writes an image sample by sample.
 
-use std::ffi::{OsStr, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::sync::Mutex;
+use std::ffi::{c_char, c_int};
+use std::sync::{Mutex, MutexGuard};
 
 use dlfs::address::Address;
 use dlfs::dataset::cataloging;
 use dlfs::format::columns::{ColumnSpec, Value};
 use dlfs::format::field_type::FieldType;
 use dlfs::format::{FieldTypes, Pack};
-use dlfs::import::many::PartWriter;
+use dlfs::import::many::Output;
 use dlfs::import::{self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriterOptions};
 use dlfs::qpair::ConnectOptions;
 
@@ -17,10 +16,13 @@ use crate::batch::DLFS_NO_LABEL;
 use crate::column::{
     DLFS_COLUMN_BOOL, DLFS_COLUMN_F32, DLFS_COLUMN_FLOAT, DLFS_COLUMN_INT, DLFS_COLUMN_STR,
 };
-use crate::error::{DLFS_OK, Failure, guard};
-use crate::handles;
-use crate::options::{MountOptions, unknown};
-use crate::structs::{Struct, array, optional_text, put, take, take_or, text, utf8};
+use crate::error::{Failure, guard};
+use crate::handles::{self, Kind};
+use crate::options::{MountOptions, flag, or, to_write, unknown};
+use crate::structs::{
+    self, Struct, array, names, optional_text, put, put_if_asked, strings, take, take_or_zeroed,
+    utf8,
+};
 
 /// A writer of samples: an opaque handle.
 pub struct WriterHandle(());
@@ -80,26 +82,6 @@ unsafe impl Struct for WriteOptions {
     const NAME: &str = "dlfs_writer_options";
 }
 
-impl Default for WriteOptions {
-    fn default() -> WriteOptions {
-        WriteOptions {
-            size: 0,
-            fields: std::ptr::null(),
-            num_fields: 0,
-            field_types: std::ptr::null(),
-            columns: std::ptr::null(),
-            num_columns: 0,
-            onto: DLFS_WRITE_NEW,
-            order: DLFS_WRITE_SHUFFLED,
-            count: 0,
-            seed: 0,
-            shuffle_bytes: 0,
-            chunk_size: 0,
-            tight: 0,
-        }
-    }
-}
-
 /// The bytes of a field of a sample to be written.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -157,27 +139,10 @@ unsafe impl Struct for NewSampleIn {
 /// The object behind a writer's handle.
 pub(crate) struct Writing {
     /// `None` once it is finished or discarded.
-    pub(crate) writer: Mutex<Option<Out>>,
+    pub(crate) writer: Mutex<Option<Output>>,
     pub(crate) image: Vec<Address>,
     pub(crate) connect: ConnectOptions,
     pub(crate) onto: Onto,
-}
-
-/// The output of a writer.
-pub(crate) enum Out {
-    /// A generation.
-    Image(Box<import::Writer>),
-    /// A part of one, which others commit.
-    Part(Box<PartWriter>),
-}
-
-impl Out {
-    fn samples(&mut self) -> &mut import::Writer {
-        match self {
-            Out::Image(writer) => writer,
-            Out::Part(part) => part.samples(),
-        }
-    }
 }
 
 /// Begins to write the image at `addresses`, and stores a handle in `*writer`, to be ended with
@@ -193,25 +158,18 @@ pub unsafe extern "C" fn dlfs_writer_open(
     connection: *const MountOptions,
     writer: *mut *mut WriterHandle,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: by the header `writer` is NULL or a place for a handle, strings end with NUL, arrays have as
-        // many elements as is said, and structs the size that they state; nothing changes during the call.
-        unsafe {
-            put(writer, std::ptr::null_mut(), "writer")?;
-            let options = writer_options(take_or(options, WriteOptions::default())?)?;
-            let given = take_or(connection, MountOptions::default())?;
-            let list = text(addresses, "addresses")?;
-            let image =
-                Address::parse_list_os(OsStr::from_bytes(list)).map_err(dlfs::Error::from)?;
-            let connect = ConnectOptions { writable: true, ..given.options()?.open.connect };
+    // SAFETY: by the header `writer` is NULL or a place for a handle, strings end with NUL, arrays have as
+    // many elements as is said, and structs the size that they state; nothing changes during the call.
+    unsafe {
+        handles::open(writer, "writer", || {
+            let options = writer_options(take_or_zeroed(options)?)?;
+            let (connect, _) = to_write(connection)?;
+            let image = structs::addresses(addresses, "addresses")?;
             let onto = options.image.onto;
-            let made = Out::Image(Box::new(import::Writer::create(&image, options, &connect)?));
-            let writing = Writing { writer: Mutex::new(Some(made)), image, connect, onto };
-            let handle = handles::insert(writing)?;
-            put(writer, handle.cast::<WriterHandle>(), "writer")?;
-        }
-        Ok(DLFS_OK)
-    })
+            let made = Output::Image(Box::new(import::Writer::create(&image, options, &connect)?));
+            Ok(Writing { writer: Mutex::new(Some(made)), image, connect, onto })
+        })
+    }
 }
 
 /// Writes a sample, and stores its id in `*id`, which may be NULL. Blocks while two windows wait to be
@@ -226,10 +184,11 @@ pub unsafe extern "C" fn dlfs_write(
     id: *mut u64,
 ) -> c_int {
     guard(|| {
-        let writing = handles::get::<Writing>(writer.cast::<c_void>())?;
+        let writing = handles::get::<Writing>(writer.cast())?;
         // SAFETY: by the header `sample` is NULL or a struct of the size that it states, strings end with NUL,
-        // arrays have as many elements as is said, and nothing changes during the call.
-        let written = unsafe {
+        // arrays have as many elements as is said, `id` is NULL or points to a number, and nothing changes during
+        // the call.
+        unsafe {
             let sample = take(sample)?;
             let fields = array(sample.fields, sample.num_fields, "fields")?.iter();
             let fields = fields.map(|field| {
@@ -248,14 +207,9 @@ pub unsafe extern "C" fn dlfs_write(
                 fields: &fields,
                 values: &values,
             };
-            let mut writer = writing.writer.lock().unwrap_or_else(|error| error.into_inner());
-            writer.as_mut().ok_or_else(over)?.samples().write(&new)?
-        };
-        if !id.is_null() {
-            // SAFETY: by the header `id` is NULL or points to a number.
-            unsafe { put(id, written.0, "id")? };
+            let written = writing.held().as_mut().ok_or_else(over)?.samples().write(&new)?;
+            put_if_asked(id, written.0, "id")
         }
-        Ok(DLFS_OK)
     })
 }
 
@@ -265,15 +219,13 @@ pub unsafe extern "C" fn dlfs_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut u64) -> c_int {
     guard(|| {
-        let writing = handles::get::<Writing>(writer.cast::<c_void>())?;
-        let mut writer = writing.writer.lock().unwrap_or_else(|error| error.into_inner());
-        let next = writer.as_mut().ok_or_else(over)?.samples().next_id();
+        let writing = handles::get::<Writing>(writer.cast())?;
+        let next = writing.held().as_mut().ok_or_else(over)?.samples().next_id();
         let next = next.ok_or_else(|| {
             Failure::invalid("as many samples are written as were announced: finish")
         })?;
         // SAFETY: by the header `id` is NULL or points to a number.
-        unsafe { put(id, next.0, "id")? };
-        Ok(DLFS_OK)
+        unsafe { put(id, next.0, "id") }
     })
 }
 
@@ -288,51 +240,63 @@ pub unsafe extern "C" fn dlfs_writer_finish(
     generation: *mut u64,
 ) -> c_int {
     guard(|| {
-        let writing = handles::remove::<Writing>(writer.cast::<c_void>())?;
-        let number = match writing.taken().ok_or_else(over)? {
-            Out::Part(part) => {
+        let writing = handles::remove::<Writing>(writer.cast())?;
+        let number = match writing.held().take().ok_or_else(over)? {
+            Output::Part(part) => {
                 part.finish()?;
                 0
             }
-            Out::Image(writer) => {
+            Output::Image(writer) => {
                 let report = writer.finish()?;
                 let made_by = if writing.onto == Onto::Append { "append" } else { "import" };
                 cataloging::committed(&writing.image, report.generation, &writing.connect, made_by);
                 report.generation.0
             }
         };
-        if !generation.is_null() {
-            // SAFETY: by the header `generation` is NULL or points to a number.
-            unsafe { put(generation, number, "generation")? };
-        }
-        Ok(DLFS_OK)
+        // SAFETY: by the header `generation` is NULL or points to a number.
+        unsafe { put_if_asked(generation, number, "generation") }
     })
 }
 
 /// Closes the handle, and discards what was written: the image is as it was before. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_writer_discard(writer: *mut WriterHandle) -> c_int {
-    guard(|| {
-        drop(handles::remove::<Writing>(writer.cast::<c_void>())?.taken());
-        Ok(DLFS_OK)
-    })
+    guard(|| handles::remove::<Writing>(writer.cast()).map(|writing| drop(writing.held().take())))
+}
+
+impl Kind for Writing {
+    const NAME: &str = "writer";
 }
 
 impl Writing {
-    fn taken(&self) -> Option<Out> {
-        self.writer.lock().unwrap_or_else(|error| error.into_inner()).take()
+    fn held(&self) -> MutexGuard<'_, Option<Output>> {
+        self.writer.lock().unwrap_or_else(|error| error.into_inner())
     }
 }
 
-/// # Safety
-/// The pointers in `given` satisfy the header.
-pub(crate) unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions, Failure> {
-    let onto = match given.onto {
+/// Options of an image, however it is written.
+pub(crate) fn image_options(
+    onto: u32,
+    seed: u64,
+    chunk_size: u32,
+    tight: u32,
+) -> Result<ImportOptions, Failure> {
+    let onto = match onto {
         DLFS_WRITE_NEW => Onto::Empty,
         DLFS_WRITE_APPEND => Onto::Append,
         DLFS_WRITE_OVERWRITE => Onto::Force,
         other => return Err(unknown("onto", other)),
     };
+    let pack = if flag(tight, "tight")? { Pack::Tight } else { Pack::Aligned };
+    let default = ImportOptions::default();
+    let chunk_size_bytes = or(chunk_size, default.chunk_size_bytes);
+    Ok(ImportOptions { onto, seed, pack, chunk_size_bytes, ..default })
+}
+
+/// # Safety
+/// The pointers in `given` satisfy the header.
+pub(crate) unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions, Failure> {
+    let image = image_options(given.onto, given.seed, given.chunk_size, given.tight)?;
     let order = match (given.order, given.count) {
         (DLFS_WRITE_SHUFFLED, 0) => WriteOrder::Windows,
         (DLFS_WRITE_SHUFFLED, count) => WriteOrder::Whole { count },
@@ -342,37 +306,24 @@ pub(crate) unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions
         }
         (other, _) => return Err(unknown("order", other)),
     };
-    let pack = match given.tight {
-        0 => Pack::Aligned,
-        1 => Pack::Tight,
-        other => return Err(unknown("tight", other)),
-    };
-    let mut image = ImportOptions::default();
-    let default = WriterOptions::default();
-    (image.onto, image.seed, image.pack) = (onto, given.seed, pack);
-    if given.chunk_size != 0 {
-        image.chunk_size_bytes = given.chunk_size;
-    }
+    let num_types = if given.field_types.is_null() { 0 } else { given.num_fields };
+    let shuffle_bytes = usize::try_from(given.shuffle_bytes).unwrap_or(usize::MAX);
     // SAFETY: as this function.
-    let (fields, field_types, columns) = unsafe {
-        let fields = array(given.fields, given.num_fields, "fields")?.iter();
-        let fields = fields.map(|&name| Ok(text(name, "a field")?.to_vec()));
-        let num_types = if given.field_types.is_null() { 0 } else { given.num_fields };
-        let types = array(given.field_types, num_types, "field_types")?.iter();
-        let types = types.map(|&kind| {
+    unsafe {
+        let types = strings(given.field_types, num_types, "field_types", |&kind| {
             if kind.is_null() { Ok(None) } else { type_of(utf8(kind, "a type")?).map(Some) }
         });
-        let columns = array(given.columns, given.num_columns, "columns")?.iter();
-        let columns = columns.map(|&column| column_of(utf8(column, "a column")?));
-        let fields = fields.collect::<Result<Vec<_>, Failure>>()?;
-        let types = types.collect::<Result<Vec<_>, Failure>>()?;
-        (fields, FieldTypes::new(types), columns.collect::<Result<Vec<_>, Failure>>()?)
-    };
-    let window_bytes = match given.shuffle_bytes {
-        0 => default.window_bytes,
-        bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
-    };
-    Ok(WriterOptions { image, fields, field_types, columns, order, window_bytes })
+        Ok(WriterOptions {
+            image,
+            fields: names(given.fields, given.num_fields, "fields", "a field")?,
+            field_types: FieldTypes::new(types?),
+            columns: strings(given.columns, given.num_columns, "columns", |&column| {
+                column_of(utf8(column, "a column")?)
+            })?,
+            order,
+            window_bytes: or(shuffle_bytes, WriterOptions::default().window_bytes),
+        })
+    }
 }
 
 fn type_of(text: &str) -> Result<FieldType, Failure> {

@@ -22,7 +22,7 @@ pub(crate) fn restart(store: &Store, image: &Image, options: &mut LoaderOptions)
 }
 
 /// Shows how far the share is brought.
-pub(crate) fn staging(quiet: bool) -> impl FnMut(Staged) {
+pub(crate) fn staging(quiet: bool) -> impl FnMut(Staged) -> bool {
     let mut meter = None;
     move |Staged { samples, done, bytes, .. }| {
         let shown = meter.get_or_insert_with(|| Meter::new("storing", samples, quiet));
@@ -30,6 +30,7 @@ pub(crate) fn staging(quiet: bool) -> impl FnMut(Staged) {
         if done == samples {
             meter = None;
         }
+        true
     }
 }
 

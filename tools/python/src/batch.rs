@@ -8,11 +8,11 @@ use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, reader};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::error::{class, kind_of, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Memory, Source, Views};
-use crate::held::{Absent, Choice, Copied, Fields, Held, Values};
+use crate::held::{Choice, Copied, Fields, Held, Values};
 use crate::index::position;
 use crate::names;
 use crate::numpy;
@@ -43,9 +43,9 @@ impl Batch {
         py: Python<'_>,
         batch: reader::Batch,
         fields: Arc<Fields>,
-        absent: Absent,
+        failures: Vec<(usize, Error)>,
     ) -> PyResult<Bound<'_, Batch>> {
-        Batch::of(py, Arc::new(Held::read(batch, fields, absent)))
+        Batch::of(py, Arc::new(Held::read(batch, fields, failures)))
     }
 
     pub(crate) fn of(py: Python<'_>, held: Arc<Held>) -> PyResult<Bound<'_, Batch>> {
@@ -112,7 +112,7 @@ impl Batch {
     /// [B, ...] instead, of which NoArray is raised where a sample lacks the field.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
-        if index.is_instance_of::<PyString>() || index.is_instance_of::<PyBytes>() {
+        if names::is_name(index) {
             let field = self.held.fields().numbered(index)?;
             return match self.held.fields().kind(field).filter(|kind| kind.len_bytes().is_some()) {
                 Some(kind) => typed::stacked(py, &self.held, field, kind),
@@ -510,7 +510,7 @@ pub(crate) fn held_of(py: Python<'_>, pickle: Pickle) -> PyResult<Arc<Held>> {
     }
     let failures =
         failures.into_iter().map(|(at, class, text)| (at, Error::new(kind_of(&class), text)));
-    Ok(Arc::new(Held::copied(copied, fields, Absent::of(failures.collect()))))
+    Ok(Arc::new(Held::copied(copied, fields, failures.collect())))
 }
 
 /// The names of the fields that a sample maps.

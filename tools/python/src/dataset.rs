@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use dlfs::address::Address;
-use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::Value;
@@ -18,15 +17,15 @@ use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
 use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
-use crate::held::{Absent, Choice, Fields, Held};
+use crate::held::{Choice, Fields, Held};
 use crate::index::{self, position};
 use crate::loader::json;
-use crate::options::{about, open_options, seconds};
+use crate::options::{about, open_options, seconds, without};
 use crate::peers::{Join, keywords};
 use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
@@ -64,13 +63,11 @@ impl Dataset {
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let parsed = addresses(address)?;
         let options = open_options(&given)?;
-        if given.contains("shared_snapshot")? {
-            given.del_item("shared_snapshot")?; // lasts only as long as the process that shares it
-        }
+        // Lasts only as long as the process that shares it.
+        without(&given, ["shared_snapshot".to_owned()])?;
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
-        let all =
-            Fields::new(dataset.directory().fields(), dataset.directory().field_types().clone());
+        let all = Fields::of(dataset.directory());
         let fields = Arc::new(all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all));
         let dataset = RwLock::new(Some(dataset));
         let address = address.clone().unbind();
@@ -93,10 +90,8 @@ impl Dataset {
             let ids = ids.collect::<dlfs::Result<Vec<_>>>().map_err(|error| raise(py, &error))?;
             return Ok(self.read_ids(py, &dataset, &ids)?.into_any());
         }
-        let id = if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
-            let name = names::to_bytes(key)?;
-            try_detached(py, |watch| dataset.lookup(&name, watch))?
-                .map_err(|error| raise_lookup(py, &error))?
+        let id = if names::is_name(key) {
+            looked_up(&dataset, key)?.map_err(|error| raise_lookup(py, &error))?
         } else {
             let at = position(key, dataset.len(), "data set")?;
             dataset.id_at(at).map_err(|error| raise(py, &error))?
@@ -107,12 +102,11 @@ impl Dataset {
     /// Returns whether there is a sample of this name.
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = name.py();
-        if !name.is_instance_of::<PyString>() && !name.is_instance_of::<PyBytes>() {
+        if !names::is_name(name) {
             return Ok(false);
         }
         let dataset = self.dataset(py)?;
-        let name = names::to_bytes(name)?;
-        match try_detached(py, |watch| dataset.lookup(&name, watch))? {
+        match looked_up(&dataset, name)? {
             Err(error) if error.kind() == dlfs::ErrorKind::NotFound => Ok(false),
             found => found.map(|_| true).map_err(|error| raise(py, &error)),
         }
@@ -159,11 +153,8 @@ impl Dataset {
                 detached(py, |watch| dataset.read(Query::Names(&names), policy, watch))?
             }
         };
-        let absent = match policy {
-            OnError::Blank => Absent::of(read.failures),
-            _ => Absent::none(),
-        };
-        let batch = Batch::new(py, read.batch, fields, absent)?;
+        let failures = if policy == OnError::Blank { read.failures } else { Vec::new() };
+        let batch = Batch::new(py, read.batch, fields, failures)?;
         match out {
             None => Ok(batch.into_any()),
             Some(out) => fill(py, out, batch.get().held()),
@@ -292,11 +283,7 @@ impl Dataset {
     /// The fields that have a type: {name: dlfs.FieldType}. They come as arrays.
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let dataset = self.dataset(py)?;
-        typed::mapped_types(
-            py,
-            &Fields::new(dataset.directory().fields(), dataset.directory().field_types().clone()),
-        )
+        typed::mapped_types(py, &Fields::of(self.dataset(py)?.directory()))
     }
 
     /// The choice of the option `fields` of dlfs.open: the name of the field that is the sample, the tuple of those
@@ -337,9 +324,7 @@ impl Dataset {
     fn id_of(&self, name: &Bound<'_, PyAny>) -> PyResult<u64> {
         let py = name.py();
         let dataset = self.dataset(py)?;
-        let name = names::to_bytes(name)?;
-        let found = try_detached(py, |watch| dataset.lookup(&name, watch))?;
-        found.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
+        looked_up(&dataset, name)?.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
     }
 
     /// Length of the sample `id` in bytes, without I/O; the total of its fields if it has several.
@@ -518,7 +503,7 @@ impl Dataset {
             dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
             let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();
             dict.set_item("tier_copied_bytes", copied)?;
-            let each = tiers.tiers.iter().map(|tier| tier_dict(py, tier));
+            let each = tiers.tiers.iter().map(|tier| shapes::dict(py, tier));
             dict.set_item("tiers", each.collect::<PyResult<Vec<_>>>()?)?;
             let origin = tiers.origin;
             dict.set_item("origin_bytes", origin.bytes + origin.copier_bytes)?;
@@ -672,7 +657,7 @@ impl Dataset {
         ids: &[SampleId],
     ) -> PyResult<Bound<'py, Batch>> {
         let read = detached(py, |watch| dataset.read(Query::Ids(ids), OnError::Raise, watch))?;
-        Batch::new(py, read.batch, Arc::clone(&self.fields), Absent::none())
+        Batch::new(py, read.batch, Arc::clone(&self.fields), Vec::new())
     }
 
     /// The fields that its samples show, or those of them that the option `fields` chooses.
@@ -699,7 +684,9 @@ impl Dataset {
         let meeting = join.meeting(py)?;
         let place = (meeting.rank, meeting.world_size);
         let run = run(place)?;
-        let joined = join.join(py, &dataset, &meeting, run.as_ref(), &self.connect)?;
+        let joined = join.meet(py, |object, watch| {
+            dataset.with_peers(&meeting, run.as_ref(), &self.connect, object, watch)
+        })?;
         self.replace(py, joined)?;
         *joining = Some((join, meeting));
         Ok(place)
@@ -711,7 +698,7 @@ impl Dataset {
         let joined = self.joining.try_lock().ok().and_then(|mut joined| joined.take());
         let left = match (&dataset, &joined) {
             (Some(dataset), Some((join, meeting))) => {
-                let timeout = timeout.unwrap_or_else(|| join.timeout());
+                let timeout = timeout.unwrap_or_else(|| join.options.timeout);
                 if timeout.is_zero() {
                     Ok(())
                 } else {
@@ -748,6 +735,15 @@ impl Dataset {
             raise_invalid(py, "the data set is closed; open it again with dlfs.open".into())
         })
     }
+}
+
+/// The id of the sample called `name`.
+pub(crate) fn looked_up(
+    dataset: &dataset::Dataset,
+    name: &Bound<'_, PyAny>,
+) -> PyResult<dlfs::Result<SampleId>> {
+    let bytes = names::to_bytes(name)?;
+    try_detached(name.py(), |watch| dataset.lookup(&bytes, watch))
 }
 
 /// The names of the samples of a data set, by index.
@@ -800,7 +796,7 @@ pub(crate) enum Keys {
 
 impl Keys {
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
-        if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+        if names::is_name(given) {
             let text = "read_batch takes a sequence of ids or names; ds[name] reads one sample";
             return Err(PyTypeError::new_err(text));
         }
@@ -809,10 +805,7 @@ impl Keys {
             if given.hasattr("tolist")? { given.call_method0("tolist")? } else { given.clone() };
         // Only once: a generator yields its elements only once.
         let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
-        let named = keys
-            .first()
-            .is_some_and(|key| key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>());
-        if named {
+        if keys.first().is_some_and(names::is_name) {
             return Ok(Keys::Names(keys.iter().map(names::to_bytes).collect::<PyResult<_>>()?));
         }
         let ids = keys.iter().map(|key| Ok(SampleId(index::id(key)?)));
@@ -847,7 +840,7 @@ pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let one = |given: &Bound<'_, PyAny>| {
         let path = names::to_bytes(&py.import("os")?.call_method1("fspath", (given,))?)?;
         let path = OsString::from_vec(path);
-        if !given.is_instance_of::<PyString>() && !given.is_instance_of::<PyBytes>() {
+        if !names::is_name(given) {
             return Ok(vec![Address::from_path(path)]);
         }
         Address::parse_list_os(&path).map_err(|error| raise_invalid(py, error.to_string()))
@@ -861,30 +854,6 @@ pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
         all.extend(one(&address?)?);
     }
     Ok(all)
-}
-
-fn tier_dict<'py>(py: Python<'py>, tier: &TierStats) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("name", &tier.name)?;
-    let numbers = [
-        ("capacity_bytes", tier.capacity_bytes),
-        ("used_bytes", tier.used_bytes),
-        ("held_bytes", tier.held_bytes),
-        ("opens", tier.opens),
-        ("hits", tier.hits),
-        ("hit_bytes", tier.hit_bytes),
-        ("fills", tier.fills),
-        ("fill_bytes", tier.fill_bytes),
-        ("restored", tier.restored),
-        ("left", tier.left),
-        ("damaged", tier.damaged),
-    ];
-    for (key, number) in numbers {
-        dict.set_item(key, number)?;
-    }
-    dict.set_item("hit_s", tier.hit_s)?;
-    dict.set_item("fill_s", tier.fill_s)?;
-    Ok(dict)
 }
 
 /// The typed column called `name`, and its place among them.

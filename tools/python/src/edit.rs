@@ -1,6 +1,6 @@
 //! Changes of an image: samples are deleted, and their space is freed. And files of views.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use dlfs::address::Address;
 use dlfs::dataset::{self, cataloging};
@@ -9,26 +9,29 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::view::NamedView;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::PyDict;
 
 use crate::dataset::{Dataset, Keys, addresses};
-use crate::options::{given_or, open_options};
+use crate::names;
+use crate::options::{given_or, open_options, without};
 use crate::watch::{Signals, detached};
 
-/// Deletes samples in one generation; returns how many there were.
+/// Deletes samples; see `dlfs.delete`. Returns how many there were.
+#[pyfunction]
+#[pyo3(signature = (address, samples, **options))]
 pub(crate) fn delete(
     address: &Bound<'_, PyAny>,
     samples: &Bound<'_, PyAny>,
-    given: Option<&Bound<'_, PyDict>>,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<u64> {
     let py = address.py();
-    if samples.is_instance_of::<PyString>() || samples.is_instance_of::<PyBytes>() {
+    if names::is_name(samples) {
         // Its letters, or its bytes as ids, would be deleted.
         return Err(PyTypeError::new_err(
             "dlfs.delete takes a sequence of ids or names, not one name",
         ));
     }
-    let (image, options, connect) = target(address, given)?;
+    let (image, options, connect) = target(address, options)?;
     let keys = Keys::of(samples)?;
     let report = detached(py, |_| {
         let report = match &keys {
@@ -41,12 +44,14 @@ pub(crate) fn delete(
     Ok(report.samples)
 }
 
-/// Frees the space of deleted samples; returns the bytes that can be reused two generations later.
+/// Frees the space of deleted samples; see `dlfs.purge`. Returns the bytes that can be reused two generations later.
+#[pyfunction]
+#[pyo3(signature = (address, **options))]
 pub(crate) fn purge(
     address: &Bound<'_, PyAny>,
-    given: Option<&Bound<'_, PyDict>>,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<u64> {
-    let (image, options, connect) = target(address, given)?;
+    let (image, options, connect) = target(address, options)?;
     let report = detached(address.py(), |watch| {
         let report = import::purge(&image, &options, &connect, &mut Asking(watch))?;
         cataloging::committed(&image, report.generation, &connect, "purge");
@@ -55,8 +60,9 @@ pub(crate) fn purge(
     Ok(report.freed_bytes)
 }
 
-/// Saves data sets, by name, as views in the file at `path`.
-pub(crate) fn save_views(path: &Path, views: &Bound<'_, PyDict>) -> PyResult<()> {
+/// Saves data sets as named views in the file at `path`; see `dlfs.save_views`.
+#[pyfunction]
+pub(crate) fn save_views(path: PathBuf, views: &Bound<'_, PyDict>) -> PyResult<()> {
     let py = views.py();
     let named = views.iter().map(|(name, dataset)| {
         let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
@@ -67,7 +73,7 @@ pub(crate) fn save_views(path: &Path, views: &Bound<'_, PyDict>) -> PyResult<()>
         let views = named.into_iter().map(|(name, dataset)| {
             Ok(NamedView { name, made: "from Python".to_owned(), view: dataset.as_view()? })
         });
-        dataset::save_views(path, views.collect::<dlfs::Result<_>>()?)
+        dataset::save_views(&path, views.collect::<dlfs::Result<_>>()?)
     })
 }
 
@@ -79,9 +85,7 @@ fn target(
     let py = address.py();
     let given = given.map_or_else(|| Ok(PyDict::new(py)), |given| given.copy())?;
     let accept_older_generation = given_or(&given, ACCEPT, false)?;
-    if given.contains(ACCEPT)? {
-        given.del_item(ACCEPT)?;
-    }
+    without(&given, [ACCEPT.to_owned()])?;
     let connect = open_options(&given)?.open.connect;
     Ok((addresses(address)?, EditOptions { accept_older_generation }, connect))
 }

@@ -15,7 +15,6 @@ use dlfs::{Error, ErrorKind, Result, reader};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyString};
 
 use crate::batch::NO_LABEL;
 use crate::error::{raise, raise_invalid, raise_lookup};
@@ -32,13 +31,10 @@ pub(crate) enum Choice {
 impl Choice {
     /// Parses the option `fields`; `None` if it is None.
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        let is_name = |given: &Bound<'_, PyAny>| {
-            given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
-        };
         if given.is_none() {
             return Ok(None);
         }
-        if is_name(given) {
+        if names::is_name(given) {
             return Ok(Some(Choice::One(names::to_bytes(given)?)));
         }
         let refused = || {
@@ -49,7 +45,7 @@ impl Choice {
         let mut several = Vec::new();
         for name in items {
             let name = name?;
-            if !is_name(&name) {
+            if !names::is_name(&name) {
                 return Err(refused()?);
             }
             several.push(names::to_bytes(&name)?);
@@ -77,6 +73,11 @@ enum Shown {
 }
 
 impl Fields {
+    /// The fields of the samples of `directory`, of which all are shown.
+    pub(crate) fn of(directory: &Directory) -> Fields {
+        Fields::new(directory.fields(), directory.field_types().clone())
+    }
+
     /// Fields called `names`, as in the directory, with these types, of which all are shown.
     pub(crate) fn new(names: &[Vec<u8>], types: FieldTypes) -> Fields {
         Fields { names: names.into(), types: types.into(), shown: Shown::All }
@@ -199,7 +200,7 @@ impl Fields {
     /// The number of the field with this name or number.
     pub(crate) fn numbered(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = given.py();
-        let number = if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+        let number = if names::is_name(given) {
             let number = self.number_of(&names::to_bytes(given)?);
             return number.map_err(|error| raise_lookup(py, &error));
         } else {
@@ -259,7 +260,7 @@ pub(crate) struct Held {
     samples: Arc<Samples>,
     fields: Arc<Fields>,
     gathered: OnceLock<Box<[u8]>>,
-    absent: Arc<Absent>,
+    failures: Arc<Failures>,
 }
 
 enum Samples {
@@ -310,23 +311,8 @@ impl Copied {
     }
 }
 
-/// Requested samples that could not be read, by position, and why.
-pub(crate) struct Absent(Vec<(usize, Error)>);
-
-impl Absent {
-    pub(crate) fn none() -> Absent {
-        Absent(Vec::new())
-    }
-
-    /// Ascending by position.
-    pub(crate) fn of(failures: Vec<(usize, Error)>) -> Absent {
-        Absent(failures)
-    }
-
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, (usize, Error)> {
-        self.0.iter()
-    }
-}
+/// Requested samples that could not be read: positions, ascending, and why.
+type Failures = Vec<(usize, Error)>;
 
 /// The directories of the samples of a batch, each of them once if they follow each other.
 fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
@@ -340,37 +326,38 @@ fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
 }
 
 impl Held {
-    pub(crate) fn read(batch: reader::Batch, fields: Arc<Fields>, absent: Absent) -> Held {
-        let samples = Arc::new(Samples::Read(batch));
-        let absent = Arc::new(absent);
-        Held { samples, fields, gathered: OnceLock::new(), absent }
+    pub(crate) fn read(batch: reader::Batch, fields: Arc<Fields>, failures: Failures) -> Held {
+        Held::new(Samples::Read(batch), fields, failures)
     }
 
-    pub(crate) fn copied(copied: Copied, fields: Fields, absent: Absent) -> Held {
-        let samples = Arc::new(Samples::Copied(copied));
-        let absent = Arc::new(absent);
-        Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), absent }
+    pub(crate) fn copied(copied: Copied, fields: Fields, failures: Failures) -> Held {
+        Held::new(Samples::Copied(copied), Arc::new(fields), failures)
+    }
+
+    fn new(samples: Samples, fields: Arc<Fields>, failures: Failures) -> Held {
+        let samples = Arc::new(samples);
+        Held { samples, fields, gathered: OnceLock::new(), failures: Arc::new(failures) }
     }
 
     /// The same samples, showing other fields.
     pub(crate) fn showing(&self, fields: Fields) -> Held {
         let samples = Arc::clone(&self.samples);
-        let absent = Arc::clone(&self.absent);
-        Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), absent }
+        let failures = Arc::clone(&self.failures);
+        Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), failures }
     }
 
     pub(crate) fn fields(&self) -> &Fields {
         &self.fields
     }
 
-    pub(crate) fn failures(&self) -> &Absent {
-        &self.absent
+    pub(crate) fn failures(&self) -> &[(usize, Error)] {
+        &self.failures
     }
 
     /// Returns whether the sample could not be read.
     pub(crate) fn lacks(&self, index: usize) -> bool {
-        let absent = &self.absent.0;
-        !absent.is_empty() && absent.binary_search_by_key(&index, |failure| failure.0).is_ok()
+        let failures = &self.failures;
+        !failures.is_empty() && failures.binary_search_by_key(&index, |failure| failure.0).is_ok()
     }
 
     pub(crate) fn len(&self) -> usize {

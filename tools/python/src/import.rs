@@ -2,20 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::dataset::cataloging::Origin;
 use dlfs::dataset::class_names;
 use dlfs::format::Pack;
 use dlfs::import::{self, ColumnsFrom, ImportOptions, Onto, PlacementOrder, RowOptions};
-use dlfs::qpair::ConnectOptions;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::dataset::addresses;
 use crate::edit::Asking;
 use crate::error::{raise, raise_invalid};
-use crate::options::open_options;
+use crate::options;
 use crate::watch::detached;
-use crate::writer::{catalog_name, onto, pack, written};
+use crate::writer::{catalog_name, committed, onto, pack, written};
 
 /// Options of the import, except its address and how to connect.
 #[derive(FromPyObject)]
@@ -45,7 +44,8 @@ struct How {
     accept_older_generation: bool,
 }
 
-/// Imports the files at `paths`; returns a dict that says what was committed.
+/// Imports files; see `dlfs.import_`. Returns a dict that says what was committed.
+#[pyfunction]
 pub(crate) fn import_files<'py>(
     paths: Vec<PathBuf>,
     address: &Bound<'py, PyAny>,
@@ -55,8 +55,7 @@ pub(crate) fn import_files<'py>(
     let py = address.py();
     let how: How = how.extract()?;
     let image = addresses(address)?;
-    let connect = open_options(connection)?.open.connect;
-    let connect = ConnectOptions { writable: true, ..connect };
+    let connect = options::connection(connection)?;
     let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
     let mut options = how.options(py)?;
     options.folders = connect.folders;
@@ -68,14 +67,10 @@ pub(crate) fn import_files<'py>(
             options.classes = class_names(from.as_os_str(), &connect)?;
         }
         let report = import::import(&paths, &image, &options, &connect, &mut Asking(watch))?;
-        cataloging::committed(&image, report.generation, &connect, made_by);
-        if let Some(name) = &catalog {
-            let sources = paths.iter().map(|source| dlfs::places::shown(source)).collect();
-            let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
-            cataloging::add(name, &image, &connect, origin).map_err(|error| {
-                error.hint("the import is done: add the image with dlfs catalog add")
-            })?;
-        }
+        let sources = paths.iter().map(|source| dlfs::places::shown(source)).collect();
+        let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
+        let at = (&image[..], report.generation);
+        committed(at, &connect, catalog.as_ref(), origin, "the import is done")?;
         Ok(report)
     })?;
     written(

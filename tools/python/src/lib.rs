@@ -44,18 +44,22 @@ mod _dlfs {
     use std::ffi::OsString;
 
     use pyo3::prelude::*;
-    use pyo3::types::{PyDict, PyTuple};
+    use pyo3::types::PyTuple;
 
     #[pymodule_export]
     use super::batch::Batch;
     #[pymodule_export]
     use super::dataset::{Dataset, Names};
     #[pymodule_export]
+    use super::edit::{delete, purge, save_views};
+    #[pymodule_export]
     use super::ffi::Memory;
+    #[pymodule_export]
+    use super::import::import_files;
     #[pymodule_export]
     use super::loader::{Epoch, Loader, Sampler};
     #[pymodule_export]
-    use super::metrics::MetricsServer;
+    use super::metrics::{MetricsServer, metrics_text, metrics_values};
     #[pymodule_export]
     use super::mixture::Mixture;
     #[pymodule_export]
@@ -83,53 +87,6 @@ mod _dlfs {
         super::log::hand_over(py)
     }
 
-    /// The metrics of this process as OpenMetrics; see `dlfs.metrics.text`.
-    #[pyfunction]
-    fn metrics_text(py: Python<'_>) -> String {
-        super::metrics::text(py)
-    }
-
-    /// The metrics of this process by series; see `dlfs.metrics.values`.
-    #[pyfunction]
-    fn metrics_values(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-        super::metrics::values(py)
-    }
-
-    /// Deletes samples; see `dlfs.delete`.
-    #[pyfunction]
-    #[pyo3(signature = (address, samples, **options))]
-    fn delete(
-        address: &Bound<'_, PyAny>,
-        samples: &Bound<'_, PyAny>,
-        options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<u64> {
-        super::edit::delete(address, samples, options)
-    }
-
-    /// Frees the space of deleted samples; see `dlfs.purge`.
-    #[pyfunction]
-    #[pyo3(signature = (address, **options))]
-    fn purge(address: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<u64> {
-        super::edit::purge(address, options)
-    }
-
-    /// Imports files; see `dlfs.import_`.
-    #[pyfunction]
-    fn import_files<'py>(
-        paths: Vec<std::path::PathBuf>,
-        address: &Bound<'py, PyAny>,
-        how: &Bound<'py, PyDict>,
-        connection: &Bound<'py, PyDict>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        super::import::import_files(paths, address, how, connection)
-    }
-
-    /// Saves data sets as named views; see `dlfs.save_views`.
-    #[pyfunction]
-    fn save_views(path: std::path::PathBuf, views: &Bound<'_, PyDict>) -> PyResult<()> {
-        super::edit::save_views(&path, views)
-    }
-
     /// Unpickles a Batch, as a copy.
     #[pyfunction]
     #[pyo3(signature = (*parts))]
@@ -144,12 +101,10 @@ mod _dlfs {
         let held = super::batch::held_of(parts.py(), parts.extract()?)?;
         match held.len() {
             1 => Sample::of(parts.py(), &held, 0),
-            _ => Err(super::error::raise_invalid(
-                parts.py(),
-                "this is not a pickled \
-                 sample"
-                    .into(),
-            )),
+            _ => {
+                let text = "this is not a pickled sample";
+                Err(super::error::raise_invalid(parts.py(), text.into()))
+            }
         }
     }
 

@@ -21,12 +21,12 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use crate::batch::Batch;
 use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
-use crate::held::{Absent, Fields};
+use crate::held::Fields;
 use crate::index;
 use crate::log;
 use crate::metrics;
 use crate::mixture::{Mixture, key_of};
-use crate::options::{given_or, loader_options, names, of_peers};
+use crate::options::{given_or, loader_options, names, of_peers, without};
 use crate::peers::Join;
 use crate::report::{self, Report};
 use crate::shapes;
@@ -90,30 +90,37 @@ impl Loader {
     fn new(dataset: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Loader> {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        if let Ok(mixture) = dataset.cast::<Mixture>() {
-            return Loader::of_mixture(mixture, options);
-        }
-        let dataset = dataset.cast::<Dataset>()?;
         let restart_shares = given_or(&options, "restart_shares", false)?;
-        let fields = dataset.get().fields_shown(options.get_item("fields")?.as_ref())?;
-        let stored = open_store(dataset, &options)?;
-        if stored.is_none() {
-            join_peers(dataset, &options)?;
-        }
-        for keyword in joining() {
-            if options.contains(&keyword)? {
-                options.del_item(keyword)?;
+        let shown = options.get_item("fields")?;
+        let mut stored = None;
+        let (fields, made) = match dataset.cast::<Mixture>() {
+            Ok(mixture) => {
+                let fields = mixture.get().fields_shown(py, shown.as_ref())?;
+                refuse_joining(&options)?; // its data sets have joined their peers already
+                without(&options, joining())?;
+                let parsed = loader_options(&options, None)?;
+                (fields, mixture.get().mixture(py)?.loader(parsed))
             }
-        }
-        let opened = match &stored {
-            Some(stored) => stored.clone(),
-            None => dataset.get().dataset(py)?,
+            Err(_) => {
+                let one = dataset.cast::<Dataset>()?;
+                let fields = one.get().fields_shown(shown.as_ref())?;
+                stored = open_store(one, &options)?;
+                if stored.is_none() {
+                    join_peers(one, &options)?;
+                }
+                without(&options, joining())?;
+                let opened = match &stored {
+                    Some(stored) => stored.clone(),
+                    None => one.get().dataset(py)?,
+                };
+                let parsed = loader_options(&options, Some(opened.directory()))?;
+                (fields, opened.loader(parsed))
+            }
         };
-        let parsed = loader_options(&options, Some(opened.directory()))?;
-        let made = opened.loader(parsed).map_err(|error| raise(py, &error))?;
+        let made = made.map_err(|error| raise(py, &error))?;
         Ok(Loader {
             runs: Mutex::new(Runs::of(made)),
-            dataset: Mutex::new(Some(dataset.clone().into_any().unbind())),
+            dataset: Mutex::new(Some(dataset.clone().unbind())),
             fields,
             options: options.unbind(),
             restart_shares,
@@ -303,7 +310,7 @@ impl Loader {
     /// by their new rank. mismatched: damaged at a peer. steps of exchanges. waits: reads that waited for a sample.
     fn store_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = self.newest().loader.store_stats();
-        stats.map(|stats| store::to_dict(py, &stats)).transpose()
+        stats.map(|stats| shapes::dict(py, &stats)).transpose()
     }
 
     /// Ends calls that wait in other threads, stops readahead and releases the data set, with its
@@ -373,36 +380,6 @@ impl Loader {
 }
 
 impl Loader {
-    /// A loader over a mixture, whose data sets have joined their peers already.
-    fn of_mixture(mixture: &Bound<'_, Mixture>, options: Bound<'_, PyDict>) -> PyResult<Loader> {
-        let py = mixture.py();
-        let restart_shares = given_or(&options, "restart_shares", false)?;
-        let fields = mixture.get().fields_shown(py, options.get_item("fields")?.as_ref())?;
-        for keyword in joining() {
-            let given = options.get_item(&keyword)?.filter(|value| !value.is_none());
-            if given.is_some() && ["peers", "store"].contains(&&*keyword) {
-                let text = format!(
-                    "{keyword} is of one data set, not of a mixture: peers are joined by dlfs.open or \
-                     Dataset.join_peers of each"
-                );
-                return Err(raise_invalid(py, text));
-            }
-            if options.contains(&keyword)? {
-                options.del_item(keyword)?;
-            }
-        }
-        let parsed = loader_options(&options, None)?;
-        let made = mixture.get().mixture(py)?.loader(parsed).map_err(|error| raise(py, &error))?;
-        Ok(Loader {
-            runs: Mutex::new(Runs::of(made)),
-            dataset: Mutex::new(Some(mixture.clone().into_any().unbind())),
-            fields,
-            options: options.unbind(),
-            restart_shares,
-            stored: Mutex::new(None),
-        })
-    }
-
     fn held(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
         self.dataset.lock().unwrap_or_else(|held| held.into_inner())
     }
@@ -479,7 +456,7 @@ impl Epoch {
         log::hand_over(py)?;
         let Some(batch) = detached(py, |watch| self.take(watch))? else { return Ok(None) };
         let fields = Arc::clone(&self.loader.get().fields);
-        Batch::new(py, batch, fields, Absent::none()).map(Some)
+        Batch::new(py, batch, fields, Vec::new()).map(Some)
     }
 
     fn __length_hint__(&self) -> usize {
@@ -572,9 +549,7 @@ impl Sampler {
             Err(_) => {
                 let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
                 let by_slot = options.contains("_by_slot")?; // of `dlfs.ray`
-                if by_slot {
-                    options.del_item("_by_slot")?;
-                }
+                without(&options, ["_by_slot".to_owned()])?;
                 let directory = Arc::clone(dataset.directory());
                 let mut parsed = loader_options(&options, Some(&directory))?;
                 if by_slot {
@@ -665,6 +640,20 @@ impl Sampler {
 /// The keywords that say how a rank joins others, and how it keeps its share.
 fn joining() -> Vec<String> {
     [of_peers(), names::<Store>()].concat()
+}
+
+/// Refuses the keywords that join others.
+fn refuse_joining(options: &Bound<'_, PyDict>) -> PyResult<()> {
+    for keyword in ["peers", "store"] {
+        if options.get_item(keyword)?.is_some_and(|value| !value.is_none()) {
+            let text = format!(
+                "{keyword} is of one data set, not of a mixture: peers are joined by dlfs.open or \
+                 Dataset.join_peers of each"
+            );
+            return Err(raise_invalid(options.py(), text));
+        }
+    }
+    Ok(())
 }
 
 /// Joins the peers that the options name. The data set then reads through them, so the options lose them, and

@@ -5,13 +5,12 @@
 //! at each tick of a waiting call, and when the interpreter exits.
 
 use std::collections::VecDeque;
-use std::fmt::{Debug, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, TryLockError};
 
+use dlfs::messages::{Message, subscribe};
 use pyo3::prelude::*;
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing::Level;
 
 /// From now on warnings go to the logger "dlfs", unless the program has another subscriber.
 pub(crate) fn install(py: Python<'_>) -> PyResult<()> {
@@ -23,8 +22,8 @@ pub(crate) fn install(py: Python<'_>) -> PyResult<()> {
     py.import("logging")?;
     let last = py.import("dlfs._dlfs")?.getattr("flush_log")?;
     py.import("atexit")?.call_method1("register", (last,))?;
-    // An error means that a subscriber exists already.
-    INSTALLED.call_once(|| drop(tracing::subscriber::set_global_default(Collector)));
+    // `false`: a subscriber exists already.
+    INSTALLED.call_once(|| _ = subscribe(store));
     Ok(())
 }
 
@@ -72,77 +71,27 @@ fn with_records<T>(work: impl FnOnce(&mut VecDeque<Record>) -> T) -> Option<T> {
     None
 }
 
-/// Subscribes to the library's events, of which there are a few per second; there are no spans.
-struct Collector;
-
-impl Subscriber for Collector {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= Level::INFO
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let level = match *event.metadata().level() {
-            Level::ERROR => 40,
-            Level::WARN => 30,
-            _ => 20,
-        };
-        let mut text = Text {
-            of_loader: event.metadata().target().starts_with("dlfs::prefetch"),
-            ..Text::default()
-        };
-        event.record(&mut text);
-        let record = Record { pid: std::process::id(), level, text: text.whole() };
-        with_records(|records| {
-            if records.len() == MAX_RECORDS {
-                records.pop_front();
-            }
-            records.push_back(record);
-        });
-        SOME.store(true, Ordering::Release);
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
-/// The message of an event, followed by its fields in brackets.
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-    /// True if a loader logged it, whose window is an option here.
-    of_loader: bool,
-}
-
-impl Text {
-    fn whole(self) -> String {
-        match &*self.fields {
-            "" => self.message,
-            fields => format!("{} ({fields})", self.message),
+/// Stores a message.
+fn store(message: Message) {
+    let level = match message.level {
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        _ => 20,
+    };
+    // A loader's window is an option here, which has another name.
+    let of_loader = message.target.starts_with("dlfs::prefetch");
+    let text = message.whole(|name| match name {
+        "window_bytes" if of_loader => "window",
+        name => name,
+    });
+    let record = Record { pid: std::process::id(), level, text };
+    with_records(|records| {
+        if records.len() == MAX_RECORDS {
+            records.pop_front();
         }
-    }
-}
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let written = if field.name() == "message" {
-            write!(self.message, "{value:?}")
-        } else {
-            let comma = if self.fields.is_empty() { "" } else { ", " };
-            let name = match field.name() {
-                "window_bytes" if self.of_loader => "window",
-                name => name,
-            };
-            write!(self.fields, "{comma}{name}: {value:?}")
-        };
-        written.expect("a String takes everything");
-    }
+        records.push_back(record);
+    });
+    SOME.store(true, Ordering::Release);
 }
 
 /// The most records; older ones are dropped.

@@ -11,14 +11,16 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::error::raise_invalid;
 use crate::watch::detached;
 
-/// As OpenMetrics text.
-pub(crate) fn text(py: Python<'_>) -> String {
+/// The metrics of this process as OpenMetrics; see `dlfs.metrics.text`.
+#[pyfunction]
+pub(crate) fn metrics_text(py: Python<'_>) -> String {
     // Without the interpreter: a loader that is waited for holds its lock for up to 100 ms.
     py.detach(|| exporter::snapshot().to_openmetrics())
 }
 
-/// By the name of the series.
-pub(crate) fn values(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+/// The metrics of this process by series; see `dlfs.metrics.values`.
+#[pyfunction]
+pub(crate) fn metrics_values(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     to_dict(py, &py.detach(exporter::snapshot))
 }
 

@@ -1,9 +1,10 @@
 //! `Mixture`: data sets that a loader reads as one sequence.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use dlfs::dataset::{self, OnError};
-use dlfs::order::mixture::{self, Batching, MixtureError, Part, Phase, Weight};
+use dlfs::order::mixture::{self, Batching, MixtureError, Part, Phase};
 use dlfs::units::{Epoch, SampleId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -11,7 +12,7 @@ use pyo3::types::PyTuple;
 use crate::batch::Batch;
 use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
-use crate::held::{Absent, Fields};
+use crate::held::Fields;
 use crate::watch::detached;
 
 /// Data sets, and the part of each. The subclass dlfs.Mixture documents it.
@@ -30,42 +31,14 @@ impl Mixture {
     fn new(
         py: Python<'_>,
         datasets: Vec<Py<Dataset>>,
-        parts: Vec<(String, String)>,
+        parts: Vec<String>,
         epoch_size: Option<u64>,
-        batching: (String, u64),
-        phases: Vec<(u64, Vec<String>)>,
+        batching: &str,
+        phases: Vec<String>,
     ) -> PyResult<Mixture> {
-        let invalid = |error: MixtureError| raise(py, &error.into());
-        let part = |(kind, text): (String, String)| -> PyResult<Part> {
-            match &*kind {
-                "weight" => Ok(Part::Weight(text.parse().map_err(invalid)?)),
-                "repeat" => Ok(Part::Repeat(text.parse().map_err(invalid)?)),
-                _ => match text.parse() {
-                    Ok(samples) => Ok(Part::Choose(samples)),
-                    Err(_) => {
-                        let text = format!("choose takes a number of samples, not {text}");
-                        Err(raise_invalid(py, text))
-                    }
-                },
-            }
-        };
-        let batching = match (&*batching.0, batching.1) {
-            ("stratified", _) => Batching::Stratified,
-            ("random", _) => Batching::Random,
-            ("per_source", batch) => Batching::PerSource { batch },
-            (other, _) => {
-                let text = format!(
-                    "batching is \"stratified\", \"random\" or \"per_source\", not {other:?}"
-                );
-                return Err(raise_invalid(py, text));
-            }
-        };
-        let phase = |(from, weights): (u64, Vec<String>)| -> PyResult<Phase> {
-            let weights = weights.iter().map(|text| text.parse::<Weight>().map_err(invalid));
-            Ok(Phase { from, weights: weights.collect::<PyResult<_>>()? })
-        };
-        let parts = parts.into_iter().map(part).collect::<PyResult<_>>()?;
-        let phases = phases.into_iter().map(phase).collect::<PyResult<_>>()?;
+        let parts = parts.iter().map(|text| parsed(py, text)).collect::<PyResult<_>>()?;
+        let batching = parsed(py, batching)?;
+        let phases = phases.iter().map(|text| parsed(py, text)).collect::<PyResult<_>>()?;
         let made = Mixture { datasets, parts, epoch_size, batching, phases };
         made.mixture(py)?; // raises errors here, not in a loader
         Ok(made)
@@ -102,7 +75,7 @@ impl Mixture {
         let mixture = self.mixture(py)?;
         let ids: Vec<(u32, SampleId)> = keys.iter().map(|&key| of_key(key)).collect();
         let read = detached(py, |watch| mixture.read(&ids, on_error, watch))?;
-        Batch::new(py, read.batch, shown, Absent::none())
+        Batch::new(py, read.batch, shown, Vec::new())
     }
 }
 
@@ -144,6 +117,11 @@ impl Mixture {
             names.or_else(|| differs("types of fields", &|fields| fields.types() != first.types()));
         differing.map_or_else(|| Ok(Arc::clone(first)), Err)
     }
+}
+
+/// A part, batching or phase, as the library writes it.
+fn parsed<T: FromStr<Err = MixtureError>>(py: Python<'_>, text: &str) -> PyResult<T> {
+    text.parse().map_err(|error: MixtureError| raise(py, &error.into()))
 }
 
 /// The key of a sample of a source.

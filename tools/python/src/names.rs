@@ -4,7 +4,12 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
+
+/// Returns whether it is a name, and neither an id nor a sequence.
+pub(crate) fn is_name(given: &Bound<'_, PyAny>) -> bool {
+    given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
+}
 
 /// The bytes of a `str`, `bytes` or path object.
 pub(crate) fn to_bytes(name: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {

@@ -7,6 +7,7 @@ use dlfs::dataset::{Options, ViewSource};
 use dlfs::directory::Directory;
 use dlfs::options::{Connect, Kind, Load, Open, Order, Peers, Read, Seconds, Tiers, Tokens};
 use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::ConnectOptions;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -104,6 +105,25 @@ pub(crate) fn loader_options(
     Ok(options)
 }
 
+/// Removes options, if they are there.
+pub(crate) fn without(
+    given: &Bound<'_, PyDict>,
+    keys: impl IntoIterator<Item = String>,
+) -> PyResult<()> {
+    for key in keys {
+        if given.contains(&key)? {
+            given.del_item(key)?;
+        }
+    }
+    Ok(())
+}
+
+/// Options for connections, with which to write.
+pub(crate) fn connection(given: &Bound<'_, PyDict>) -> PyResult<ConnectOptions> {
+    let connect = open_options(given)?.open.connect;
+    Ok(ConnectOptions { writable: true, ..connect })
+}
+
 /// The options of joining peers. The name of a node is that of its tiers, which `dlfs.open` is told.
 pub(crate) fn of_peers() -> Vec<String> {
     names::<Peers>().into_iter().filter(|name| name != "node").collect()
@@ -148,14 +168,12 @@ pub(crate) fn take<T: Serialize + DeserializeOwned + Default>(
         // One by one, so that an error names the option.
         taken = T::deserialize(Value::Object(fields.clone())).map_err(|error| {
             let text = error.to_string();
-            match () {
-                () if text.starts_with("invalid type") => {
-                    PyTypeError::new_err(format!("{key}: {text}"))
-                }
-                () if text.starts_with("invalid value: integer") => {
-                    raise_invalid(value.py(), format!("{key}: {value} is out of range"))
-                }
-                () => raise_invalid(value.py(), format!("{key}: {text}")),
+            if text.starts_with("invalid type") {
+                PyTypeError::new_err(format!("{key}: {text}"))
+            } else if text.starts_with("invalid value: integer") {
+                raise_invalid(value.py(), format!("{key}: {value} is out of range"))
+            } else {
+                raise_invalid(value.py(), format!("{key}: {text}"))
             }
         })?;
     }
@@ -175,8 +193,8 @@ fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
         return json.ok_or_else(|| PyOverflowError::new_err("not finite"));
     }
     if value.is_instance_of::<PyInt>() || value.hasattr("__index__")? {
-        let negative = value.lt(0)?;
-        return Ok(if negative {
+        let is_negative = value.lt(0)?;
+        return Ok(if is_negative {
             value.extract::<i64>()?.into()
         } else {
             value.extract::<u64>()?.into()

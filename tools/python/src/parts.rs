@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::dataset::cataloging::Origin;
 use dlfs::import::many::{PartPlace, PartWriter, WritePlan as Plan, WrittenPart};
 use dlfs::qpair::ConnectOptions;
 use pyo3::prelude::*;
@@ -11,9 +11,9 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::dataset::addresses;
 use crate::edit::Asking;
 use crate::error::raise;
-use crate::options::open_options;
+use crate::options;
 use crate::watch::detached;
-use crate::writer::{How, catalog_name, written};
+use crate::writer::{How, catalog_name, committed, written};
 
 /// The plan that the writers of one image agree on; `dlfs.WritePlan` is its Python half.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs")]
@@ -36,7 +36,7 @@ impl WritePlan {
     #[new]
     fn new(bytes: &Bound<'_, PyBytes>, connection: &Bound<'_, PyDict>) -> PyResult<WritePlan> {
         let plan = Plan::from_bytes(bytes.as_bytes()).map_err(|error| raise(bytes.py(), &error))?;
-        Ok(WritePlan { plan, connect: writable(connection)? })
+        Ok(WritePlan { plan, connect: options::connection(connection)? })
     }
 
     /// Plans an image, and prepares its namespaces; returns the plan as bytes.
@@ -50,7 +50,7 @@ impl WritePlan {
         let py = address.py();
         let options = how.extract::<How>()?.options(py)?;
         let image = addresses(address)?;
-        let connect = writable(connection)?;
+        let connect = options::connection(connection)?;
         let classes = classes.into_iter().map(String::into_bytes).collect();
         let plan = detached(py, |_| Plan::create(&image, &options, classes, &connect))?;
         Ok(PyBytes::new(py, &plan.to_bytes()))
@@ -104,13 +104,9 @@ impl WritePlan {
                 Some(count) => plan.commit_all(count, connect, &mut asking)?,
                 None => plan.commit(&parts, connect, &mut asking)?,
             };
-            cataloging::committed(plan.image(), report.generation, connect, "import");
-            if let Some(name) = &catalog {
-                let origin = Origin { made_by: "import".to_owned(), ..Origin::default() };
-                cataloging::add(name, plan.image(), connect, origin).map_err(|error| {
-                    error.hint("the samples are written: add the image with dlfs catalog add")
-                })?;
-            }
+            let at = (plan.image(), report.generation);
+            let origin = Origin { made_by: "import".to_owned(), ..Origin::default() };
+            committed(at, connect, catalog.as_ref(), origin, "the samples are written")?;
             Ok(report)
         })?;
         written(py, &report)
@@ -135,9 +131,4 @@ pub(crate) fn part_dict<'py>(py: Python<'py>, part: &WrittenPart) -> PyResult<Bo
     found.set_item("sample_bytes", part.sample_bytes())?;
     found.set_item("data", PyBytes::new(py, &part.to_bytes()))?;
     Ok(found)
-}
-
-fn writable(connection: &Bound<'_, PyDict>) -> PyResult<ConnectOptions> {
-    let connect = open_options(connection)?.open.connect;
-    Ok(ConnectOptions { writable: true, ..connect })
 }

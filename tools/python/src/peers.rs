@@ -7,7 +7,6 @@ use dlfs::dataset::{Dataset, Watch};
 use dlfs::options::Peers;
 use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{JoinOptions, Means, Meeting, Record};
-use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -28,16 +27,11 @@ type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
 
 /// How to join the peers, and the object of Python where the ranks meet, if there is one.
 pub(crate) struct Join {
-    options: JoinOptions,
+    pub(crate) options: JoinOptions,
     object: Option<Py<PyAny>>,
 }
 
 impl Join {
-    /// How long to wait for all ranks.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.options.timeout
-    }
-
     /// Goes on serving peers until all ranks have left, or for `timeout`, on this thread, which is detached from
     /// the interpreter meanwhile. What goes wrong is a warning: this rank has read what it wanted.
     ///
@@ -51,18 +45,10 @@ impl Join {
         timeout: Duration,
         connect: &ConnectOptions,
     ) -> PyResult<()> {
-        let object = self.object.as_ref().map(|object| object.clone_ref(py));
-        let mut object = object.map(|object| Object { object, round: String::new(), raised: None });
-        let mut signals = Signals::default();
-        let left = py.detach(|| {
-            let met: Option<&mut dyn Rendezvous> = match &mut object {
-                Some(object) => Some(object),
-                None => None,
-            };
-            let watch: &mut dyn Watch = &mut signals;
-            dataset.leave_peers(meeting, timeout, connect, met, watch)
+        let (left, _, raised) = self.with_object(py, |object, watch| {
+            dataset.leave_peers(meeting, timeout, connect, object, watch)
         });
-        if let Some(raised) = signals.take_raised() {
+        if let Some(raised) = raised {
             return Err(raised);
         }
         if let Err(error) = left {
@@ -99,38 +85,36 @@ impl Join {
         self.options.meeting_here().map_err(|error| raise(py, &error))
     }
 
-    /// Joins the peers on this thread, which is detached from the interpreter while it waits.
-    pub(crate) fn join(
-        &self,
-        py: Python<'_>,
-        dataset: &Dataset,
-        meeting: &Meeting,
-        run: Option<&LoaderOptions>,
-        connect: &ConnectOptions,
-    ) -> PyResult<Dataset> {
-        self.meet(py, |object, watch| dataset.with_peers(meeting, run, connect, object, watch))
-    }
-
-    /// Runs `join` with the object where the ranks meet, if there is one, detached from the interpreter.
+    /// Runs `join` with the object where the ranks meet, if there is one, on this thread, which is detached from the
+    /// interpreter while it waits.
     pub(crate) fn meet(
         &self,
         py: Python<'_>,
         join: impl FnOnce(Option<&mut dyn Rendezvous>, &mut dyn Watch) -> dlfs::Result<Dataset> + Send,
     ) -> PyResult<Dataset> {
         py.check_signals()?;
+        let (joined, by_object, by_signal) = self.with_object(py, join);
+        let raised = by_object.or(by_signal);
+        joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
+    }
+
+    /// As `meet`. Returns also what the object and what a handler of signals raised.
+    fn with_object<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(Option<&mut dyn Rendezvous>, &mut dyn Watch) -> T + Send,
+    ) -> (T, Option<PyErr>, Option<PyErr>) {
         let object = self.object.as_ref().map(|object| object.clone_ref(py));
         let mut object = object.map(|object| Object { object, round: String::new(), raised: None });
         let mut signals = Signals::default();
-        let joined = py.detach(|| {
+        let done = py.detach(|| {
             let met: Option<&mut dyn Rendezvous> = match &mut object {
                 Some(object) => Some(object),
                 None => None,
             };
-            let watch: &mut dyn Watch = &mut signals;
-            join(met, watch)
+            work(met, &mut signals)
         });
-        let raised = object.and_then(|object| object.raised).or(signals.take_raised());
-        joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
+        (done, object.and_then(|object| object.raised), signals.take_raised())
     }
 }
 

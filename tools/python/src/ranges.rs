@@ -1,15 +1,16 @@
 //! Parts of samples: ranges in one call, and a sample as a file that is read at offsets.
 
+use dlfs::Result;
 use dlfs::dataset::{self, SampleRange};
 use dlfs::units::SampleId;
-use dlfs::{Error, Result};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString};
+use pyo3::types::{PyBytes, PyList};
 
+use crate::dataset::looked_up;
 use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::Output;
 use crate::held::Fields;
-use crate::watch::{detached, try_detached};
+use crate::watch::detached;
 use crate::{index, names};
 
 /// A sample, or one field of it, as a file: reads at offsets, each byte verified. `Dataset.open_sample`
@@ -87,10 +88,7 @@ pub(crate) fn open_sample(
 ) -> PyResult<SampleFile> {
     let py = key.py();
     let field = one_field(py, fields)?;
-    let id = match id_of(py, dataset, key)? {
-        Ok(id) => id,
-        Err(error) => return Err(raise_lookup(py, &error)),
-    };
+    let id = id_of(dataset, key)?.map_err(|error| raise_lookup(py, &error))?;
     let file = detached(py, |watch| {
         if as_file {
             dataset.open_file(id, field, watch)
@@ -122,7 +120,7 @@ pub(crate) fn read_ranges<'py>(
     let mut failures = Vec::new();
     for (at, range) in ranges.try_iter()?.enumerate() {
         let (key, start, end): (Bound<'py, PyAny>, u64, Option<u64>) = range?.extract()?;
-        let id = match id_of(py, dataset, &key)? {
+        let id = match id_of(dataset, &key)? {
             Ok(id) => id,
             Err(error) if raises => return Err(raise_lookup(py, &error)),
             Err(error) => {
@@ -162,14 +160,9 @@ fn one_field(py: Python<'_>, fields: &Fields) -> PyResult<Option<usize>> {
 }
 
 /// The id of `key`, an id or a name.
-fn id_of(
-    py: Python<'_>,
-    dataset: &dataset::Dataset,
-    key: &Bound<'_, PyAny>,
-) -> PyResult<Result<SampleId, Error>> {
-    if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
-        let name = names::to_bytes(key)?;
-        return try_detached(py, |watch| dataset.lookup(&name, watch));
+fn id_of(dataset: &dataset::Dataset, key: &Bound<'_, PyAny>) -> PyResult<Result<SampleId>> {
+    if names::is_name(key) {
+        return looked_up(dataset, key);
     }
     Ok(Ok(SampleId(index::id(key)?)))
 }

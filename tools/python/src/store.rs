@@ -1,19 +1,17 @@
 //! The share of a rank in its own storage, as Python says it.
 
-use std::cell::Cell;
-
-use dlfs::dataset::{Dataset, Loader, Watch};
+use dlfs::dataset::{Dataset, Loader};
 use dlfs::options::Store;
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
-use dlfs::store::{Staged, StoreOptions, StoreStats};
+use dlfs::store::{Staged, StoreOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::raise;
 use crate::options::take;
 use crate::peers::Join;
-use crate::watch::{Signals, detached};
+use crate::watch::detached;
 
 /// Parses the keywords; `None` without `store`.
 pub(crate) fn options(given: &Bound<'_, PyDict>) -> PyResult<Option<StoreOptions>> {
@@ -43,50 +41,14 @@ pub(crate) fn open(
 pub(crate) fn stage(py: Python<'_>, loader: &Loader, progress: Option<Py<PyAny>>) -> PyResult<()> {
     let mut raised = None;
     let staged = detached(py, |watch| {
-        let failed = Cell::new(false);
-        let mut watch = Either { failed: &failed, watch };
-        loader.stage(&mut watch, |Staged { done, samples, .. }| {
-            let Some(progress) = progress.as_ref().filter(|_| !failed.get()) else { return };
-            // `None`: the interpreter is exiting, which the watch says, too.
-            if let Some(Err(error)) =
-                Python::try_attach(|py| progress.call1(py, (done, samples)).map(drop))
-            {
-                raised = Some(error);
-                failed.set(true);
+        loader.stage(watch, |Staged { done, samples, .. }| {
+            if let Some(progress) = progress.as_ref().filter(|_| raised.is_none()) {
+                // `None`: the interpreter is exiting, which the watch says, too.
+                let told = Python::try_attach(|py| progress.call1(py, (done, samples)).map(drop));
+                raised = told.and_then(Result::err);
             }
+            raised.is_none()
         })
     });
     raised.map_or(staged, Err)
-}
-
-/// Ends a wait for a signal, and when `progress` raised.
-struct Either<'a> {
-    failed: &'a Cell<bool>,
-    watch: &'a mut Signals,
-}
-
-impl Watch for Either<'_> {
-    fn goes_on(&mut self) -> bool {
-        !self.failed.get() && self.watch.goes_on()
-    }
-}
-
-/// The counters as a dict.
-pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &StoreStats) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("held_bytes", stats.held_bytes)?;
-    dict.set_item("peak_bytes", stats.peak_bytes)?;
-    dict.set_item("found", stats.found)?;
-    dict.set_item("staged", stats.staged)?;
-    dict.set_item("staged_bytes", stats.staged_bytes)?;
-    dict.set_item("received", stats.received)?;
-    dict.set_item("received_bytes", stats.received_bytes)?;
-    dict.set_item("near_bytes", stats.near_bytes)?;
-    dict.set_item("from_origin", stats.from_origin)?;
-    dict.set_item("from_origin_bytes", stats.from_origin_bytes)?;
-    dict.set_item("deleted", stats.deleted)?;
-    dict.set_item("mismatched", stats.mismatched)?;
-    dict.set_item("steps", stats.steps)?;
-    dict.set_item("waits", stats.waits)?;
-    Ok(dict)
 }

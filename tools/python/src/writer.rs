@@ -10,18 +10,20 @@ use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
 use dlfs::format::element::Element;
 use dlfs::format::field_type::FieldType;
 use dlfs::format::{FieldTypes, Pack};
-use dlfs::import::many::PartWriter;
+use dlfs::import::many::Output;
 use dlfs::import::{
     self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriteReport, WriterOptions,
 };
 use dlfs::qpair::ConnectOptions;
+use dlfs::units::Generation;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyUnicodeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
-use crate::options::open_options;
+use crate::names;
+use crate::options;
 use crate::parts::{WritePlan, part_dict};
 use crate::watch::detached;
 
@@ -29,7 +31,7 @@ use crate::watch::detached;
 #[pyclass(frozen, subclass, module = "dlfs._dlfs")]
 pub(crate) struct Writer {
     /// `None` once it is finished or discarded.
-    writer: Mutex<Option<Held>>,
+    writer: Mutex<Option<Output>>,
     /// The keys of a sample that are fields, and their types; empty for one field without a name.
     fields: Vec<(Py<PyString>, Option<FieldType>)>,
     /// The keys of a sample that are columns.
@@ -38,21 +40,6 @@ pub(crate) struct Writer {
     connect: ConnectOptions,
     onto: Onto,
     catalog: Option<CatalogName>,
-}
-
-/// A writer of an image, or of a part of one.
-enum Held {
-    Image(import::Writer),
-    Part(PartWriter),
-}
-
-impl Held {
-    fn samples(&mut self) -> &mut import::Writer {
-        match self {
-            Held::Image(writer) => writer,
-            Held::Part(part) => part.samples(),
-        }
-    }
 }
 
 /// Options of the image, except its address and how to connect.
@@ -85,14 +72,13 @@ impl Writer {
         let py = address.py();
         if let Ok(plan) = address.cast::<WritePlan>() {
             let plan = plan.get();
-            let held = Held::Part(plan.begin(how)?);
+            let held = Output::Part(Box::new(plan.begin(how)?));
             let image = plan.plan.image().to_vec();
             return Writer::of(py, held, image, plan.connect.clone(), Onto::Empty, None);
         }
         let how: How = how.extract()?;
         let image = addresses(address)?;
-        let connect = open_options(connection)?.open.connect;
-        let connect = ConnectOptions { writable: true, ..connect };
+        let connect = options::connection(connection)?;
         let options = how.options(py)?;
         let onto = options.image.onto;
         let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
@@ -105,7 +91,7 @@ impl Writer {
                 _ => error,
             })
         })?;
-        Writer::of(py, Held::Image(made), image, connect, onto, catalog)
+        Writer::of(py, Output::Image(Box::new(made)), image, connect, onto, catalog)
     }
 
     /// Writes a sample: a mapping of fields and columns, or the bytes of the only field. Returns its id.
@@ -155,19 +141,15 @@ impl Writer {
 
     /// Commits what was written, as one generation; returns a dict that says what it was.
     fn _finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Held::Image(writer) = py.detach(|| self.taken()).ok_or_else(ended)? else {
+        let Output::Image(writer) = py.detach(|| self.taken()).ok_or_else(ended)? else {
             return Err(raise_invalid(py, "a part is committed by its plan".into()));
         };
         let made_by = if self.onto == Onto::Append { "append" } else { "import" };
         let report = detached(py, |_| {
             let report = writer.finish()?;
-            cataloging::committed(&self.image, report.generation, &self.connect, made_by);
-            if let Some(name) = &self.catalog {
-                let origin = Origin { made_by: made_by.to_owned(), ..Origin::default() };
-                cataloging::add(name, &self.image, &self.connect, origin).map_err(|error| {
-                    error.hint("the samples are written: add the image with dlfs catalog add")
-                })?;
-            }
+            let at = (&self.image[..], report.generation);
+            let origin = Origin { made_by: made_by.to_owned(), ..Origin::default() };
+            committed(at, &self.connect, self.catalog.as_ref(), origin, "the samples are written")?;
             Ok(report)
         })?;
         written(py, &report)
@@ -175,7 +157,7 @@ impl Writer {
 
     /// Writes what is left of a part; returns a dict that says what it is.
     fn _finish_part<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Held::Part(part) = py.detach(|| self.taken()).ok_or_else(ended)? else {
+        let Output::Part(part) = py.detach(|| self.taken()).ok_or_else(ended)? else {
             return Err(raise_invalid(py, "this is not a part of an image".into()));
         };
         part_dict(py, &detached(py, |_| part.finish())?)
@@ -264,7 +246,7 @@ enum Labelled<'py> {
 impl Writer {
     fn of(
         py: Python<'_>,
-        mut held: Held,
+        mut held: Output,
         image: Vec<Address>,
         connect: ConnectOptions,
         onto: Onto,
@@ -289,7 +271,7 @@ impl Writer {
         Ok(Writer { writer, fields, columns, image, connect, onto, catalog })
     }
 
-    fn taken(&self) -> Option<Held> {
+    fn taken(&self) -> Option<Output> {
         self.writer.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
@@ -404,7 +386,7 @@ impl How {
 
 impl<'py> Labelled<'py> {
     fn of(given: &Bound<'py, PyAny>) -> PyResult<Labelled<'py>> {
-        if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+        if names::is_name(given) {
             Ok(Labelled::Class(bytes_of(given)?))
         } else {
             Ok(Labelled::Number(given.extract()?))
@@ -425,6 +407,21 @@ pub(crate) fn catalog_name(py: Python<'_>, text: &str) -> PyResult<CatalogName> 
         Ok(_) => Err(raise_invalid(py, format!("catalog: {text} is not dlfs://CATALOGUE/NAME"))),
         Err(error) => Err(raise_invalid(py, format!("catalog: {error}"))),
     }
+}
+
+/// Tells the catalogues of a commit, and adds the image to the one that is named. `done` is what an error says
+/// has happened anyway.
+pub(crate) fn committed(
+    (image, generation): (&[Address], Generation),
+    connect: &ConnectOptions,
+    catalog: Option<&CatalogName>,
+    origin: Origin,
+    done: &str,
+) -> dlfs::Result<()> {
+    cataloging::committed(image, generation, connect, &origin.made_by);
+    let added =
+        catalog.map_or(Ok(()), |name| cataloging::add(name, image, connect, origin).map(drop));
+    added.map_err(|error| error.hint(format!("{done}: add the image with dlfs catalog add")))
 }
 
 /// Decides what becomes of the image's present contents.

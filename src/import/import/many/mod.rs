@@ -33,4 +33,4 @@ mod written;
 pub use committing::commit_import;
 pub use part::{PartReport, import_part};
 pub use planning::{PlanReport, plan_import};
-pub use written::{PartPlace, PartWriter, WritePlan, WrittenPart};
+pub use written::{Output, PartPlace, PartWriter, WritePlan, WrittenPart};

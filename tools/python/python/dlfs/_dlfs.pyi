@@ -307,10 +307,10 @@ class Mixture:
     def __new__(
         cls,
         datasets: list[Dataset],
-        parts: list[tuple[str, str]],
+        parts: list[str],
         epoch_size: int | None,
-        batching: tuple[str, int],
-        phases: list[tuple[int, list[str]]],
+        batching: str,
+        phases: list[str],
     ) -> Self: ...
     def __len__(self) -> int: ...
     def counts(self, epoch: int = 0) -> list[int]: ...

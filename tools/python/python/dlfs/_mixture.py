@@ -79,13 +79,15 @@ class Mixture(_Mixture):
             (int(start), [_decimal(weight, f"phase {at}") for weight in weights])
             for at, (start, weights) in enumerate(phases, 1)
         ]
+        if kind not in ("stratified", "random", "per_source"):
+            raise InvalidArgument(f'batching is "stratified", "random" or "per_source", not {kind!r}')
         made = super().__new__(
             cls,
             [dataset for dataset, _ in pairs],
-            [part for _, part in pairs],
+            [text if kind == "weight" else f"{kind}:{text}" for _, (kind, text) in pairs],
             epoch_size,
-            (kind, batch),
-            later,
+            f"per-source:{batch}" if batch else kind.replace("_", "-"),
+            [f"{start}:{','.join(weights)}" for start, weights in later],
         )
         made._made_of = (pairs, epoch_size, (kind, batch), later)
         return made

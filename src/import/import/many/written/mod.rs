@@ -29,5 +29,5 @@ mod placing;
 mod plan;
 
 use lane::{Lane, PartRecord};
-pub use part::{PartPlace, PartWriter, WrittenPart};
+pub use part::{Output, PartPlace, PartWriter, WrittenPart};
 pub use plan::WritePlan;

@@ -28,6 +28,25 @@ pub struct PartWriter {
     complete: Receiver<PartRecord>,
 }
 
+/// The output of a program that writes samples.
+#[derive(Debug)]
+pub enum Output {
+    /// A generation.
+    Image(Box<Writer>),
+    /// A part of one, which others commit.
+    Part(Box<PartWriter>),
+}
+
+impl Output {
+    /// The writer, to which samples are written.
+    pub fn samples(&mut self) -> &mut Writer {
+        match self {
+            Output::Image(writer) => writer,
+            Output::Part(part) => &mut part.writer,
+        }
+    }
+}
+
 impl PartWriter {
     /// Begins to write part number `key` of `plan`.
     ///

@@ -1,0 +1,72 @@
+//! The library's messages, passed to a function: for bindings whose users have loggers of their own.
+
+use std::fmt::Debug;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+/// A message: information, or a warning of what failed.
+pub struct Message {
+    /// Its urgency.
+    pub level: Level,
+    /// The module that it is from.
+    pub target: &'static str,
+    text: String,
+    fields: Vec<(&'static str, String)>,
+}
+
+impl Message {
+    /// The text, and the fields behind it in brackets, under the names that `name` gives them.
+    pub fn whole(&self, name: impl Fn(&'static str) -> &'static str) -> String {
+        let fields = self.fields.iter().map(|(field, value)| format!("{}: {value}", name(field)));
+        match &*fields.collect::<Vec<_>>().join(", ") {
+            "" => self.text.clone(),
+            fields => format!("{} ({fields})", self.text),
+        }
+    }
+}
+
+/// Passes the messages of this process to `tell` from now on, on the threads that send them. `false`: the process has
+/// another subscriber.
+pub fn subscribe(tell: impl Fn(Message) + Send + Sync + 'static) -> bool {
+    tracing::subscriber::set_global_default(Messages(tell)).is_ok()
+}
+
+/// Subscribes to events, of which there are a few per second; there are no spans.
+struct Messages<F>(F);
+
+impl<F: Fn(Message) + Send + Sync + 'static> Subscriber for Messages<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= Level::INFO
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let metadata = event.metadata();
+        let mut message = Message {
+            level: *metadata.level(),
+            target: metadata.target(),
+            text: String::new(),
+            fields: Vec::new(),
+        };
+        event.record(&mut message);
+        (self.0)(message);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "message" => self.text = format!("{value:?}"),
+            name => self.fields.push((name, format!("{value:?}"))),
+        }
+    }
+}

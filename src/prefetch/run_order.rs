@@ -1,0 +1,80 @@
+//! The order of a run over a data set, in the epoch that was entered last.
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::Result;
+use crate::order::weighted::Weights;
+use crate::order::{EpochOrder, OrderSpec};
+use crate::units::Epoch;
+
+/// The order of a data set or of a source. The next epoch reuses the memory of the last one.
+pub(super) struct RunOrder {
+    directory: Arc<Directory>,
+    spec: OrderSpec,
+    /// The weights that a weighted order draws by.
+    weights: Option<Arc<Weights>>,
+    current: Option<EpochOrder>,
+    /// The order of another epoch, of a source of a mixture: where one ends, batches may alternate between both.
+    other: Option<EpochOrder>,
+    alternates: bool,
+}
+
+impl RunOrder {
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        spec: OrderSpec,
+        weights: Option<Arc<Weights>>,
+    ) -> RunOrder {
+        RunOrder { directory, spec, weights, current: None, other: None, alternates: false }
+    }
+
+    /// The order of a source of a mixture.
+    pub(super) fn of_source(directory: Arc<Directory>, spec: OrderSpec) -> RunOrder {
+        RunOrder { alternates: true, ..RunOrder::new(directory, spec, None) }
+    }
+
+    pub(super) fn spec(&self) -> &OrderSpec {
+        &self.spec
+    }
+
+    /// The order of the epoch that was entered last.
+    pub(super) fn current(&self) -> Option<&EpochOrder> {
+        self.current.as_ref()
+    }
+
+    /// The order of `epoch`, and the directory.
+    ///
+    /// # Errors
+    /// There is no such epoch.
+    pub(super) fn enter(&mut self, epoch: Epoch) -> Result<(&mut EpochOrder, &Directory)> {
+        let RunOrder { directory, spec, weights, current, other, alternates } = self;
+        let is_at = |order: &EpochOrder| order.epoch() == epoch;
+        if *alternates && !current.as_ref().is_some_and(is_at) {
+            std::mem::swap(current, other);
+        }
+        let order = match current {
+            Some(order) => {
+                if !is_at(order) {
+                    order.begin_epoch(spec, epoch, &**directory)?;
+                }
+                order
+            }
+            none => none.insert(order_of(spec, epoch, directory, weights.as_ref())?),
+        };
+        Ok((order, directory))
+    }
+}
+
+/// The order that `spec` gives in `epoch`, by these weights if it is weighted.
+pub(super) fn order_of(
+    spec: &OrderSpec,
+    epoch: Epoch,
+    directory: &Directory,
+    weights: Option<&Arc<Weights>>,
+) -> Result<EpochOrder> {
+    Ok(match weights {
+        Some(weights) => EpochOrder::weighted(spec, epoch, directory, weights)?,
+        None => EpochOrder::new(spec, epoch, directory)?,
+    })
+}
