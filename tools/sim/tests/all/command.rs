@@ -189,7 +189,6 @@ fn impossible_arguments_are_refused() {
     let file = config(folder.path(), "samples = 10000", "samples = 500");
     assert!(refused(&["thesis", "--scenario", "7"]).contains("scenarios 1 to 4"));
     assert!(refused(&["run", "/nowhere.toml"]).contains("/nowhere.toml"));
-    assert!(refused(&["sc21", "--dataset", "cifar"]).contains("imagenet-22k"));
     assert!(refused(&["advise", &file, "--fraction", "1.5"]).contains("not 1.5"));
     for policy in ["hdmlp", "peers-by-plan"] {
         let why = refused(&["advise", &file, "--policy", policy]);
@@ -204,7 +203,8 @@ fn impossible_arguments_are_refused() {
 
 #[test]
 fn the_smallest_set_up_of_sc21_runs_and_naive_is_the_slowest() {
-    let json = stdout(&sim(&["sc21", "--dataset", "mnist", "--epochs", "2", "--json"]));
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/sc21/mnist.toml");
+    let json = stdout(&sim(&["run", "--all", file, "--json"]));
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     let seconds = |row: &serde_json::Value| row["outcome"]["seconds"].as_f64().unwrap();
     let rows = report["rows"].as_array().unwrap();
