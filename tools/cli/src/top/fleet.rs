@@ -51,11 +51,6 @@ impl Fleet {
         Fleet { watched: watched.collect(), interval, began: now }
     }
 
-    /// Sets how often they are asked from now on.
-    pub(super) fn set_interval(&mut self, interval: Duration) {
-        self.interval = interval;
-    }
-
     /// Takes what the thread of an address got.
     pub(super) fn take(&mut self, answer: Answer) {
         let Answer { index, asked, at, page } = answer;
