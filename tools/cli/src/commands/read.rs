@@ -28,7 +28,7 @@ use crate::mix_args::{MixArgs, Source, Sources, share};
 use crate::open::{ImageArgs, engines};
 use crate::order_args::{check_shard, unweighted};
 use crate::out::{Out, joined, known};
-use crate::peer_args::{Joined, meeting, peer_lines};
+use crate::peer_args::{Joined, meeting, peer_line};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::report_args::ReportArgs;
@@ -144,10 +144,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         (None, Some(store)) => image = image.with_store(store, &options, None)?,
         (Some(meeting), store) => {
             let connect = args.connection.options(false)?;
-            let (through_peers, round) = match store {
-                None => Joined::join(meeting, image, connect, &options)?,
-                Some(store) => Joined::with_store(meeting, image, connect, &options, store)?,
-            };
+            let (through_peers, round) = Joined::join(meeting, image, connect, &options, store)?;
             (image, joined) = (through_peers, Some(round));
         }
     }
@@ -402,7 +399,7 @@ fn print_report(
         let resident = text::counted(stats.resident, "sample");
         out.line(format!("  window     {pages}; {resident} in it at the end"))?;
     }
-    for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().flat_map(peer_lines)) {
+    for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().map(peer_line)) {
         out.line(line)?;
     }
     store.iter().map(store_line).try_for_each(|line| out.line(line))?;
