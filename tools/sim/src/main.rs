@@ -143,7 +143,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             let mut config = thesis::config(*scenario)?;
             config.environment.nodes = nodes.unwrap_or(config.environment.nodes);
             let mut config = input.machines(config)?;
-            if input.has_sizes() {
+            if input.dataset.is_some() {
                 config.dataset = Dataset::like(&input.sizes(&config)?);
             }
             print!("{}", toml::to_string(&config)?);

@@ -166,14 +166,7 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
     drop(progress);
     let mut out = Out::new();
     if args.json {
-        out.json(&json!({
-            "uuid": report.uuid.to_string(),
-            "part": report.part,
-            "address": report.address,
-            "samples": report.samples,
-            "chunks": report.chunks,
-            "chunks_found": report.found,
-        }))?;
+        out.json(&report)?;
     } else {
         let found = match report.found {
             0 => String::new(),

@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::OFlags;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::Result;
 use dlfs::nvme::Nqn;
-use dlfs::target::{AccessEvent, AccessKind};
+use dlfs::target::AccessEvent;
 
 use crate::exit::about_file;
 use crate::line_queue::{LineQueue, LineWriter};
@@ -78,8 +79,8 @@ impl AccessLog {
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
     }
 
-    /// Writes a line about the service itself.
-    pub(crate) fn note(&self, event: &str, subsystem: Option<&Nqn>, more: More<'_>) {
+    /// Writes a line about the service itself; `more` are the fields of this event.
+    pub(crate) fn note(&self, event: &str, subsystem: Option<&Nqn>, more: Value) {
         self.lines.push(Line { subsystem, ..Line::new(event, more) }.bytes());
     }
 
@@ -96,7 +97,7 @@ impl dlfs::target::AccessLog for AccessLog {
             host: event.host,
             peer: event.peer.map(|peer| peer.to_string()),
             cntlid: event.cntlid,
-            ..Line::new(event.kind.name(), More::OfHost(event.kind))
+            ..Line::new(event.kind.name(), json!(event.kind))
         };
         self.lines.push(line.bytes());
     }
@@ -117,49 +118,11 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     cntlid: Option<u16>,
     #[serde(flatten)]
-    more: More<'a>,
-}
-
-/// The fields that only some events have.
-#[derive(Clone, Serialize)]
-#[serde(untagged)]
-pub(crate) enum More<'a> {
-    Nothing {},
-    /// Those of an event of a target.
-    OfHost(AccessKind<'a>),
-    Why {
-        why: &'a str,
-    },
-    Namespace {
-        nsid: u32,
-        address: String,
-        bytes: u64,
-        read_only: bool,
-    },
-    NamespaceGone {
-        nsid: u32,
-    },
-    Host {
-        host: &'a Nqn,
-    },
-    Changed {
-        what: &'a str,
-    },
-    Started {
-        version: &'a str,
-        pid: u32,
-    },
-    Draining {
-        why: &'a str,
-        controllers: usize,
-    },
-    Lost {
-        lines: u64,
-    },
+    more: Value,
 }
 
 impl<'a> Line<'a> {
-    fn new(event: &'a str, more: More<'a>) -> Line<'a> {
+    fn new(event: &'a str, more: Value) -> Line<'a> {
         let subsystem = None;
         let host = None;
         let peer = None;
@@ -235,7 +198,7 @@ impl LineWriter for Writer {
     }
 
     fn lost(&mut self, lines: u64) -> io::Result<()> {
-        self.line(&Line::new("lost", More::Lost { lines }).bytes().unwrap_or_default())?;
+        self.line(&Line::new("lost", json!({ "lines": lines })).bytes().unwrap_or_default())?;
         log::say(&format!("{lines} lines of the access log were lost"));
         Ok(())
     }

@@ -15,7 +15,7 @@ use dlfs::nvme::Nqn;
 use dlfs::target::ServedNamespace;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::access_log::{More, Place};
+use super::access_log::Place;
 use super::config::{self, NamespaceConfig, ServiceConfig};
 use super::control::{Request, Ticket};
 use super::openings::Openings;
@@ -290,8 +290,8 @@ impl Changes {
             }
         };
         let more = match end {
-            End::Done(_) => More::Changed { what: &text },
-            End::NothingChanged(_) | End::PartlyChanged(_) => More::Why { why: &text },
+            End::Done(_) => json!({ "what": text }),
+            End::NothingChanged(_) | End::PartlyChanged(_) => json!({ "why": text }),
         };
         self.service.note(event, more);
         let asker = if askers.hung_up { "SIGHUP" } else { "dlfs ctl reload" };

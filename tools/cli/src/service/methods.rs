@@ -12,7 +12,6 @@ use dlfs::target::{ServedNamespace, TargetStats};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::access_log::More;
 use super::config::{MAX_NSID, NamespaceConfig, parse_address};
 use super::control::Request;
 use super::leaving::Leaving;
@@ -185,7 +184,7 @@ impl Service {
         if running.hosts().contains(&host) {
             return Err(invalid(format!("{} lists {host} already", running.config.nqn)));
         }
-        running.note("host-added", More::Host { host: &host });
+        running.note("host-added", json!({ "host": host }));
         running.config.allow_hosts.push(host);
         running.target.set_allowed_hosts(running.config.allow_hosts.clone());
         Ok(json!({}))
@@ -208,7 +207,7 @@ impl Service {
             running.target.set_allowed_hosts(running.config.allow_hosts.clone());
             running.config.host_keys.remove(host);
             running.target.set_host_keys(running.config.host_keys.clone())?;
-            running.note("host-removed", More::Host { host });
+            running.note("host-removed", json!({ "host": host }));
         }
         let ended = running.target.disconnect(host);
         if ended == 0 && !hosts.contains(host) {
