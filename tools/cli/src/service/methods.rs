@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -28,15 +28,28 @@ pub(crate) struct Whole {
 }
 
 /// The namespace to add, and its subsystem.
-#[derive(Deserialize)]
+#[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AddNamespace {
-    subsystem: Option<Nqn>,
-    /// Without one, the lowest that is free.
-    nsid: Option<u32>,
+pub(crate) struct AddNamespace {
+    /// The address of the namespace; a relative path begins at this command's folder
+    #[arg(value_name = "ADDRESS", value_parser = absolute)]
     address: String,
+    /// Its NSID [default: the lowest that is free]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    nsid: Option<u32>,
+    /// Let hosts write to it
+    #[arg(long = "writable", action = ArgAction::SetFalse)]
     #[serde(default = "yes")]
     read_only: bool,
+    /// The subsystem [default: the only one]
+    #[arg(long, value_name = "NQN")]
+    subsystem: Option<Nqn>,
+}
+
+/// The address with a whole path: the service has a folder of its own.
+fn absolute(address: &str) -> std::result::Result<String, String> {
+    let folder = std::env::current_dir().map_err(|error| error.to_string())?;
+    Ok(parse_address(address, &folder)?.to_string())
 }
 
 #[derive(Debug, Args, Serialize, Deserialize)]
