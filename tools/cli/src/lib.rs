@@ -28,7 +28,6 @@ mod report_args;
 mod run_stats;
 mod service;
 mod signals;
-mod size;
 mod store_args;
 mod text;
 mod tier_args;

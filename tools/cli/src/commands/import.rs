@@ -22,7 +22,7 @@ use dlfs::import::{
 };
 use dlfs::places::{Cancel, Place, PlaceOptions};
 use dlfs::qpair::ConnectOptions;
-use dlfs::units::total;
+use dlfs::units::{parse_size, total};
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
@@ -30,7 +30,6 @@ use crate::exit::{Failure, Outcome};
 use crate::out::{Out, known};
 use crate::progress::Meter;
 use crate::signals::{GRACE_FOR_WRITERS, Stop};
-use crate::size::parse_size;
 use crate::text;
 
 /// Import folders, tar or WebDataset shards, TFRecords, a list or rows into an image

@@ -309,11 +309,6 @@ impl Changes {
             answers.push((ticket, answer));
         }
     }
-
-    /// Ends the service, whose hosts are gone or have had their time.
-    pub(crate) fn stop(self) {
-        self.service.end();
-    }
 }
 
 fn it_ends() -> Error {
