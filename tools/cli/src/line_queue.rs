@@ -100,6 +100,6 @@ fn write_lines(queue: &Receiver<Message>, lost: &AtomicU64, mut writer: impl Lin
 }
 
 const MAX_LINES: usize = 4096;
-/// How soon lost lines are told when no other line comes.
+/// The time until lost lines are told when no other line comes.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const FINISH_LIMIT: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use dlfs::address::{Address, TcpAddress};
 use dlfs::nvme::fabrics::DiscoveryRecord;
 use dlfs::qpair::tcp::discover;
 
-use crate::args::ConnectionArgs;
+use crate::args::{ConnectionArgs, host_and_port};
 use crate::exit::{Failure, Outcome};
 use crate::out::{Out, known};
 use crate::text::safe_name;
@@ -71,21 +71,8 @@ fn on_link(traddr: &str, asked: &str) -> String {
     }
 }
 
-/// Parses `host`, `host:port`, `[v6]:port` or `v6`; the default port is 8009.
 fn parse_place(text: &str) -> Result<(String, u16), String> {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
-        _ => (text, None),
-    };
-    let port = match port {
-        Some(port) => port.parse().ok().filter(|&port| port > 0),
-        None => Some(DISCOVERY_PORT),
-    };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    match port {
-        Some(port) if !host.is_empty() => Ok((host.to_owned(), port)),
-        _ => Err("not HOST or HOST:PORT".to_owned()),
-    }
+    host_and_port(text, DISCOVERY_PORT).ok_or_else(|| "not HOST or HOST:PORT".to_owned())
 }
 
 /// The port that IANA assigned to NVMe discovery over TCP.
