@@ -84,7 +84,6 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         threads: args.threads.into(),
         allow_other: args.allow_other,
         passthrough_bytes: args.passthrough,
-        ..Options::default()
     };
     let stop = Stop::on_signals(grace, || Outcome::Stopped)?;
     let source = Address::list_to_string(&args.image.image.0);
