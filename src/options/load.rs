@@ -68,9 +68,11 @@ impl Read {
             |Size(bytes)| usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
         let Some(window) = self.window else { return Ok(None) };
         match fits(window) {
-            Some(0) => Err(invalid("window is at least 1 byte, not 0")),
+            Some(0) => Err(invalid("a window has at least 1 byte, not 0")),
             Some(bytes) => Ok(Some(bytes)),
-            None => Err(invalid(format!("window is {window}, more than this machine can address"))),
+            None => {
+                Err(invalid(format!("a window of {window} is more than this machine can address")))
+            }
         }
     }
 

@@ -65,8 +65,7 @@ impl Order {
         ] {
             if is_given && self.order.0 != fits {
                 let fits = Choice(fits);
-                let text =
-                    format!("{name} goes with order=\"{fits}\" only, not \"{}\"", self.order);
+                let text = format!("{name} goes with the order {fits} only, not {}", self.order);
                 return Err(invalid(text));
             }
         }

@@ -5,32 +5,34 @@ use super::run::Report;
 use super::text::{bytes, count, duration, percent, share};
 use crate::metrics::Place;
 
-/// At most three sentences, the most useful first: those that may save a hundredth of the time, or one that says that
-/// none does.
-pub(super) fn of(report: &Report) -> Vec<String> {
-    let total = report.timeline.total();
-    let time = report.timeline.time();
-    if total.batches == 0 {
-        return vec!["No batch was delivered in 0 s: read some, then report again.".to_owned()];
+impl Report {
+    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first: those that may
+    /// save a hundredth of the time, or one that says that none does.
+    pub fn advice(&self) -> Vec<String> {
+        let total = self.timeline.total();
+        let time = self.timeline.time();
+        if total.batches == 0 {
+            return vec!["No batch was delivered in 0 s: read some, then report again.".to_owned()];
+        }
+        let waits = total.stalls.each().map(|(cause, waited)| {
+            (
+                share(waited, time),
+                format!("{} of waiting was for {}.", duration(waited), remedy(self, cause)),
+            )
+        });
+        let others = [damaged_data(self), amplification(self), tiny_batches(self)];
+        let mut found: Vec<(f64, String)> =
+            others.into_iter().flatten().chain(waits).filter(|(saved, _)| *saved >= 0.01).collect();
+        if found.is_empty() {
+            return vec![format!(
+                "The loader kept up: {} of the time was the consumer's own, and {} waiting.",
+                percent(share(total.consumer, time)),
+                percent(share(total.stalls.total(), time))
+            )];
+        }
+        found.sort_by(|one, other| other.0.total_cmp(&one.0));
+        found.into_iter().map(|(_, sentence)| sentence).take(3).collect()
     }
-    let waits = total.stalls.each().map(|(cause, waited)| {
-        (
-            share(waited, time),
-            format!("{} of waiting was for {}.", duration(waited), remedy(report, cause)),
-        )
-    });
-    let others = [damaged_data(report), amplification(report), tiny_batches(report)];
-    let mut found: Vec<(f64, String)> =
-        others.into_iter().flatten().chain(waits).filter(|(saved, _)| *saved >= 0.01).collect();
-    if found.is_empty() {
-        return vec![format!(
-            "The loader kept up: {} of the time was the consumer's own, and {} waiting.",
-            percent(share(total.consumer, time)),
-            percent(share(total.stalls.total(), time))
-        )];
-    }
-    found.sort_by(|one, other| other.0.total_cmp(&one.0));
-    found.into_iter().map(|(_, sentence)| sentence).take(3).collect()
 }
 
 /// The cause as a noun phrase, and what to do against it.

@@ -2,41 +2,42 @@
 
 use serde_json::{Map, Value, json};
 
-use super::advice;
 use super::run::Report;
 use crate::metrics::Histogram;
 
-/// One JSON object. Times are in seconds, lengths in bytes.
-pub(super) fn of(report: &Report) -> String {
-    let timeline = &report.timeline;
-    let buckets = timeline.buckets().map(|(begin, len, counts)| {
-        let mut bucket = json!(counts);
-        bucket["begin_s"] = begin.as_secs_f64().into();
-        bucket["seconds"] = len.as_secs_f64().into();
-        bucket
-    });
-    let setting = |(name, value): &(String, String)| (name.clone(), value.clone().into());
-    let mut data = json!({
-        "name": report.name,
-        "seconds": timeline.time().as_secs_f64(),
-        "total": timeline.total(),
-        "reads": report.reads,
-        "facts": report.facts,
-        "tiers": report.tiers,
-        "epochs": timeline.epochs(),
-        "epochs_left_out": timeline.epochs_left_out(),
-        "buckets": buckets.collect::<Vec<_>>(),
-        "wait_s": histogram(timeline.waits()), // durations of the calls for a batch
-        "settings": report.settings.iter().map(setting).collect::<Map<_, _>>(),
-        "advice": advice::of(report),
-    });
-    if let Some(store) = &report.store {
-        data["store"] = json!(store);
+impl Report {
+    /// The data as one JSON object. Times are in seconds, lengths in bytes.
+    pub fn to_json(&self) -> String {
+        let timeline = &self.timeline;
+        let buckets = timeline.buckets().map(|(begin, len, counts)| {
+            let mut bucket = json!(counts);
+            bucket["begin_s"] = begin.as_secs_f64().into();
+            bucket["seconds"] = len.as_secs_f64().into();
+            bucket
+        });
+        let setting = |(name, value): &(String, String)| (name.clone(), value.clone().into());
+        let mut data = json!({
+            "name": self.name,
+            "seconds": timeline.time().as_secs_f64(),
+            "total": timeline.total(),
+            "reads": self.reads,
+            "facts": self.facts,
+            "tiers": self.tiers,
+            "epochs": timeline.epochs(),
+            "epochs_left_out": timeline.epochs_left_out(),
+            "buckets": buckets.collect::<Vec<_>>(),
+            "wait_s": histogram(timeline.waits()), // durations of the calls for a batch
+            "settings": self.settings.iter().map(setting).collect::<Map<_, _>>(),
+            "advice": self.advice(),
+        });
+        if let Some(store) = &self.store {
+            data["store"] = json!(store);
+        }
+        if let Some(latency) = &self.latency {
+            data["latency_s"] = histogram(latency);
+        }
+        data.to_string()
     }
-    if let Some(latency) = &report.latency {
-        data["latency_s"] = histogram(latency);
-    }
-    data.to_string()
 }
 
 /// The buckets with a count: how many durations were at most so long, and longer than those of the bucket before.

@@ -24,20 +24,3 @@ pub use run::{Facts, Reads, Report, StoreUse, TierUse};
 pub(crate) use timeline::Delivered;
 pub use timeline::{Counts, Epoch, Timeline};
 pub(crate) use trace::{Event, Events, What, to_json as trace_to_json};
-
-impl Report {
-    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first.
-    pub fn advice(&self) -> Vec<String> {
-        advice::of(self)
-    }
-
-    /// One HTML page that needs nothing else: no network, no other file.
-    pub fn to_html(&self) -> String {
-        page::of(self)
-    }
-
-    /// The data as one JSON object. Times are in seconds, lengths in bytes.
-    pub fn to_json(&self) -> String {
-        json::of(self)
-    }
-}

@@ -2,42 +2,43 @@
 
 use std::time::Duration;
 
-use super::advice;
 use super::cause::Cause;
-use super::json;
 use super::run::{Report, StoreUse};
 use super::text::{bytes, count, duration, percent, share};
 use super::timeline::{Counts, Epoch, Timeline};
 use crate::metrics::{Histogram, Place};
 
-/// The page.
-pub(super) fn of(report: &Report) -> String {
-    let sentences = advice::of(report);
-    let items: String = sentences.iter().map(|it| format!("<li>{}</li>", escaped(it))).collect();
-    let parts = [
-        head(report),
-        tiles(report),
-        section("What to try next", &format!("<ol class=\"advice\">{items}</ol>")),
-        section("Where the time went", &whole(report.timeline.total())),
-        charts(report),
-        section("Durations", &durations(report)),
-        section("Epochs side by side", &epochs(&report.timeline)),
-        section("Settings", &settings(report)),
-    ];
-    let data = json::of(report).replace('<', "\\u003c"); // so that no text of it ends the element
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <title>{} - dlfs report</title>\n<style>\n{}</style>\n</head>\n<body>\n<main>\n{}\n\
-         <footer>dlfs {} ({}). The figures are in this page as JSON, in the element dlfs-report.</footer>\n</main>\n\
-         <script type=\"application/json\" id=\"dlfs-report\">{data}</script>\n</body>\n</html>\n",
-        escaped(&report.name),
-        include_str!("page.css"),
-        parts.join("\n"),
-        env!("CARGO_PKG_VERSION"),
-        crate::COMMIT,
-    )
+impl Report {
+    /// One HTML page that needs nothing else: no network, no other file.
+    pub fn to_html(&self) -> String {
+        let sentences = self.advice();
+        let items: String =
+            sentences.iter().map(|it| format!("<li>{}</li>", escaped(it))).collect();
+        let parts = [
+            head(self),
+            tiles(self),
+            section("What to try next", &format!("<ol class=\"advice\">{items}</ol>")),
+            section("Where the time went", &whole(self.timeline.total())),
+            charts(self),
+            section("Durations", &durations(self)),
+            section("Epochs side by side", &epochs(&self.timeline)),
+            section("Settings", &settings(self)),
+        ];
+        let data = self.to_json().replace('<', "\\u003c"); // so that no text of it ends the element
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+             <title>{} - dlfs report</title>\n<style>\n{}</style>\n</head>\n<body>\n<main>\n{}\n\
+             <footer>dlfs {} ({}). The figures are in this page as JSON, in the element dlfs-report.</footer>\n</main>\n\
+             <script type=\"application/json\" id=\"dlfs-report\">{data}</script>\n</body>\n</html>\n",
+            escaped(&self.name),
+            include_str!("page.css"),
+            parts.join("\n"),
+            env!("CARGO_PKG_VERSION"),
+            crate::COMMIT,
+        )
+    }
 }
 
 fn head(report: &Report) -> String {

@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::give_up::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::options::{EditOptions, ImportOptions};
+use crate::import::options::{EditOptions, ImportOptions, as_text};
 use crate::import::prepare::{self, Current};
 use crate::import::retry::with_retry;
 use dlfs_base::units::{Generation, SampleId};
@@ -21,9 +23,10 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// The result of a delete or purge.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EditReport {
     /// The image.
+    #[serde(serialize_with = "as_text")]
     pub uuid: Uuid,
     /// Its generation after the edit.
     pub generation: Generation,

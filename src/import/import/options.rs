@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::Serializer;
+
 use crate::import::field_types::{FieldColumn, FieldSpec};
 use crate::import::media_use::MediaUse;
 use crate::import::sources::expansion::DEFAULT_MAX_EXPANSION;
@@ -289,6 +291,14 @@ impl FromStr for OnError {
             _ => Err(unknown(text, "stop or skip")),
         }
     }
+}
+
+/// Writes a value as its text.
+pub(super) fn as_text<S: Serializer>(
+    value: &impl fmt::Display,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }
 
 fn unknown(text: &str, known: &str) -> Error {

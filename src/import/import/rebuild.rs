@@ -13,12 +13,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::give_up::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
-use crate::import::options::{ImportOptions, Progress, Stage};
+use crate::import::options::{ImportOptions, Progress, Stage, as_text};
 use crate::import::prepare;
 use crate::import::retry::with_retry;
 use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice};
@@ -43,9 +45,10 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// The result of a rebuild.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RebuildReport {
     /// The image.
+    #[serde(serialize_with = "as_text")]
     pub uuid: Uuid,
     /// The generation that was rebuilt.
     pub generation: Generation,

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::import::device::{Meaning, open_image};
 use crate::import::media::Media;
 use crate::import::prepare;
@@ -15,7 +17,7 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
 /// A snapshot that was saved, or verified as current.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotReport {
     /// The generation that it describes.
     pub generation: Generation,

@@ -80,6 +80,19 @@ impl Name {
     }
 }
 
+/// The host and port of HOST:PORT, or of HOST alone with the usual port. An IPv6 address before a port stands in
+/// brackets.
+pub(crate) fn host_and_port(text: &str, usual: u16) -> Option<(String, u16)> {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
+            (host, port.parse().ok()?)
+        }
+        _ => (text, usual),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
+}
+
 /// How to connect.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectionArgs {

@@ -32,11 +32,6 @@ impl DemoData {
     /// The default data set: 4,000 files, about 140 MB.
     pub(crate) const DEFAULT: DemoData = DemoData { seed: 2026, pictures: 1_200, tiny: 2_800 };
 
-    /// The approximate length of all files in bytes.
-    pub(crate) fn expected_len_bytes(&self) -> u64 {
-        self.pictures * MEAN_PICTURE_BYTES as u64 + self.tiny * MAX_TINY_BYTES / 2
-    }
-
     /// Generates the class folders below `root`. `progress` receives the files and bytes so far,
     /// and returns `false` to stop.
     ///
@@ -177,8 +172,6 @@ mod tests {
         let lens: Vec<usize> = (0..20_000).map(|_| random.picture_len()).collect();
         let mean = lens.iter().sum::<usize>() / lens.len();
         assert!((100_000..120_000).contains(&mean), "mean {mean}");
-        let data = DemoData { seed: 0, pictures: 10, tiny: 100 };
-        assert_eq!(data.expected_len_bytes(), 1_100_000 + 204_800);
         assert!(lens.iter().all(|len| (4_000..=1_000_000).contains(len)));
     }
 

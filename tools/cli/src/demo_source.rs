@@ -16,44 +16,12 @@ use crate::exit::about_file;
 pub(crate) struct Source<'a> {
     root: PathBuf,
     directory: &'a Directory,
-    /// The bytes of all files if memory allows, so that comparing does not slow the run down.
-    loaded: Option<Vec<Vec<u8>>>,
 }
 
 impl<'a> Source<'a> {
-    /// The source files below `root` of the samples of `directory`; loaded into memory up to
-    /// `limit_bytes`.
-    ///
-    /// `progress` receives each sample and its bytes, and returns `false` to stop loading.
-    ///
-    /// # Errors
-    /// Errors of the operating system, with the file.
-    pub(crate) fn open(
-        root: &Path,
-        directory: &'a Directory,
-        limit_bytes: u64,
-        mut progress: impl FnMut(u64) -> bool,
-    ) -> Result<Source<'a>, Error> {
-        let mut source = Source { root: root.to_path_buf(), directory, loaded: None };
-        let ids = || (0..directory.num_samples()).map(SampleId);
-        let total: u64 = ids().filter_map(|id| directory.len_bytes(id)).map(u64::from).sum();
-        if total <= limit_bytes {
-            let mut loaded = Vec::new();
-            for id in ids() {
-                let bytes = source.read_file(id)?;
-                if !progress(bytes.len() as u64) {
-                    return Ok(source);
-                }
-                loaded.push(bytes);
-            }
-            source.loaded = Some(loaded);
-        }
-        Ok(source)
-    }
-
-    /// Returns whether all files are in memory, so that comparing reads none.
-    pub(crate) fn is_loaded(&self) -> bool {
-        self.loaded.is_some()
+    /// The source files below `root` of the samples of `directory`.
+    pub(crate) fn new(root: &Path, directory: &'a Directory) -> Source<'a> {
+        Source { root: root.to_path_buf(), directory }
     }
 
     /// Compares each sample of the batch with its file, byte for byte.
@@ -63,13 +31,13 @@ impl<'a> Source<'a> {
     pub(crate) fn compare(&self, batch: &Batch) -> Result<(), Error> {
         for index in 0..batch.len() {
             let id = batch.id(index);
-            let equal = match &self.loaded {
-                Some(loaded) => loaded[id.0 as usize] == batch.bytes(index),
-                None => self.read_file(id)? == batch.bytes(index),
-            };
-            if !equal {
+            let path = self.path(id)?;
+            let file = fs::read(&path);
+            let file =
+                file.map_err(|error| about_file("cannot read the source again", &path, error))?;
+            if file != batch.bytes(index) {
                 let text = "what was read differs from the source file";
-                return Err(Error::new(ErrorKind::Corrupt, text).sample(id).path(self.path(id)?));
+                return Err(Error::new(ErrorKind::Corrupt, text).sample(id).path(path));
             }
         }
         Ok(())
@@ -95,11 +63,6 @@ impl<'a> Source<'a> {
             }
         }
         Ok(true)
-    }
-
-    fn read_file(&self, id: SampleId) -> Result<Vec<u8>, Error> {
-        let path = self.path(id)?;
-        fs::read(&path).map_err(|error| about_file("cannot read the source again", path, error))
     }
 
     fn path(&self, id: SampleId) -> Result<PathBuf, Error> {

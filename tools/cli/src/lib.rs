@@ -14,11 +14,11 @@ mod exit;
 mod export;
 mod help;
 mod identify;
+mod line_queue;
 mod log;
 mod metrics_args;
 mod mix_args;
 mod open;
-mod options_first;
 mod order_args;
 mod out;
 mod peer_args;
@@ -26,10 +26,8 @@ mod placement_args;
 mod progress;
 mod report_args;
 mod run_stats;
-mod scratch;
 mod service;
 mod signals;
-mod size;
 mod store_args;
 mod text;
 mod tier_args;
@@ -47,8 +45,6 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let is_brief = arguments.iter().any(|argument| argument == "-h");
     let mut command = help::of_level(commands::Cli::command(), is_brief);
-    command.build(); // the arguments of subcommands are added then
-    let arguments = options_first::options_first(&command, arguments);
     let parsed = command.try_get_matches_from_mut(arguments);
     let cli = parsed.and_then(|found| commands::Cli::from_arg_matches(&found));
     let cli = match cli.map_err(|error| error.format(&mut command)) {

@@ -140,7 +140,7 @@ fn output_failed(error: io::Error) -> Failure {
         io::ErrorKind::BrokenPipe => Failure::OutputClosed,
         kind => {
             let kind = Error::from(io::Error::from(kind)).kind();
-            Failure::Error(Error::new(kind, "cannot write to standard output").source(error))
+            Error::new(kind, "cannot write to standard output").source(error).into()
         }
     }
 }

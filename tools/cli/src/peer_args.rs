@@ -34,36 +34,24 @@ pub(crate) fn meeting(
 }
 
 impl Joined {
-    /// Joins the round: the image read through its peers.
+    /// Joins the round: the image read through its peers, or through a store of its own for this rank's share.
     ///
     /// # Errors
-    /// Those of [`Image::with_peers`] and of the rendezvous.
+    /// Those of [`Image::with_peers`], of [`Image::with_store`] and of the rendezvous.
     pub(crate) fn join(
         meeting: Meeting,
         image: Image,
         connect: ConnectOptions,
         run: &LoaderOptions,
+        store: Option<StoreOptions>,
     ) -> Result<(Image, Joined), Failure> {
         let mut rendezvous = meeting.rendezvous(&connect)?.expect("the command has no object");
-        let image = image.with_peers(&meeting.peer_options(&connect), run, &mut *rendezvous)?;
-        Ok((image, Joined { meeting, connect }))
-    }
-
-    /// Joins the round with a store of its own for this rank's share.
-    ///
-    /// # Errors
-    /// Those of [`Image::with_store`] and of the rendezvous.
-    pub(crate) fn with_store(
-        meeting: Meeting,
-        image: Image,
-        connect: ConnectOptions,
-        run: &LoaderOptions,
-        store: StoreOptions,
-    ) -> Result<(Image, Joined), Failure> {
-        let mut rendezvous = meeting.rendezvous(&connect)?.expect("the command has no object");
-        let options = meeting.peer_options(&connect);
         let rendezvous: &mut dyn Rendezvous = &mut *rendezvous;
-        let image = image.with_store(store, run, Some((&options, rendezvous)))?;
+        let options = meeting.peer_options(&connect);
+        let image = match store {
+            None => image.with_peers(&options, run, rendezvous)?,
+            Some(store) => image.with_store(store, run, Some((&options, rendezvous)))?,
+        };
         Ok((image, Joined { meeting, connect }))
     }
 
@@ -82,8 +70,8 @@ impl Joined {
     }
 }
 
-/// Report lines on the data that came from other nodes.
-pub(crate) fn peer_lines(stats: &PeerStats) -> Vec<String> {
+/// Report line on the data that came from other nodes.
+pub(crate) fn peer_line(stats: &PeerStats) -> String {
     let used: Vec<_> = stats.nodes.iter().filter(|node| node.reads > 0).collect();
     let (reads, bytes) =
         used.iter().fold((0, 0), |(reads, bytes), node| (reads + node.reads, bytes + node.bytes));
@@ -105,5 +93,5 @@ pub(crate) fn peer_lines(stats: &PeerStats) -> Vec<String> {
             line.push_str(&format!("; {} {what}", text::bytes(bytes)));
         }
     }
-    vec![line]
+    line
 }

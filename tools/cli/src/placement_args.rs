@@ -13,7 +13,7 @@ use crate::exit::Failure;
 pub(crate) struct PlacementArgs {
     /// Spin instead of sleeping: the lowest latency, for a whole core a poller
     #[arg(long)]
-    busy_poll: bool,
+    pub(crate) busy_poll: bool,
     /// Bind pollers to these processors, one each in turn, as 0,2-5
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
@@ -23,11 +23,6 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    /// Returns whether pollers spin instead of sleeping.
-    pub(crate) fn busy_poll(&self) -> bool {
-        self.busy_poll
-    }
-
     /// The processors to bind pollers to, if any were given.
     pub(crate) fn cpus(&self) -> Result<Option<Cpus>, Failure> {
         let wrong = |option: &'static str| {

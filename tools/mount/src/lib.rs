@@ -35,7 +35,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Files, OrderFile};
-use dlfs::process::memory_bytes;
 use dlfs::{Error, ErrorKind, Result};
 use fuser::{Config, Session, SessionACL};
 
@@ -52,9 +51,6 @@ pub struct Options {
     pub threads: usize,
     /// Lets other users use the mount. Without root this takes `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// The memory for samples that were read in part, in bytes; one sample is always kept. By default 64 MiB, or an
-    /// eighth of the memory that this process may use.
-    pub kept_bytes: usize,
     /// Lets the kernel read files above 1 MiB by itself: from the tier's own file, from that of a plain folder without
     /// tiers, or from memory that the file is read into when it is opened, at most so much of it. Takes root and Linux
     /// 6.9; else nothing changes.
@@ -63,8 +59,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        let kept_bytes = (memory_bytes() / 8).min(64 << 20) as usize;
-        Options { threads: 4, allow_other: false, kept_bytes, passthrough_bytes: None }
+        Options { threads: 4, allow_other: false, passthrough_bytes: None }
     }
 }
 
@@ -102,7 +97,7 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     let leaders = config.n_threads.unwrap_or(2) - 1;
     let counters = Arc::new(Counters::new(Arc::clone(&files)));
     let counts = Arc::clone(&counters);
-    let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, options.kept_bytes, counts));
+    let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, counts));
     let passed = Arc::new(AtomicU64::new(0));
     // Half of the threads at most read whole files, which takes long.
     let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());

@@ -68,13 +68,9 @@ struct Kept {
 }
 
 impl Reads {
-    pub(crate) fn new(
-        files: Arc<Files>,
-        most_leaders: usize,
-        kept_bytes: usize,
-        counters: Arc<Counters>,
-    ) -> Reads {
+    pub(crate) fn new(files: Arc<Files>, most_leaders: usize, counters: Arc<Counters>) -> Reads {
         let (queue, kept, ahead, unanswered) = Default::default();
+        let kept_bytes = (memory_bytes() / 8).min(MOST_KEPT_BYTES) as usize;
         let most_in_pieces =
             (memory_bytes() / 4 / OF_PIECES_BYTES).clamp(1, MOST_IN_PIECES) as usize;
         Reads {
@@ -332,6 +328,8 @@ impl Queue {
     }
 }
 
+/// The most bytes of files that were read in part, for the rest of their reads: at most an eighth of the memory.
+const MOST_KEPT_BYTES: u64 = 64 << 20;
 /// The most files that are kept to be read in pieces, and what each keeps at most.
 const MOST_IN_PIECES: u64 = 16;
 const OF_PIECES_BYTES: u64 = 8 << 20;

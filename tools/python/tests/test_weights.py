@@ -132,7 +132,7 @@ def test_torch_reads_weighted_with_workers_and_samplers(ds):
         ({"weights": "balanced", "epoch_size": 0}, "epoch of 0 samples"),
         ({"weights": "balanced", "epoch_size": -1}, "epoch_size: -1"),
         ({"weights": "balanced", "epoch_size": 401, "without_replacement": True}, "from 1 to 400"),
-        ({"weights": "balanced", "group": 3}, 'group goes with order="grouped" only'),
+        ({"weights": "balanced", "group": 3}, 'group goes with the order grouped only'),
         ({"weights": "balanced", "order": "global"}, 'weights goes with order="weighted" only'),
         ({"without_replacement": True, "order": "grouped"}, 'without_replacement goes with order="weighted" only'),
     ],

@@ -15,12 +15,9 @@ pub(crate) struct InputArgs {
     /// Take the tiers, and the origin if it was measured, from FILE, as written by `dlfs probe`
     #[arg(long, value_name = "FILE")]
     tiers: Option<PathBuf>,
-    /// Take the sizes of the files below this folder instead of random ones
-    #[arg(long)]
-    folder: Option<PathBuf>,
-    /// Take the sizes of the samples of this data set from its directory: ADDRESS[,ADDRESS...]
-    #[arg(long, value_name = "IMAGE", conflicts_with = "folder")]
-    dataset: Option<String>,
+    /// Take the sizes of the samples of this data set instead of random ones: ADDRESS[,ADDRESS...], or a plain folder
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) dataset: Option<String>,
 }
 
 impl InputArgs {
@@ -38,22 +35,16 @@ impl InputArgs {
 
     /// Returns whether any input was given.
     pub(crate) fn is_given(&self) -> bool {
-        self.tiers.is_some() || self.has_sizes()
-    }
-
-    /// Returns whether real samples were given.
-    pub(crate) fn has_sizes(&self) -> bool {
-        self.folder.is_some() || self.dataset.is_some()
+        self.tiers.is_some() || self.dataset.is_some()
     }
 
     /// The sizes of all samples in bytes: real ones, or those that `config` draws.
     pub(crate) fn sizes(&self, config: &Config) -> Result<Vec<u32>, Failure> {
-        let (sizes, place) = match (&self.folder, &self.dataset) {
-            (Some(folder), _) => (sizes_below(folder)?, folder.display().to_string()),
-            (_, Some(dataset)) => (sizes_of_image(dataset)?, dataset.clone()),
-            (None, None) => return Ok(config.dataset.sizes(config.training.seed)?),
+        let Some(dataset) = &self.dataset else {
+            return Ok(config.dataset.sizes(config.training.seed)?);
         };
-        if sizes.is_empty() { Err(format!("{place} has no sample").into()) } else { Ok(sizes) }
+        let sizes = sizes_of_image(dataset)?;
+        if sizes.is_empty() { Err(format!("{dataset} has no sample").into()) } else { Ok(sizes) }
     }
 }
 
@@ -75,26 +66,4 @@ fn sizes_of_image(addresses: &str) -> Result<Vec<u32>, Failure> {
     let directory = image.directory();
     let ids = (0..directory.num_live()).map(|rank| directory.id_of_live(rank));
     Ok(ids.map(|id| directory.len_bytes(id).unwrap_or(0)).collect())
-}
-
-/// Sizes of all files below `folder`, in the order of their paths.
-fn sizes_below(folder: &Path) -> Result<Vec<u32>, Failure> {
-    let mut sizes = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
-        for entry in std::fs::read_dir(&folder).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let metadata = entry.metadata().map_err(fail)?;
-            if metadata.is_dir() {
-                folders.push(entry.path());
-            } else if metadata.is_file() {
-                let size = u32::try_from(metadata.len())
-                    .map_err(|_| format!("{} is larger than 4 GiB", entry.path().display()))?;
-                sizes.push((entry.path(), size));
-            }
-        }
-    }
-    sizes.sort();
-    Ok(sizes.into_iter().map(|(_, size)| size).collect())
 }

@@ -13,7 +13,6 @@ pub mod engine;
 pub mod environment;
 pub mod policy;
 mod probed;
-pub mod sc21;
 mod schedule;
 pub mod search;
 pub mod thesis;

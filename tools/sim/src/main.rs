@@ -8,8 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use dlfs_sim::environment::Dataset;
-use dlfs_sim::policy::{Policy, PolicyError, Simulation};
-use dlfs_sim::sc21::SETUPS;
+use dlfs_sim::policy::{Policy, Simulation};
 use dlfs_sim::search::{self, Prices};
 use dlfs_sim::thesis;
 
@@ -36,19 +35,6 @@ enum Command {
         /// Only the thesis's policies, not dlfs's.
         #[arg(long)]
         thesis_only: bool,
-    },
-    /// The configurations of the SC'21 paper.
-    Sc21 {
-        /// Only this data set: mnist, imagenet-1k, openimages, imagenet-22k, cosmoflow,
-        /// cosmoflow-512.
-        #[arg(long)]
-        dataset: Option<String>,
-        /// The number of epochs, which the paper does not state.
-        #[arg(long, default_value_t = 5)]
-        epochs: u32,
-        /// Only these policies.
-        #[arg(long, value_enum, value_delimiter = ',')]
-        policy: Vec<Policy>,
     },
     /// Simulate what `dlfs read` does with machines, data set and training of a TOML file.
     Run {
@@ -137,9 +123,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let json = arguments.json;
     match &arguments.command {
         Command::Thesis { scenario, thesis_only } => print_thesis(*scenario, *thesis_only, json),
-        Command::Sc21 { dataset, epochs, policy } => {
-            print_sc21(dataset.as_deref(), *epochs, policy, json)
-        }
         Command::Run { config, policy, all, input } => {
             let machines = input.machines(read_config(config)?)?;
             let simulation = Simulation::with_sizes(&machines, input.sizes(&machines)?)?;
@@ -150,8 +133,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 ([], false) => &of_program,
                 (policies, false) => policies,
             };
-            let results = simulate(&simulation, policies);
-            print_results(&name, simulation.cache_bound(), &results, json)
+            print_results(&name, &simulation, policies, json)
         }
         Command::Sweep { config, input, policy, memory_gb, disk_gb } => {
             sweep(config.as_deref(), input, *policy, (memory_gb, disk_gb), json)
@@ -161,7 +143,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             let mut config = thesis::config(*scenario)?;
             config.environment.nodes = nodes.unwrap_or(config.environment.nodes);
             let mut config = input.machines(config)?;
-            if input.has_sizes() {
+            if input.dataset.is_some() {
                 config.dataset = Dataset::like(&input.sizes(&config)?);
             }
             print!("{}", toml::to_string(&config)?);
@@ -248,27 +230,6 @@ fn print_thesis(scenario: Option<u32>, thesis_only: bool, json: bool) -> Result<
     Ok(())
 }
 
-fn print_sc21(
-    dataset: Option<&str>,
-    epochs: u32,
-    policies: &[Policy],
-    json: bool,
-) -> Result<(), Failure> {
-    let wanted = |name: &str| dataset.is_none_or(|dataset| dataset == name);
-    let setups: Vec<_> = SETUPS.iter().filter(|setup| wanted(setup.name)).collect();
-    if setups.is_empty() {
-        let names: Vec<&str> = SETUPS.iter().map(|setup| setup.name).collect();
-        return Err(format!("no such data set; there are {}", names.join(", ")).into());
-    }
-    for setup in setups {
-        let simulation = Simulation::new(&setup.config(epochs))?;
-        let policies = if policies.is_empty() { Policy::value_variants() } else { policies };
-        let results = simulate(&simulation, policies);
-        print_results(setup.name, simulation.cache_bound(), &results, json)?;
-    }
-    Ok(())
-}
-
 fn print_sweep_of_thesis(policy: Policy, json: bool) -> Result<(), Failure> {
     use search::thesis::{DISK_MB, MEMORY_MB, PRINTED, config};
     let config = config();
@@ -328,16 +289,16 @@ fn print_advice(advice: &search::Advice, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A policy's name and result.
-type Results = Vec<(Policy, Result<dlfs_sim::engine::Outcome, PolicyError>)>;
-
-fn simulate(simulation: &Simulation, policies: &[Policy]) -> Results {
-    policies.iter().map(|&policy| (policy, simulation.run(policy))).collect()
-}
-
-fn print_results(name: &str, bound: f64, results: &Results, json: bool) -> Result<(), Failure> {
+fn print_results(
+    name: &str,
+    simulation: &Simulation,
+    policies: &[Policy],
+    json: bool,
+) -> Result<(), Failure> {
+    let bound = simulation.cache_bound();
+    let results = policies.iter().map(|&policy| (policy, simulation.run(policy)));
     if json {
-        let rows = results.iter().map(|(policy, result)| match result {
+        let rows = results.map(|(policy, result)| match result {
             Ok(outcome) => serde_json::json!({"policy": policy.name(), "outcome": outcome}),
             Err(error) => {
                 serde_json::json!({"policy": policy.name(), "error": error.to_string()})

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::import::chunks::Job;
 use crate::import::device::open_for_import;
 use crate::import::importer::{MAX_VERIFY_PASSES, never_whole, threads};
@@ -10,7 +12,7 @@ use crate::import::lease::Lease;
 use crate::import::many::plan_file::PlanFile;
 use crate::import::mark::{Mark, State};
 use crate::import::media::{Channel, Media};
-use crate::import::options::{BadEntries, ImportOptions, Onto, Progress, Stage};
+use crate::import::options::{BadEntries, ImportOptions, Onto, Progress, Stage, as_text};
 use crate::import::plan::ChunkLayout;
 use crate::import::retry::is_transient;
 use crate::import::sources::BadEntry;
@@ -22,9 +24,10 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
 /// The report of a written part.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PartReport {
     /// The image to be.
+    #[serde(serialize_with = "as_text")]
     pub uuid: Uuid,
     /// The number of the part.
     pub part: u16,
@@ -33,6 +36,7 @@ pub struct PartReport {
     /// Its chunks.
     pub chunks: u64,
     /// Those of them that an earlier attempt had written.
+    #[serde(rename = "chunks_found")]
     pub found: u64,
     /// Its samples.
     pub samples: u64,

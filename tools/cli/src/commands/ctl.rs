@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
+use serde::Serialize;
 use serde_json::{Value, json};
-
-use dlfs::nvme::Nqn;
 
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::service::control::call;
-use crate::service::methods::{OneHost, RemoveNamespace, Whole};
+use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, Whole};
 
 /// Ask a running `dlfs serve --control`, and change it
 ///
@@ -28,14 +27,16 @@ pub(crate) struct CtlArgs {
     verb: Verb,
 }
 
-#[derive(Debug, Subcommand)]
+/// A method with its parameters, by the names that the socket has for them.
+#[derive(Debug, Subcommand, Serialize)]
+#[serde(tag = "method", content = "params", rename_all = "kebab-case")]
 enum Verb {
     /// List the subsystems, with their namespaces and hosts
     ListSubsys(Whole),
     /// List the controllers of connected hosts
     ListHosts(Whole),
     /// Add a namespace; connected hosts are told
-    AddNs(AddNs),
+    AddNs(AddNamespace),
     /// Remove a namespace; connected hosts are told
     RemoveNs(RemoveNamespace),
     /// Allow a host to connect without a key
@@ -47,7 +48,8 @@ enum Verb {
     /// Change which lines the service writes to its log
     LogLevel {
         /// The least severe lines that are written
-        level: Level,
+        #[arg(value_parser = ["error", "warn", "info", "debug"])]
+        level: String,
     },
     /// Read the configuration file again, as SIGHUP does, and print what has changed
     Reload,
@@ -55,33 +57,10 @@ enum Verb {
     Drain,
 }
 
-#[derive(Debug, Args)]
-struct AddNs {
-    /// The address of the namespace; a relative path begins at this command's folder
-    #[arg(value_name = "ADDRESS")]
-    address: String,
-    /// Its NSID [default: the lowest that is free]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    nsid: Option<u32>,
-    /// Let hosts write to it
-    #[arg(long)]
-    writable: bool,
-    /// The subsystem [default: the only one]
-    #[arg(long, value_name = "NQN")]
-    subsystem: Option<Nqn>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-}
-
 pub(crate) fn run(args: CtlArgs) -> Result<Outcome, Failure> {
-    let (method, params) = request(&args.verb)?;
-    let answer = call(&args.socket, method, params)?;
+    let mut request = json!(args.verb);
+    let params = request["params"].take();
+    let answer = call(&args.socket, request["method"].as_str().unwrap_or_default(), params)?;
     let mut out = Out::new();
     if args.json {
         out.json(&answer)?;
@@ -89,35 +68,6 @@ pub(crate) fn run(args: CtlArgs) -> Result<Outcome, Failure> {
         lines(&args.verb, &answer).iter().try_for_each(|line| out.line(line))?;
     }
     out.end(Outcome::Done)
-}
-
-fn request(verb: &Verb) -> Result<(&'static str, Value), Failure> {
-    Ok(match verb {
-        Verb::ListSubsys(of) => ("list-subsys", json!(of)),
-        Verb::ListHosts(of) => ("list-hosts", json!(of)),
-        Verb::Stats(of) => ("stats", json!(of)),
-        Verb::AddNs(AddNs { address, nsid, writable, subsystem }) => {
-            let address = absolute(address)?;
-            let params = json!({ "address": address, "nsid": nsid, "read_only": !writable, "subsystem": subsystem });
-            ("add-ns", params)
-        }
-        Verb::RemoveNs(namespace) => ("remove-ns", json!(namespace)),
-        Verb::AddHost(host) => ("add-host", json!(host)),
-        Verb::DropHost(host) => ("drop-host", json!(host)),
-        Verb::LogLevel { level } => {
-            ("log-level", json!({ "level": format!("{level:?}").to_lowercase() }))
-        }
-        Verb::Reload => ("reload", json!({})),
-        Verb::Drain => ("drain", json!({})),
-    })
-}
-
-/// The service may run in another folder.
-fn absolute(address: &str) -> Result<String, Failure> {
-    let folder = std::env::current_dir().map_err(dlfs::Error::from)?;
-    let address =
-        crate::service::config::parse_address(address, &folder).map_err(Failure::Usage)?;
-    Ok(address.to_string())
 }
 
 /// The answer as text.

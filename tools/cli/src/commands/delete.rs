@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::{Value, json};
 
 use dlfs::dataset::cataloging;
-use dlfs::import::{EditOptions, EditReport};
+use dlfs::import::EditOptions;
 use dlfs::units::SampleId;
 
 use crate::args::{ConnectionArgs, ImageAddress, Name};
@@ -66,7 +65,7 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     cataloging::committed(image, report.generation, &connect, "delete");
     let mut out = Out::new();
     if args.json {
-        out.json(&as_json(&report))?;
+        out.json(&report)?;
     } else {
         out.line(format!(
             "deleted {}: {} is at generation {}, with {}",
@@ -93,18 +92,6 @@ fn ids(names: &[Vec<u8>]) -> Result<Vec<SampleId>, Failure> {
         number.map(SampleId).ok_or_else(wrong)
     };
     names.iter().map(id).collect()
-}
-
-/// The JSON report of `delete` and `purge`.
-pub(super) fn as_json(report: &EditReport) -> Value {
-    json!({
-        "uuid": report.uuid.to_string(),
-        "generation": report.generation.0,
-        "samples": report.samples,
-        "live_samples": report.live_samples,
-        "chunks": report.chunks,
-        "freed_bytes": report.freed_bytes,
-    })
 }
 
 const EXAMPLES: &str = "\

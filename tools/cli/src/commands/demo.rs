@@ -31,7 +31,6 @@ use crate::order_args::unweighted;
 use crate::out::Out;
 use crate::progress::Meter;
 use crate::run_stats::{Percentiles, RunReport, RunStats};
-use crate::scratch::scratch_folder;
 use crate::signals::{GRACE, Stop};
 use crate::text;
 
@@ -61,8 +60,8 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let made = args.folder.is_none().then(|| DemoData::DEFAULT.expected_len_bytes());
-    let scratch = scratch_folder(made)?;
+    let failed = |error| about_file("cannot make a temporary folder", std::env::temp_dir(), error);
+    let scratch = tempfile::Builder::new().prefix("dlfs-demo-").tempdir().map_err(failed)?;
     let path = scratch.path().to_path_buf();
     let stop = Stop::on_signals(GRACE, move || {
         let _ = std::fs::remove_dir_all(path); // nobody is left to report an error to
@@ -118,7 +117,7 @@ impl Demo<'_> {
         let target = self.serve(&path)?;
         let image = Image::open(&[target.address(Nsid(1))], &OpenOptions::default())?;
         image.load_names()?;
-        let source = self.load_source(&folder, &image)?;
+        let source = Source::new(&folder, image.directory());
         let epochs = self.read(&image, &source)?;
         self.show.verdict(epochs.len(), &image)?;
         self.show.figures(&epochs, self.args.batch_size)?;
@@ -184,32 +183,13 @@ impl Demo<'_> {
         Ok(target)
     }
 
-    /// The source files, in memory if they fit, so that comparing does not slow the epochs down.
-    fn load_source<'i>(&self, folder: &Path, image: &'i Image) -> Result<Source<'i>, Failure> {
-        let mut meter = Meter::new("loading", image.directory().num_samples(), self.quiet);
-        let mut samples = 0;
-        let mut bytes = 0;
-        let source = Source::open(folder, image.directory(), COMPARE_IN_MEMORY_BYTES, |len| {
-            samples += 1;
-            bytes += len;
-            meter.update(samples, bytes);
-            !self.stop.is_set()
-        })?;
-        self.go_on()?;
-        Ok(source)
-    }
-
-    /// Reads the epochs and compares every sample. If the source is not in memory, the comparison
-    /// repeats the same epochs, so that reading files does not count as reading samples.
+    /// Reads the epochs, and again to compare every sample, so that reading files does not count as reading samples.
     fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
-        let compare_now = source.is_loaded();
-        let epochs = self.read_epochs(image, "reading", EPOCHS, compare_now.then_some(source))?;
+        let epochs = self.read_epochs(image, "reading", None)?;
         for (number, epoch) in epochs.iter().enumerate() {
             self.show.epoch(number + 1, epoch)?;
         }
-        if !compare_now {
-            self.read_epochs(image, "comparing", EPOCHS, Some(source))?;
-        }
+        self.read_epochs(image, "comparing", Some(source))?;
         Ok(epochs)
     }
 
@@ -217,12 +197,11 @@ impl Demo<'_> {
         &self,
         image: &Image,
         label: &'static str,
-        number: u64,
         source: Option<&Source<'_>>,
     ) -> Result<Vec<Epoch>, Failure> {
         let num_samples = image.directory().num_samples();
-        let options = self.loader_options(number)?;
-        let mut meter = Meter::new(label, number * num_samples, self.quiet);
+        let options = self.loader_options(EPOCHS)?;
+        let mut meter = Meter::new(label, EPOCHS * num_samples, self.quiet);
         let mut epochs = Vec::new();
         let mut commands_before = 0;
         let mut seen = vec![false; num_samples as usize];
@@ -429,8 +408,6 @@ impl Show {
     }
 }
 
-/// Sources up to this size are loaded into memory for the comparison.
-const COMPARE_IN_MEMORY_BYTES: u64 = 512 << 20;
 const EPOCHS: u64 = 2;
 /// The number of skipped entries to name.
 const SHOWN_BAD: usize = 3;

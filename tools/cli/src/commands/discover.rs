@@ -3,15 +3,15 @@
 use std::net::Ipv6Addr;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::address::{Address, TcpAddress};
 use dlfs::nvme::fabrics::DiscoveryRecord;
 use dlfs::qpair::tcp::discover;
 
-use crate::args::ConnectionArgs;
+use crate::args::{ConnectionArgs, host_and_port};
 use crate::exit::{Failure, Outcome};
-use crate::out::Out;
+use crate::out::{Out, known};
 use crate::text::safe_name;
 
 /// List the subsystems that a discovery service offers
@@ -30,56 +30,36 @@ pub(crate) struct DiscoverArgs {
     connection: ConnectionArgs,
 }
 
-#[derive(Serialize)]
-struct JsonRecord {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<String>,
-    subnqn: String,
-    traddr: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    trsvcid: Option<u16>,
-    subtype: u8,
-}
-
 pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
     let (host, port) = &args.place;
     let records = discover(host, *port, &args.connection.options(false)?)?;
     let mut out = Out::new();
     for record in &records {
-        let record = describe(record, host);
+        // The texts come from the target, so they are escaped before they reach a terminal.
+        let address = address(record, host).map(|it| safe_name(it.to_string().as_bytes()));
+        let subnqn = record.subnqn().map_or_else(|_| String::new(), |nqn| nqn.as_str().to_owned());
+        let subnqn = safe_name(subnqn.as_bytes());
+        let traddr = safe_name(record.traddr().unwrap_or_default().as_bytes());
         if args.json {
-            out.json(&record)?;
+            out.json(&known(json!({
+                "address": address, "subnqn": subnqn, "traddr": traddr,
+                "trsvcid": record.port(), "subtype": record.subtype,
+            })))?;
         } else {
             // Records that our host cannot connect to are printed as the target wrote them.
-            let elsewhere = || format!("{} at {}", record.subnqn, record.traddr);
-            out.line(record.address.clone().unwrap_or_else(elsewhere))?;
+            out.line(address.unwrap_or_else(|| format!("{subnqn} at {traddr}")))?;
         }
     }
     out.end(Outcome::Done)
 }
 
-/// The texts come from the target, so they are escaped before they reach a terminal.
-fn describe(record: &DiscoveryRecord, asked: &str) -> JsonRecord {
-    let subnqn = record.subnqn().ok();
-    let traddr = record.traddr();
-    let trsvcid = record.port();
-    let address = match (&subnqn, traddr, trsvcid) {
-        (Some(subnqn), Some(traddr), Some(trsvcid))
-            if record.subtype == DiscoveryRecord::SUBTYPE_NVM =>
-        {
-            let traddr = on_link(traddr, asked);
-            let subnqn = subnqn.clone();
-            Some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }).to_string())
-        }
-        _ => None,
-    };
-    JsonRecord {
-        address: address.map(|address| safe_name(address.as_bytes())),
-        subnqn: subnqn.map_or_else(String::new, |nqn| safe_name(nqn.as_str().as_bytes())),
-        traddr: safe_name(traddr.unwrap_or_default().as_bytes()),
-        trsvcid,
-        subtype: record.subtype,
-    }
+/// The address of a subsystem that our host can connect to.
+fn address(record: &DiscoveryRecord, asked: &str) -> Option<Address> {
+    let subnqn = record.subnqn().ok()?;
+    let traddr = on_link(record.traddr()?, asked);
+    let trsvcid = record.port()?;
+    let is_nvm = record.subtype == DiscoveryRecord::SUBTYPE_NVM;
+    is_nvm.then_some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }))
 }
 
 /// An address of a record. One of a link alone (fe80::/10) is of the link over which it came.
@@ -91,21 +71,8 @@ fn on_link(traddr: &str, asked: &str) -> String {
     }
 }
 
-/// Parses `host`, `host:port`, `[v6]:port` or `v6`; the default port is 8009.
 fn parse_place(text: &str) -> Result<(String, u16), String> {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
-        _ => (text, None),
-    };
-    let port = match port {
-        Some(port) => port.parse().ok().filter(|&port| port > 0),
-        None => Some(DISCOVERY_PORT),
-    };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    match port {
-        Some(port) if !host.is_empty() => Ok((host.to_owned(), port)),
-        _ => Err("not HOST or HOST:PORT".to_owned()),
-    }
+    host_and_port(text, DISCOVERY_PORT).ok_or_else(|| "not HOST or HOST:PORT".to_owned())
 }
 
 /// The port that IANA assigned to NVMe discovery over TCP.

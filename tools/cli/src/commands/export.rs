@@ -220,7 +220,7 @@ impl Export<'_> {
     ) -> Result<(), Failure> {
         let escaped = match check(&name) {
             Err(fault) if !self.escape => {
-                self.refuse(&name, fault.to_string());
+                self.refuse(&name, fault);
                 return Ok(());
             }
             Err(_) => Some(escape(&name)),

@@ -16,15 +16,6 @@ use crate::exit::{Failure, Outcome};
 use crate::identify::{controller, namespace, uuid};
 use crate::out::Out;
 
-/// Print Identify Controller of a subsystem, as nvme id-ctrl does
-///
-/// It connects with an admin queue and asks; no I/O queue is created. Fields that the target leaves out are 0.
-#[derive(Debug, Args)]
-pub(crate) struct IdCtrlArgs {
-    #[command(flatten)]
-    common: CommonArgs,
-}
-
 /// Print Identify Namespace, as nvme id-ns does
 ///
 /// The namespace is that of the address, ?ns=N or --namespace-id; without one, the first.
@@ -37,18 +28,9 @@ pub(crate) struct IdNsArgs {
     namespace_id: Option<u32>,
 }
 
-/// List the subsystem at an address and the paths to it, as nvme list-subsys does
-///
-/// The discovery service of the same port is asked for the paths; of a target without one, the address itself is
-/// listed.
+/// Options of all three.
 #[derive(Debug, Args)]
-pub(crate) struct ListSubsysArgs {
-    #[command(flatten)]
-    common: CommonArgs,
-}
-
-#[derive(Debug, Args)]
-struct CommonArgs {
+pub(crate) struct CommonArgs {
     /// The subsystem: nvme-tcp://HOST[:4420]/NQN[?ns=N]
     #[arg(value_name = "ADDRESS")]
     address: Address,
@@ -87,10 +69,10 @@ impl CommonArgs {
     }
 }
 
-pub(crate) fn id_ctrl(args: &IdCtrlArgs) -> Result<Outcome, Failure> {
-    let pages = identify(args.common.tcp()?, &args.common.options()?)?;
+pub(crate) fn id_ctrl(args: &CommonArgs) -> Result<Outcome, Failure> {
+    let pages = identify(args.tcp()?, &args.options()?)?;
     let (lines, object) = controller(&page(&pages, Nsid(0))?);
-    args.common.print(lines, object)
+    args.print(lines, object)
 }
 
 pub(crate) fn id_ns(args: &IdNsArgs) -> Result<Outcome, Failure> {
@@ -110,9 +92,9 @@ fn page(pages: &[(Nsid, Vec<u8>)], nsid: Nsid) -> Result<Vec<u8>, Error> {
     })
 }
 
-pub(crate) fn list_subsys(args: &ListSubsysArgs) -> Result<Outcome, Failure> {
-    let address = args.common.tcp()?;
-    let options = args.common.options()?;
+pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
+    let address = args.tcp()?;
+    let options = args.options()?;
     // It must be there and let this host in; otherwise there is nothing to list.
     identify(address, &options)?;
     let paths = paths(address, &options);
@@ -132,7 +114,7 @@ pub(crate) fn list_subsys(args: &ListSubsysArgs) -> Result<Outcome, Failure> {
     };
     let paths: Vec<_> = paths.iter().enumerate().map(path).collect();
     let subsystem = json!({ "Name": "nvme-subsys0", "NQN": address.subnqn, "Paths": paths });
-    args.common.print(
+    args.print(
         lines,
         json!([{ "HostNQN": host, "HostID": uuid(&hostid), "Subsystems": [subsystem] }]),
     )

@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use dlfs::address::Address;
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::dataset::class_names;
 use dlfs::format::Pack;
@@ -21,7 +22,7 @@ use dlfs::import::{
 };
 use dlfs::places::{Cancel, Place, PlaceOptions};
 use dlfs::qpair::ConnectOptions;
-use dlfs::units::total;
+use dlfs::units::{parse_size, total};
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
@@ -29,7 +30,6 @@ use crate::exit::{Failure, Outcome};
 use crate::out::{Out, known};
 use crate::progress::Meter;
 use crate::signals::{GRACE_FOR_WRITERS, Stop};
-use crate::size::parse_size;
 use crate::text;
 
 /// Import folders, tar or WebDataset shards, TFRecords, a list or rows into an image
@@ -49,7 +49,7 @@ use crate::text;
 /// given. If some entries cannot be imported, all of them are listed and nothing is imported;
 /// --on-error skip imports the rest. Committed samples are durable when the command ends.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = "dlfs import [OPTIONS] <SOURCE>... <IMAGE>")]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
     what: WhatArgs,
@@ -58,14 +58,12 @@ pub(crate) struct ImportArgs {
 /// The source and the destination of an import.
 #[derive(Debug, Args)]
 pub(crate) struct WhatArgs {
-    /// Folders of class folders, tar or TFRecord shards or files of rows (or a folder of them), or list files with
-    /// path<TAB>label on each line; `-` is a pipe with a tar archive. Files, folders and lists may be in a store:
-    /// s3://BUCKET/KEY, gs://, az://, https://, hf://datasets/OWNER/NAME[@REVISION][/PATH]
-    #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
-    pub(crate) sources: Vec<PathBuf>,
-    /// The image: ADDRESS[,ADDRESS...]; data is striped over all of them
-    #[arg(value_name = "IMAGE", required = true, value_parser = ImageAddress::parser())]
-    image: Option<ImageAddress>,
+    /// The sources, then the image. Sources are folders of class folders, tar or TFRecord shards or files of rows (or a
+    /// folder of them), or list files with path<TAB>label on each line; `-` is a pipe with a tar archive. Files, folders
+    /// and lists may be in a store: s3://BUCKET/KEY, gs://, az://, https://, hf://datasets/OWNER/NAME[@REVISION][/PATH].
+    /// The image is ADDRESS[,ADDRESS...]; data is striped over all of them
+    #[arg(value_names = ["SOURCE", "IMAGE"], required = true, num_args = 1..)]
+    places: Vec<PathBuf>,
     /// The kind of the sources. In a folder with other files, a kind of shards or rows selects the files of
     /// that kind, also in subfolders; folder imports each file as one sample
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = source_kind())]
@@ -207,22 +205,22 @@ enum OnErrorArg {
 
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let ImportArgs { what: args } = args;
+    let (sources, image) = args.places()?;
     let mut progress = ImportProgress::start(quiet)?;
     let began = Instant::now();
     let connect = args.connection.options(true)?;
     let mut options = args.options(&connect)?;
     options.places.cancel = progress.cancel();
-    let report =
-        dlfs::import::import(&args.sources, &args.image().0, &options, &connect, &mut progress)
-            .map_err(say_how_to_go_on)?;
+    let report = dlfs::import::import(sources, &image.0, &options, &connect, &mut progress)
+        .map_err(say_how_to_go_on)?;
     let time = began.elapsed();
     drop(progress);
-    args.tell_catalog(&report, &connect)?;
+    args.tell_catalog(sources, &image, &report, &connect)?;
     let mut out = Out::new();
     if args.json {
         out.json(&as_json(&report, time))?;
     } else {
-        print_report(&mut out, &args, &report, time)?;
+        print_report(&mut out, &image, &report, time)?;
     }
     out.end(Outcome::Done)
 }
@@ -246,24 +244,37 @@ impl WhatArgs {
         self.catalog.is_some()
     }
 
-    pub(crate) fn image(&self) -> &ImageAddress {
-        self.image.as_ref().expect("it is required")
+    /// The sources, and the image, which is the last of the places: clap does not tell them apart where an option
+    /// stands between.
+    ///
+    /// # Errors
+    /// `Usage`: there is one place only, or the last is no address.
+    pub(crate) fn places(&self) -> Result<(&[PathBuf], ImageAddress), Failure> {
+        let Some((image, sources @ [_, ..])) = self.places.split_last() else {
+            return Err(Failure::Usage("name a SOURCE, and behind it the IMAGE".to_owned()));
+        };
+        let wrong = |error| Failure::Usage(format!("IMAGE {}: {error}", image.display()));
+        let addresses = Address::parse_list_os(image.as_os_str()).map_err(wrong)?;
+        Ok((sources, ImageAddress(addresses)))
     }
 
     /// Adds the new generation to the catalogue that is given, and to the one that the image's name is of.
-    fn tell_catalog(&self, report: &ImportReport, connect: &ConnectOptions) -> Result<(), Failure> {
+    fn tell_catalog(
+        &self,
+        sources: &[PathBuf],
+        image: &ImageAddress,
+        report: &ImportReport,
+        connect: &ConnectOptions,
+    ) -> Result<(), Failure> {
         let made_by = if self.onto.append { "append" } else { "import" };
-        cataloging::committed(&self.image().0, report.generation, connect, made_by);
+        cataloging::committed(&image.0, report.generation, connect, made_by);
         let Some(name) = &self.catalog else { return Ok(()) };
-        let sources = self.sources.iter().map(|source| dlfs::places::shown(source)).collect();
+        let sources = sources.iter().map(|source| dlfs::places::shown(source)).collect();
         let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
-        let added = cataloging::add(&name.0, &self.image().0, connect, origin);
+        let added = cataloging::add(&name.0, &image.0, connect, origin);
         added.map(drop).map_err(|error| {
-            let hint = format!(
-                "the import is done: add it with dlfs catalog add {} {}",
-                name.0,
-                self.image()
-            );
+            let hint =
+                format!("the import is done: add it with dlfs catalog add {} {image}", name.0);
             error.hint(hint).into()
         })
     }
@@ -457,7 +468,7 @@ fn field_types(report: &ImportReport) -> impl Iterator<Item = (String, String)> 
 
 fn print_report(
     out: &mut Out,
-    args: &WhatArgs,
+    image: &ImageAddress,
     report: &ImportReport,
     time: Duration,
 ) -> Result<(), Failure> {
@@ -471,7 +482,7 @@ fn print_report(
     ))?;
     out.line(format!(
         "  image      {}: generation {}, {} in {}",
-        args.image().in_short(),
+        image.in_short(),
         report.generation,
         text::bytes(report.image_bytes),
         text::counted(report.chunks, "chunk"),
@@ -514,7 +525,7 @@ fn print_report(
             out.line(format!("    {within}{}: {}", text::safe_name(&entry.name), entry.why()))?;
         }
     }
-    let image = args.image().as_argument();
+    let image = image.as_argument();
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
 }
 
@@ -607,3 +618,34 @@ Examples:
   dlfs import s3://bucket/train train.dlfs                              # credentials as for aws
   dlfs import more/ train.dlfs --append
   dlfs import-parts plan ~/pictures a.dlfs,b.dlfs                       # by many processes";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ImportArgs,
+    }
+
+    #[test]
+    fn options_stand_anywhere_and_the_last_place_is_the_image() {
+        for (line, expected) in [
+            ("a --force o.dlfs", "a | o.dlfs"),
+            ("a b --seed 3 o.dlfs", "a b | o.dlfs"),
+            ("a --seed=3 o.dlfs --json", "a | o.dlfs"),
+            ("--seed 3 - o.dlfs", "- | o.dlfs"),
+            ("a --force -- --b o.dlfs", "a --b | o.dlfs"),
+        ] {
+            let Line { args } = Line::parse_from(["dlfs"].into_iter().chain(line.split(' ')));
+            let Ok((sources, image)) = args.what.places() else { panic!("{line}") };
+            let sources: Vec<_> = sources.iter().map(|source| source.to_string_lossy()).collect();
+            assert_eq!(format!("{} | {image}", sources.join(" ")), expected);
+        }
+        assert!(Line::parse_from(["dlfs", "a"]).args.what.places().is_err());
+        assert!(Line::try_parse_from(["dlfs", "a", "--no-such", "o.dlfs"]).is_err());
+    }
+}

@@ -38,6 +38,7 @@ enum PartsCommand {
 /// dlfs import would make, byte for byte. With --append it is the next generation of an image that is there; any other
 /// change of the image gives the plan up.
 #[derive(Debug, Args)]
+#[command(override_usage = "dlfs import-parts plan [OPTIONS] <SOURCE>... <IMAGE>")]
 struct PlanArgs {
     #[command(flatten)]
     what: WhatArgs,
@@ -98,7 +99,8 @@ pub(crate) fn run(args: ImportPartsArgs, quiet: bool) -> Result<Outcome, Failure
 }
 
 fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let image = &args.what.image().0;
+    let (sources, image) = args.what.places()?;
+    let image = &image.0;
     if let Some(parts) = args.parts.filter(|parts| *parts != image.len()) {
         let found = text::counted(image.len() as u64, "address");
         let text = format!("{parts} parts need as many namespaces, and the image has {found}");
@@ -116,7 +118,6 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
     let connect = args.what.connection.options(true)?;
     let mut options = args.what.options(&connect)?;
     options.places.cancel = progress.cancel();
-    let sources = &args.what.sources;
     let report = plan_import(sources, image, &options, &connect, &args.output, &mut progress)?;
     drop(progress);
     let mut out = Out::new();
@@ -165,14 +166,7 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
     drop(progress);
     let mut out = Out::new();
     if args.json {
-        out.json(&json!({
-            "uuid": report.uuid.to_string(),
-            "part": report.part,
-            "address": report.address,
-            "samples": report.samples,
-            "chunks": report.chunks,
-            "chunks_found": report.found,
-        }))?;
+        out.json(&report)?;
     } else {
         let found = match report.found {
             0 => String::new(),

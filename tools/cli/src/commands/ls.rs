@@ -51,11 +51,11 @@ pub(crate) fn run(args: LsArgs) -> Result<Outcome, Failure> {
     let folder = args.folder.as_ref().map_or(&b""[..], |name| &name.0);
     let mut listing = Listing { args: &args, directory, out: Out::new(), lines: 0, failed: None };
     if args.recursive {
-        directory.for_each_below(folder, &mut |id, name| listing.sample(id, name))?;
+        directory.for_each_below(folder, &mut |id, name| listing.entry(name, Some(id)))?;
     } else {
         directory.for_each_in(folder, &mut |entry| match entry.kind {
-            EntryKind::Folder => listing.folder(&entry.name),
-            EntryKind::Sample(id) => listing.sample(id, &entry.name),
+            EntryKind::Folder => listing.entry(&entry.name, None),
+            EntryKind::Sample(id) => listing.entry(&entry.name, Some(id)),
         })?;
     }
     listing.finish(folder)?;
@@ -89,64 +89,38 @@ pub(super) fn json_values(
 }
 
 impl Listing<'_> {
-    /// Prints a sample's line; `false` when the reader has gone.
-    fn sample(&mut self, id: SampleId, name: &[u8]) -> bool {
-        let bytes = self.directory.len_bytes(id);
-        let label = self.directory.label(id);
-        let result = if self.args.json {
-            self.json(name, "sample", Some(id.0), bytes, label)
-        } else if self.args.null {
-            self.null(name, b"")
-        } else if self.args.long {
-            let label = label.map_or_else(|| "-".to_owned(), |label| label.to_string());
-            let bytes = bytes.unwrap_or(0);
-            let name = safe_name(name);
-            self.out.line(format!("{id:>10} {bytes:>12} {label:>6}  {name}"))
-        } else {
-            self.out.line(safe_name(name))
-        };
-        self.wrote(result)
-    }
-
-    fn folder(&mut self, name: &[u8]) -> bool {
-        let result = if self.args.json {
-            self.json(name, "folder", None, None, None)
-        } else if self.args.null {
-            self.null(name, b"/")
-        } else if self.args.long {
-            self.out.line(format!("{:>10} {:>12} {:>6}  {}/", "-", "-", "-", safe_name(name)))
-        } else {
-            self.out.line(format!("{}/", safe_name(name)))
-        };
-        self.wrote(result)
-    }
-
-    fn json(
-        &mut self,
-        name: &[u8],
-        kind: &'static str,
-        id: Option<u64>,
-        bytes: Option<u32>,
-        label: Option<i64>,
-    ) -> Result<(), Failure> {
-        let (name, name_hex) = json_name(name);
-        let columns = id.map(|id| json_values(self.directory, SampleId(id)));
-        self.out.json(&known(json!({
-            "name": name, "name_hex": name_hex, "kind": kind, "id": id, "bytes": bytes,
-            "label": label, "columns": columns.filter(|columns| !columns.is_empty()),
-        })))
-    }
-
-    fn null(&mut self, name: &[u8], suffix: &[u8]) -> Result<(), Failure> {
-        self.out.bytes(name)?;
-        self.out.bytes(suffix)?;
-        self.out.bytes(b"\0")
-    }
-
-    fn wrote(&mut self, result: Result<(), Failure>) -> bool {
+    /// Prints an entry, a sample or a folder; `false` when the reader has gone.
+    fn entry(&mut self, name: &[u8], sample: Option<SampleId>) -> bool {
         self.lines += 1;
-        self.failed = result.err();
+        self.failed = self.print(name, sample).err();
         self.failed.is_none()
+    }
+
+    fn print(&mut self, name: &[u8], sample: Option<SampleId>) -> Result<(), Failure> {
+        let slash = if sample.is_some() { "" } else { "/" };
+        if self.args.null {
+            return [name, slash.as_bytes(), b"\0"].into_iter().try_for_each(|p| self.out.bytes(p));
+        }
+        let directory = self.directory;
+        let bytes = sample.and_then(|id| directory.len_bytes(id));
+        let label = sample.and_then(|id| directory.label(id));
+        if self.args.json {
+            let kind = if sample.is_some() { "sample" } else { "folder" };
+            let (name, name_hex) = json_name(name);
+            let columns = sample.map(|id| json_values(directory, id));
+            return self.out.json(&known(json!({
+                "name": name, "name_hex": name_hex, "kind": kind, "id": sample, "bytes": bytes,
+                "label": label, "columns": columns.filter(|columns| !columns.is_empty()),
+            })));
+        }
+        let name = safe_name(name) + slash;
+        if !self.args.long {
+            return self.out.line(name);
+        }
+        let cells = [sample.map(|id| id.0 as i64), bytes.map(i64::from), label];
+        let [id, bytes, label] =
+            cells.map(|number| number.map_or("-".to_owned(), |number| number.to_string()));
+        self.out.line(format!("{id:>10} {bytes:>12} {label:>6}  {name}"))
     }
 
     /// An empty listing is right only for an empty image; otherwise the folder may be a sample, or
@@ -161,7 +135,7 @@ impl Listing<'_> {
                 let hint = "dlfs ls IMAGE lists what there is";
                 return Err(Error::new(ErrorKind::NotFound, text).hint(hint).into());
             };
-            self.sample(id, folder);
+            self.entry(folder, Some(id));
             if let Some(failure) = self.failed.take() {
                 return Err(failure);
             }

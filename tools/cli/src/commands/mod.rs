@@ -66,9 +66,16 @@ enum Command {
     Ctl(ctl::CtlArgs),
     Cached(cached::CachedArgs),
     Discover(discover::DiscoverArgs),
-    IdCtrl(identify::IdCtrlArgs),
+    /// Print Identify Controller of a subsystem, as nvme id-ctrl does
+    ///
+    /// It connects with an admin queue and asks; no I/O queue is created. Fields that the target leaves out are 0.
+    IdCtrl(identify::CommonArgs),
     IdNs(identify::IdNsArgs),
-    ListSubsys(identify::ListSubsysArgs),
+    /// List the subsystem at an address and the paths to it, as nvme list-subsys does
+    ///
+    /// The discovery service of the same port is asked for the paths; of a target without one, the address itself is
+    /// listed.
+    ListSubsys(identify::CommonArgs),
     Info(info::InfoArgs),
     Doctor(doctor::DoctorArgs),
     Top(top::TopArgs),

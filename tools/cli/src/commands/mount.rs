@@ -14,6 +14,7 @@ use dlfs::address::Address;
 use dlfs::cache::Cache;
 use dlfs::dataset::{Dataset, Files, OrderFile};
 use dlfs::options::Tiers;
+use dlfs::units::parse_size;
 use dlfs_mount::{Mounted, Options, mount};
 
 use crate::args::ConnectionArgs;
@@ -22,7 +23,6 @@ use crate::metrics_args::MetricsArgs;
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
-use crate::size::parse_size;
 use crate::tier_args::tiers;
 
 /// Show an image as a folder, read-only
@@ -84,7 +84,6 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         threads: args.threads.into(),
         allow_other: args.allow_other,
         passthrough_bytes: args.passthrough,
-        ..Options::default()
     };
     let stop = Stop::on_signals(grace, || Outcome::Stopped)?;
     let source = Address::list_to_string(&args.image.image.0);

@@ -5,7 +5,6 @@ use clap::Args;
 use dlfs::dataset::cataloging;
 use dlfs::import::EditOptions;
 
-use super::delete::as_json;
 use super::import::ImportProgress;
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
@@ -44,7 +43,7 @@ pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
     cataloging::committed(&args.image.0, report.generation, &connect, "purge");
     let mut out = Out::new();
     if args.json {
-        out.json(&as_json(&report))?;
+        out.json(&report)?;
     } else if report.chunks == 0 && report.samples == 0 {
         out.line(format!("nothing to purge: {} has no deleted samples", args.image))?;
     } else {

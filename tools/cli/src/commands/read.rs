@@ -10,7 +10,7 @@ use serde_json::json;
 
 use dlfs::Error;
 use dlfs::cache::{Cache, CacheStats};
-use dlfs::dataset::{Dataset, Image, Mixture, Share, load_state, save_state};
+use dlfs::dataset::{Dataset, Mixture, Share, load_state, save_state};
 use dlfs::directory::Directory;
 use dlfs::options::{Load, Order, Peers, Read, Store, Tiers, Tokens};
 use dlfs::order::State;
@@ -28,7 +28,7 @@ use crate::mix_args::{MixArgs, Source, Sources, share};
 use crate::open::{ImageArgs, engines};
 use crate::order_args::{check_shard, unweighted};
 use crate::out::{Out, joined, known};
-use crate::peer_args::{Joined, meeting, peer_lines};
+use crate::peer_args::{Joined, meeting, peer_line};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::report_args::ReportArgs;
@@ -144,10 +144,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         (None, Some(store)) => image = image.with_store(store, &options, None)?,
         (Some(meeting), store) => {
             let connect = args.connection.options(false)?;
-            let (through_peers, round) = match store {
-                None => Joined::join(meeting, image, connect, &options)?,
-                Some(store) => Joined::with_store(meeting, image, connect, &options, store)?,
-            };
+            let (through_peers, round) = Joined::join(meeting, image, connect, &options, store)?;
             (image, joined) = (through_peers, Some(round));
         }
     }
@@ -197,8 +194,8 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         complain(&error.report()); // the command ends with what ended the run
     }
     let end = end?;
-    let read = WhatWasRead { dataset: &dataset, mixture: mixture.as_ref(), sources: &sources };
-    print_report(&args, &read, &report, &counted)?;
+    let datasets = mixture.as_ref().map_or(std::slice::from_ref(&dataset), Mixture::datasets);
+    print_report(&args, datasets, &sources, &report, &counted)?;
     match end {
         End::Complete => Ok(written.map(|()| Outcome::Done)?),
         End::Stopped => Ok(keeper.stopped()),
@@ -264,7 +261,7 @@ impl ReadArgs {
         let (rank, world_size) =
             place.map_or((None, None), |(rank, size)| (Some(rank), Some(size)));
         let load = Load { batch_size, rank, world_size, ..self.load.clone() };
-        let read = Read { busy_poll: self.placement.busy_poll(), ..self.read.clone() };
+        let read = Read { busy_poll: self.placement.busy_poll, ..self.read.clone() };
         let options = load.options(&self.order, &self.tokens, &read, None).map_err(usage)?;
         Ok(LoaderOptions { cpus: self.placement.cpus()?, ..options })
     }
@@ -328,29 +325,16 @@ impl IdsFile {
     }
 }
 
-/// The images of a run, and what it has had of each.
-struct WhatWasRead<'a> {
-    dataset: &'a Dataset,
-    mixture: Option<&'a Mixture>,
-    sources: &'a Sources,
-}
-
-impl WhatWasRead<'_> {
-    fn images(&self) -> impl Iterator<Item = &Image> {
-        let datasets = self.mixture.map_or(std::slice::from_ref(self.dataset), Mixture::datasets);
-        datasets.iter().map(Dataset::image)
-    }
-}
-
 fn print_report(
     args: &ReadArgs,
-    read: &WhatWasRead<'_>,
+    datasets: &[Dataset],
+    sources: &Sources,
     report: &RunReport,
     stats: &LoaderStats,
 ) -> Result<(), Failure> {
-    let image = read.dataset.image(); // tiers, peers and stores do not go with a mixture
-    let engine = engines(read.images());
-    let mixed = read.mixture.map(|_| read.sources);
+    let image = datasets[0].image(); // tiers, peers and stores do not go with a mixture
+    let engine = engines(datasets.iter().map(Dataset::image));
+    let mixed = args.mix.is_given().then_some(sources);
     let tiers = image.tiers().map(Cache::stats);
     let store = image.store().map(|store| store.stats());
     // A store's exchange is no reading through peers.
@@ -402,11 +386,11 @@ fn print_report(
         let resident = text::counted(stats.resident, "sample");
         out.line(format!("  window     {pages}; {resident} in it at the end"))?;
     }
-    for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().flat_map(peer_lines)) {
+    for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().map(peer_line)) {
         out.line(line)?;
     }
     store.iter().map(store_line).try_for_each(|line| out.line(line))?;
-    let verified = verified(read);
+    let verified = verified(datasets, sources);
     out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
     out.flush()
 }
@@ -424,12 +408,12 @@ fn stall_line(stalls: &Stalls) -> Option<String> {
 }
 
 /// Says what was verified. A folder stores no checksums: the first read of a sample only learns its checksum.
-fn verified(read: &WhatWasRead<'_>) -> String {
+fn verified(datasets: &[Dataset], sources: &Sources) -> String {
     let mut is_learned = false;
     let mut learned = 0;
     let mut later = 0;
-    for (image, Source { samples, .. }) in read.images().zip(read.sources.all()) {
-        let first = image.directory().learned().map(|learned| learned.count().min(*samples));
+    for (dataset, Source { samples, .. }) in datasets.iter().zip(sources.all()) {
+        let first = dataset.directory().learned().map(|learned| learned.count().min(*samples));
         is_learned |= first.is_some();
         learned += first.unwrap_or(0);
         later += samples - first.unwrap_or(0);

@@ -1,7 +1,6 @@
 //! `dlfs rebuild`: rebuilds the directory from chunk headers alone.
 
 use clap::Args;
-use serde_json::json;
 
 use dlfs::units::Generation;
 
@@ -41,18 +40,7 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     drop(progress);
     let mut out = Out::new();
     if args.json {
-        out.json(&json!({
-            "uuid": report.uuid.to_string(),
-            "generation": report.generation.0,
-            "live_samples": report.live_samples,
-            "lost_samples": report.lost_samples,
-            "chunks": report.chunks,
-            "unused_chunks": report.unused_chunks,
-            "unreadable_cells": report.unreadable_cells,
-            "mended_copies": report.mended_copies,
-            "deletions_known": report.deletions_known,
-            "base": report.base.map(|base| base.0),
-        }))?;
+        out.json(&report)?;
     } else {
         out.line(format!(
             "rebuilt {}: generation {}, {} from {}",

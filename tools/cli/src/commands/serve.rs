@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde::Serialize;
+use serde_json::json;
 
 use dlfs::address::{Address, TcpAddress};
 use dlfs::keys::read_hosts;
@@ -97,15 +97,6 @@ pub(crate) struct ServeArgs {
     connection: ConnectionArgs,
 }
 
-#[derive(Serialize)]
-struct Listening<'a> {
-    address: &'a str,
-    listen: SocketAddr,
-    nqn: &'a str,
-    namespaces: Vec<u64>,
-    writable: bool,
-}
-
 pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     if args.check {
         return check(args.config.as_deref().unwrap_or(Path::new("")));
@@ -121,6 +112,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         Some(path) => start_configured(&args, path)?,
         None => start_image(&args)?,
     };
+    let mut out = Out::new();
+    for running in &service.subsystems {
+        announce(&args, running, &mut out)?;
+    }
+    out.flush()?;
     service.check_inherited()?;
     manager.ready("serving");
     let mut changes = Changes::new(service, args.source(), manager)?;
@@ -154,7 +150,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
             None => _ = stop.is_set_within(limit),
         }
     }
-    changes.stop();
+    changes.service.end();
     Ok(Outcome::Done)
 }
 
@@ -199,35 +195,7 @@ fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
     for subsystem in config.subsystems {
         service.start(subsystem)?;
     }
-    let mut out = Out::new();
-    for running in &service.subsystems {
-        announce_configured(args.json, running, &mut out)?;
-    }
-    out.flush()?;
     Ok(service)
-}
-
-fn announce_configured(json: bool, running: &Running, out: &mut Out) -> Result<(), Failure> {
-    let nqn = &running.config.nqn;
-    let served = running.target.namespaces();
-    let reach = reachable(running.listen[0]);
-    let addresses: Vec<Address> =
-        served.iter().map(|s| address(reach, nqn, Some(s.nsid))).collect();
-    if json {
-        let namespaces =
-            served.iter().map(|served| served.device.namespace().len_bytes()).collect();
-        let address = &Address::list_to_string(&addresses);
-        let writable = served.iter().any(|served| !served.read_only);
-        let nqn = nqn.as_str();
-        let listen = running.listen[0];
-        return out.json(&Listening { address, listen, nqn, namespaces, writable });
-    }
-    let listen = running.listen.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
-    out.line(format!(
-        "serving {} ({} namespaces) on {listen}",
-        out.bold(nqn.as_str()),
-        served.len()
-    ))
 }
 
 /// Serves the image of the command line.
@@ -248,19 +216,18 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
     }
     let cpus = args.placement.cpus()?;
     let connect = args.connection.options(args.writable)?;
-    let devices = open(&image.0, &connect)?;
     let nqn = match &args.nqn {
         Some(nqn) => nqn.clone(),
         None => default_nqn(&image.0)?,
     };
-    let served = ServedNamespace::numbered(devices.clone());
+    let served = ServedNamespace::numbered(open(&image.0, &connect)?);
     let namespaces = served.iter().map(|served| {
         let address = served.device.namespace().address;
         let address = address.parse().unwrap_or(Address::Path(address.into()));
         NamespaceConfig { nsid: served.nsid, address, read_only: !args.writable }
     });
     let config = SubsystemConfig {
-        nqn: nqn.clone(),
+        nqn,
         listen: vec![listen],
         namespaces: namespaces.collect(),
         allow_hosts: args.allow_host.clone(),
@@ -268,7 +235,7 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
         host_keys,
         pollers: args.pollers,
         cpus,
-        busy_poll: args.placement.busy_poll(),
+        busy_poll: args.placement.busy_poll,
         limits: args.limits.clone(),
     };
     let place = args.source().access_log(None);
@@ -277,7 +244,6 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
         (options.writable, options.max_nsid, options.ana) = (args.writable, 0, false);
     })?;
     service.add(running);
-    announce(args, image, service.subsystems[0].listen[0], &nqn, &devices)?;
     Ok(service)
 }
 
@@ -302,56 +268,54 @@ fn allow_many_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-fn announce(
-    args: &ServeArgs,
-    image: &ImageAddress,
-    listen: SocketAddr,
-    nqn: &Nqn,
-    devices: &[Arc<dyn Device>],
-) -> Result<(), Failure> {
+/// Says where a subsystem is served, and of an image how to read it; as JSON, for programs that start it.
+fn announce(args: &ServeArgs, running: &Running, out: &mut Out) -> Result<(), Failure> {
+    let nqn = &running.config.nqn;
+    let served = running.target.namespaces();
+    let listen = running.listen[0];
     let reach = reachable(listen);
-    let addresses = addresses(reach, nqn, devices.len());
-    let address = Address::list_to_string(&addresses);
-    let mut out = Out::new();
+    // The only namespace of an image needs no number.
+    let is_numbered = args.image.is_none() || served.len() > 1;
+    let address =
+        |served: &ServedNamespace| address(reach, nqn, is_numbered.then_some(served.nsid));
+    let addresses: Vec<Address> = served.iter().map(address).collect();
+    let list = Address::list_to_string(&addresses);
+    let lens: Vec<u64> = served.iter().map(|one| one.device.namespace().len_bytes()).collect();
     if args.json {
-        let namespaces = devices.iter().map(|device| device.namespace().len_bytes()).collect();
-        let writable = args.writable;
-        let nqn = nqn.as_str();
-        out.json(&Listening { address: &address, listen, nqn, namespaces, writable })?;
-        return out.flush();
+        let writable = if args.image.is_some() {
+            args.writable
+        } else {
+            served.iter().any(|one| !one.read_only)
+        };
+        return out.json(&json!({
+            "address": list, "listen": listen, "nqn": nqn, "namespaces": lens, "writable": writable,
+        }));
     }
-    let len = total(devices.iter().map(|device| device.namespace().len_bytes()));
-    let engine = devices.first().map_or_else(String::new, |device| device.namespace().engine);
+    let Some(image) = &args.image else {
+        let all: Vec<String> = running.listen.iter().map(SocketAddr::to_string).collect();
+        let name = out.bold(nqn.as_str());
+        let all = all.join(", ");
+        return out.line(format!("serving {name} ({} namespaces) on {all}", served.len()));
+    };
+    let engine = served.first().map_or_else(String::new, |one| one.device.namespace().engine);
     out.line(format!(
         "serving {} ({}, {}, {engine}) on {listen}",
         out.bold(&image.in_short()),
-        text::bytes(len),
+        text::bytes(total(lens)),
         if args.writable { "writable" } else { "read-only" },
     ))?;
     // One address means all namespaces behind it; a program reads all of them with --json.
-    let address = if addresses.len() > MOST_SHOWN {
-        Address::list_to_string(&self::addresses(reach, nqn, 1))
-    } else {
-        address
-    };
-    out.line(format!("  address    {}", out.bold(&address)))?;
-    out.line(format!("  dlfs       dlfs read {}", shell_word(&address)))?;
+    let whole = self::address(reach, nqn, None);
+    let list = if addresses.len() > MOST_SHOWN { whole.to_string() } else { list };
+    out.line(format!("  address    {}", out.bold(&list)))?;
+    out.line(format!("  dlfs       dlfs read {}", shell_word(&list)))?;
     out.line(format!(
         "  Linux      nvme connect -t tcp -a {} -s {} -n {}",
         reach.ip(),
         reach.port(),
         shell_word(nqn.as_str())
     ))?;
-    out.line(out.dim("  Ctrl-C ends it"))?;
-    out.flush()
-}
-
-/// The addresses of the namespaces, to pass to other commands.
-fn addresses(reach: SocketAddr, nqn: &Nqn, namespaces: usize) -> Vec<Address> {
-    match namespaces {
-        1 => vec![address(reach, nqn, None)],
-        many => (1..=many as u32).map(|nsid| address(reach, nqn, Some(Nsid(nsid)))).collect(),
-    }
+    out.line(out.dim("  Ctrl-C ends it"))
 }
 
 fn address(reach: SocketAddr, nqn: &Nqn, nsid: Option<Nsid>) -> Address {
@@ -456,7 +420,8 @@ mod tests {
     fn every_namespace_of_a_striped_image_has_its_own_address() {
         let nqn = Nqn::new("nqn.2026-11.io.dlfs:x").unwrap();
         let reach = "127.0.0.1:4420".parse().unwrap();
-        let text = Address::list_to_string(&addresses(reach, &nqn, 2));
+        let addresses = [1, 2].map(|nsid| address(reach, &nqn, Some(Nsid(nsid))));
+        let text = Address::list_to_string(&addresses);
         assert_eq!(
             text,
             "nvme-tcp://127.0.0.1:4420/nqn.2026-11.io.dlfs:x?ns=1,\

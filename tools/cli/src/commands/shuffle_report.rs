@@ -23,7 +23,7 @@ use crate::exit::{Failure, Outcome, usage};
 use crate::mix_args::MixArgs;
 use crate::open::ImageArgs;
 use crate::order_args::{check_shard, unweighted};
-use crate::out::{Out, joined};
+use crate::out::{Out, joined, known};
 use crate::text;
 
 /// Report how random an order is, compared with chance
@@ -73,9 +73,22 @@ pub(crate) struct ShuffleReportArgs {
     connection: ConnectionArgs,
 }
 
-/// A report for programs, with the order and the epoch that it is about.
-fn as_json(args: &ShuffleReportArgs, order: &OrderSpec, report: &impl Serialize) -> Value {
-    joined(report, json!({"order": order, "epoch": args.epoch}))
+/// Prints a report: as JSON with `more`, or as `text`.
+fn print(
+    args: &ShuffleReportArgs,
+    order: &OrderSpec,
+    report: &impl Serialize,
+    more: Value,
+    text: &str,
+) -> Result<Outcome, Failure> {
+    let mut out = Out::new();
+    if args.json {
+        let report = joined(report, json!({"order": order, "epoch": args.epoch}));
+        out.json(&joined(&report, more))?;
+    } else {
+        out.text(text)?;
+    }
+    out.end(Outcome::Done)
 }
 
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
@@ -125,24 +138,12 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     report.ranks = ranks(&args, a_rank, &mut order, directory)?;
     let reads = order.reads(args.shard.0, args.world_size, a_rank);
     let chunk_reads = reads.filter(|_| args.world_size > 1).map(|reads| reads.by_chunk(1.0));
-    let mut out = Out::new();
-    if args.json {
-        let mut value = as_json(&args, &spec, &report);
-        value["verdict"] = report.verdict().into();
-        if let Some(times) = chunk_reads {
-            value["chunk_reads"] = times.into(); // how often all ranks together read each
-        }
-        out.json(&value)?;
-    } else {
-        out.text(&report.to_string())?;
-        if let Some(times) = chunk_reads {
-            let ranks = args.world_size;
-            out.line(format!(
-                "read by chunk, {ranks} ranks together read {times:.2} times the data"
-            ))?;
-        }
-    }
-    out.end(Outcome::Done)
+    let more = json!({"verdict": report.verdict(), "chunk_reads": chunk_reads}); // by all ranks together
+    let by_chunk = chunk_reads.map_or_else(String::new, |times| {
+        let ranks = args.world_size;
+        format!("read by chunk, {ranks} ranks together read {times:.2} times the data\n")
+    });
+    print(&args, &spec, &report, known(more), &format!("{report}{by_chunk}"))
 }
 
 /// Reports an epoch of `mixture`, whose sources have the order `spec`.
@@ -174,15 +175,7 @@ fn report_mixture(
         }
     }
     let report = observer.finish();
-    let mut out = Out::new();
-    if args.json {
-        let mut value = as_json(args, spec, &report);
-        value["verdict"] = report.verdict().into();
-        out.json(&value)?;
-    } else {
-        out.text(&report.to_string())?;
-    }
-    out.end(Outcome::Done)
+    print(args, spec, &report, json!({"verdict": report.verdict()}), &report.to_string())
 }
 
 /// Reports how full the batches by tokens of an epoch are. `start` starts a run over `datasets`.
@@ -209,13 +202,7 @@ fn report_budget(
     let mut in_sequence = 0;
     each_batch(start(plain)?, &lengths, |tokens| in_sequence += padded_of(tokens))?;
     let report = observer.finish(in_sequence);
-    let mut out = Out::new();
-    if args.json {
-        out.json(&as_json(args, spec, &report))?;
-    } else {
-        budget_lines(&report).into_iter().try_for_each(|line| out.line(line))?;
-    }
-    out.end(Outcome::Done)
+    print(args, spec, &report, Value::Null, &budget_text(&report))
 }
 
 /// Visits the tokens of each batch. `lengths`: those of each source.
@@ -237,7 +224,7 @@ fn each_batch(
     Ok(())
 }
 
-fn budget_lines(report: &BudgetReport) -> Vec<String> {
+fn budget_text(report: &BudgetReport) -> String {
     let percent = |part: f64| format!("{:.2} %", 100.0 * part);
     let mean = report.samples as f64 / report.batches.max(1) as f64;
     let mut lines = vec![
@@ -258,7 +245,7 @@ fn budget_lines(report: &BudgetReport) -> Vec<String> {
         let count = text::counted(report.too_long, "sample");
         lines.push(format!("  too long   {count}, each a batch of its own"));
     }
-    lines
+    lines.join("\n") + "\n"
 }
 
 /// Observes the shares of the ranks, one after the other.

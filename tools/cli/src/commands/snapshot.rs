@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use serde_json::json;
 
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
@@ -59,11 +58,7 @@ pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
     };
     let mut out = Out::new();
     if args.json {
-        out.json(&json!({
-            "generation": report.generation.0,
-            "live_samples": report.live_samples,
-            "len_bytes": report.len_bytes,
-        }))?;
+        out.json(&report)?;
     } else {
         out.line(format!(
             "{what}: {} is generation {}, {}, {}",

@@ -52,8 +52,7 @@ fn interval(text: &str) -> Result<f64, String> {
 }
 
 const EXAMPLES: &str = "\
-Keys: q quits, Tab and 1 to 5 choose a section, s the order, p pauses, + and - change the
-interval, ? explains the rest.
+Keys: q quits, Tab and 1 to 5 choose a section, s the order, p pauses, ? explains the rest.
 
 Examples:
   dlfs top 127.0.0.1:9410                               one target

@@ -1,7 +1,7 @@
 //! Writes files below one folder, opened one component at a time so that no link and no race leads
 //! out of it. Several threads write at once, each the files of its own folders.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -9,7 +9,6 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread;
 
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
@@ -40,7 +39,11 @@ type Written = Vec<(usize, Result<(), SinkError>)>;
 /// Writes the files of some folders.
 struct Writer {
     root: OwnedFd,
-    open: OpenFolders,
+    /// Folders that stay open, by their paths: samples lie on media in a shuffled order, so that each file is in another
+    /// folder than the one before.
+    open: HashMap<Vec<u8>, OwnedFd>,
+    /// The most of them.
+    most: usize,
 }
 
 impl FolderSink {
@@ -63,7 +66,7 @@ impl FolderSink {
         let writers = (0..threads).map(|_| {
             let root =
                 root.try_clone().map_err(|e| about_file("cannot open the folder", path, e))?;
-            Ok(Writer { root, open: OpenFolders::new(kept_open() / threads) })
+            Ok(Writer { root, open: HashMap::new(), most: kept_open() / threads })
         });
         Ok(FolderSink { path: path.to_path_buf(), writers: writers.collect::<Result<_, Error>>()? })
     }
@@ -104,36 +107,22 @@ impl Writer {
         if path.is_empty() {
             return Ok(self.root.as_fd());
         }
-        if !self.open.contains(path) {
-            self.open_folder(path)?;
+        if !self.open.contains_key(path) {
+            let folder = self.enter_all(path)?;
+            if self.open.len() >= self.most {
+                self.open.clear();
+            }
+            self.open.insert(path.to_vec(), folder);
         }
-        self.open.get(path).ok_or(Errno::NOENT)
+        self.open.get(path).map(AsFd::as_fd).ok_or(Errno::NOENT)
     }
 
-    /// Opens `path` from its innermost open parent on, component by component, and keeps it open.
-    fn open_folder(&mut self, path: &[u8]) -> Result<(), Errno> {
-        let ends = folder_ends(path);
-        let kept = &ends[..ends.len().min(KEPT_DEPTH)];
-        let known = kept.iter().rposition(|&end| self.open.contains(&path[..end]));
-        let first = known.map_or(0, |index| index + 1);
-        // A name may have 2,048 components, more than a process may have files open: of those
-        // beyond some depth only the innermost folder stays open.
-        let mut deep: Option<OwnedFd> = None;
-        for (index, &end) in ends.iter().enumerate().skip(first) {
-            let above_end = index.checked_sub(1).map(|above| ends[above]);
-            let above = match (&deep, above_end) {
-                (Some(folder), _) => folder.as_fd(),
-                (None, Some(end)) => self.open.get(&path[..end]).ok_or(Errno::NOENT)?,
-                (None, None) => self.root.as_fd(),
-            };
-            let folder = enter(above, &path[above_end.map_or(0, |end| end + 1)..end])?;
-            if index < KEPT_DEPTH || end == path.len() {
-                self.open.insert(&path[..end], folder);
-            } else {
-                deep = Some(folder);
-            }
-        }
-        Ok(())
+    /// Opens `path` component by component, one folder at a time: a name may have 2,048 of them, more than a process
+    /// may have files open.
+    fn enter_all(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let mut parts = path.split(|&byte| byte == b'/');
+        let first = enter(self.root.as_fd(), parts.next().unwrap_or_default())?;
+        parts.try_fold(first, |folder, part| enter(folder.as_fd(), part))
     }
 }
 
@@ -201,47 +190,6 @@ fn split(name: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Folders that stay open, by their paths: samples lie on media in a shuffled order, so that each
-/// file is in another folder than the one before. The oldest is closed first.
-struct OpenFolders {
-    folders: HashMap<Arc<[u8]>, OwnedFd>,
-    oldest_first: VecDeque<Arc<[u8]>>,
-    most: usize,
-}
-
-impl OpenFolders {
-    /// Keeps up to `most` folders, at least one.
-    fn new(most: usize) -> OpenFolders {
-        OpenFolders { folders: HashMap::new(), oldest_first: VecDeque::new(), most: most.max(1) }
-    }
-
-    fn contains(&self, path: &[u8]) -> bool {
-        self.folders.contains_key(path)
-    }
-
-    fn get(&self, path: &[u8]) -> Option<BorrowedFd<'_>> {
-        self.folders.get(path).map(AsFd::as_fd)
-    }
-
-    /// Adds a folder that is not there yet.
-    fn insert(&mut self, path: &[u8], folder: OwnedFd) {
-        if self.folders.len() >= self.most
-            && let Some(oldest) = self.oldest_first.pop_front()
-        {
-            self.folders.remove(&oldest);
-        }
-        let path: Arc<[u8]> = path.into();
-        self.oldest_first.push_back(path.clone());
-        self.folders.insert(path, folder);
-    }
-}
-
-/// The end of each component of `path`.
-fn folder_ends(path: &[u8]) -> Vec<usize> {
-    let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-    slashes.chain([path.len()]).collect()
-}
-
 /// How many folders may stay open: half of the files that this process may have open.
 fn kept_open() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -286,8 +234,6 @@ const NEW_FILE: OFlags = OFlags::WRONLY
 const MOST_KEPT_OPEN: usize = 4096;
 /// The most threads that write at once.
 const MOST_WRITERS: usize = 8;
-/// The depth down to which all folders on the way to a file stay open.
-const KEPT_DEPTH: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -336,17 +282,14 @@ mod tests {
         for most in [1, 2, 7] {
             let (_outer, root, mut sink) = sink();
             for writer in &mut sink.writers {
-                writer.open = OpenFolders::new(most);
+                writer.most = most;
             }
             let name = |folder: u32, file: u32| format!("{}/{folder}/deep/{file}", folder % 5);
             // 37 has no divisor with 40 in common: each round visits all folders, never in order.
             for file in 0..10 {
                 for folder in (0..40).map(|step| step * 37 % 40) {
                     sink.write(name(folder, file).as_bytes(), &[folder as u8]).unwrap();
-                    for Writer { open, .. } in &sink.writers {
-                        assert!(open.folders.len() <= most);
-                        assert_eq!(open.folders.len(), open.oldest_first.len());
-                    }
+                    assert!(sink.writers.iter().all(|writer| writer.open.len() <= most));
                 }
             }
             for (folder, file) in (0..40).flat_map(|folder| (0..10).map(move |f| (folder, f))) {
@@ -424,7 +367,7 @@ mod tests {
         let (outer, root, mut sink) = sink();
         // With one, each file opens its folder anew, which is what is attacked.
         for writer in &mut sink.writers {
-            writer.open = OpenFolders::new(1);
+            writer.most = 1;
         }
         let secret = outer.path().join("secret");
         std::fs::create_dir(&secret).unwrap();

@@ -11,37 +11,22 @@
 //! - a component that is then longer than 255 bytes keeps its first 200, followed by `%~` and the
 //!   CRC32C of the whole component in hexadecimal.
 
-use std::fmt;
-
-/// Why a name cannot be a path below a folder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NameFault {
-    /// It begins with a slash.
-    Absolute,
-    /// A component is empty, or the whole name is.
-    EmptyPart,
-    /// A component is `.` or `..`.
-    Dots,
-    /// It holds a NUL byte.
-    Nul,
-    /// A component has this many bytes.
-    LongPart(usize),
-}
-
 /// Checks that `name` may be written as it is.
-pub(crate) fn check(name: &[u8]) -> Result<(), NameFault> {
+pub(crate) fn check(name: &[u8]) -> Result<(), String> {
     if name.starts_with(b"/") {
-        return Err(NameFault::Absolute);
+        return Err("an absolute path".to_owned());
     }
     name.split(|&byte| byte == b'/').try_for_each(check_part)
 }
 
-fn check_part(part: &[u8]) -> Result<(), NameFault> {
+fn check_part(part: &[u8]) -> Result<(), String> {
     match part {
-        b"" => Err(NameFault::EmptyPart),
-        b"." | b".." => Err(NameFault::Dots),
-        part if part.contains(&0) => Err(NameFault::Nul),
-        part if part.len() > MAX_PART_BYTES => Err(NameFault::LongPart(part.len())),
+        b"" => Err("an empty part in the path".to_owned()),
+        b"." | b".." => Err("`.` or `..` as a part of the path".to_owned()),
+        part if part.contains(&0) => Err("a NUL byte in the path".to_owned()),
+        part if part.len() > MAX_PART_BYTES => {
+            Err(format!("a part of {} bytes, and {MAX_PART_BYTES} is the most", part.len()))
+        }
         _ => Ok(()),
     }
 }
@@ -81,20 +66,6 @@ fn escape_part(part: &[u8]) -> Vec<u8> {
     escaped
 }
 
-impl fmt::Display for NameFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NameFault::Absolute => f.write_str("an absolute path"),
-            NameFault::EmptyPart => f.write_str("an empty part in the path"),
-            NameFault::Dots => f.write_str("`.` or `..` as a part of the path"),
-            NameFault::Nul => f.write_str("a NUL byte in the path"),
-            NameFault::LongPart(len) => {
-                write!(f, "a part of {len} bytes, and {MAX_PART_BYTES} is the most")
-            }
-        }
-    }
-}
-
 /// The longest file name on Linux's file systems, in bytes.
 const MAX_PART_BYTES: usize = 255;
 /// The length of the prefix that an escaped component keeps, in bytes.
@@ -115,21 +86,22 @@ mod tests {
     #[test]
     fn names_that_are_no_path_below_a_folder_are_refused_with_the_reason() {
         let long = vec![b'x'; 256];
-        let cases: [(&[u8], NameFault); 11] = [
-            (b"", NameFault::EmptyPart),
-            (b"/etc/passwd", NameFault::Absolute),
-            (b"../x", NameFault::Dots),
-            (b"a/../../x", NameFault::Dots),
-            (b"a/..", NameFault::Dots),
-            (b"a/./b", NameFault::Dots),
-            (b"a//b", NameFault::EmptyPart),
-            (b"a/", NameFault::EmptyPart),
-            (b"a\0b", NameFault::Nul),
-            (b"a/\0", NameFault::Nul),
-            (&long, NameFault::LongPart(256)),
+        let cases: [(&[u8], &str); 11] = [
+            (b"", "empty part"),
+            (b"/etc/passwd", "absolute"),
+            (b"../x", "`..`"),
+            (b"a/../../x", "`..`"),
+            (b"a/..", "`..`"),
+            (b"a/./b", "`..`"),
+            (b"a//b", "empty part"),
+            (b"a/", "empty part"),
+            (b"a\0b", "NUL"),
+            (b"a/\0", "NUL"),
+            (&long, "a part of 256 bytes"),
         ];
         for (name, fault) in cases {
-            assert_eq!(check(name), Err(fault), "{}", name.escape_ascii());
+            let found = check(name).unwrap_err();
+            assert!(found.contains(fault), "{}: {found}", name.escape_ascii());
         }
     }
 

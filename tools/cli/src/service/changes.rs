@@ -15,7 +15,7 @@ use dlfs::nvme::Nqn;
 use dlfs::target::ServedNamespace;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::access_log::{More, Place};
+use super::access_log::Place;
 use super::config::{self, NamespaceConfig, ServiceConfig};
 use super::control::{Request, Ticket};
 use super::openings::Openings;
@@ -280,39 +280,31 @@ impl Changes {
     /// Tells everybody how a reload has ended.
     fn end(&mut self, askers: Askers, end: &End, answers: &mut Answers) {
         let why = |error: &Error| error.report().replace("\n  ", "; "); // one line of the log
-        let (event, text) = match end {
-            End::Done(what) => ("reloaded", what.clone()),
+        let (event, text, failed) = match end {
+            End::Done(what) => ("reloaded", what.clone(), None),
             End::NothingChanged(error) => {
-                ("reload-refused", format!("all stays as it was: {}", why(error)))
+                let text = format!("all stays as it was: {}", why(error));
+                ("reload-refused", text, Some(error.kind()))
             }
             End::PartlyChanged(error) => {
-                ("reload-failed", format!("only a part has changed, restart it: {}", why(error)))
+                let text = format!("only a part has changed, restart it: {}", why(error));
+                ("reload-failed", text, Some(error.kind()))
             }
         };
-        let more = match end {
-            End::Done(_) => More::Changed { what: &text },
-            End::NothingChanged(_) | End::PartlyChanged(_) => More::Why { why: &text },
-        };
-        self.service.note(event, more);
+        let key = if failed.is_some() { "why" } else { "what" };
+        self.service.note(event, json!({ key: text }));
         let asker = if askers.hung_up { "SIGHUP" } else { "dlfs ctl reload" };
         log::say(&format!("{asker}: {text}"));
         if !self.is_ending() {
             self.manager.ready("serving");
         }
         for ticket in askers.tickets {
-            let answer = match end {
-                End::Done(what) => Ok(json!({ "changed": what })),
-                End::NothingChanged(error) | End::PartlyChanged(error) => {
-                    Err(Error::new(error.kind(), text.clone()))
-                }
+            let answer = match failed {
+                None => Ok(json!({ "changed": text })),
+                Some(kind) => Err(Error::new(kind, text.clone())),
             };
             answers.push((ticket, answer));
         }
-    }
-
-    /// Ends the service, whose hosts are gone or have had their time.
-    pub(crate) fn stop(self) {
-        self.service.end();
     }
 }
 

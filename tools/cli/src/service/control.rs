@@ -88,10 +88,7 @@ impl Control {
     /// # Errors
     /// `Busy`: another service answers there. Otherwise those of the operating system.
     pub(crate) fn open(path: &Path) -> Result<Control> {
-        let about = |error: io::Error| {
-            let kind = Error::from(io::Error::from(error.kind())).kind();
-            Error::new(kind, "cannot open the control socket").path(path).source(error)
-        };
+        let about = |error| about_socket("cannot open the control socket", path, error);
         match connect(path) {
             Ok(_) => {
                 let error =
@@ -317,6 +314,11 @@ impl Answer {
     }
 }
 
+fn about_socket(doing: &'static str, path: &Path, error: io::Error) -> Error {
+    let kind = Error::from(io::Error::from(error.kind())).kind();
+    Error::new(kind, doing).path(path).source(error)
+}
+
 fn is_socket(path: &Path) -> bool {
     file_of(path).is_some()
 }
@@ -334,12 +336,8 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 /// service's own error, by its message.
 pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     let about = |error: io::Error| {
-        let kind = Error::from(io::Error::from(error.kind())).kind();
         let hint = "start it with dlfs serve --control PATH, and name the same path with --socket";
-        Error::new(kind, "no service answers on the control socket")
-            .path(path)
-            .source(error)
-            .hint(hint)
+        about_socket("no service answers on the control socket", path, error).hint(hint)
     };
     let mut stream = connect(path).map_err(about)?;
     let until = Instant::now() + CALL_LIMIT;

@@ -5,8 +5,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 
 use dlfs::target::TargetOptions;
-
-use crate::size::parse_size;
+use dlfs::units::parse_size;
 
 /// Limits on what hosts may use. The defaults suffice for a thousand nodes of 8 ranks.
 #[derive(Debug, Clone, Default, Args)]

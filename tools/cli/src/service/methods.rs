@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -12,7 +12,6 @@ use dlfs::target::{ServedNamespace, TargetStats};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::access_log::More;
 use super::config::{MAX_NSID, NamespaceConfig, parse_address};
 use super::control::Request;
 use super::leaving::Leaving;
@@ -29,15 +28,28 @@ pub(crate) struct Whole {
 }
 
 /// The namespace to add, and its subsystem.
-#[derive(Deserialize)]
+#[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AddNamespace {
-    subsystem: Option<Nqn>,
-    /// Without one, the lowest that is free.
-    nsid: Option<u32>,
+pub(crate) struct AddNamespace {
+    /// The address of the namespace; a relative path begins at this command's folder
+    #[arg(value_name = "ADDRESS", value_parser = absolute)]
     address: String,
+    /// Its NSID [default: the lowest that is free]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    nsid: Option<u32>,
+    /// Let hosts write to it
+    #[arg(long = "writable", action = ArgAction::SetFalse)]
     #[serde(default = "yes")]
     read_only: bool,
+    /// The subsystem [default: the only one]
+    #[arg(long, value_name = "NQN")]
+    subsystem: Option<Nqn>,
+}
+
+/// The address with a whole path: the service has a folder of its own.
+fn absolute(address: &str) -> std::result::Result<String, String> {
+    let folder = std::env::current_dir().map_err(|error| error.to_string())?;
+    Ok(parse_address(address, &folder)?.to_string())
 }
 
 #[derive(Debug, Args, Serialize, Deserialize)]
@@ -185,7 +197,7 @@ impl Service {
         if running.hosts().contains(&host) {
             return Err(invalid(format!("{} lists {host} already", running.config.nqn)));
         }
-        running.note("host-added", More::Host { host: &host });
+        running.note("host-added", json!({ "host": host }));
         running.config.allow_hosts.push(host);
         running.target.set_allowed_hosts(running.config.allow_hosts.clone());
         Ok(json!({}))
@@ -208,7 +220,7 @@ impl Service {
             running.target.set_allowed_hosts(running.config.allow_hosts.clone());
             running.config.host_keys.remove(host);
             running.target.set_host_keys(running.config.host_keys.clone())?;
-            running.note("host-removed", More::Host { host });
+            running.note("host-removed", json!({ "host": host }));
         }
         let ended = running.target.disconnect(host);
         if ended == 0 && !hosts.contains(host) {

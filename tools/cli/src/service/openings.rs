@@ -16,26 +16,19 @@ use dlfs::{Error, ErrorKind, Result};
 /// Openings that are under way, each with its purpose.
 pub(crate) struct Openings<P> {
     under_way: Vec<UnderWay<P>>,
-    /// A clone is with each thread.
-    done: Sender<Done>,
-    results: Receiver<Done>,
     /// Becomes readable when a result is there.
     waker: Arc<OwnedFd>,
     /// A clone is with each thread, which counts them.
     threads: Arc<()>,
-    last_number: u64,
 }
 
 struct UnderWay<P> {
-    number: u64,
-    until: Instant,
     purpose: P,
+    until: Instant,
+    result: Receiver<Opened>,
 }
 
-struct Done {
-    number: u64,
-    result: Result<Vec<ServedNamespace>>,
-}
+type Opened = Result<Vec<ServedNamespace>>;
 
 impl<P> Openings<P> {
     /// # Errors
@@ -43,9 +36,7 @@ impl<P> Openings<P> {
     pub(crate) fn new() -> Result<Openings<P>> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let waker = Arc::new(eventfd(0, flags).map_err(io::Error::from)?);
-        let (done, results) = channel();
-        let threads = Arc::new(());
-        Ok(Openings { under_way: Vec::new(), done, results, waker, threads, last_number: 0 })
+        Ok(Openings { under_way: Vec::new(), waker, threads: Arc::new(()) })
     }
 
     /// Starts `work`, which opens namespaces. [`Openings::finished`] has the result, at the latest after `limit`.
@@ -53,33 +44,31 @@ impl<P> Openings<P> {
         &mut self,
         purpose: P,
         limit: Duration,
-        work: impl FnOnce() -> Result<Vec<ServedNamespace>> + Send + 'static,
+        work: impl FnOnce() -> Opened + Send + 'static,
     ) {
-        self.last_number += 1;
-        let number = self.last_number;
-        self.under_way.push(UnderWay { number, until: Instant::now() + limit, purpose });
-        if let Err(error) = self.start(number, work) {
-            let _ = self.done.send(Done { number, result: Err(error) }); // the receiver is ours
+        let (done, result) = channel();
+        self.under_way.push(UnderWay { purpose, until: Instant::now() + limit, result });
+        if let Err(error) = self.start(done.clone(), work) {
+            let _ = done.send(Err(error)); // the receiver is ours
         }
     }
 
     fn start(
         &self,
-        number: u64,
-        work: impl FnOnce() -> Result<Vec<ServedNamespace>> + Send + 'static,
+        done: Sender<Opened>,
+        work: impl FnOnce() -> Opened + Send + 'static,
     ) -> Result<()> {
         // Those that have hung for longer than their limit count, too.
         if Arc::strong_count(&self.threads) > MAX_THREADS {
             let message = format!("{MAX_THREADS} threads open namespaces already");
             return Err(Error::new(ErrorKind::Busy, message));
         }
-        let done = self.done.clone();
         let waker = self.waker.clone();
         let counted = self.threads.clone();
         thread::Builder::new().name("dlfs-serve-open".to_owned()).spawn(move || {
             let _counted = counted;
-            // Nobody may want the result any more.
-            let _ = done.send(Done { number, result: work() });
+            // Nobody may want the result any more: then it closes what was opened.
+            let _ = done.send(work());
             // Any value makes it readable. This fails only when the counter is full, and then it is readable, too.
             let _ = rustix::io::write(&waker, &[1; 8]);
         })?;
@@ -97,22 +86,19 @@ impl<P> Openings<P> {
     }
 
     /// Those that have ended, or whose time is over, with their results.
-    pub(crate) fn finished(&mut self) -> Vec<(P, Result<Vec<ServedNamespace>>)> {
+    pub(crate) fn finished(&mut self) -> Vec<(P, Opened)> {
         let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]); // resets it; there may be nothing
-        let mut finished = Vec::new();
-        while let Ok(Done { number, result }) = self.results.try_recv() {
-            // Without one its time was over: dropping the result closes what was opened.
-            if let Some(at) = self.under_way.iter().position(|under_way| under_way.number == number)
-            {
-                finished.push((self.under_way.remove(at).purpose, result));
-            }
-        }
         let now = Instant::now();
-        for UnderWay { purpose, .. } in
-            self.under_way.extract_if(.., |under_way| under_way.until <= now)
-        {
-            let message = "the namespace could not be opened in time";
-            finished.push((purpose, Err(Error::new(ErrorKind::TimedOut, message))));
+        let mut finished = Vec::new();
+        for one in std::mem::take(&mut self.under_way) {
+            match one.result.try_recv() {
+                Ok(opened) => finished.push((one.purpose, opened)),
+                Err(_) if one.until <= now => {
+                    let message = "the namespace could not be opened in time";
+                    finished.push((one.purpose, Err(Error::new(ErrorKind::TimedOut, message))));
+                }
+                Err(_) => self.under_way.push(one),
+            }
         }
         finished
     }

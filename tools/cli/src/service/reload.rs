@@ -7,11 +7,13 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::json;
+
 use dlfs::nvme::Nqn;
 use dlfs::target::{PreparedNamespace, ServedNamespace};
 use dlfs::{Error, Result};
 
-use super::access_log::{More, Output, Place};
+use super::access_log::{Output, Place};
 use super::config::{NamespaceConfig, ServiceConfig, SubsystemConfig};
 use super::running::{Running, Service};
 
@@ -167,7 +169,7 @@ impl Running {
         self.config = new;
         let after = self.hosts();
         for host in before.difference(&after) {
-            self.note("host-removed", More::Host { host });
+            self.note("host-removed", json!({ "host": host }));
             news.add(format!("{nqn} no longer lists {host}"));
         }
         for host in self.unlisted(&after) {
@@ -175,7 +177,7 @@ impl Running {
             news.add(format!("{nqn} disconnects {host} ({ended} controllers)"));
         }
         for host in after.difference(&before) {
-            self.note("host-added", More::Host { host });
+            self.note("host-added", json!({ "host": host }));
             news.add(format!("{nqn} lists {host}"));
         }
         Ok(())

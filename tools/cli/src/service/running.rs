@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
 use dlfs::target::{
@@ -14,7 +16,7 @@ use dlfs::target::{
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::access_log::{AccessLog, More, Output, Place};
+use super::access_log::{AccessLog, Output, Place};
 use super::config::{MAX_NSID, NamespaceConfig, SubsystemConfig};
 use super::leaving::Leaving;
 
@@ -59,12 +61,12 @@ impl Service {
             Service { subsystems, leaving, connect, inherited, access, is_draining: false };
         let version = env!("CARGO_PKG_VERSION");
         let pid = std::process::id();
-        service.note("started", More::Started { version, pid });
+        service.note("started", json!({ "version": version, "pid": pid }));
         Ok(service)
     }
 
     /// Writes a line about the service to the access log.
-    pub(crate) fn note(&self, event: &str, more: More<'_>) {
+    pub(crate) fn note(&self, event: &str, more: Value) {
         self.access.iter().for_each(|access| access.note(event, None, more.clone()));
     }
 
@@ -127,7 +129,7 @@ impl Service {
 
     /// Makes a subsystem that was built a part of the service.
     pub(crate) fn add(&mut self, running: Running) {
-        running.note("subsystem-added", More::Nothing {});
+        running.note("subsystem-added", Value::Null);
         running.target.namespaces().iter().for_each(|served| running.note_namespace(served));
         self.subsystems.push(running);
     }
@@ -190,7 +192,7 @@ impl Service {
             }
         });
         ending.into_iter().for_each(Leaving::join);
-        self.note("stopped", More::Nothing {});
+        self.note("stopped", Value::Null);
         self.access.iter().for_each(AccessLog::finish);
     }
 
@@ -205,7 +207,7 @@ impl Service {
         let controllers =
             self.subsystems.iter().map(|running| running.target.connected().len()).sum();
         if !std::mem::replace(&mut self.is_draining, true) {
-            self.note("draining", More::Draining { why, controllers });
+            self.note("draining", json!({ "why": why, "controllers": controllers }));
         }
         self.subsystems.iter().for_each(|running| running.target.drain());
         controllers
@@ -214,19 +216,19 @@ impl Service {
 
 impl Running {
     /// Writes a line about the subsystem to the access log.
-    pub(crate) fn note(&self, event: &str, more: More<'_>) {
+    pub(crate) fn note(&self, event: &str, more: Value) {
         let nqn = Some(&self.config.nqn);
         self.access.iter().for_each(|access| access.note(event, nqn, more.clone()));
     }
 
     fn note_namespace(&self, served: &ServedNamespace) {
         let namespace = served.device.namespace();
-        let more = More::Namespace {
-            nsid: served.nsid.0,
-            bytes: namespace.len_bytes(),
-            read_only: served.read_only || namespace.read_only,
-            address: namespace.address,
-        };
+        let more = json!({
+            "nsid": served.nsid,
+            "address": namespace.address,
+            "bytes": namespace.len_bytes(),
+            "read_only": served.read_only || namespace.read_only,
+        });
         self.note("namespace-added", more);
     }
 
@@ -264,7 +266,7 @@ impl Running {
 
     pub(crate) fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
         self.target.remove_namespace(nsid)?;
-        self.note("namespace-removed", More::NamespaceGone { nsid: nsid.0 });
+        self.note("namespace-removed", json!({ "nsid": nsid }));
         self.config.namespaces.retain(|config| config.nsid != nsid);
         Ok(())
     }
@@ -277,7 +279,7 @@ impl Running {
     pub(super) fn leave(&mut self) -> Result<()> {
         let controllers = self.target.connected().len();
         let why = "the configuration file has it no more";
-        self.note("draining", More::Draining { why, controllers });
+        self.note("draining", json!({ "why": why, "controllers": controllers }));
         self.target.drain();
         self.listeners.clear();
         self.target.stop_listening()
@@ -294,7 +296,7 @@ impl Running {
         let access = self.access.clone();
         move || {
             access.iter().for_each(|access| {
-                access.note("subsystem-removed", Some(&nqn), More::Nothing {});
+                access.note("subsystem-removed", Some(&nqn), Value::Null);
             });
         }
     }

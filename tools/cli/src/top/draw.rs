@@ -53,7 +53,7 @@ fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let (right, right_style) = if view.is_paused {
         ("PAUSED ".to_owned(), bold.add_modifier(Modifier::REVERSED))
     } else {
-        (format!("every {} s ", view.interval.as_secs_f64()), bold)
+        (format!("every {} s ", report.interval_seconds), bold)
     };
     let left = clipped(&format!(" dlfs top  {}", told.join(", ")), width);
     let space = width.saturating_sub(width_of(&left) + width_of(&right));
@@ -100,7 +100,7 @@ fn footer(report: &Report, view: &View, width: usize) -> Line<'static> {
 }
 
 const KEYS: [&str; 3] = [
-    " q quit  Tab section  s order  r reverse  p pause  +/- interval  ? help",
+    " q quit  Tab section  s order  p pause  arrows mark  ? help",
     " q quit  Tab section  s order  ? help",
     " q  Tab  s  ?",
 ];
@@ -139,9 +139,8 @@ fn help(width: usize) -> Vec<Line<'static>> {
 }
 
 const HELP: &str = " q, Ctrl-C   quit               Tab, ←, →, 1-5   another section
- s, S        order by the next column (*), the previous one
- r           reverse the order (^)               p, space   pause
- +, -        ask less often, more often          ↑, ↓, Page, Home, End   mark
+ s           order by the next column (*)        p, space   pause
+ ↑, ↓, Page, Home, End   mark a row
 
  IOPS     targets: reads and writes that succeeded; jobs: reads completed
  P50 P99  targets: from a command's arrival to its response; jobs: from
@@ -159,8 +158,6 @@ const HELP: &str = " q, Ctrl-C   quit               Tab, ←, →, 1-5   another
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::buffer::Buffer;
@@ -244,13 +241,13 @@ mod tests {
     }
 
     fn press(view: &mut View, code: KeyCode) {
-        view.key(KeyEvent::new(code, KeyModifiers::NONE));
+        view.quits_at(KeyEvent::new(code, KeyModifiers::NONE));
     }
 
     #[test]
     fn the_overview_has_addresses_and_what_else_there_is_room_for() {
         let report = report(2);
-        let mut view = View::new(Duration::from_secs(2));
+        let mut view = View::default();
         let rows = rows_of(&drawn(&report, &mut view, 80, 24));
         assert_eq!(rows[0], format!(" dlfs top  2 targets, 1 silent{:>49}", "every 2 s"));
         assert_eq!(rows[1], " 1 Overview  2 Targets  3 Jobs  4 Tiers  5 Peers");
@@ -269,7 +266,7 @@ mod tests {
     #[test]
     fn more_addresses_than_rows_can_be_scrolled_through() {
         let report = report(60);
-        let mut view = View::new(Duration::from_secs(2));
+        let mut view = View::default();
         let rows = rows_of(&drawn(&report, &mut view, 80, 24));
         assert!(
             rows.iter().any(|row| row.starts_with("… ") && row.ends_with(" more")),
@@ -286,7 +283,7 @@ mod tests {
     #[test]
     fn rows_are_ordered_by_the_column_that_was_chosen() {
         let report = report(3);
-        let mut view = View::new(Duration::from_secs(2));
+        let mut view = View::default();
         (0..3).for_each(|_| press(&mut view, KeyCode::Char('s')));
         let rows = rows_of(&drawn(&report, &mut view, 80, 24));
         assert!(rows[2].contains("IOPS*"), "{rows:#?}");
@@ -303,7 +300,7 @@ mod tests {
             for width in [0, 1, 2, 5, 10, 21, 40, 80, 120, 300] {
                 for height in [0, 1, 2, 3, 4, 5, 6, 10, 24, 100] {
                     for key in ['1', '2', '3', '4', '5', '?'] {
-                        let mut view = View::new(Duration::from_secs(2));
+                        let mut view = View::default();
                         press(&mut view, KeyCode::Char(key));
                         drawn(report, &mut view, width, height);
                         press(&mut view, KeyCode::Down);
@@ -325,7 +322,7 @@ mod tests {
     fn without_colours_nothing_has_one() {
         let report = report(2);
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
-        let mut view = View::new(Duration::from_secs(2));
+        let mut view = View::default();
         let mut has_colour = |with| {
             terminal.draw(|frame| draw(frame, &report, &mut view, with)).unwrap();
             terminal.backend().buffer().content().iter().any(|cell| cell.fg != Color::Reset)

@@ -39,17 +39,6 @@ pub(super) fn age(seconds: f64) -> String {
     }
 }
 
-/// A bar for each value, as high as its share of the largest one.
-pub(super) fn bars(values: &[f64]) -> String {
-    let most = values.iter().copied().fold(0.0, f64::max);
-    let bar = |value: &f64| match value / most {
-        share if share > 0.0 => BARS[((share * 8.0).ceil() as usize).clamp(1, 8) - 1],
-        _ => ' ',
-    };
-    values.iter().map(bar).collect()
-}
-
-const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const SCALES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
 
 #[cfg(test)]

@@ -26,8 +26,6 @@ struct Watched {
     /// When it last did not answer, which may be over.
     failed_at: Option<Instant>,
     restarted_at: Option<Instant>,
-    /// Bytes per second in the last intervals, the oldest first.
-    trend: Vec<f64>,
 }
 
 #[derive(Debug)]
@@ -46,14 +44,8 @@ impl Fleet {
             failure: None,
             failed_at: None,
             restarted_at: None,
-            trend: Vec::new(),
         });
         Fleet { watched: watched.collect(), interval, began: now }
-    }
-
-    /// Sets how often they are asked from now on.
-    pub(super) fn set_interval(&mut self, interval: Duration) {
-        self.interval = interval;
     }
 
     /// Takes what the thread of an address got.
@@ -91,10 +83,6 @@ impl Watched {
         }
         self.before = last;
         self.last = Some((at, page));
-        if let Some(bytes_per_second) = self.known(at, at, LONG).bytes_per_second() {
-            self.trend.drain(..(self.trend.len() + 1).saturating_sub(TREND_LEN));
-            self.trend.push(bytes_per_second);
-        }
     }
 
     fn failed(&mut self, asked: Instant, at: Instant, why: String) {
@@ -119,7 +107,6 @@ impl Watched {
             between: if error.is_some() { None } else { self.between() },
             error: error.map(|(why, since)| (why, seconds_since(since))),
             restarted_seconds: restarted.filter(|seconds| *seconds < RESTART_SHOWN_SECONDS),
-            trend: &self.trend,
         }
     }
 
@@ -137,10 +124,6 @@ impl Watched {
 
 const LATE: &str = "no answer so far";
 const RESTART_SHOWN_SECONDS: f64 = 60.0;
-/// How many intervals the trend has.
-const TREND_LEN: usize = 16;
-/// Longer than anything is late.
-const LONG: Duration = Duration::from_secs(1 << 20);
 
 #[cfg(test)]
 mod tests {
@@ -184,10 +167,6 @@ mod tests {
         assert_eq!(fleet.report(now).to_json()["subsystems"][0]["controllers"], 2.0);
         fleet.take(answer(0, now + SECOND * 4, target(300)));
         assert_eq!((rate(&fleet, now + SECOND * 4), fleet.is_measured()), (Some(50.0), true));
-        for index in 0..100 {
-            fleet.take(answer(0, now + SECOND * (5 + index), target(300 + u64::from(index))));
-        }
-        assert_eq!(fleet.watched[0].trend[..], [4096.0; TREND_LEN]);
     }
 
     #[test]

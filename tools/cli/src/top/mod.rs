@@ -29,7 +29,6 @@ use std::time::{Duration, Instant};
 use self::address::MetricsAddress;
 use self::fleet::Fleet;
 use self::report::Report;
-use self::scrape::Scraper;
 use self::sections::SECTIONS;
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
@@ -68,12 +67,12 @@ fn print(out: &mut Out, report: &Report) -> Result<(), Failure> {
 
 fn measure(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Report, Failure> {
     let mut fleet = Fleet::new(&addresses, interval, Instant::now());
-    let scraper = Scraper::start(addresses, interval)?;
+    let answers = scrape::start(addresses, interval)?;
     // Two answers take an interval, and each at most as long as an answer may take.
     let until = Instant::now() + interval + scrape::TIME_LIMIT * 2;
     while !fleet.is_measured() {
         let left = until.saturating_duration_since(Instant::now());
-        match scraper.answers.recv_timeout(left) {
+        match answers.recv_timeout(left) {
             Ok(answer) => fleet.take(answer),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
         }

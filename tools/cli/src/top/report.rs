@@ -229,17 +229,9 @@ pub(super) struct Known<'a> {
     /// Why it does not answer now, and for how long.
     pub(super) error: Option<(&'a str, f64)>,
     pub(super) restarted_seconds: Option<f64>,
-    /// Its [`Known::bytes_per_second`] in the last intervals, the oldest first.
-    pub(super) trend: &'a [f64],
 }
 
 impl Known<'_> {
-    /// Bytes per second in the last interval, by its most important role.
-    pub(super) fn bytes_per_second(&self) -> Option<f64> {
-        let role = self.page.map(roles_of)?.first().copied();
-        Subject { role, ..Subject::of(self) }.bytes_per_second()
-    }
-
     /// Bytes per second of all places from which this process reads.
     pub(super) fn all_bytes(&self) -> Option<f64> {
         let places = [&m::TIER_HIT_BYTES, &m::ORIGIN_READ_BYTES, &m::PEER_READ_BYTES];
@@ -419,7 +411,6 @@ mod tests {
             between: Some(Between::new(before, after, 2.0)),
             error: None,
             restarted_seconds: None,
-            trend: &[],
         });
         report.to_json()
     }
@@ -530,7 +521,6 @@ mod tests {
             between: None,
             error: None,
             restarted_seconds: None,
-            trend: &[],
         });
         let row = &report.to_json()["addresses"][0];
         assert_eq!((&row["controllers"], &row["role"]), (&json!(2.0), &json!("target")));

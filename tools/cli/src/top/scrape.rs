@@ -1,13 +1,11 @@
 //! Asks each address for its metrics, again and again, on a thread of its own.
 //!
 //! HTTP/1.0, so that an answer is never in chunks. An answer that is too long, too slow or cut off is an error, and
-//! delays nobody but its own address. Nobody joins the threads: each ends within the time limit once nobody
-//! takes its answers.
+//! delays nobody but its own address. Nobody joins the threads: they end with the process, or once nobody takes their
+//! answers.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,46 +23,29 @@ pub(super) struct Answer {
     pub(super) page: Result<Page, String>,
 }
 
-/// The threads, and where their answers arrive.
-#[derive(Debug)]
-pub(super) struct Scraper {
-    pub(super) answers: Receiver<Answer>,
-    /// How often the threads ask, in milliseconds.
-    interval_ms: Arc<AtomicU64>,
-}
-
-impl Scraper {
-    /// Starts a thread for each address.
-    ///
-    /// # Errors
-    /// Those of starting a thread.
-    pub(super) fn start(
-        addresses: Vec<MetricsAddress>,
-        interval: Duration,
-    ) -> dlfs::Result<Scraper> {
-        let interval_ms = Arc::new(AtomicU64::new(interval.as_millis() as u64));
-        let (sender, answers) = channel();
-        for (index, address) in addresses.into_iter().enumerate() {
-            let sender = sender.clone();
-            let interval_ms = Arc::clone(&interval_ms);
-            thread::Builder::new()
-                .name("dlfs-top".to_owned())
-                .spawn(move || ask_again_and_again(index, &address, &sender, &interval_ms))?;
-        }
-        Ok(Scraper { answers, interval_ms })
+/// Starts a thread for each address, and returns where their answers arrive.
+///
+/// # Errors
+/// Those of starting a thread.
+pub(super) fn start(
+    addresses: Vec<MetricsAddress>,
+    interval: Duration,
+) -> dlfs::Result<Receiver<Answer>> {
+    let (sender, answers) = channel();
+    for (index, address) in addresses.into_iter().enumerate() {
+        let sender = sender.clone();
+        thread::Builder::new()
+            .name("dlfs-top".to_owned())
+            .spawn(move || ask_again_and_again(index, &address, &sender, interval))?;
     }
-
-    /// Sets how often they ask, from now on.
-    pub(super) fn set_interval(&self, interval: Duration) {
-        self.interval_ms.store(interval.as_millis() as u64, Ordering::Relaxed);
-    }
+    Ok(answers)
 }
 
 fn ask_again_and_again(
     index: usize,
     address: &MetricsAddress,
     sender: &Sender<Answer>,
-    interval_ms: &AtomicU64,
+    interval: Duration,
 ) {
     loop {
         let asked = Instant::now();
@@ -73,10 +54,7 @@ fn ask_again_and_again(
         if sender.send(answer).is_err() {
             return;
         }
-        // In short sleeps, since the interval may change meanwhile.
-        while asked.elapsed() < Duration::from_millis(interval_ms.load(Ordering::Relaxed)) {
-            thread::sleep(LOOK);
-        }
+        thread::sleep(interval.saturating_sub(asked.elapsed()));
     }
 }
 
@@ -156,8 +134,6 @@ fn body_of(answer: &[u8]) -> Result<&[u8], String> {
     }
 }
 
-/// How often a thread looks whether it is time to ask.
-const LOOK: Duration = Duration::from_millis(20);
 /// How long an answer may take, from connecting to its last byte.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 16 << 20;

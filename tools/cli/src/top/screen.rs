@@ -2,6 +2,7 @@
 //! also after a panic or a signal.
 
 use std::io;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use ratatui::DefaultTerminal;
@@ -15,8 +16,8 @@ use super::address::MetricsAddress;
 use super::draw::draw;
 use super::fleet::Fleet;
 use super::report::Report;
-use super::scrape::Scraper;
-use super::view::{View, Wish};
+use super::scrape::{self, Answer};
+use super::view::View;
 use crate::exit::{Failure, Outcome};
 use crate::signals::{GRACE, Stop};
 
@@ -27,8 +28,8 @@ use crate::signals::{GRACE, Stop};
 pub(crate) fn show(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Outcome, Failure> {
     let mut page = Page {
         fleet: Fleet::new(&addresses, interval, Instant::now()),
-        scraper: Scraper::start(addresses, interval)?,
-        view: View::new(interval),
+        answers: scrape::start(addresses, interval)?,
+        view: View::default(),
         shown: Report::default(),
         has_colour: std::env::var_os("NO_COLOR").is_none(),
     };
@@ -56,7 +57,7 @@ fn no_terminal(error: io::Error) -> Failure {
 
 struct Page {
     fleet: Fleet,
-    scraper: Scraper,
+    answers: Receiver<Answer>,
     view: View,
     /// The report on the screen; while paused, that of the moment of the pause.
     shown: Report,
@@ -68,7 +69,7 @@ impl Page {
         let mut is_old = true;
         let mut drawn = Instant::now();
         while !stop.is_set() {
-            for answer in self.scraper.answers.try_iter() {
+            for answer in self.answers.try_iter() {
                 self.fleet.take(answer);
                 is_old = true;
             }
@@ -82,22 +83,14 @@ impl Page {
             }
             is_old |= wait_for_input(LOOK)?;
             while event::poll(Duration::ZERO)? {
-                if self.take(&event::read()?) == Wish::Quit {
+                if let Event::Key(key) = event::read()?
+                    && self.view.quits_at(key)
+                {
                     return Ok(());
                 }
             }
         }
         Ok(())
-    }
-
-    fn take(&mut self, event: &Event) -> Wish {
-        let Event::Key(key) = event else { return Wish::Nothing };
-        let wish = self.view.key(*key);
-        if wish == Wish::Interval {
-            self.scraper.set_interval(self.view.interval);
-            self.fleet.set_interval(self.view.interval);
-        }
-        wish
     }
 }
 

@@ -138,10 +138,6 @@ const ADDRESSES: &[Column] = &[
     column("HOSTS", "controllers", Count, 20, |of| of.of_target(&m::TARGET_CONTROLLERS).into()),
     column("VERSION", "version", Name(8), 10, |of| of.version().into()),
     column("RESTARTED", "restarted_seconds", Age, 12, |of| of.known.restarted_seconds.into()),
-    column("TREND OF BYTES", "", Text(14), 15, |of| {
-        let bars = (of.known.trend.len() > 1).then(|| figures::bars(of.known.trend));
-        bars.as_deref().into()
-    }),
     column("", "error", Text(0), 0, |of| of.error().into()),
     column("", "error_seconds", Age, 0, |of| of.known.error.map(|(_, seconds)| seconds).into()),
 ];

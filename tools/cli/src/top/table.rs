@@ -9,36 +9,27 @@ use ratatui::text::{Line, Span};
 use super::report::{Row, Value};
 use super::sections::{Column, Form, Section};
 
-/// The column that orders a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sort {
-    pub(super) column: usize,
-    /// Not the usual way, which has large numbers and early letters first.
-    pub(super) is_reversed: bool,
-}
-
 pub(super) const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const TITLE: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
 pub(super) const WARN: Style = Style::new().fg(Color::Yellow);
 pub(super) const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 
 /// The rows in the order of a column; without one, in that of the addresses.
-pub(super) fn sorted(rows: &[Row], sort: Option<Sort>) -> Vec<&Row> {
+pub(super) fn sorted(rows: &[Row], column: Option<usize>) -> Vec<&Row> {
     let mut rows: Vec<&Row> = rows.iter().collect();
-    if let Some(Sort { column, is_reversed }) = sort {
-        rows.sort_by(|a, b| order(&a.values[column], &b.values[column], is_reversed));
+    if let Some(column) = column {
+        rows.sort_by(|a, b| order(&a.values[column], &b.values[column]));
     }
     rows
 }
 
-/// Large numbers and early letters first; the unknown comes last in any case.
-fn order(a: &Value, b: &Value, is_reversed: bool) -> Ordering {
-    let usual = match (a.number(), b.number()) {
+/// Large numbers and early letters first, the unknown last.
+fn order(a: &Value, b: &Value) -> Ordering {
+    match (a.number(), b.number()) {
         (Some(a), Some(b)) => b.total_cmp(&a),
-        _ if a.is_unknown() || b.is_unknown() => return a.is_unknown().cmp(&b.is_unknown()),
+        _ if a.is_unknown() || b.is_unknown() => a.is_unknown().cmp(&b.is_unknown()),
         _ => a.text().cmp(&b.text()),
-    };
-    if is_reversed { usual.reverse() } else { usual }
+    }
 }
 
 /// The titles, then the rows, in at most `width` columns of a terminal. The title that orders the rows is marked.
@@ -46,13 +37,9 @@ pub(super) fn lines(
     section: &Section,
     rows: &[&Row],
     width: usize,
-    sort: Option<Sort>,
+    sort: Option<usize>,
 ) -> Vec<Line<'static>> {
-    let mark = |column| match sort.filter(|sort| sort.column == column) {
-        Some(Sort { is_reversed: true, .. }) => "^",
-        Some(_) => "*",
-        None => "",
-    };
+    let mark = |column| if sort == Some(column) { "*" } else { "" };
     let titles = section.columns.iter().enumerate();
     let titles = titles.map(|(nth, column)| (format!("{}{}", column.title, mark(nth)), TITLE));
     let titles: Vec<(String, Style)> = titles.collect();
@@ -281,12 +268,10 @@ mod tests {
             let names = sorted(&rows, sort).into_iter().map(|row| row.values[0].text());
             names.map(|name| name.chars().next().unwrap()).collect::<String>()
         };
-        let by = |column, is_reversed| Some(Sort { column, is_reversed });
         assert_eq!(order(None), "abc");
-        assert_eq!(order(by(2, false)), "cab");
-        assert_eq!(order(by(2, true)), "acb");
-        assert_eq!(order(by(0, true)), "cba");
-        let titles = &lines(&SECTION, &sorted(&rows, None), 80, by(2, false))[0];
+        assert_eq!(order(Some(2)), "cab");
+        assert_eq!(order(Some(0)), "abc");
+        let titles = &lines(&SECTION, &sorted(&rows, None), 80, Some(2))[0];
         assert!(titles.to_string().contains("RATE*"), "{titles}");
     }
 

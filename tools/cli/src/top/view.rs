@@ -1,85 +1,49 @@
-//! The user's choices: section, order, pause, interval. Pure: keys in, wishes out.
-
-use std::time::Duration;
+//! The user's choices: section, order, pause. Pure: keys go in.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::sections::{SECTIONS, Section};
-use super::table::Sort;
 
 /// The user's choices.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct View {
     /// The number of the open section.
     pub(super) open: usize,
-    /// The order of each section's rows.
-    sorts: [Option<Sort>; SECTIONS.len()],
+    /// The column that orders each section's rows.
+    sorts: [Option<usize>; SECTIONS.len()],
     /// The row that is marked, by its place.
     pub(super) cursor: Option<usize>,
     pub(super) is_paused: bool,
     pub(super) shows_help: bool,
-    pub(super) interval: Duration,
     /// How many rows the last drawing had, and how many there were room for.
     pub(super) rows: usize,
     pub(super) room: usize,
 }
 
-/// A key's request beyond another view.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
-    Nothing,
-    Quit,
-    /// The addresses are to be asked at the interval of the view.
-    Interval,
-}
-
 impl View {
-    pub(super) fn new(interval: Duration) -> View {
-        View {
-            open: 0,
-            sorts: [None; SECTIONS.len()],
-            cursor: None,
-            is_paused: false,
-            shows_help: false,
-            interval,
-            rows: 0,
-            room: 1,
-        }
-    }
-
     /// The open section.
     pub(super) fn section(&self) -> &'static Section {
         &SECTIONS[self.open]
     }
 
-    /// The order of the section's rows.
-    pub(super) fn sort(&self) -> Option<Sort> {
+    /// The column that orders the section's rows.
+    pub(super) fn sort(&self) -> Option<usize> {
         self.sorts[self.open]
     }
 
-    /// Takes a key.
-    pub(super) fn key(&mut self, key: KeyEvent) -> Wish {
-        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
-        if is_control {
-            return if key.code == KeyCode::Char('c') { Wish::Quit } else { Wish::Nothing };
+    /// Takes a key; returns whether it ends the page.
+    pub(super) fn quits_at(&mut self, key: KeyEvent) -> bool {
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return key.code == KeyCode::Char('c');
         }
-        if self.shows_help {
-            self.shows_help = false;
-            return if key.code == KeyCode::Char('q') { Wish::Quit } else { Wish::Nothing };
+        if std::mem::take(&mut self.shows_help) {
+            return key.code == KeyCode::Char('q');
         }
         match key.code {
-            KeyCode::Char('q') => return Wish::Quit,
-            KeyCode::Char('+' | '=') => return self.paced(longer(self.interval)),
-            KeyCode::Char('-') => return self.paced(shorter(self.interval)),
+            KeyCode::Char('q') => return true,
             KeyCode::Char('?' | 'h') => self.shows_help = true,
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
-            KeyCode::Char('s') => self.sort_by_next(1),
-            KeyCode::Char('S') => self.sort_by_next(-1),
-            KeyCode::Char('r') => {
-                if let Some(sort) = &mut self.sorts[self.open] {
-                    sort.is_reversed = !sort.is_reversed;
-                }
-            }
+            KeyCode::Char('s') => self.sort_by_next(),
             KeyCode::Tab | KeyCode::Right => self.step(1),
             KeyCode::BackTab | KeyCode::Left => self.step(-1),
             KeyCode::Char(digit @ '1'..='5') => self.open(digit as usize - '1' as usize),
@@ -92,7 +56,7 @@ impl View {
             KeyCode::Esc => self.cursor = None,
             _ => {}
         }
-        Wish::Nothing
+        false
     }
 
     /// The first row to show, so that the marked one is seen in `room` rows of `rows`.
@@ -101,11 +65,6 @@ impl View {
         self.cursor =
             self.cursor.and_then(|cursor| rows.checked_sub(1).map(|last| cursor.min(last)));
         self.cursor.map_or(0, |cursor| (cursor + 1).saturating_sub(self.room))
-    }
-
-    fn paced(&mut self, interval: Duration) -> Wish {
-        self.interval = interval;
-        Wish::Interval
     }
 
     fn open(&mut self, section: usize) {
@@ -128,39 +87,23 @@ impl View {
     }
 
     /// Orders by the next column, or after the last by none.
-    fn sort_by_next(&mut self, by: isize) {
-        let count = self.section().titled() as isize + 1;
-        let sort = &mut self.sorts[self.open];
-        let place = sort.map_or(0, |sort| sort.column as isize + 1);
-        let column = usize::try_from((place + by).rem_euclid(count) - 1).ok();
-        *sort = column.map(|column| Sort { column, is_reversed: false });
+    fn sort_by_next(&mut self) {
+        let next = self.sort().map_or(0, |column| column + 1);
+        self.sorts[self.open] = Some(next).filter(|next| *next < self.section().titled());
     }
 }
-
-fn longer(interval: Duration) -> Duration {
-    let mut steps = STEPS_MS.into_iter().map(Duration::from_millis);
-    steps.find(|step| *step > interval).unwrap_or(interval)
-}
-
-fn shorter(interval: Duration) -> Duration {
-    let mut steps = STEPS_MS.into_iter().rev().map(Duration::from_millis);
-    steps.find(|step| *step < interval).unwrap_or(interval)
-}
-
-/// The intervals that keys select.
-const STEPS_MS: [u64; 7] = [500, 1000, 2000, 5000, 10_000, 30_000, 60_000];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn press(view: &mut View, code: KeyCode) -> Wish {
-        view.key(KeyEvent::new(code, KeyModifiers::NONE))
+    fn press(view: &mut View, code: KeyCode) -> bool {
+        view.quits_at(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
     #[test]
-    fn keys_change_section_order_pause_and_interval() {
-        let mut view = View::new(Duration::from_secs(3));
+    fn keys_change_section_and_pause() {
+        let mut view = View::default();
         for (code, section) in [
             (KeyCode::Tab, 1),
             (KeyCode::Right, 2),
@@ -169,16 +112,7 @@ mod tests {
             (KeyCode::BackTab, 4),
             (KeyCode::Tab, 0),
         ] {
-            assert_eq!((press(&mut view, code), view.open), (Wish::Nothing, section));
-        }
-        let mut paced = |key| (press(&mut view, KeyCode::Char(key)), view.interval.as_millis());
-        assert_eq!(paced('+'), (Wish::Interval, 5000));
-        assert_eq!(paced('-'), (Wish::Interval, 2000));
-        for expected in [1000, 500, 500] {
-            assert_eq!(paced('-').1, expected);
-        }
-        for expected in [1000, 2000, 5000, 10_000, 30_000, 60_000, 60_000] {
-            assert_eq!(paced('+').1, expected);
+            assert_eq!((press(&mut view, code), view.open), (false, section));
         }
         press(&mut view, KeyCode::Char('p'));
         assert!(view.is_paused);
@@ -186,34 +120,32 @@ mod tests {
         assert!(view.shows_help);
         press(&mut view, KeyCode::Char('p'));
         assert!(view.is_paused && !view.shows_help, "any key closes the help");
-        assert_eq!(press(&mut view, KeyCode::Char('q')), Wish::Quit);
+        assert!(press(&mut view, KeyCode::Char('q')));
         let control = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert_eq!(view.key(control), Wish::Quit);
+        assert!(view.quits_at(control));
     }
 
     #[test]
     fn each_section_has_an_order_of_its_own() {
-        let mut view = View::new(Duration::from_secs(2));
+        let mut view = View::default();
         assert_eq!(view.sort(), None);
-        press(&mut view, KeyCode::Char('r'));
-        assert_eq!(view.sort(), None, "there is nothing to reverse");
         for _ in 0..3 {
             press(&mut view, KeyCode::Char('s'));
         }
-        press(&mut view, KeyCode::Char('r'));
-        assert_eq!(view.sort(), Some(Sort { column: 2, is_reversed: true }));
+        assert_eq!(view.sort(), Some(2));
         press(&mut view, KeyCode::Tab);
         assert_eq!(view.sort(), None);
-        press(&mut view, KeyCode::Char('S'));
-        let last = SECTIONS[1].titled() - 1;
-        assert_eq!(view.sort(), Some(Sort { column: last, is_reversed: false }));
+        for _ in 0..SECTIONS[1].titled() {
+            press(&mut view, KeyCode::Char('s'));
+        }
+        assert_eq!(view.sort(), Some(SECTIONS[1].titled() - 1));
         press(&mut view, KeyCode::Char('s'));
         assert_eq!(view.sort(), None);
     }
 
     #[test]
     fn the_marked_row_is_always_seen() {
-        let mut view = View::new(Duration::from_secs(2));
+        let mut view = View::default();
         press(&mut view, KeyCode::Down);
         assert_eq!((view.cursor, view.first_row(10, 4)), (None, 0));
         for (code, cursor, first) in [

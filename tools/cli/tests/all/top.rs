@@ -188,8 +188,8 @@ fn a_target_and_a_job_are_seen_while_they_work() {
     screen.press("?");
     screen
         .until("the help", |rows| rows.iter().any(|row| row.contains("Any key closes this page")));
-    screen.press(" +");
-    screen.until("a longer interval", |rows| rows[0].ends_with("every 0.5 s"));
+    screen.press(" ");
+    screen.until("no help", |rows| rows[0].ends_with("every 0.3 s") && rows[2].contains("ROLE*"));
     screen.press("p");
     screen.until("a pause", |rows| rows[0].ends_with("PAUSED"));
     screen.press("p\x1b[B");

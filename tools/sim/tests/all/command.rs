@@ -76,10 +76,10 @@ fn sizes_come_from_the_files_below_a_folder() {
         std::fs::write(data.join(name), vec![0; len]).unwrap();
     }
     let data = data.to_str().unwrap();
-    let json = stdout(&sim(&["run", &file, "--policy", "naive", "--folder", data, "--json"]));
+    let json = stdout(&sim(&["run", &file, "--policy", "naive", "--dataset", data, "--json"]));
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(report["rows"][0]["outcome"]["origin_bytes"], 10 * 10_000);
-    assert!(refused(&["run", &file, "--folder", "/nowhere/at/all"]).contains("/nowhere/at/all"));
+    assert!(refused(&["run", &file, "--dataset", "/nowhere/at/all"]).contains("/nowhere/at/all"));
 }
 
 #[test]
@@ -103,15 +103,13 @@ fn sizes_come_from_a_data_sets_directory_imported_or_not() {
         assert_eq!(report["rows"][0]["outcome"]["origin_bytes"], 10 * 321_004);
         let text = stdout(&sim(&["config", "--dataset", place]));
         assert!(text.contains("samples = 4\n") && text.contains("mean_mb = 0.080251"), "{text}");
-        let refused = refused(&["run", &file, "--dataset", place, "--folder", place]);
-        assert!(refused.contains("--folder"), "{refused}");
     }
     let missing = folder.path().join("missing.dlfs");
     assert!(refused(&["run", &file, "--dataset", missing.to_str().unwrap()]).contains("missing"));
     let empty = folder.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
     let empty = empty.to_str().unwrap();
-    assert!(refused(&["run", &file, "--folder", empty]).contains("no sample"));
+    assert!(refused(&["run", &file, "--dataset", empty]).contains("empty"));
 }
 
 #[test]
@@ -189,7 +187,6 @@ fn impossible_arguments_are_refused() {
     let file = config(folder.path(), "samples = 10000", "samples = 500");
     assert!(refused(&["thesis", "--scenario", "7"]).contains("scenarios 1 to 4"));
     assert!(refused(&["run", "/nowhere.toml"]).contains("/nowhere.toml"));
-    assert!(refused(&["sc21", "--dataset", "cifar"]).contains("imagenet-22k"));
     assert!(refused(&["advise", &file, "--fraction", "1.5"]).contains("not 1.5"));
     for policy in ["hdmlp", "peers-by-plan"] {
         let why = refused(&["advise", &file, "--policy", policy]);
@@ -204,7 +201,8 @@ fn impossible_arguments_are_refused() {
 
 #[test]
 fn the_smallest_set_up_of_sc21_runs_and_naive_is_the_slowest() {
-    let json = stdout(&sim(&["sc21", "--dataset", "mnist", "--epochs", "2", "--json"]));
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/sc21/mnist.toml");
+    let json = stdout(&sim(&["run", "--all", file, "--json"]));
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     let seconds = |row: &serde_json::Value| row["outcome"]["seconds"].as_f64().unwrap();
     let rows = report["rows"].as_array().unwrap();

@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
 use dlfs::buf::IoBuf;
+use dlfs::permutation::{Key, Permutation};
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::{Device, Io, IoOp};
 use dlfs::units::Lba;
@@ -169,7 +170,10 @@ fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration)
     let pair = group.add(device.queue_pair()?);
     let namespace = device.namespace();
     let blocks = plan.io_bytes / u64::from(namespace.block_len_bytes);
-    let mut places = Places::new(namespace.num_blocks / blocks, index, plan.pairs);
+    // All places in an order without a pattern, of which each pair begins with another part.
+    let count = (namespace.num_blocks / blocks).max(1);
+    let places = Permutation::new(count, Key::derive(0, &[]));
+    let mut next = count * index as u64 / plan.pairs as u64;
     let mut latency_ns = histogram();
     let mut bufs: Vec<IoBuf> = (0..plan.depth).map(|_| faulted_in(plan.io_bytes)).collect();
     let mut at = vec![Lba(0); plan.depth];
@@ -185,7 +189,8 @@ fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration)
         let mut now = Instant::now();
         if now < until || reads == 0 {
             while let (Some(tag), Some(buf)) = (free.pop(), bufs.pop()) {
-                at[tag] = Lba(places.next() * blocks);
+                at[tag] = Lba(places.forward(next) * blocks);
+                next = (next + 1) % count;
                 sent[tag] = now;
                 pending.push_back(Io { op: IoOp::Read, slba: at[tag], buf, tag: tag as u64 });
             }
@@ -213,34 +218,6 @@ fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration)
     }
     let time = began.elapsed().as_secs_f64().max(1e-9);
     Ok(Ran { reads, busy: ((thread_cpu() - cpu) / time).clamp(0.0, 1.0), latency_ns })
-}
-
-/// Places of reads: each once before any is repeated, no two neighbours in turn; threads start at different ones.
-struct Places {
-    count: u64,
-    step: u64,
-    next: u64,
-}
-
-impl Places {
-    fn new(count: u64, index: usize, pairs: usize) -> Places {
-        let count = count.max(1);
-        let mut step = (count as f64 * 0.618) as u64 | 1; // far from every simple fraction
-        while gcd(step, count) != 1 {
-            step += 2;
-        }
-        Places { count, step, next: count * index as u64 / pairs as u64 }
-    }
-
-    fn next(&mut self) -> u64 {
-        let place = self.next;
-        self.next = (place + self.step) % self.count;
-        place
-    }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// A buffer whose pages exist: faults are not what is measured.
@@ -298,16 +275,6 @@ mod tests {
         }
         let tiny: Arc<dyn Device> = Arc::new(MemNamespace::new(4096, 512).unwrap());
         assert_eq!(measure(&tiny, Duration::from_millis(50)).unwrap().one.plan.io_bytes, 4096);
-    }
-
-    #[test]
-    fn places_are_read_once_before_any_repeats() {
-        for count in (1..100).chain([4096, 104_729]) {
-            let mut places = Places::new(count, 1, 4);
-            let mut seen: Vec<u64> = (0..count).map(|_| places.next()).collect();
-            seen.sort_unstable();
-            assert!(seen.into_iter().eq(0..count), "{count}");
-        }
     }
 
     #[test]

@@ -23,7 +23,6 @@ use dlfs::dataset::{Image, OpenOptions};
 use dlfs::qpair::{ConnectOptions, Device, open_all};
 use dlfs::units::SampleId;
 
-use self::machine::Machine;
 use self::path::{Reached, Route};
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
@@ -93,9 +92,8 @@ impl Finding {
 }
 
 pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
-    let machine = Machine::at(Path::new("/"));
     let Some(address) = &args.address else {
-        print(args.json, &machine::findings(&machine), report_machine)?;
+        print(args.json, &machine::findings(Path::new("/")), report_machine)?;
         return Ok(Outcome::Done);
     };
     let options = args.connection.options(false)?;
@@ -185,7 +183,7 @@ fn examine_data(
     findings.push(path::digests(device));
     findings.push(path::clock(Path::new("/")));
     if addresses.iter().any(|address| matches!(address, Address::Spdk(_))) {
-        findings.extend(machine::findings(&Machine::at(Path::new("/"))));
+        findings.extend(machine::findings(Path::new("/")));
     } else {
         let why = "huge pages, locked memory, VFIO and the IOMMU are for spdk: addresses";
         findings.push(Finding::unneeded("SPDK", why));
@@ -320,7 +318,7 @@ mod tests {
     #[test]
     fn a_machine_without_optional_parts_is_healthy_and_told_what_each_is_for() {
         let empty = tempfile::tempdir().unwrap();
-        let found = machine::findings(&Machine::at(empty.path()));
+        let found = machine::findings(empty.path());
         let lines = report_machine(&found, &str::to_owned);
         assert!(lines[0].starts_with("healthy: "), "{lines:#?}");
         assert!(lines[1].contains("optional things are not present"), "{lines:#?}");

@@ -11,6 +11,7 @@ use dlfs::address::{Address, TcpAddress};
 use dlfs::qpair::Device;
 
 use super::Finding;
+use crate::args::host_and_port;
 use crate::text::{self, percent};
 
 /// A connection to the first address that is on a network, to look at.
@@ -101,11 +102,7 @@ impl Place {
             _ => return None,
         };
         let authority = rest.split(['/', '?', '#']).next()?.rsplit('@').next()?;
-        let (host, port) = match authority.rsplit_once(':') {
-            Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
-            _ => (authority, usual),
-        };
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let (host, port) = host_and_port(authority, usual)?;
         let mend = "check the address, and that this machine may reach the server without a proxy";
         Some(Place { host, port, mend })
     }
