@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::order::{EpochOrder, OrderError, OrderSpec, Pick};
+use crate::error::Result;
+use crate::order::{EpochOrder, OrderSpec, Pick};
 use crate::units::{Epoch, SampleId};
 
 use super::head::Head;
@@ -65,17 +66,17 @@ impl Fed {
     }
 
     /// Appends the ids of the next piece.
-    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>, OrderError> {
+    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         self.next(|order, directory, positions| {
-            order.ids_at(directory, positions.iter().map(|placed| placed.position), ids);
+            order.ids(directory, positions.iter().map(|placed| placed.position), ids);
         })
     }
 
     /// Appends the picks of the next piece.
-    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>, OrderError> {
+    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         self.next(|order, _, positions| {
             let first = picks.len();
-            order.picks_at(positions.iter().map(|placed| placed.position), picks);
+            order.picks(positions.iter().map(|placed| placed.position), picks);
             for (pick, placed) in picks[first..].iter_mut().zip(positions) {
                 pick.alone = placed.alone;
             }
@@ -85,7 +86,7 @@ impl Fed {
     fn next(
         &mut self,
         visit: impl FnOnce(&mut EpochOrder, &Directory, &[Placed]),
-    ) -> Result<Option<Head>, OrderError> {
+    ) -> Result<Option<Head>> {
         let Some(Piece { epoch, mut positions, is_last }) = self.pieces.pop_front() else {
             return Ok(None);
         };
@@ -108,7 +109,7 @@ impl SourceOrder {
     ///
     /// # Errors
     /// There is no such epoch.
-    pub(super) fn enter(&mut self, epoch: Epoch) -> Result<&mut EpochOrder, OrderError> {
+    pub(super) fn enter(&mut self, epoch: Epoch) -> Result<&mut EpochOrder> {
         let is_at = |order: &EpochOrder| order.epoch() == epoch;
         if !self.current.as_ref().is_some_and(is_at) {
             std::mem::swap(&mut self.current, &mut self.other);

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::mixture::{Batching as Dealt, Mixture, MixtureState};
-use crate::order::{OrderKind, Positions, Refusal, Shard, Sharding, State};
+use crate::order::mixture::{Batching as Dealt, Mixture};
+use crate::order::{OrderKind, Positions, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
@@ -58,20 +58,9 @@ impl Mix {
         };
         let len = self.mixture().epoch_size();
         let consumed = state.epoch.0.saturating_mul(len).saturating_add(state.consumed);
-        let of_mixture = MixtureState { consumed, ..MixtureState::start((**spec).clone()) };
-        of_mixture.check(self.spec())?;
+        self.spec().check_resumed(spec, consumed)?;
         state.check_budget(options.budget.as_deref())?;
-        let asked = &options.order;
-        let refusal = if !state.order.kind.continues(&asked.kind) {
-            Some(Refusal::Order { state: state.order.kind, asked: asked.kind })
-        } else if state.order.seed != asked.seed {
-            Some(Refusal::Seed { state: state.order.seed, asked: asked.seed })
-        } else if state.consumed > len {
-            Some(Refusal::Consumed { consumed: state.consumed, len })
-        } else {
-            None
-        };
-        refusal.map_or(Ok(()), |refusal| Err(refusal.into()))
+        state.check_order(&options.order, options.world_size, len)
     }
 
     /// Checks that what `state` has consumed ends with a batch, if batches have a budget.

@@ -58,7 +58,7 @@ impl SourceIds {
                 .get_or_insert_with(|| SourceOrder::new(Arc::clone(directory), specs[source]));
             let positions = group.iter().map(|&at| samples[at as usize].position);
             ids.clear();
-            order.enter(epoch)?.ids_at(&**directory, positions, ids);
+            order.enter(epoch)?.ids(&**directory, positions, ids);
             for (&at, &id) in group.iter().zip(&*ids) {
                 visit(at as usize, id)?;
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::weighted::{Weights, WeightsError};
+use crate::order::weighted::{Weights, not_one_each};
 use crate::order::{
     Aligner, ByNode, EpochOrder, Locality, OrderSpec, Pick, Shard, Sharding, State,
 };
@@ -90,7 +90,7 @@ impl Stream {
         if let Some(weighed) = options.weights.as_ref().map(|weights| weights.num_samples())
             && weighed != samples
         {
-            return Err(WeightsError::Len { given: weighed, samples }.into());
+            return Err(not_one_each(weighed, samples));
         }
         let lengths = match &options.budget {
             Some(budget) => Some(TokenLengths::new(&directory, budget, options.too_long)?),

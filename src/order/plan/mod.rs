@@ -33,7 +33,6 @@
 mod access;
 mod by_portion;
 mod chunk_holders;
-mod error;
 mod frequency;
 mod holders;
 mod model;
@@ -44,7 +43,6 @@ mod sources;
 pub use access::{Accesses, Lengths, TrainingRun};
 pub use by_portion::ByPortion;
 pub use chunk_holders::{ChunkHolders, Member};
-pub use error::{MAX_MEMBERS, PlanError};
 pub use frequency::Frequencies;
 pub use holders::{Holder, HolderMap};
 pub use model::{Curve, Model, Rate, Source, Stage};

@@ -9,8 +9,9 @@
 //! sample on a walk of their own; and the last walk visits every sample in the order of its first
 //! access.
 
-use super::error::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, check_block_len};
-use super::{Accesses, Frequencies, Lengths, PlanError};
+use super::holders::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS};
+use super::{Accesses, Frequencies, Lengths};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Lba, SampleId};
 use dlfs_format::view::IdSet;
 
@@ -50,15 +51,15 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
     ///
     /// # Errors
     /// A block length other than 512, 1024, 2048 or 4096, or more ranks than an address can encode.
-    pub fn new(
-        accesses: &'a A,
-        lengths: &'a L,
-        block_len_bytes: u32,
-    ) -> Result<Planner<'a, A, L>, PlanError> {
-        check_block_len(block_len_bytes)?;
+    pub fn new(accesses: &'a A, lengths: &'a L, block_len_bytes: u32) -> Result<Planner<'a, A, L>> {
+        if !(512..=4096).contains(&block_len_bytes) || !block_len_bytes.is_power_of_two() {
+            return Err(invalid(format!(
+                "blocks have 512, 1024, 2048 or 4096 bytes, not {block_len_bytes}"
+            )));
+        }
         let ranks = accesses.num_ranks() as usize;
         if !(1..=MAX_RANKS).contains(&ranks) {
-            return Err(PlanError::Ranks { ranks });
+            return Err(invalid(format!("a plan is for 1 to {MAX_RANKS} ranks, not {ranks}")));
         }
         let frequencies = Frequencies::new(lengths);
         Ok(Planner { accesses, lengths, block_len_bytes, frequencies })
@@ -76,12 +77,16 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         rank: u32,
         tiers: &[Tier],
         visit: &mut dyn FnMut(PlannedCopy),
-    ) -> Result<(), PlanError> {
+    ) -> Result<()> {
         if tiers.len() > MAX_TIERS {
-            return Err(PlanError::Tiers { tiers: tiers.len() });
+            let text = format!("a rank has at most {MAX_TIERS} tiers, not {}", tiers.len());
+            return Err(invalid(text));
         }
         if let Some(tier) = tiers.iter().find(|tier| tier.num_blocks > MAX_BLOCKS) {
-            return Err(PlanError::Capacity { blocks: tier.num_blocks });
+            return Err(invalid(format!(
+                "a tier has at most {MAX_BLOCKS} blocks, not {}",
+                tier.num_blocks
+            )));
         }
         if tiers.is_empty() {
             return Ok(());
@@ -286,14 +291,14 @@ mod tests {
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         for len_bytes in [0, 256, 1_000, 8_192] {
             let error = Planner::new(&run, &lengths[..], len_bytes).unwrap_err();
-            assert_eq!(error, PlanError::BlockLen { len_bytes });
+            assert!(error.to_string().contains(&format!("bytes, not {len_bytes}")), "{error}");
         }
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         let mut plan = |blocks: &[u64]| planner.plan(0, &tiers(blocks), &mut |_| ());
         plan(&[1; 15]).unwrap();
-        assert_eq!(plan(&[1; 16]), Err(PlanError::Tiers { tiers: 16 }));
+        assert!(plan(&[1; 16]).unwrap_err().to_string().contains("at most 15 tiers, not 16"));
         plan(&[MAX_BLOCKS]).unwrap();
-        let blocks = MAX_BLOCKS + 1;
-        assert_eq!(plan(&[blocks]), Err(PlanError::Capacity { blocks }));
+        let error = plan(&[MAX_BLOCKS + 1]).unwrap_err().to_string();
+        assert!(error.contains("blocks, not 68719476737"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlfs::dataset::{self, OnError};
-use dlfs::order::mixture::{self, Batching, MixtureError, Part, Phase, Weight};
+use dlfs::order::mixture::{self, Batching, Part, Phase, Weight};
 use dlfs::units::{Epoch, SampleId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -35,7 +35,7 @@ impl Mixture {
         batching: (String, u64),
         phases: Vec<(u64, Vec<String>)>,
     ) -> PyResult<Mixture> {
-        let invalid = |error: MixtureError| raise(py, &error.into());
+        let invalid = |error: dlfs::Error| raise(py, &error);
         let part = |(kind, text): (String, String)| -> PyResult<Part> {
             match &*kind {
                 "weight" => Ok(Part::Weight(text.parse().map_err(invalid)?)),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dlfs::plan::{HolderMap, Model, PlanError, Planner, Source, Tier};
+use dlfs::plan::{HolderMap, Model, Planner, Source, Tier};
 use dlfs::units::SampleId;
 
 use crate::by_hash::ByHash;
@@ -249,7 +249,7 @@ impl Planned {
     ///
     /// # Errors
     /// More tiers, or larger ones, than an address can encode.
-    pub(crate) fn new(job: &Job, usage: Use) -> Result<Planned, PlanError> {
+    pub(crate) fn new(job: &Job, usage: Use) -> dlfs::Result<Planned> {
         // In the time of a few transfers, staging threads claim about this many samples.
         let margin = 4 * u64::from(job.model.staging.threads);
         let keep_staged = usage.keep_staged.then_some(margin);

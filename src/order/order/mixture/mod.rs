@@ -28,7 +28,6 @@
 //!
 //! Read [`Mixture`] first, then `segments.rs`.
 
-mod error;
 mod segments;
 mod spec;
 mod text;
@@ -36,10 +35,10 @@ mod weight;
 mod window;
 mod word;
 
-pub use error::MixtureError;
-pub use spec::{Batching, MixtureSpec, MixtureState, Part, Phase, Source};
+pub use spec::{Batching, MixtureSpec, Part, Phase, Source};
 pub use weight::Weight;
 
+use dlfs_base::error::Result;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
 use segments::{Segment, Segments};
@@ -93,7 +92,7 @@ impl Mixture {
     ///
     /// # Errors
     /// What of `spec` makes no mixture, and of which source.
-    pub fn new(spec: &MixtureSpec) -> Result<Mixture, MixtureError> {
+    pub fn new(spec: &MixtureSpec) -> Result<Mixture> {
         let segments = Segments::new(spec)?;
         let current = Dealt::new(segments.at(0), spec.batching, spec.seed);
         let samples: Vec<u64> = spec.sources.iter().map(|source| source.samples).collect();
