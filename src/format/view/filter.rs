@@ -15,12 +15,13 @@
 use crate::directory::{self, Directory};
 use crate::format::FormatError;
 use crate::format::columns::ColumnType;
+use dlfs_base::error::Result;
 use dlfs_base::units::SampleId;
 
 use super::glob::Glob;
 use super::ids::Ones;
-use super::text::{Compare, Expr, Problem, Test, Text, Value, number_at, order_of};
-use super::{IdSet, ViewError};
+use super::text::{Compare, Expr, Problem, Test, Value, number_at, order_of, parse};
+use super::{IdSet, not_loaded};
 
 /// An expression, made for one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,25 +66,17 @@ enum NameTest {
 }
 
 impl Filter {
-    /// The expression for the columns of `directory`, which may be a view.
+    /// Parses `text`, an expression over the columns of `directory`, which may be a view.
     ///
     /// # Errors
-    /// A column or class that it does not have, or a value that does not fit its column.
-    pub fn new(text: &Text, directory: &Directory) -> Result<Filter, Problem> {
-        let bound = Binding { text: &text.text, directory }.node(&text.root)?;
-        Ok(Filter { text: text.text.clone(), root: bound })
-    }
-
-    /// Parses `text`, and makes it for `directory`.
-    ///
-    /// # Errors
-    /// As [`Text::parse`] and [`Filter::new`].
+    /// It is none, or has a column or class that there is not, or a value that does not fit its column.
     pub fn parse(text: &str, directory: &Directory) -> Result<Filter, Problem> {
-        Filter::new(&Text::parse(text)?, directory)
+        let root = Binding { text, directory }.node(&parse(text)?)?;
+        Ok(Filter { text: text.to_owned(), root })
     }
 
     /// Its text.
-    pub fn as_str(&self) -> &str {
+    pub(super) fn text(&self) -> &str {
         &self.text
     }
 
@@ -93,13 +86,13 @@ impl Filter {
     }
 
     /// Removes from `set`, ids of `directory`, all for which it does not hold.
-    pub(super) fn restrict(&self, directory: &Directory, set: &mut IdSet) -> Result<(), ViewError> {
+    pub(super) fn restrict(&self, directory: &Directory, set: &mut IdSet) -> Result<()> {
         let mut rows = Rows { directory, name: Vec::new() };
         for (index, words) in set.words_mut().chunks_mut(BLOCK_WORDS).enumerate() {
             let mut block = [0; BLOCK_WORDS];
             block[..words.len()].copy_from_slice(words);
             let first = (index * BLOCK_WORDS * 64) as u64;
-            rows.restrict(&self.root, first, &mut block).map_err(|_| ViewError::Names)?;
+            rows.restrict(&self.root, first, &mut block).map_err(not_loaded)?;
             words.copy_from_slice(&block[..words.len()]);
         }
         Ok(())

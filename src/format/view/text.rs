@@ -18,12 +18,7 @@
 
 use std::fmt;
 
-/// A parsed expression.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Text {
-    pub(super) text: String,
-    pub(super) root: Expr,
-}
+use dlfs_base::error::{Error, invalid};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Expr {
@@ -106,33 +101,28 @@ fn shown(text: &str) -> String {
     shown.replace("\\'", "'").replace("\\\"", "\"")
 }
 
-impl Text {
-    /// Parses `text`.
-    ///
-    /// # Errors
-    /// What is wrong with it, and at which character.
-    pub fn parse(text: &str) -> Result<Text, Problem> {
-        if text.len() > MAX_LEN {
-            let what =
-                format!("an expression has at most {MAX_LEN} bytes, and this has {}", text.len());
-            return Err(Problem::new(text, 0, what));
-        }
-        let tokens = tokens(text)?;
-        let mut parser = Parser { text, tokens, next: 0, depth: 0 };
-        let root = parser.any()?;
-        match parser.peek() {
-            (Token::End, _) => Ok(Text { text: text.to_owned(), root }),
-            (token, at) => Err(Problem::new(
-                text,
-                at,
-                format!("expected `and`, `or` or the end, found {token}"),
-            )),
-        }
+impl From<Problem> for Error {
+    fn from(problem: Problem) -> Error {
+        invalid(problem.to_string())
     }
+}
 
-    /// The text that it was parsed from.
-    pub fn as_str(&self) -> &str {
-        &self.text
+/// Parses `text`.
+///
+/// # Errors
+/// What is wrong with it, and at which character.
+pub(super) fn parse(text: &str) -> Result<Expr, Problem> {
+    if text.len() > MAX_LEN {
+        let what =
+            format!("an expression has at most {MAX_LEN} bytes, and this has {}", text.len());
+        return Err(Problem::new(text, 0, what));
+    }
+    let tokens = tokens(text)?;
+    let mut parser = Parser { text, tokens, next: 0, depth: 0 };
+    let root = parser.any()?;
+    match parser.peek().0 {
+        Token::End => Ok(root),
+        _ => parser.expected("`and`, `or` or the end"),
     }
 }
 
@@ -546,14 +536,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn test(text: &str) -> Test {
-        match Text::parse(text).unwrap().root {
+        match parse(text).unwrap() {
             Expr::Test(test) => test,
             other => panic!("{other:?}"),
         }
     }
 
     fn problem(text: &str) -> (usize, String) {
-        let problem = Text::parse(text).unwrap_err();
+        let problem = parse(text).unwrap_err();
         (problem.column(), problem.to_string())
     }
 
@@ -571,7 +561,7 @@ mod tests {
 
     #[test]
     fn not_binds_tighter_than_and_and_that_tighter_than_or() {
-        let parsed = |text: &str| Text::parse(text).unwrap().root;
+        let parsed = |text: &str| parse(text).unwrap();
         assert_eq!(parsed("a=1 or b=2 and not c=3").to_text(), "(a=1|(b=2&!c=3))");
         assert_eq!(parsed("(a=1 || b=2) && !(c=3)").to_text(), "((a=1|b=2)&!c=3)");
         assert_eq!(parsed("1 < len <= 5").to_text(), "(len>1&len<=5)");
@@ -616,7 +606,7 @@ mod tests {
         assert!(problem(&"not ".repeat(10_000)).1.contains("levels"));
         assert!(problem(&" ".repeat(MAX_LEN + 1)).1.contains("at most 65536 bytes"));
         let wide = vec!["a=1"; 10_000].join(" or ");
-        assert!(Text::parse(&wide[..MAX_LEN - MAX_LEN % 7 - 4]).is_ok());
+        assert!(parse(&wide[..MAX_LEN - MAX_LEN % 7 - 4]).is_ok());
     }
 
     #[test]
@@ -661,7 +651,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_an_expression_or_is_refused_at_a_character_of_it(text in any::<String>()) {
-            if let Err(problem) = Text::parse(&text) {
+            if let Err(problem) = parse(&text) {
                 prop_assert!(problem.column() <= text.chars().count() + 1);
             }
         }
@@ -677,7 +667,7 @@ mod tests {
             )
         ) {
             let text = words.join(" ");
-            if let Err(problem) = Text::parse(&text) {
+            if let Err(problem) = parse(&text) {
                 prop_assert!(problem.column() <= text.chars().count() + 1);
                 prop_assert!(!problem.to_string().is_empty());
             }
