@@ -345,29 +345,13 @@ impl DirectoryBuilder {
         self.finish_with(generation, time_ns, None)
     }
 
-    /// As [`finish`](Self::finish) after [`without_names`](Self::without_names). `name` has the names that
-    /// the added headers gave the new ids.
-    ///
-    /// # Errors
-    /// As [`finish`](Self::finish).
-    pub fn finish_named<'n>(
-        self,
-        generation: Generation,
-        time_ns: u64,
-        name: impl Fn(SampleId) -> &'n [u8],
-    ) -> Result<Directory, FormatError> {
-        self.finish_named_by(generation, time_ns, &mut |id, out| {
-            out.extend_from_slice(name(id));
-            Ok(())
-        })
-    }
-
-    /// As [`finish_named`](Self::finish_named), with names that `name` appends to an empty buffer. Ids ascend, and
-    /// the names of the first ones may not be asked for.
+    /// As [`finish`](Self::finish) after [`without_names`](Self::without_names), with the names that the added headers
+    /// gave the new ids: `name` appends each to an empty buffer. Ids ascend, and the names of the first ones may not
+    /// be asked for.
     ///
     /// # Errors
     /// As [`finish`](Self::finish); those of `name`.
-    pub fn finish_named_by(
+    pub fn finish_named(
         self,
         generation: Generation,
         time_ns: u64,

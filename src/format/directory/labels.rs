@@ -2,7 +2,7 @@
 
 use crate::directory::Bytes;
 use crate::format::FormatError;
-use crate::format::error::equal;
+use crate::format::error::{equal, out_of_range};
 
 /// Labels of all samples, by id, in the width that the widest label needs.
 #[derive(Debug, Clone)]
@@ -56,11 +56,7 @@ impl Labels {
         num_samples: u64,
     ) -> Result<Labels, FormatError> {
         let Some(width) = WIDTHS.into_iter().find(|known| *known as u64 == width) else {
-            return Err(FormatError::OutOfRange {
-                what: "bytes of a label",
-                value: width,
-                limit: 8,
-            });
+            return Err(out_of_range("bytes of a label", width, 8));
         };
         let len = num_samples.saturating_mul(width as u64);
         equal("length of the labels", len, bytes.len() as u64)?;

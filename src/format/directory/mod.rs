@@ -73,6 +73,7 @@ pub use viewed::ViewMark;
 
 use crate::format::checksum::fingerprint;
 use crate::format::chunk::ChunkId;
+use crate::format::error::out_of_range;
 use crate::format::{
     CellRange, Extent, FieldTypes, FormatError, GenerationRecord, ImageLayout, Part, Placement,
     Uuid,
@@ -461,11 +462,8 @@ impl Directory {
         let mut by_id = self.deleted_ids.to_bits(len);
         let mut by_slot = self.deleted_slots.to_bits(len);
         for &id in ids {
-            let slot = self.slot_of(id).ok_or(FormatError::OutOfRange {
-                what: "id of a sample",
-                value: id.0,
-                limit: self.num_samples().saturating_sub(1),
-            })?;
+            let unknown = || out_of_range("id of a sample", id.0, len.saturating_sub(1));
+            let slot = self.slot_of(id).ok_or_else(unknown)?;
             by_id.set(id.0);
             by_slot.set(slot.0);
         }

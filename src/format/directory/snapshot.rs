@@ -14,7 +14,7 @@ use crate::directory::used_len::used_lengths;
 use crate::directory::{Bytes, Directory, ImageMetadata};
 use crate::format::checksum::crc32c;
 use crate::format::cursor::Cursor;
-use crate::format::error::{at_most, enough, equal};
+use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::geometry::check_layout;
 use crate::format::origins::visit_origins;
 use crate::format::record::{
@@ -500,9 +500,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn need(&self, kind: SectionKind) -> Result<&Section, FormatError> {
-        let missing =
-            FormatError::OutOfRange { what: "missing section", value: kind as u64, limit: 0 };
-        self.head.section(kind).ok_or(missing)
+        self.head.section(kind).ok_or(out_of_range("missing section", kind as u64, 0))
     }
 
     fn column(&self, kind: SectionKind) -> Result<Bytes, FormatError> {

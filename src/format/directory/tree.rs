@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::directory::Bytes;
 use crate::format::FormatError;
-use crate::format::error::{at_most, equal};
+use crate::format::error::{at_most, equal, out_of_range};
 use crate::format::geometry::MAX_SAMPLES;
 
 /// Sorted keys in a search tree, and the id of each.
@@ -159,8 +159,7 @@ impl Tree {
     ) -> Result<Tree, FormatError> {
         at_most("entries of the lookup tree", len, MAX_SAMPLES)?;
         if id_width != 4 && id_width != 5 {
-            let what = "bytes of an id in the lookup tree";
-            return Err(FormatError::OutOfRange { what, value: id_width, limit: 5 });
+            return Err(out_of_range("bytes of an id in the lookup tree", id_width, 5));
         }
         equal("length of the ids of the lookup tree", len * id_width, ids.len() as u64)?;
         let mut levels = Vec::new();

@@ -11,7 +11,7 @@
 //! | str        | likewise, the number of a text                                                      |
 //! | float, f32 | f64 or f32; NaN means none                                                          |
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::directory::Bytes;
@@ -188,12 +188,28 @@ fn floats_of<'v, const N: usize>(
 }
 
 /// The numbers of these texts, and the texts in their order.
-fn texts_of<'v>(values: impl Iterator<Item = Value<'v>> + Clone) -> (Store, Arc<[String]>) {
-    let texts = values.map(|value| if let Value::Text(text) = value { Some(text) } else { None });
-    let ascending: BTreeSet<&str> = texts.clone().flatten().collect();
-    let number_of: BTreeMap<&str, i64> = ascending.iter().copied().zip(0..).collect();
-    let numbers = texts.map(|text| text.map_or(NO_LABEL, |text| number_of[text]));
-    (ints_of(None, 0, numbers), ascending.into_iter().map(str::to_owned).collect())
+///
+/// Rows share their texts, so a text is compared with others where it is met first, and then known by its address.
+fn texts_of<'v>(values: impl Iterator<Item = Value<'v>>) -> (Store, Arc<[String]>) {
+    let mut number_of: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut met: BTreeMap<(*const u8, usize), i64> = BTreeMap::new();
+    let numbers = values.map(|value| {
+        let Value::Text(text) = value else { return NO_LABEL };
+        *met.entry((text.as_ptr(), text.len())).or_insert_with(|| {
+            let next = number_of.len() as i64;
+            *number_of.entry(text).or_insert(next)
+        })
+    });
+    let mut numbers: Vec<i64> = numbers.collect();
+    let mut in_order = vec![NO_LABEL; number_of.len()];
+    for (&first, place) in number_of.values().zip(0..) {
+        in_order[first as usize] = place;
+    }
+    for number in numbers.iter_mut().filter(|number| **number != NO_LABEL) {
+        *number = in_order[*number as usize];
+    }
+    let texts = number_of.into_keys().map(str::to_owned).collect();
+    (ints_of(None, 0, numbers.into_iter()), texts)
 }
 
 /// All typed columns of a directory.

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
 use crate::format::columns::{ColumnSpec, RowValues};
-use crate::format::error::{at_most, enough, equal};
+use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{self, FORMAT_VERSION, MAX_SAMPLES, check_generation, read_sealed};
 use crate::format::pieces::num_pieces;
@@ -233,11 +233,7 @@ impl RawHead {
         let kind = match self.kind {
             KIND_SAMPLES => ChunkKind::Samples,
             KIND_RECORD => ChunkKind::Record,
-            other => {
-                let what = "kind of a chunk";
-                let value = u64::from(other);
-                return Err(FormatError::OutOfRange { what, value, limit: 2 });
-            }
+            other => return Err(out_of_range("kind of a chunk", other, 2)),
         };
         let head = ChunkHead {
             layout,
@@ -284,8 +280,7 @@ impl ChunkHead {
         at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
         at_most("first id of a part", self.part_first, self.first_slot.0)?;
         if self.num_samples == 0 {
-            let what = "samples of a chunk";
-            return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
+            return Err(out_of_range("samples of a chunk", 0u64, 65_535));
         }
         let chunk_size = u64::from(self.layout.chunk_size_bytes);
         if self.num_samples > 1 {
@@ -339,9 +334,11 @@ impl ChunkHeader {
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Samples {
-            let what = "kind of a chunk of samples";
-            let value = u64::from(KIND_RECORD);
-            return Err(FormatError::OutOfRange { what, value, limit: u64::from(KIND_SAMPLES) });
+            return Err(out_of_range(
+                "kind of a chunk of samples",
+                KIND_RECORD,
+                KIND_SAMPLES.into(),
+            ));
         }
         ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
     }

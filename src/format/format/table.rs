@@ -15,7 +15,7 @@
 use crate::format::FormatError;
 use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
-use crate::format::error::{at_most, enough, equal};
+use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
 use crate::format::meta::{SampleMeta, check_label, check_name};
@@ -403,9 +403,7 @@ impl<'a> Columns<'a> {
                 None if kind == kind::FIELD_TYPES => field_types = Some(column),
                 None if kind >= kind::MAY_BE_IGNORED => {}
                 None => {
-                    let what = "kind of a column";
-                    let limit = KNOWN_KINDS as u64 - 1;
-                    return Err(FormatError::OutOfRange { what, value: kind, limit });
+                    return Err(out_of_range("kind of a column", kind, KNOWN_KINDS as u64 - 1));
                 }
             }
         }
@@ -424,9 +422,7 @@ impl<'a> Columns<'a> {
     }
 
     fn need(&self, kind: u64) -> Result<Cursor<'a>, FormatError> {
-        let missing =
-            FormatError::OutOfRange { what: "missing column of a chunk", value: kind, limit: 0 };
-        self.find(kind).ok_or(missing)
+        self.find(kind).ok_or(out_of_range("missing column of a chunk", kind, 0))
     }
 }
 
@@ -436,8 +432,7 @@ fn ids_of(head: &TableHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, Format
     if head.part.window <= 1 {
         return Ok(slots.collect());
     }
-    let missing = FormatError::OutOfRange { what: "missing column", value: kind::PART, limit: 0 };
-    let mut part = part.ok_or(missing)?;
+    let mut part = part.ok_or(out_of_range("missing column", kind::PART, 0))?;
     let count = part.number()?;
     equal("bytes behind a column of a chunk", 0, part.len() as u64)?;
     let part = Part { count, ..head.part };

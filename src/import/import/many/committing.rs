@@ -159,7 +159,7 @@ fn commit_parts(
     let mut names = PlannedNames::new(file);
     let mut failed = None;
     let finished =
-        builder.finish_named_by(journal.generation, journal.time_ns, &mut |id: SampleId, out| {
+        builder.finish_named(journal.generation, journal.time_ns, &mut |id: SampleId, out| {
             let name = names.name(id.0 - journal.part.first).map_err(|error| {
                 let why = error.to_string();
                 failed = Some(error);
