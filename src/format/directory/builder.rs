@@ -6,13 +6,13 @@ use zerocopy::IntoBytes;
 
 use crate::directory::aside::{ChecksumsAside, KeepsAside};
 use crate::directory::columns::{Checkpoint, Columns, LOST, PAGE, RawChunk, STRIDE, Walk};
-use crate::directory::deleted::{Bits, DeletedSet};
+use crate::directory::deleted::DeletedSet;
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::directory::names::Names;
 use crate::directory::names_writer::NamesWriter;
 use crate::directory::tree::{Tree, TreeEntry};
 use crate::directory::typed::TypedColumns;
-use crate::directory::{Bytes, Column, Directory, ImageMetadata, Learned};
+use crate::directory::{Bytes, Column, Directory, IdSet, ImageMetadata, Learned};
 use crate::format::checksum::fingerprint;
 use crate::format::columns::{ColumnTable, Value};
 use crate::format::error::{at_most, equal};
@@ -545,23 +545,23 @@ impl DirectoryBuilder {
     ) -> Result<(DeletedSet, DeletedSet), FormatError> {
         let num_samples = self.next_slot().0;
         let before = |set: fn(&Directory) -> &DeletedSet| match &self.base {
-            Some(base) => set(base).to_bits(num_samples),
-            None => Bits::new(num_samples),
+            Some(base) => set(base).to_ids(num_samples),
+            None => IdSet::new(num_samples),
         };
         let mut ids = before(|base| &base.deleted_ids);
         let mut slots = before(|base| &base.deleted_slots);
         for slot in std::mem::take(&mut self.purged) {
-            slots.set(slot);
-            ids.set(placement_of(placements, slot).id_at(Slot(slot)).0);
+            slots.insert(slot);
+            ids.insert(placement_of(placements, slot).id_at(Slot(slot)).0);
         }
         for (first, len) in std::mem::take(&mut self.deleted) {
             at_most("deleted id", first.saturating_add(len), num_samples)?;
             for id in first..first + len {
-                ids.set(id);
-                slots.set(placement_of(placements, id).slot_of(SampleId(id)).0);
+                ids.insert(id);
+                slots.insert(placement_of(placements, id).slot_of(SampleId(id)).0);
             }
         }
-        Ok((ids.finish(), slots.finish()))
+        Ok((ids.into(), slots.into()))
     }
 
     fn labels(&mut self, placements: &[Placement]) -> Option<Labels> {

@@ -63,11 +63,22 @@ impl Labels {
         Ok(Labels { bytes, width })
     }
 
+    /// The column of values that are no labels and take `width` bytes each.
+    pub(super) fn of_width(bytes: Bytes, width: usize) -> Labels {
+        Labels { bytes, width }
+    }
+
+    /// The bytes of the value of `id`.
+    #[inline]
+    pub(super) fn bytes_of(&self, id: u64) -> Option<&[u8]> {
+        let at = usize::try_from(id).ok()?.checked_mul(self.width)?;
+        self.bytes.get(at..at.checked_add(self.width)?)
+    }
+
     /// The label of `id`, deleted or not; `None` if it has none.
     #[inline]
     pub fn get(&self, id: u64) -> Option<i64> {
-        let at = usize::try_from(id).ok()?.checked_mul(self.width)?;
-        let bytes = self.bytes.get(at..at.checked_add(self.width)?)?;
+        let bytes = self.bytes_of(id)?;
         let mut wide = [0; 8];
         wide[8 - self.width..].copy_from_slice(bytes);
         let label = i64::from_le_bytes(wide) >> (64 - self.width * 8);

@@ -41,6 +41,7 @@ mod bytes;
 mod columns;
 pub mod commit;
 mod deleted;
+mod ids;
 mod intact;
 mod labels;
 mod learned;
@@ -62,6 +63,8 @@ pub use aside::KeepsAside;
 pub use builder::{DirectoryBuilder, GiveName};
 pub use bytes::Bytes;
 pub use columns::{ChunkInfo, ChunkSamples};
+pub use ids::IdSet;
+pub(crate) use ids::Ones;
 pub use intact::Intact;
 pub use labels::Labels;
 pub use learned::Learned;
@@ -459,13 +462,13 @@ impl Directory {
         time_ns: u64,
     ) -> Result<Directory, FormatError> {
         let len = self.num_samples();
-        let mut by_id = self.deleted_ids.to_bits(len);
-        let mut by_slot = self.deleted_slots.to_bits(len);
+        let mut by_id = self.deleted_ids.to_ids(len);
+        let mut by_slot = self.deleted_slots.to_ids(len);
         for &id in ids {
             let unknown = || out_of_range("id of a sample", id.0, len.saturating_sub(1));
             let slot = self.slot_of(id).ok_or_else(unknown)?;
-            by_id.set(id.0);
-            by_slot.set(slot.0);
+            by_id.insert(id.0);
+            by_slot.insert(slot.0);
         }
         let metadata = ImageMetadata { freed: Vec::new(), ..(*self.metadata).clone() };
         Ok(Directory {
@@ -474,8 +477,8 @@ impl Directory {
             metadata: Arc::new(metadata),
             record_range: CellRange::default(),
             head_crc32c: None,
-            deleted_ids: by_id.finish(),
-            deleted_slots: by_slot.finish(),
+            deleted_ids: by_id.into(),
+            deleted_slots: by_slot.into(),
             ..self.clone()
         })
     }

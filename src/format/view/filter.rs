@@ -12,14 +12,13 @@
 //! no other comparison does. So it is with one that has no value in a typed column. A text is compared with a string,
 //! bytewise; a bool with `true` and `false`; a number of type f32 with what f32 makes of a decimal.
 
-use crate::directory::{self, Directory};
+use crate::directory::{self, Directory, Ones};
 use crate::format::FormatError;
 use crate::format::columns::ColumnType;
 use dlfs_base::error::Result;
 use dlfs_base::units::SampleId;
 
 use super::glob::Glob;
-use super::ids::Ones;
 use super::text::{Compare, Expr, Problem, Test, Value, number_at, order_of, parse};
 use super::{IdSet, not_loaded};
 

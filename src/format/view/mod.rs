@@ -19,10 +19,10 @@
 mod file;
 mod filter;
 mod glob;
-mod ids;
 mod split;
 mod text;
 
+pub use crate::directory::IdSet;
 use crate::directory::{Directory, ViewMark};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
@@ -30,7 +30,6 @@ use dlfs_base::units::{Generation, SampleId};
 
 pub use file::{NamedView, VIEW_HEADER_BYTES, ViewFile};
 pub use filter::Filter;
-pub use ids::IdSet;
 pub use split::{Split, SplitBy, Splitter};
 pub use text::Problem;
 
@@ -65,7 +64,7 @@ impl View {
     /// # Errors
     /// There are none.
     pub fn whole(directory: &Directory) -> Result<View> {
-        View::of_set(directory, live(directory))
+        View::of_set(directory, directory.live_ids())
     }
 
     /// The view of the samples of `directory` for which `filter` holds. The filter must have been made for
@@ -74,7 +73,7 @@ impl View {
     /// # Errors
     /// It holds for none. It compares names, and they are not loaded.
     pub fn select(directory: &Directory, filter: &Filter) -> Result<View> {
-        let mut set = live(directory);
+        let mut set = directory.live_ids();
         filter.restrict(directory, &mut set)?;
         View::of_set(directory, set).map_err(|error| {
             error.hint(format!("no sample fits the expression `{}`", filter.text()))
@@ -90,7 +89,7 @@ impl View {
         let splitter = Splitter::new(split, splits);
         let mut parts = vec![IdSet::new(directory.num_samples()); split.shares().len()];
         let mut name = Vec::new();
-        for id in live(directory).iter() {
+        for id in directory.live_ids().iter() {
             parts[splitter.part_of(directory, SampleId(id), &mut name)?].insert(id);
         }
         let parts = parts.into_iter().zip(split.shares());
@@ -168,22 +167,13 @@ impl View {
             return Err(other_generation(view, open));
         }
         let mut absent = self.ids.clone();
-        absent.remove_all(&live(directory));
+        absent.remove_all(&directory.live_ids());
         if let Some(id) = absent.iter().next() {
             return Err(no_sample(SampleId(id), directory.num_samples()));
         }
         let mark = ViewMark { hash: self.hash, splits: self.splits };
-        Ok(directory.viewed(self.ids.words(), mark))
+        Ok(directory.viewed(&self.ids, mark))
     }
-}
-
-/// The ids of the samples of `directory`.
-fn live(directory: &Directory) -> IdSet {
-    let mut set = IdSet::full(directory.num_samples());
-    for (first, len) in directory.deleted_ranges() {
-        set.remove_range(first..first + len);
-    }
-    set
 }
 
 fn hash(Uuid(image): Uuid, Generation(generation): Generation, ids: &IdSet) -> [u8; 16] {
