@@ -163,13 +163,7 @@ impl DirectoryBuilder {
         head.check_location(&self.layout, head.namespace, head.cell)?;
         equal("first slot of a chunk", self.next_slot().0, head.first_slot.0)?;
         self.check_fields(header)?;
-        let part = Part {
-            first: head.part_first,
-            count: 0,
-            seed: head.part_seed,
-            window: head.part_window,
-        };
-        self.grow_part(part, u64::from(head.num_samples), head.time_ns)?;
+        self.grow_part(head.part, u64::from(head.num_samples), head.time_ns)?;
         self.typed.grow(header.columns())?;
         self.chunks.push(raw_chunk(head));
         let mut walk = Walk::new(self.layout.pack);

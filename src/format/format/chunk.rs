@@ -23,7 +23,7 @@ use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{self, FORMAT_VERSION, MAX_SAMPLES, check_generation, read_sealed};
 use crate::format::pieces::num_pieces;
 use crate::format::placement::Part;
-use crate::format::table::{Table, TableHead};
+use crate::format::table::Table;
 use crate::format::{CellRange, FormatError, ImageLayout, Pack, Uuid};
 use dlfs_base::units::{Generation, SampleId, Slot};
 
@@ -126,12 +126,8 @@ pub struct ChunkHead {
     pub header_len: u32,
     /// Bytes of data behind the padded header.
     pub data_len: u64,
-    /// First id of its part.
-    pub part_first: u64,
-    /// Seed of its part.
-    pub part_seed: u64,
-    /// Shuffle window of its part.
-    pub part_window: u64,
+    /// Its part, without its number of samples.
+    pub part: Part,
     /// CRC32C of the table.
     pub table_crc: u32,
 }
@@ -205,9 +201,9 @@ impl ChunkHead {
             first_slot: self.first_slot.0.into(),
             cell: self.cell.into(),
             data_len: self.data_len.into(),
-            part_first: self.part_first.into(),
-            part_seed: self.part_seed.into(),
-            part_window: self.part_window.into(),
+            part_first: self.part.first.into(),
+            part_seed: self.part.seed.into(),
+            part_window: self.part.window.into(),
             chunk_size: self.layout.chunk_size_bytes.into(),
             reserved: 0.into(),
             num_samples: self.num_samples.into(),
@@ -250,9 +246,12 @@ impl RawHead {
             num_fields: self.num_fields.get(),
             header_len: self.header_len.get(),
             data_len: self.data_len.get(),
-            part_first: self.part_first.get(),
-            part_seed: self.part_seed.get(),
-            part_window: self.part_window.get(),
+            part: Part {
+                first: self.part_first.get(),
+                count: 0,
+                seed: self.part_seed.get(),
+                window: self.part_window.get(),
+            },
             table_crc: self.table_crc.get(),
         };
         head.check()?;
@@ -278,7 +277,7 @@ impl ChunkHead {
             return Ok(());
         }
         at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
-        at_most("first id of a part", self.part_first, self.first_slot.0)?;
+        at_most("first id of a part", self.part.first, self.first_slot.0)?;
         if self.num_samples == 0 {
             return Err(out_of_range("samples of a chunk", 0u64, 65_535));
         }
@@ -356,18 +355,7 @@ impl ChunkHeader {
             enough("field name", 2 + len as u64, rest.len())?;
             at += 2 + len;
         }
-        let first = head.part_first;
-        let seed = head.part_seed;
-        let window = head.part_window;
-        let about = TableHead {
-            layout: head.layout,
-            num_samples: head.num_samples,
-            num_fields: head.num_fields,
-            first_slot: head.first_slot,
-            data_len: head.data_len,
-            part: Part { first, count: 0, seed, window },
-        };
-        let table = Table::decode(&about, &encoded[at..])?;
+        let table = Table::decode(&head, &encoded[at..])?;
         Ok(ChunkHeader { head, encoded, fields_len: at, table })
     }
 

@@ -72,9 +72,7 @@ impl GenerationRecord {
             num_fields: 0,
             header_len: (HEAD_BYTES + table.len()) as u32,
             data_len: 0,
-            part_first: 0,
-            part_seed: 0,
-            part_window: 0,
+            part: Part::default(),
             table_crc: crc32c(table),
         };
         out[..HEAD_BYTES].copy_from_slice(head.to_raw().as_bytes());

@@ -13,11 +13,12 @@
 //! neighbours share much: often that is the order of ids, and else a column gives it.
 
 use crate::format::FormatError;
+use crate::format::chunk::ChunkHead;
 use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
 use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::field_type::FieldTypes;
-use crate::format::geometry::{ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
+use crate::format::geometry::{MAX_NAME_BYTES, MAX_SAMPLES};
 use crate::format::meta::{SampleMeta, check_label, check_name};
 use crate::format::names::{common, compare};
 use crate::format::pieces::{PIECE_BYTES, num_pieces};
@@ -66,19 +67,6 @@ pub(crate) struct Row {
     name_at: u32,
     name_len: u16,
     pub(crate) purged: bool,
-}
-
-/// The fields of a chunk's head that its table depends on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TableHead {
-    pub(crate) layout: ImageLayout,
-    pub(crate) num_samples: u16,
-    pub(crate) num_fields: u16,
-    pub(crate) first_slot: Slot,
-    /// Bytes of the records and of the padding between them.
-    pub(crate) data_len: u64,
-    /// The part, of unknown length: its count is 0.
-    pub(crate) part: Part,
 }
 
 /// A table, decoded, without the names of the fields: the rows in the order of slots.
@@ -152,7 +140,7 @@ impl Table {
     ///
     /// # Errors
     /// What is wrong with them.
-    pub(crate) fn decode(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
+    pub(crate) fn decode(head: &ChunkHead, bytes: &[u8]) -> Result<Table, FormatError> {
         let table = Table::decode_columns(head, bytes)?;
         let mut end = 0;
         for row in &table.rows {
@@ -300,7 +288,7 @@ impl Table {
         }
     }
 
-    fn decode_columns(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
+    fn decode_columns(head: &ChunkHead, bytes: &[u8]) -> Result<Table, FormatError> {
         let columns = Columns::split(bytes)?;
         let num_samples = usize::from(head.num_samples);
         let mut lengths = columns.need(kind::LENGTHS)?;
@@ -427,7 +415,7 @@ impl<'a> Columns<'a> {
 }
 
 /// The ids at a chunk's slots.
-fn ids_of(head: &TableHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, FormatError> {
+fn ids_of(head: &ChunkHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, FormatError> {
     let slots = head.first_slot.0..head.first_slot.0 + u64::from(head.num_samples);
     if head.part.window <= 1 {
         return Ok(slots.collect());
@@ -616,7 +604,7 @@ mod tests {
             let mut bytes = Vec::new();
             table.encode_columns(&part, &mut bytes);
             prop_assert!(bytes.len() <= limit, "{} bytes, bound {limit}", bytes.len());
-            let head = TableHead { data_len: end, ..head(&part, samples.len() as u16) };
+            let head = ChunkHead { data_len: end, ..head(&part, samples.len() as u16) };
             let found = Table::decode(&head, &bytes).unwrap();
             for (found_row, row) in found.rows.iter().zip(&table.rows) {
                 prop_assert_eq!(found.name(found_row), table.name(row));
@@ -626,12 +614,25 @@ mod tests {
         }
     }
 
-    fn head(part: &Part, num_samples: u16) -> TableHead {
-        use crate::format::{Pack, Uuid};
-        let layout = ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Tight, 1).unwrap();
-        let first_slot = Slot(part.first);
-        let part = Part { count: 0, ..*part };
-        TableHead { layout, num_samples, num_fields: 0, first_slot, data_len: 0, part }
+    fn head(part: &Part, num_samples: u16) -> ChunkHead {
+        use crate::format::chunk::{ChunkId, ChunkKind};
+        use crate::format::{ImageLayout, Pack, Uuid};
+        use dlfs_base::units::Generation;
+        ChunkHead {
+            layout: ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Tight, 1).unwrap(),
+            kind: ChunkKind::Samples,
+            id: ChunkId { generation: Generation(1), sequence: 0 },
+            time_ns: 0,
+            namespace: 0,
+            cell: 0,
+            first_slot: Slot(part.first),
+            num_samples,
+            num_fields: 0,
+            header_len: 0,
+            data_len: 0,
+            part: part.uncounted(),
+            table_crc: 0,
+        }
     }
 
     #[test]

@@ -507,10 +507,7 @@ impl Import<'_> {
         let spec = ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
-            part_first: journal.part.first,
-            part_seed: journal.part.seed,
-            part_window: journal.part.window,
-            part_count: journal.part.count,
+            part: journal.part,
             fields,
             field_types,
             columns,
