@@ -24,25 +24,6 @@ pub trait Accesses {
     fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId]));
 }
 
-/// Lengths of samples.
-pub trait Lengths {
-    /// All ids are below this, including those of deleted samples.
-    fn num_samples(&self) -> u64;
-
-    /// Length of a sample in bytes.
-    fn len_bytes(&self, sample: SampleId) -> u32;
-}
-
-impl Lengths for [u32] {
-    fn num_samples(&self) -> u64 {
-        self.len() as u64
-    }
-
-    fn len_bytes(&self, sample: SampleId) -> u32 {
-        self[sample.0 as usize]
-    }
-}
-
 /// A training run: epochs of one order, divided among the ranks as [`Shard`] does.
 #[derive(Debug, Clone)]
 pub struct TrainingRun<'a, P: ?Sized> {

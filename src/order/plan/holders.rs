@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::order::Tail;
     use crate::plan::access::tests::{GLOBAL, Samples};
-    use crate::plan::{Planner, Tier, TrainingRun};
+    use crate::plan::{Planner, TrainingRun};
 
     #[test]
     fn every_rank_finds_the_best_copy_of_every_sample() {
@@ -87,10 +87,7 @@ mod tests {
         let run = TrainingRun::new(&samples, GLOBAL, 0..9, 5, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         // Ranks need not have equal tiers.
-        let tiers = |rank: u32| {
-            let num_blocks = 500 + 300 * u64::from(rank);
-            vec![Tier { num_blocks }, Tier { num_blocks: 900 }]
-        };
+        let tiers = |rank: u32| [500 + 300 * u64::from(rank), 900];
         let mut map = HolderMap::empty(3_000);
         let mut best: Vec<Option<(u8, u64, u32)>> = vec![None; 3_000];
         for rank in 0..5 {

@@ -40,11 +40,11 @@ mod planner;
 mod population;
 mod sources;
 
-pub use access::{Accesses, Lengths, TrainingRun};
+pub use access::{Accesses, TrainingRun};
 pub use by_portion::ByPortion;
 pub use chunk_holders::{ChunkHolders, Member};
 pub use frequency::Frequencies;
 pub use holders::{Holder, HolderMap};
 pub use model::{Curve, Model, Rate, Source, Stage};
-pub use planner::{PlannedCopy, Planner, Tier};
+pub use planner::{PlannedCopy, Planner};
 pub use sources::{OriginClient, SourceRates};

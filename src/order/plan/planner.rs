@@ -10,17 +10,10 @@
 //! access.
 
 use super::holders::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS};
-use super::{Accesses, Frequencies, Lengths};
+use super::{Accesses, Frequencies};
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Lba, SampleId};
 use dlfs_format::view::IdSet;
-
-/// A tier of one rank, as seen by the planner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tier {
-    /// Quota in blocks.
-    pub num_blocks: u64,
-}
 
 /// A copy that a rank plans to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,19 +32,25 @@ pub struct PlannedCopy {
 
 /// Plans one rank after another, in memory that it reuses: 2.2 bytes per sample.
 #[derive(Debug)]
-pub struct Planner<'a, A: ?Sized, L: ?Sized> {
+pub struct Planner<'a, A: ?Sized> {
     accesses: &'a A,
-    lengths: &'a L,
+    /// By sample.
+    lengths: &'a [u32],
     block_len_bytes: u32,
     frequencies: Frequencies,
 }
 
-impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
-    /// A planner for tiers with blocks of `block_len_bytes`; each copy starts at a block boundary.
+impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
+    /// A planner for samples of these lengths and tiers with blocks of `block_len_bytes`; each copy starts at a block
+    /// boundary.
     ///
     /// # Errors
     /// A block length other than 512, 1024, 2048 or 4096, or more ranks than an address can encode.
-    pub fn new(accesses: &'a A, lengths: &'a L, block_len_bytes: u32) -> Result<Planner<'a, A, L>> {
+    pub fn new(
+        accesses: &'a A,
+        lengths: &'a [u32],
+        block_len_bytes: u32,
+    ) -> Result<Planner<'a, A>> {
         if !(512..=4096).contains(&block_len_bytes) || !block_len_bytes.is_power_of_two() {
             return Err(invalid(format!(
                 "blocks have 512, 1024, 2048 or 4096 bytes, not {block_len_bytes}"
@@ -61,11 +60,11 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(invalid(format!("a plan is for 1 to {MAX_RANKS} ranks, not {ranks}")));
         }
-        let frequencies = Frequencies::new(lengths);
+        let frequencies = Frequencies::new(lengths.len());
         Ok(Planner { accesses, lengths, block_len_bytes, frequencies })
     }
 
-    /// Calls `visit` with each copy that `rank` plans in `tiers`, in the order of first access.
+    /// Calls `visit` with each copy that `rank` plans in `tiers`, quotas in blocks, in the order of first access.
     ///
     /// Costs two walks of the rank's access string and a visit of every sample, and one more walk
     /// for each tier that fills up, except the last.
@@ -75,18 +74,15 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
     pub fn plan(
         &mut self,
         rank: u32,
-        tiers: &[Tier],
+        tiers: &[u64],
         visit: &mut dyn FnMut(PlannedCopy),
     ) -> Result<()> {
         if tiers.len() > MAX_TIERS {
             let text = format!("a rank has at most {MAX_TIERS} tiers, not {}", tiers.len());
             return Err(invalid(text));
         }
-        if let Some(tier) = tiers.iter().find(|tier| tier.num_blocks > MAX_BLOCKS) {
-            return Err(invalid(format!(
-                "a tier has at most {MAX_BLOCKS} blocks, not {}",
-                tier.num_blocks
-            )));
+        if let Some(blocks) = tiers.iter().find(|&&blocks| blocks > MAX_BLOCKS) {
+            return Err(invalid(format!("a tier has at most {MAX_BLOCKS} blocks, not {blocks}")));
         }
         if tiers.is_empty() {
             return Ok(());
@@ -109,14 +105,14 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
     }
 
     /// For each frequency, how full the tiers are when its first sample is placed.
-    fn cut(&self, rank: u32, tiers: &[Tier]) -> Vec<Fill> {
+    fn cut(&self, rank: u32, tiers: &[u64]) -> Vec<Fill> {
         let sums = self.blocks_by_frequency();
         let mut fills = vec![Fill { tier: tiers.len(), used: 0 }; sums.len()];
         let mut fill = Fill { tier: 0, used: 0 };
         for frequency in (1..sums.len()).rev() {
             fills[frequency] = fill;
             let Some(tier) = tiers.get(fill.tier) else { break };
-            if sums[frequency] <= tier.num_blocks - fill.used {
+            if sums[frequency] <= tier - fill.used {
                 fill.used += sums[frequency];
             } else if fill.tier + 1 == tiers.len() {
                 fill.tier += 1;
@@ -146,7 +142,7 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
     /// Calls `visit` with each sample of the rank in the order of first access: sample, position in
     /// the access string, frequency, blocks.
     fn walk_first_accesses(&self, rank: u32, visit: &mut dyn FnMut(SampleId, u64, u16, u64)) {
-        let mut seen = IdSet::new(self.lengths.num_samples());
+        let mut seen = IdSet::new(self.lengths.len() as u64);
         let mut index = 0;
         self.accesses.walk(rank, &mut |ids| {
             for (index, &id) in (index..).zip(ids) {
@@ -160,7 +156,7 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
 
     /// A sample occupies whole blocks, at least one.
     fn blocks(&self, sample: SampleId) -> u64 {
-        u64::from(self.lengths.len_bytes(sample).div_ceil(self.block_len_bytes).max(1))
+        u64::from(self.lengths[sample.0 as usize].div_ceil(self.block_len_bytes).max(1))
     }
 }
 
@@ -173,9 +169,9 @@ struct Fill {
 
 impl Fill {
     /// Reserves `blocks`, closing each tier in which they do not fit.
-    fn take(&mut self, blocks: u64, tiers: &[Tier]) -> Option<usize> {
+    fn take(&mut self, blocks: u64, tiers: &[u64]) -> Option<usize> {
         while let Some(tier) = tiers.get(self.tier) {
-            if blocks <= tier.num_blocks - self.used {
+            if blocks <= tier - self.used {
                 self.used += blocks;
                 return Some(self.tier);
             }
@@ -196,7 +192,7 @@ mod tests {
 
     /// The definition, in memory: sort, fill, then assign addresses by first access.
     ///
-    fn by_definition(string: &[u64], lengths: &[u32], tiers: &[Tier]) -> Vec<PlannedCopy> {
+    fn by_definition(string: &[u64], lengths: &[u32], tiers: &[u64]) -> Vec<PlannedCopy> {
         let mut samples: Vec<PlannedCopy> = Vec::new();
         for (index, &id) in string.iter().enumerate() {
             match samples.iter_mut().find(|copy| copy.sample.0 == id) {
@@ -216,7 +212,7 @@ mod tests {
         let mut tier = 0;
         let mut used = 0;
         samples.retain_mut(|copy| {
-            while tier < tiers.len() && used + blocks(copy) > tiers[tier].num_blocks {
+            while tier < tiers.len() && used + blocks(copy) > tiers[tier] {
                 (tier, used) = (tier + 1, 0);
             }
             used += blocks(copy);
@@ -230,10 +226,6 @@ mod tests {
             next[usize::from(copy.tier)] += blocks(copy);
         }
         samples
-    }
-
-    fn tiers(blocks: &[u64]) -> Vec<Tier> {
-        blocks.iter().map(|&num_blocks| Tier { num_blocks }).collect()
     }
 
     proptest! {
@@ -253,8 +245,8 @@ mod tests {
             let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
             for rank in 0..ranks {
                 let mut copies = Vec::new();
-                planner.plan(rank, &tiers(&capacities), &mut |copy| copies.push(copy)).unwrap();
-                let expected = by_definition(&string(&run, rank), &lengths, &tiers(&capacities));
+                planner.plan(rank, &capacities, &mut |copy| copies.push(copy)).unwrap();
+                let expected = by_definition(&string(&run, rank), &lengths, &capacities);
                 prop_assert_eq!(copies, expected, "rank {}", rank);
             }
         }
@@ -267,7 +259,7 @@ mod tests {
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         let mut copies = Vec::new();
-        planner.plan(0, &tiers(&[1, 4]), &mut |copy| copies.push(copy)).unwrap();
+        planner.plan(0, &[1, 4], &mut |copy| copies.push(copy)).unwrap();
         assert_eq!(
             copies.iter().map(|copy| (copy.tier, copy.lba.0)).collect::<Vec<_>>(),
             [(1, 0), (1, 2)]
@@ -294,7 +286,7 @@ mod tests {
             assert!(error.to_string().contains(&format!("bytes, not {len_bytes}")), "{error}");
         }
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
-        let mut plan = |blocks: &[u64]| planner.plan(0, &tiers(blocks), &mut |_| ());
+        let mut plan = |blocks: &[u64]| planner.plan(0, blocks, &mut |_| ());
         plan(&[1; 15]).unwrap();
         assert!(plan(&[1; 16]).unwrap_err().to_string().contains("at most 15 tiers, not 16"));
         plan(&[MAX_BLOCKS]).unwrap();
