@@ -134,11 +134,9 @@ impl EpochOrder {
             OrderKind::Grouped { lanes, group } => {
                 Sequence::Chunked(Chunked::shuffled(population, (lanes, group), key))
             }
-            OrderKind::Local { world_size } => {
-                Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, 0.0))
-            }
-            OrderKind::Partial { q, world_size } => {
-                Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, q))
+            OrderKind::Local { .. } | OrderKind::Partial { .. } => {
+                let shares = Shares::new(spec, population).expect("its world size is checked");
+                Sequence::Partial(Partial::new(shares, epoch))
             }
             OrderKind::Weighted { .. } => {
                 return Err(invalid("a weighted order draws by weights, and there are none here"));

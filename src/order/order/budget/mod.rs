@@ -36,7 +36,7 @@ use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::permutation::Key;
 
 pub use deal::{Deal, Dealt, count_batches};
-pub use window::{Cut, Cutter};
+pub(crate) use window::{Cut, Cutter};
 
 /// How batches are made of samples of different lengths: the same budget makes the same batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,7 +182,7 @@ pub fn within_batch(consumed: u64) -> Error {
 pub const DEFAULT_WINDOW: u32 = 8192;
 
 /// A position of a window takes up to 44 bytes of memory, and a run keeps a few windows.
-pub const MAX_WINDOW: u32 = 1 << 22;
+pub(crate) const MAX_WINDOW: u32 = 1 << 22;
 
 /// The first word of the keys of windows. Frozen.
 const LABEL: u64 = 0x6275_6467;

@@ -240,8 +240,7 @@ impl Dealt {
     fn count_before(&self, len: u64, counts: &mut [u64]) {
         let whole = len / self.unit;
         let rest = len % self.unit;
-        let mut units = vec![0; counts.len()];
-        self.word.count_before(whole, &mut units);
+        let units = self.word.counts_before(whole, counts.len());
         counts.iter_mut().zip(units).for_each(|(count, units)| *count += units * self.unit);
         if rest > 0 {
             counts[self.word.locate(whole).0 as usize] += rest;
