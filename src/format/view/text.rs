@@ -129,38 +129,24 @@ pub(super) fn parse(text: &str) -> Result<Expr, Problem> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Column(String),
-    Word(Word),
     Value(Value),
     Compare(Compare),
-    Open,
-    Close,
-    Comma,
+    /// A word of the language in lower case, a parenthesis, or a comma.
+    Sign(&'static str),
     End,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Word {
-    And,
-    Or,
-    Not,
-    In,
-    Glob,
 }
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Token::Column(name) => write!(f, "the column `{name}`"),
-            Token::Word(word) => write!(f, "`{}`", format!("{word:?}").to_lowercase()),
             Token::Value(Value::Number(number)) => write!(f, "the number {number}"),
             Token::Value(Value::Bytes(bytes)) => write!(f, "the string '{}'", bytes.escape_ascii()),
             Token::Value(Value::Decimal(order)) => write!(f, "the number {}", number_at(*order)),
             Token::Value(Value::Bool(is_true)) => write!(f, "`{is_true}`"),
             Token::Value(Value::None) => f.write_str("`none`"),
             Token::Compare(_) => f.write_str("a comparison"),
-            Token::Open => f.write_str("`(`"),
-            Token::Close => f.write_str("`)`"),
-            Token::Comma => f.write_str("`,`"),
+            Token::Sign(sign) => write!(f, "`{sign}`"),
             Token::End => f.write_str("the end"),
         }
     }
@@ -200,7 +186,7 @@ impl Parser<'_> {
 
     fn any(&mut self) -> Result<Expr, Problem> {
         let mut list = vec![self.all()?];
-        while self.take_if(&Token::Word(Word::Or)) {
+        while self.take_if(&Token::Sign("or")) {
             list.push(self.all()?);
         }
         Ok(if list.len() == 1 { list.remove(0) } else { Expr::Any(list) })
@@ -208,7 +194,7 @@ impl Parser<'_> {
 
     fn all(&mut self) -> Result<Expr, Problem> {
         let mut list = vec![self.not()?];
-        while self.take_if(&Token::Word(Word::And)) {
+        while self.take_if(&Token::Sign("and")) {
             list.push(self.not()?);
         }
         Ok(if list.len() == 1 { list.remove(0) } else { Expr::All(list) })
@@ -221,11 +207,11 @@ impl Parser<'_> {
             let what = format!("more than {MAX_DEPTH} levels of parentheses and `not`");
             return Err(Problem::new(self.text, at, what));
         }
-        let expr = if self.take_if(&Token::Word(Word::Not)) {
+        let expr = if self.take_if(&Token::Sign("not")) {
             Expr::Not(Box::new(self.not()?))
-        } else if self.take_if(&Token::Open) {
+        } else if self.take_if(&Token::Sign("(")) {
             let inner = self.any()?;
-            if !self.take_if(&Token::Close) {
+            if !self.take_if(&Token::Sign(")")) {
                 return self.expected("`)`, `and` or `or`");
             }
             inner
@@ -241,14 +227,14 @@ impl Parser<'_> {
         let mut tests = Vec::new();
         loop {
             let is_negated =
-                matches!(left, Operand::Column(_)) && self.take_if(&Token::Word(Word::Not));
+                matches!(left, Operand::Column(_)) && self.take_if(&Token::Sign("not"));
             let test = match (self.peek().0.clone(), &left) {
-                (Token::Word(Word::In), Operand::Column(column)) => {
+                (Token::Sign("in"), Operand::Column(column)) => {
                     self.next += 1;
                     let values = self.list()?;
                     Test { column: column.clone(), at, compare: Compare::In, values }
                 }
-                (Token::Word(Word::Glob), Operand::Column(column)) => {
+                (Token::Sign("glob"), Operand::Column(column)) => {
                     self.next += 1;
                     let Token::Value(value @ Value::Bytes(_)) = self.peek().0.clone() else {
                         return self.expected("a pattern in quotes");
@@ -316,7 +302,7 @@ impl Parser<'_> {
     }
 
     fn list(&mut self) -> Result<Vec<(Value, usize)>, Problem> {
-        if !self.take_if(&Token::Open) {
+        if !self.take_if(&Token::Sign("(")) {
             return self.expected("`(` and a list of values");
         }
         let mut values = Vec::new();
@@ -325,10 +311,10 @@ impl Parser<'_> {
                 return self.expected("a number, or a string in quotes");
             };
             values.push((value, self.take().1));
-            if self.take_if(&Token::Close) {
+            if self.take_if(&Token::Sign(")")) {
                 return Ok(values);
             }
-            if !self.take_if(&Token::Comma) {
+            if !self.take_if(&Token::Sign(",")) {
                 return self.expected("`,` or `)`");
             }
         }
@@ -363,9 +349,6 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
             continue;
         }
         let (token, len) = match first {
-            '(' => (Token::Open, 1),
-            ')' => (Token::Close, 1),
-            ',' => (Token::Comma, 1),
             '\'' | '"' => string(text, at)?,
             '0'..='9' | '-' | '+' => number(text, at)?,
             'a'..='z' | 'A'..='Z' | '_' => word(rest),
@@ -386,17 +369,20 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
 }
 
 /// Longer ones first.
-const SIGNS: [(&str, Token); 10] = [
+const SIGNS: [(&str, Token); 13] = [
     ("==", Token::Compare(Compare::Equal)),
     ("!=", Token::Compare(Compare::NotEqual)),
     ("<=", Token::Compare(Compare::LessOrEqual)),
     (">=", Token::Compare(Compare::GreaterOrEqual)),
-    ("&&", Token::Word(Word::And)),
-    ("||", Token::Word(Word::Or)),
+    ("&&", Token::Sign("and")),
+    ("||", Token::Sign("or")),
     ("=", Token::Compare(Compare::Equal)),
     ("<", Token::Compare(Compare::Less)),
     (">", Token::Compare(Compare::Greater)),
-    ("!", Token::Word(Word::Not)),
+    ("!", Token::Sign("not")),
+    ("(", Token::Sign("(")),
+    (")", Token::Sign(")")),
+    (",", Token::Sign(",")),
 ];
 
 fn word(rest: &str) -> (Token, usize) {
@@ -404,11 +390,11 @@ fn word(rest: &str) -> (Token, usize) {
     let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
     let name = &rest[..len];
     let token = match name {
-        "and" | "AND" => Token::Word(Word::And),
-        "or" | "OR" => Token::Word(Word::Or),
-        "not" | "NOT" => Token::Word(Word::Not),
-        "in" | "IN" => Token::Word(Word::In),
-        "glob" | "GLOB" => Token::Word(Word::Glob),
+        "and" | "AND" => Token::Sign("and"),
+        "or" | "OR" => Token::Sign("or"),
+        "not" | "NOT" => Token::Sign("not"),
+        "in" | "IN" => Token::Sign("in"),
+        "glob" | "GLOB" => Token::Sign("glob"),
         "none" | "NONE" => Token::Value(Value::None),
         "true" | "TRUE" | "True" => Token::Value(Value::Bool(true)),
         "false" | "FALSE" | "False" => Token::Value(Value::Bool(false)),
