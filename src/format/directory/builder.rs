@@ -82,7 +82,7 @@ struct Shuffled {
 }
 
 /// Appends the name of a sample to a buffer.
-pub type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
+type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
 
 /// A sample to be added to the columns.
 struct NewSample<'a> {
@@ -405,7 +405,7 @@ impl DirectoryBuilder {
             learned: None,
             names: Arc::new(names.into()),
             origins: Arc::new(Bytes::from(self.origins).into()),
-            lookup_on_media: Vec::new(),
+            on_media: None,
             head_crc32c: None,
             view: None,
             placements,

@@ -60,7 +60,7 @@ mod viewed;
 use std::sync::{Arc, OnceLock};
 
 pub use aside::KeepsAside;
-pub use builder::{DirectoryBuilder, GiveName};
+pub use builder::DirectoryBuilder;
 pub use bytes::Bytes;
 pub use columns::{ChunkInfo, ChunkSamples};
 pub use ids::IdSet;
@@ -77,6 +77,7 @@ pub use viewed::ViewMark;
 use crate::format::checksum::fingerprint;
 use crate::format::chunk::ChunkId;
 use crate::format::error::out_of_range;
+use crate::format::snapshot::{SectionKind, SnapshotHead};
 use crate::format::{
     CellRange, Extent, FieldTypes, FormatError, GenerationRecord, ImageLayout, Part, Placement,
     Uuid,
@@ -110,8 +111,8 @@ pub struct Directory {
     names: Arc<OnceLock<Names>>,
     /// The objects that the image was imported from, as the names are shared.
     origins: Arc<OnceLock<Bytes>>,
-    /// The sections of tree, names and origins in the snapshot, if it was decoded from one.
-    lookup_on_media: Vec<crate::format::snapshot::Section>,
+    /// The head of the snapshot that it was decoded from, if it was: tree, names and origins may still be there.
+    on_media: Option<Arc<SnapshotHead>>,
     /// The CRC32C at the end of the snapshot's head, if it was read from one.
     head_crc32c: Option<u32>,
     /// The view, if other samples of the generation are left out.
@@ -504,10 +505,10 @@ impl Directory {
     pub(crate) fn has_origins(&self) -> bool {
         match self.origins.get() {
             Some(origins) => !origins.is_empty(),
-            None => self
-                .lookup_on_media
-                .iter()
-                .any(|section| section.kind == crate::format::snapshot::SectionKind::Origins),
+            None => {
+                let head = self.on_media.as_ref();
+                head.is_some_and(|head| head.section(SectionKind::Origins).is_some())
+            }
         }
     }
 
@@ -530,8 +531,8 @@ impl Directory {
         Memory {
             lengths_and_checksums: self.num_samples() * 8
                 + self.learned.as_ref().map_or(0, |learned| learned.memory_bytes()),
-            checkpoints: self.columns.checkpoint_bytes(),
-            chunks: self.columns.chunk_bytes(),
+            checkpoints: self.columns.checkpoints.len() as u64,
+            chunks: self.columns.chunks.len() as u64,
             tree: self.tree.get().map_or(0, Tree::memory_bytes),
             deletions: self.deleted_ids.memory_bytes() + self.deleted_slots.memory_bytes(),
             labels: self.labels.as_ref().map_or(0, Labels::memory_bytes),

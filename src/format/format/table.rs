@@ -324,14 +324,14 @@ impl Table {
         };
         let names = columns.need(kind::NAMES)?;
         table.read_names(names, &order, head.layout.max_names_bytes())?;
-        if let Some(pieces) = columns.pieces {
-            table.read_pieces(Cursor::new("column of a chunk", pieces))?;
+        if let Some(pieces) = columns.find(kind::PIECES) {
+            table.read_pieces(pieces)?;
         }
-        table.typed = match columns.typed {
+        table.typed = match columns.bytes(kind::TYPED) {
             Some(typed) => ColumnTable::decode(typed, num_samples)?,
             None => ColumnTable::of_rows(num_samples),
         };
-        if let Some(types) = columns.field_types {
+        if let Some(types) = columns.bytes(kind::FIELD_TYPES) {
             table.field_types = FieldTypes::decode(types, head.num_fields.into())?;
         }
         Ok(table)
@@ -363,48 +363,39 @@ impl Table {
     }
 }
 
-/// The columns of a table.
-struct Columns<'a> {
-    found: [Option<&'a [u8]>; KNOWN_KINDS],
-    pieces: Option<&'a [u8]>,
-    typed: Option<&'a [u8]>,
-    field_types: Option<&'a [u8]>,
-}
+/// The columns of a table that are known: kind and bytes.
+struct Columns<'a>(Vec<(u64, &'a [u8])>);
 
 impl<'a> Columns<'a> {
     fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
         let mut cursor = Cursor::new("columns of a chunk", bytes);
-        let mut found = [None; _];
+        let mut found = Vec::new();
         let mut next = 1;
-        let mut pieces = None;
-        let mut typed = None;
-        let mut field_types = None;
         while cursor.len() > 0 {
             let kind = cursor.number()?;
             let column = cursor.string()?;
             at_most("kind of the column before", next, kind)?;
             next = kind.saturating_add(1);
-            match usize::try_from(kind).ok().and_then(|kind| found.get_mut(kind)) {
-                Some(found) => *found = Some(column),
-                None if kind == kind::PIECES => pieces = Some(column),
-                None if kind == kind::TYPED => typed = Some(column),
-                None if kind == kind::FIELD_TYPES => field_types = Some(column),
-                None if kind >= kind::MAY_BE_IGNORED => {}
-                None => {
-                    return Err(out_of_range("kind of a column", kind, KNOWN_KINDS as u64 - 1));
-                }
+            match kind {
+                ..=kind::NAMES | kind::PIECES..=kind::FIELD_TYPES => found.push((kind, column)),
+                kind::MAY_BE_IGNORED.. => {}
+                _ => return Err(out_of_range("kind of a column", kind, kind::NAMES)),
             }
         }
-        Ok(Columns { found, pieces, typed, field_types })
+        Ok(Columns(found))
+    }
+
+    fn bytes(&self, kind: u64) -> Option<&'a [u8]> {
+        self.0.iter().find(|(own, _)| *own == kind).map(|(_, bytes)| *bytes)
     }
 
     fn find(&self, kind: u64) -> Option<Cursor<'a>> {
-        self.found[kind as usize].map(|bytes| Cursor::new("column of a chunk", bytes))
+        self.bytes(kind).map(|bytes| Cursor::new("column of a chunk", bytes))
     }
 
     /// The bytes of a column that has `len` of them.
     fn exactly(&self, kind: u64, len: usize) -> Result<Option<&'a [u8]>, FormatError> {
-        let Some(column) = self.found[kind as usize] else { return Ok(None) };
+        let Some(column) = self.bytes(kind) else { return Ok(None) };
         equal("length of a column of a chunk", len as u64, column.len() as u64)?;
         Ok(Some(column))
     }
