@@ -85,11 +85,12 @@ const _: () = assert!(size_of::<RawHead>() == HEAD_BYTES);
 
 /// The kind of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum ChunkKind {
     /// Samples.
-    Samples,
+    Samples = 1,
     /// The metadata of a generation: see [`crate::format::record`].
-    Record,
+    Record = 2,
 }
 
 /// Identity of a chunk. Sorts in the order of writing.
@@ -188,10 +189,7 @@ impl ChunkHead {
         let mut raw = RawHead {
             magic: MAGIC,
             version: FORMAT_VERSION.into(),
-            kind: match self.kind {
-                ChunkKind::Samples => KIND_SAMPLES,
-                ChunkKind::Record => KIND_RECORD,
-            },
+            kind: self.kind as u8,
             pack: self.layout.pack.to_byte(),
             header_len: self.header_len.into(),
             uuid: self.layout.uuid.0,
@@ -227,8 +225,8 @@ impl RawHead {
         let namespaces = self.num_namespaces.get();
         let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
         let kind = match self.kind {
-            KIND_SAMPLES => ChunkKind::Samples,
-            KIND_RECORD => ChunkKind::Record,
+            1 => ChunkKind::Samples,
+            2 => ChunkKind::Record,
             other => return Err(out_of_range("kind of a chunk", other, 2)),
         };
         let head = ChunkHead {
@@ -333,11 +331,7 @@ impl ChunkHeader {
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Samples {
-            return Err(out_of_range(
-                "kind of a chunk of samples",
-                KIND_RECORD,
-                KIND_SAMPLES.into(),
-            ));
+            return Err(out_of_range("kind of a chunk of samples", head.kind as u8, 1));
         }
         ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
     }
@@ -450,5 +444,3 @@ pub(crate) fn padded(bytes: u64) -> u64 {
 /// Length of the fixed part, which contains the length of the rest.
 pub const HEAD_BYTES: usize = 128;
 const MAGIC: [u8; 8] = *b"DLFSCHNK";
-const KIND_SAMPLES: u8 = 1;
-const KIND_RECORD: u8 = 2;
