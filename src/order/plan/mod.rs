@@ -23,9 +23,9 @@
 //! different addresses. Nothing here reads, waits or measures: `tier` admits copies, `cache` moves
 //! them, and `tools/sim` runs this very code to simulate the result.
 //!
-//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice, once
-//! more for each further tier, and keeps 2.2 bytes per sample; the holder map does so for every
-//! rank and keeps 8 bytes more. Nothing grows with F * E.
+//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice and keeps 25 bytes
+//! for each sample among them while it is planned; the holder map does so for every rank, one after the other,
+//! and keeps 8 bytes a sample. Nothing grows with F * E.
 //!
 //! Read `access.rs`, `planner.rs` and `holders.rs`, in that order; `chunk_holders.rs`, and `model.rs`
 //! with `sources.rs`, stand alone.

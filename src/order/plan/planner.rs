@@ -4,10 +4,10 @@
 //! order they fill the first tier until one does not fit; that sample closes the tier and starts
 //! the next. Inside a tier, addresses follow the order of first access over all its samples.
 //!
-//! No list of samples is sorted or kept. Samples of a frequency that fits completely need only
-//! their sum; frequencies that a tier boundary cuts, at most one per tier, are filled sample by
-//! sample on a walk of their own; and the last walk visits every sample in the order of its first
-//! access.
+//! It is the plan of one sample after the other, for simulations: what a run keeps of a data set's units is planned
+//! by the same rule in `cache`.
+
+use std::cmp::Reverse;
 
 use super::holders::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS};
 use super::{Accesses, Frequencies};
@@ -30,7 +30,7 @@ pub struct PlannedCopy {
     pub frequency: u16,
 }
 
-/// Plans one rank after another, in memory that it reuses: 2.2 bytes per sample.
+/// Plans one rank after another.
 #[derive(Debug)]
 pub struct Planner<'a, A: ?Sized> {
     accesses: &'a A,
@@ -66,8 +66,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
 
     /// Calls `visit` with each copy that `rank` plans in `tiers`, quotas in blocks, in the order of first access.
     ///
-    /// Costs two walks of the rank's access string and a visit of every sample, and one more walk
-    /// for each tier that fills up, except the last.
+    /// Costs two walks of the rank's access string, and 25 bytes for each sample in it.
     ///
     /// # Errors
     /// More or larger tiers than an address can encode; nothing was visited.
@@ -88,14 +87,33 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
             return Ok(());
         }
         self.frequencies.count(self.accesses, rank);
-        let mut fills = self.cut(rank, tiers);
+        let first_accesses = self.first_accesses(rank);
+        let mut ranked: Vec<usize> = (0..first_accesses.len()).collect();
+        // Stable: of samples that are read equally often, the earliest comes first.
+        ranked.sort_by_key(|&at| Reverse(self.frequencies.of(first_accesses[at].0)));
+        let mut tier_of = vec![None; first_accesses.len()];
+        let mut tier = 0;
+        let mut used = 0;
+        for at in ranked {
+            let blocks = self.blocks(first_accesses[at].0);
+            while tiers.get(tier).is_some_and(|quota| blocks > quota - used) {
+                (tier, used) = (tier + 1, 0);
+            }
+            if tier == tiers.len() {
+                break;
+            }
+            used += blocks;
+            tier_of[at] = Some(tier as u8);
+        }
         let mut next_lba = [0; MAX_TIERS];
-        self.walk_first_accesses(rank, &mut |sample, first_access, frequency, blocks| {
-            let Some(tier) = fills[usize::from(frequency)].take(blocks, tiers) else { return };
-            let lba = Lba(next_lba[tier]);
-            next_lba[tier] += blocks;
-            visit(PlannedCopy { sample, tier: tier as u8, lba, first_access, frequency });
-        });
+        for ((sample, first_access), tier) in first_accesses.into_iter().zip(tier_of) {
+            let Some(tier) = tier else { continue };
+            let next = &mut next_lba[usize::from(tier)];
+            let lba = Lba(*next);
+            *next += self.blocks(sample);
+            let frequency = self.frequencies.of(sample);
+            visit(PlannedCopy { sample, tier, lba, first_access, frequency });
+        }
         Ok(())
     }
 
@@ -104,80 +122,21 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         &self.frequencies
     }
 
-    /// For each frequency, how full the tiers are when its first sample is placed.
-    fn cut(&self, rank: u32, tiers: &[u64]) -> Vec<Fill> {
-        let sums = self.blocks_by_frequency();
-        let mut fills = vec![Fill { tier: tiers.len(), used: 0 }; sums.len()];
-        let mut fill = Fill { tier: 0, used: 0 };
-        for frequency in (1..sums.len()).rev() {
-            fills[frequency] = fill;
-            let Some(tier) = tiers.get(fill.tier) else { break };
-            if sums[frequency] <= tier - fill.used {
-                fill.used += sums[frequency];
-            } else if fill.tier + 1 == tiers.len() {
-                fill.tier += 1;
-            } else if sums[frequency] > 0 {
-                self.walk_first_accesses(rank, &mut |_, _, of, blocks| {
-                    if usize::from(of) == frequency {
-                        fill.take(blocks, tiers);
-                    }
-                });
-            }
-        }
-        fills
-    }
-
-    fn blocks_by_frequency(&self) -> Vec<u64> {
-        let mut sums = Vec::new();
-        for (sample, frequency) in self.frequencies.iter() {
-            let frequency = usize::from(frequency);
-            if frequency >= sums.len() {
-                sums.resize(frequency + 1, 0);
-            }
-            sums[frequency] += self.blocks(sample);
-        }
-        sums
-    }
-
-    /// Calls `visit` with each sample of the rank in the order of first access: sample, position in
-    /// the access string, frequency, blocks.
-    fn walk_first_accesses(&self, rank: u32, visit: &mut dyn FnMut(SampleId, u64, u16, u64)) {
+    /// Each sample of the rank in the order of first access, with its position in the access string.
+    fn first_accesses(&self, rank: u32) -> Vec<(SampleId, u64)> {
         let mut seen = IdSet::new(self.lengths.len() as u64);
-        let mut index = 0;
+        let mut accesses = 0..;
+        let mut first = Vec::new();
         self.accesses.walk(rank, &mut |ids| {
-            for (index, &id) in (index..).zip(ids) {
-                if seen.insert(id.0) {
-                    visit(id, index, self.frequencies.of(id), self.blocks(id));
-                }
-            }
-            index += ids.len() as u64;
+            let new = ids.iter().copied().zip(&mut accesses).filter(|(id, _)| seen.insert(id.0));
+            first.extend(new);
         });
+        first
     }
 
     /// A sample occupies whole blocks, at least one.
     fn blocks(&self, sample: SampleId) -> u64 {
         u64::from(self.lengths[sample.0 as usize].div_ceil(self.block_len_bytes).max(1))
-    }
-}
-
-/// The tier being filled and its used blocks; there is none after the last tier.
-#[derive(Debug, Clone, Copy)]
-struct Fill {
-    tier: usize,
-    used: u64,
-}
-
-impl Fill {
-    /// Reserves `blocks`, closing each tier in which they do not fit.
-    fn take(&mut self, blocks: u64, tiers: &[u64]) -> Option<usize> {
-        while let Some(tier) = tiers.get(self.tier) {
-            if blocks <= tier - self.used {
-                self.used += blocks;
-                return Some(self.tier);
-            }
-            *self = Fill { tier: self.tier + 1, used: 0 };
-        }
-        None
     }
 }
 
