@@ -31,7 +31,6 @@ use dlfs_base::units::{Generation, SampleId};
 pub use file::{NamedView, VIEW_HEADER_BYTES, ViewFile};
 pub use filter::Filter;
 pub use split::{Split, SplitBy, Splitter};
-pub use text::Problem;
 
 /// Some samples of one generation of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]

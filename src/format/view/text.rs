@@ -62,35 +62,30 @@ pub(super) enum Value {
 }
 
 /// An error in an expression, and its position.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    text: String,
+#[derive(Debug)]
+pub(super) struct Problem {
     /// In bytes.
     at: usize,
     what: String,
 }
 
 impl Problem {
-    pub(super) fn new(text: &str, at: usize, what: impl Into<String>) -> Problem {
-        Problem { text: text.to_owned(), at, what: what.into() }
+    pub(super) fn new(at: usize, what: impl Into<String>) -> Problem {
+        Problem { at, what: what.into() }
     }
 
-    /// The character at which it is, from 1.
-    pub fn column(&self) -> usize {
-        let before = self.text.char_indices().take_while(|(at, _)| *at < self.at);
-        before.count() + 1
+    /// The character of `text` at which it is, from 1.
+    fn column(&self, text: &str) -> usize {
+        text.char_indices().take_while(|(at, _)| *at < self.at).count() + 1
     }
-}
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = shown(&self.text);
-        let column = self.column();
-        write!(f, "{}, at character {column} of the expression `{shown}`", self.what)
+    /// The error for the expression `text`.
+    pub(super) fn of(&self, text: &str) -> Error {
+        let column = self.column(text);
+        let shown = shown(text);
+        invalid(format!("{}, at character {column} of the expression `{shown}`", self.what))
     }
 }
-
-impl std::error::Error for Problem {}
 
 /// The text without control characters, and not endless.
 fn shown(text: &str) -> String {
@@ -101,24 +96,17 @@ fn shown(text: &str) -> String {
     shown.replace("\\'", "'").replace("\\\"", "\"")
 }
 
-impl From<Problem> for Error {
-    fn from(problem: Problem) -> Error {
-        invalid(problem.to_string())
-    }
-}
-
 /// Parses `text`.
 ///
 /// # Errors
 /// What is wrong with it, and at which character.
 pub(super) fn parse(text: &str) -> Result<Expr, Problem> {
     if text.len() > MAX_LEN {
-        let what =
-            format!("an expression has at most {MAX_LEN} bytes, and this has {}", text.len());
-        return Err(Problem::new(text, 0, what));
+        let len = text.len();
+        let what = format!("an expression has at most {MAX_LEN} bytes, and this has {len}");
+        return Err(Problem::new(0, what));
     }
-    let tokens = tokens(text)?;
-    let mut parser = Parser { text, tokens, next: 0, depth: 0 };
+    let mut parser = Parser { tokens: tokens(text)?, next: 0, depth: 0 };
     let root = parser.any()?;
     match parser.peek().0 {
         Token::End => Ok(root),
@@ -152,15 +140,14 @@ impl fmt::Display for Token {
     }
 }
 
-struct Parser<'a> {
-    text: &'a str,
+struct Parser {
     /// With where each begins, in bytes. The last one is the end.
     tokens: Vec<(Token, usize)>,
     next: usize,
     depth: usize,
 }
 
-impl Parser<'_> {
+impl Parser {
     fn peek(&self) -> (&Token, usize) {
         let (token, at) = &self.tokens[self.next.min(self.tokens.len() - 1)];
         (token, *at)
@@ -181,7 +168,7 @@ impl Parser<'_> {
 
     fn expected<T>(&self, what: &str) -> Result<T, Problem> {
         let (found, at) = self.peek();
-        Err(Problem::new(self.text, at, format!("expected {what}, found {found}")))
+        Err(Problem::new(at, format!("expected {what}, found {found}")))
     }
 
     fn any(&mut self) -> Result<Expr, Problem> {
@@ -205,7 +192,7 @@ impl Parser<'_> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             let what = format!("more than {MAX_DEPTH} levels of parentheses and `not`");
-            return Err(Problem::new(self.text, at, what));
+            return Err(Problem::new(at, what));
         }
         let expr = if self.take_if(&Token::Sign("not")) {
             Expr::Not(Box::new(self.not()?))
@@ -282,11 +269,11 @@ impl Parser<'_> {
             }
             (Operand::Column(_), Operand::Column(_)) => {
                 let what = "a column is compared with a value, not with another column";
-                return Err(Problem::new(self.text, right_at, what));
+                return Err(Problem::new(right_at, what));
             }
             (Operand::Value(_), Operand::Value(_)) => {
                 let what = "one side of a comparison is a column; strings stand in quotes";
-                return Err(Problem::new(self.text, left_at, what));
+                return Err(Problem::new(left_at, what));
             }
         };
         Ok(Test { column: column.clone(), at, compare, values: vec![value] })
@@ -357,7 +344,7 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
                 Some((sign, token)) => (token.clone(), sign.len()),
                 None => {
                     let what = format!("`{}` has no meaning here", first.escape_debug());
-                    return Err(Problem::new(text, at, what));
+                    return Err(Problem::new(at, what));
                 }
             },
         };
@@ -407,7 +394,7 @@ fn word(rest: &str) -> (Token, usize) {
 fn quoted(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     match text[at + 1..].find('`') {
         Some(len) => Ok((Token::Column(text[at + 1..at + 1 + len].to_owned()), len + 2)),
-        None => Err(Problem::new(text, at, "this name of a column has no end")),
+        None => Err(Problem::new(at, "this name of a column has no end")),
     }
 }
 
@@ -430,7 +417,7 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
             let number: f64 = written.replace('_', "").parse().unwrap_or(f64::NAN);
             if !number.is_finite() {
                 let what = format!("`{}` is no number", shown(written));
-                return Err(Problem::new(text, at, what));
+                return Err(Problem::new(at, what));
             }
             Ok((Token::Value(Value::Decimal(order_of(number))), len))
         }
@@ -439,7 +426,7 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
                 "`{}` is no integer of 64 bits, with or without K, M, G or T (powers of 1,024)",
                 shown(written)
             );
-            Err(Problem::new(text, at, what))
+            Err(Problem::new(at, what))
         }
     }
 }
@@ -469,7 +456,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     let mut value = Vec::new();
     loop {
         let Some(&byte) = bytes.get(next) else {
-            return Err(Problem::new(text, at, "this string has no end"));
+            return Err(Problem::new(at, "this string has no end"));
         };
         next += 1;
         if byte == quote {
@@ -489,9 +476,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
                 let byte =
                     text.get(next..next + 2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
                 next += 2;
-                byte.ok_or_else(|| {
-                    Problem::new(text, next - 4, "`\\x` has two hexadecimal digits")
-                })?
+                byte.ok_or_else(|| Problem::new(next - 4, "`\\x` has two hexadecimal digits"))?
             }
             // Keep the backslash before a sign of a pattern: the pattern reads it.
             Some(byte @ (b'*' | b'?' | b'[' | b']' | b'-' | b'!')) => {
@@ -501,7 +486,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
             _ => {
                 let what =
                     "a backslash in a string stands before \\ ' \" n t xHH, or a sign of a pattern";
-                return Err(Problem::new(text, next - 2, what));
+                return Err(Problem::new(next - 2, what));
             }
         };
         value.push(byte);
@@ -530,7 +515,7 @@ mod tests {
 
     fn problem(text: &str) -> (usize, String) {
         let problem = parse(text).unwrap_err();
-        (problem.column(), problem.to_string())
+        (problem.column(text), problem.of(text).to_string())
     }
 
     #[test]
@@ -638,7 +623,7 @@ mod tests {
         #[test]
         fn any_text_is_an_expression_or_is_refused_at_a_character_of_it(text in any::<String>()) {
             if let Err(problem) = parse(&text) {
-                prop_assert!(problem.column() <= text.chars().count() + 1);
+                prop_assert!(problem.column(&text) <= text.chars().count() + 1);
             }
         }
 
@@ -654,8 +639,8 @@ mod tests {
         ) {
             let text = words.join(" ");
             if let Err(problem) = parse(&text) {
-                prop_assert!(problem.column() <= text.chars().count() + 1);
-                prop_assert!(!problem.to_string().is_empty());
+                prop_assert!(problem.column(&text) <= text.chars().count() + 1);
+                prop_assert!(!problem.of(&text).to_string().is_empty());
             }
         }
     }

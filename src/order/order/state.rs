@@ -33,10 +33,10 @@ pub struct State {
     /// Positions of that epoch that all ranks together have consumed.
     pub consumed: u64,
     /// The mixture, if the run is over one: `image` is then its hash, and `generation` 0.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixture: Option<Arc<MixtureSpec>>,
     /// The budget of each batch, if batches have one. What is consumed then ends with a batch.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Arc<Budget>>,
 }
 
@@ -254,26 +254,6 @@ impl State {
         let next =
             if consumed < len { (epoch, consumed) } else { (Epoch(epoch.0.saturating_add(1)), 0) };
         State { epoch: next.0, consumed: next.1, ..self.clone() }
-    }
-}
-
-/// A description that states share, as JSON.
-mod shared {
-    use std::sync::Arc;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<T: Serialize, S: Serializer>(
-        shared: &Option<Arc<T>>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        shared.as_deref().serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Arc<T>>, D::Error> {
-        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
     }
 }
 

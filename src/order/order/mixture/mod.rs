@@ -124,18 +124,14 @@ impl Mixture {
     /// How many positions of `epoch` each source has.
     pub fn counts(&self, epoch: Epoch) -> Vec<u64> {
         let first = epoch.0.saturating_mul(self.epoch_size());
-        let before = self.segments.drawn_before(first, self.batching, self.seed);
-        let after = self.segments.drawn_before(
-            first.saturating_add(self.epoch_size()),
-            self.batching,
-            self.seed,
-        );
+        let before = self.drawn_before(first);
+        let after = self.drawn_before(first.saturating_add(self.epoch_size()));
         before.iter().zip(after).map(|(before, after)| after - before).collect()
     }
 
     /// How many of the first `position` positions of the run each source has, without the permutations of
     /// [`Batching::Random`]: where each source stands when a run resumes there, up to what a window permutes.
-    pub fn drawn_before(&self, position: u64) -> Vec<u64> {
+    fn drawn_before(&self, position: u64) -> Vec<u64> {
         self.segments.drawn_before(position, self.batching, self.seed)
     }
 
