@@ -145,7 +145,7 @@ impl Image {
         let opened = match select_generation(&read_superblocks(&self.devices)?) {
             Ok(opened) => opened,
             Err(error) => {
-                let what = format!("superblocks: {}", Error::from(error).report());
+                let what = format!("superblocks: {}", error.report());
                 let sample = None;
                 let name = None;
                 let namespace = 0;

@@ -121,7 +121,7 @@ impl BatchCounts {
     /// This rank's share, from the start of an epoch.
     fn shard(&self) -> Result<Shard> {
         let LoaderOptions { rank, world_size, tail, .. } = self.options;
-        Ok(Shard::new(rank, world_size, tail)?)
+        Shard::new(rank, world_size, tail)
     }
 
     fn deal(&self, order: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {

@@ -181,7 +181,7 @@ impl Stream {
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
         if let Some(fed) = &mut self.fed {
-            return Ok(fed.next_ids(ids)?);
+            return fed.next_ids(ids);
         }
         if self.lengths.is_some() {
             let mut picks = std::mem::take(&mut self.aligned);
@@ -232,7 +232,7 @@ impl Stream {
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
         if let Some(fed) = &mut self.fed {
-            return Ok(fed.next_picks(picks)?);
+            return fed.next_picks(picks);
         }
         if self.lengths.is_some() {
             return self.next_dealt(&mut Vec::new(), picks);
@@ -302,7 +302,7 @@ impl Stream {
                     &mut other.insert((epoch, new)).1
                 }
             };
-            Ok(dealing.next(order, lengths, ids, picks)?)
+            dealing.next(order, lengths, ids, picks)
         })
     }
 

@@ -32,7 +32,7 @@ pub struct BudgetObserver {
     /// The counts so far.
     report: BudgetReport,
     is_padded: bool,
-    /// Of all batches, none of which counts more than the budget.
+    /// The sum over all batches, none of which counts more than the budget.
     cost: u64,
 }
 
