@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dlfs::order::budget::{Budget, BudgetError, Deal};
+use dlfs::order::budget::{Budget, Deal};
 use dlfs::order::mixture::{Batching, Mixture, MixtureSpec, Part, Source, Weight};
 use dlfs::order::weighted::{Draws, LabelWeights, Weights};
 use dlfs::order::{
@@ -156,7 +156,7 @@ fn time_budget(kind: OrderKind) {
         let from = ids.len();
         order.ids(&Even, Positions::new(range.start, 1, range.end - range.start), ids);
         tokens.extend(ids[from..].iter().map(|id| lengths[id.0 as usize]));
-        Ok::<(), BudgetError>(())
+        Ok(())
     };
     let mut batch = Vec::new();
     let mut batches = 0;

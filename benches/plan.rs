@@ -12,7 +12,7 @@ mod results;
 use std::time::Instant;
 
 use dlfs::order::{OrderKind, OrderSpec, Population, Tail};
-use dlfs::plan::{HolderMap, Lengths, Planner, Tier, TrainingRun};
+use dlfs::plan::{HolderMap, Planner, TrainingRun};
 use dlfs::units::SampleId;
 
 struct Samples(u64);
@@ -43,14 +43,8 @@ impl Population for Samples {
     }
 }
 
-impl Lengths for Samples {
-    fn num_samples(&self) -> u64 {
-        self.0
-    }
-
-    fn len_bytes(&self, sample: SampleId) -> u32 {
-        16_384 + (sample.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u32 % 229_376
-    }
+fn len_bytes(sample: u64) -> u32 {
+    16_384 + (sample.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u32 % 229_376
 }
 
 fn main() {
@@ -64,12 +58,13 @@ fn main() {
     let run =
         TrainingRun::new(&samples, order, 0..epochs, ranks, Tail::Keep).expect("a run with ranks");
     let all_blocks = samples.0 * (131_072 / BLOCK_LEN_BYTES);
-    let tiers = [16, 8].map(|part| Tier { num_blocks: all_blocks / part });
+    let tiers = [16, 8].map(|part| all_blocks / part);
+    let lengths: Vec<u32> = (0..samples.0).map(len_bytes).collect();
     println!("{} samples, {epochs} epochs, {ranks} ranks, one thread", samples.0);
     println!("before planning: {} MB resident at most", peak_mb());
 
     let start = Instant::now();
-    let mut planner = Planner::new(&run, &samples, BLOCK_LEN_BYTES as u32).expect("a block length");
+    let mut planner = Planner::new(&run, &lengths, BLOCK_LEN_BYTES as u32).expect("a block length");
     let mut copies = [0_u64; 2];
     planner
         .plan(0, &tiers, &mut |copy| copies[usize::from(copy.tier)] += 1)

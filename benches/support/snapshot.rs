@@ -13,10 +13,7 @@ pub fn directory_of(samples: u64) -> Directory {
     let spec = ChunkSpec {
         layout,
         generation: Generation(1),
-        part_first: 0,
-        part_seed: part.seed,
-        part_window: part.window,
-        part_count: part.count,
+        part,
         fields: Vec::new(),
         field_types: Default::default(),
         columns: Vec::new(),

@@ -171,6 +171,11 @@ impl Error {
     }
 }
 
+/// The error for what a caller asks and cannot have: of kind `InvalidArgument`.
+pub fn invalid(text: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;

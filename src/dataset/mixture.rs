@@ -100,7 +100,7 @@ impl Mixture {
     /// # Errors
     /// As [`Mixture::new`], which found none.
     pub fn sequence(&self) -> Result<mixture::Mixture> {
-        Ok(mixture::Mixture::new(&self.spec)?)
+        mixture::Mixture::new(&self.spec)
     }
 
     /// Reads samples by source and id on the calling thread, in the order of the request.

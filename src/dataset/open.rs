@@ -181,12 +181,9 @@ fn select_superblocks(
     devices: &[Arc<dyn Device>],
     copies: &[SuperblockCopies],
 ) -> Result<SuperblockSet> {
-    let opened = select_generation(copies).map_err(|error| {
-        let error = Error::from(error);
-        match devices {
-            [only] => error.target(only.namespace().address),
-            _ => error,
-        }
+    let opened = select_generation(copies).map_err(|error| match devices {
+        [only] => error.target(only.namespace().address),
+        _ => error,
     })?;
     if opened.unfinished {
         tracing::warn!("an import of this image did not end; `dlfs import --resume` completes it");

@@ -133,8 +133,7 @@ fn run_of<'a>(
         Some(state) => state.order,
         None => options.order.started(options.world_size),
     };
-    Ok(TrainingRun::new(directory, order, epochs, options.world_size, options.tail)
-        .map_err(crate::plan::PlanError::from)?
+    Ok(TrainingRun::new(directory, order, epochs, options.world_size, options.tail)?
         .after(consumed)
         .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64))
 }

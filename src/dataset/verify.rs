@@ -142,7 +142,7 @@ impl Image {
         let opened = match select_generation(&read_superblocks(&self.devices)?) {
             Ok(opened) => opened,
             Err(error) => {
-                let what = format!("superblocks: {}", Error::from(error).report());
+                let what = format!("superblocks: {}", error.report());
                 report.damages.push(Damage::at(0, 0, what));
                 return Ok(());
             }

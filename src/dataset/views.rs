@@ -11,9 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::reader::Watch;
 use crate::replace_file::{NewMode, replace_file};
 use crate::units::SampleId;
-use crate::view::{
-    Filter, NamedView, Split, SplitBy, Text, VIEW_HEADER_BYTES, View, ViewError, ViewFile,
-};
+use crate::view::{Filter, NamedView, Split, SplitBy, VIEW_HEADER_BYTES, View, ViewFile};
 
 use super::{Dataset, Image};
 
@@ -52,8 +50,8 @@ impl ViewSource {
     /// wrote it.
     pub(super) fn open(&self, image: &Image) -> Result<Image> {
         let view = |bytes: &[u8], name: Option<&str>| {
-            let file = ViewFile::from_bytes(bytes, image.directory()).map_err(error_of)?;
-            image.viewed(&file.view(name).map_err(error_of)?.view)
+            let file = ViewFile::from_bytes(bytes, image.directory())?;
+            image.viewed(&file.view(name)?.view)
         };
         match self {
             ViewSource::Bytes(bytes) => view(bytes, None),
@@ -88,7 +86,7 @@ impl fmt::Display for ViewSource {
 /// `InvalidArgument`: they differ in image or generation, or names are no names; `path` is no regular file.
 /// Those of the file system.
 pub fn save_views(path: &Path, views: Vec<NamedView>) -> Result<()> {
-    let file = ViewFile::new(views).map_err(|error| error_of(error).path(path))?;
+    let file = ViewFile::new(views).map_err(|error| error.path(path))?;
     replace_file(path, NewMode::ByUmask, &file.to_bytes())
 }
 
@@ -100,7 +98,7 @@ impl Image {
     /// `InvalidArgument`: the view is of another image, or has samples that this one lacks. `Stale`: it is of
     /// another generation.
     pub fn viewed(&self, view: &View) -> Result<Image> {
-        let directory = Arc::new(view.directory(&self.directory).map_err(error_of)?);
+        let directory = Arc::new(view.directory(&self.directory)?);
         Ok(Image { directory, store: None, ..self.clone() })
     }
 
@@ -130,17 +128,11 @@ impl Dataset {
     /// # Errors
     /// As [`Dataset::select`].
     pub(crate) fn view_of(&self, text: &str, watch: &mut dyn Watch) -> Result<View> {
-        let filter = Text::parse(text).and_then(|text| Filter::new(&text, self.directory()));
-        let filter = filter.map_err(|problem| error_of(problem.into()))?;
+        let filter = Filter::parse(text, self.directory())?;
         if filter.needs_names() {
             self.load_names(watch)?;
         }
-        View::select(self.directory(), &filter).map_err(|error| match error {
-            ViewError::Empty { .. } => {
-                error_of(error).hint(format!("no sample fits the expression `{text}`"))
-            }
-            error => error_of(error),
-        })
+        View::select(self.directory(), &filter)
     }
 
     /// The samples with these ids; ids may come in any order and repeat.
@@ -148,7 +140,7 @@ impl Dataset {
     /// # Errors
     /// `InvalidArgument`: there are none. `NotFound`: one of them is no sample of this data set.
     pub fn select_ids(&self, ids: impl IntoIterator<Item = SampleId>) -> Result<Dataset> {
-        self.viewed(&View::of_ids(self.directory(), ids).map_err(error_of)?)
+        self.viewed(&View::of_ids(self.directory(), ids)?)
     }
 
     /// The parts of a keyed split, in the order of its shares. Loads the names if it goes by them.
@@ -159,7 +151,7 @@ impl Dataset {
         if split.by() != SplitBy::Id {
             self.load_names(watch)?;
         }
-        let views = View::split(self.directory(), split).map_err(error_of)?;
+        let views = View::split(self.directory(), split)?;
         let named = views.into_iter().zip(split.shares()).map(|(view, (name, _))| NamedView {
             name: name.clone(),
             made: split.describe(name),
@@ -181,7 +173,7 @@ impl Dataset {
     /// # Errors
     /// `InvalidArgument`: there are none.
     pub fn as_view(&self) -> Result<View> {
-        View::whole(self.directory()).map_err(error_of)
+        View::whole(self.directory())
     }
 }
 
@@ -196,26 +188,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.by_ref().take(VIEW_HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(about)?;
     // The first bytes tell a large file, named by mistake, from views.
-    let len = ViewFile::len_of(&bytes).map_err(|error| error_of(error).path(path))?;
+    let len = ViewFile::len_of(&bytes).map_err(|error| error.path(path))?;
     file.take(len.saturating_add(1) - bytes.len() as u64).read_to_end(&mut bytes).map_err(about)?;
     Ok(bytes)
-}
-
-/// The error of the library for one of views.
-pub(super) fn error_of(error: ViewError) -> Error {
-    let kind = match &error {
-        ViewError::Generation { .. } => ErrorKind::Stale,
-        ViewError::Absent { .. } => ErrorKind::NotFound,
-        _ => ErrorKind::InvalidArgument,
-    };
-    let hint = match &error {
-        ViewError::File(error) => return Error::from(error.clone()),
-        ViewError::Generation { .. } => {
-            "select or split again at this generation: ids keep their samples, and each stays in its part"
-        }
-        ViewError::Shares(_) => "write the shares as in train=0.9,val=0.1",
-        ViewError::EmptyPart { .. } => "take a larger share, or another seed",
-        _ => return Error::new(kind, error.to_string()),
-    };
-    Error::new(kind, error.to_string()).hint(hint)
 }

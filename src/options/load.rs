@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Choice, Order, Seconds, Size, Tokens, invalid, within};
 use crate::error::Result;
-use crate::order::budget::BudgetError;
 use crate::order::weighted::Draws;
 use crate::order::{Sharding, Tail};
 use crate::prefetch::{Batching, LoaderOptions};
@@ -202,7 +201,11 @@ impl Load {
         }
         let budget = tokens.budget()?;
         match (self.batch_size, &budget) {
-            (Some(_), Some(_)) => return Err(BudgetError::Both.into()),
+            (Some(_), Some(_)) => {
+                let text =
+                    "batches have either a number of samples or a budget of tokens, not both";
+                return Err(invalid(text));
+            }
             (None, None) => {
                 let text =
                     "a batch has a number of samples or of tokens: give batch_size or batch_tokens";

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::Result;
-use crate::order::budget::{Budget, BudgetError, Deal, Dealt, count_batches};
+use crate::order::budget::{Budget, Deal, Dealt, count_batches, within_batch};
 use crate::order::{OrderSpec, Shard};
 use crate::units::Epoch;
 
 use super::LoaderOptions;
-use super::budgeted::{TokenLengths, each, positions};
+use super::budgeted::{TokenLengths, each};
 use super::mix::{Mix, drawn};
 use super::mix_budget::SourceLengths;
 use super::run_order::order_of;
@@ -71,7 +71,7 @@ impl BatchCounts {
     /// The batches of an epoch that are before position `consumed`, of all ranks.
     ///
     /// # Errors
-    /// `Between`: no batch ends there.
+    /// No batch ends there.
     pub(crate) fn before(
         &self,
         order: &OrderSpec,
@@ -94,7 +94,7 @@ impl BatchCounts {
             let Some((_, dealt)) = batches.next()? else { break };
             (before, at) = (before + 1, dealt.consumed);
         }
-        if at == consumed { Ok(before) } else { Err(BudgetError::Between { consumed }.into()) }
+        if at == consumed { Ok(before) } else { Err(within_batch(consumed)) }
     }
 
     /// The samples of this rank in an epoch, behind the consumed ones. Cuts all that is left of the epoch.
@@ -122,7 +122,7 @@ impl BatchCounts {
     /// This rank's share, from the start of an epoch.
     fn shard(&self) -> Result<Shard> {
         let LoaderOptions { rank, world_size, tail, .. } = self.options;
-        Ok(Shard::new(rank, world_size, tail)?)
+        Shard::new(rank, world_size, tail)
     }
 
     fn deal(&self, order: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {
@@ -137,7 +137,7 @@ impl BatchCounts {
                 let mut ids = Vec::new();
                 Ok(Box::new(move |range, tokens| {
                     ids.clear();
-                    order.ids(&**directory, positions(range), &mut ids);
+                    order.ids(&**directory, range, &mut ids);
                     Ok(each(&ids, tokens, |&id| lengths.of(id))?)
                 }))
             }

@@ -2,12 +2,12 @@
 //!
 //! Lengths are taken from the directory where they are needed, so a run keeps those of a few windows only.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::order::budget::{Budget, BudgetError, Deal, Dealt, LengthsOf, TooLong};
-use crate::order::{EpochOrder, Pick, Positions, Shard};
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::budget::{Budget, Deal, Dealt, LengthsOf, TooLong};
+use crate::order::{EpochOrder, Pick, Shard};
 use crate::units::SampleId;
 
 /// The tokens of each sample.
@@ -38,12 +38,12 @@ impl TokenLengths {
     /// The lengths that `budget` counts. Constant time.
     ///
     /// # Errors
-    /// `NoColumn`, `NoInts`: there is no such column of ints. Numbers of the budget that are out of range.
+    /// There is no such column of ints. Numbers of the budget that are out of range.
     pub fn new(
         directory: &Arc<Directory>,
         budget: &Arc<Budget>,
         too_long: TooLong,
-    ) -> Result<TokenLengths, BudgetError> {
+    ) -> Result<TokenLengths> {
         budget.check()?;
         let of = match &budget.lengths {
             LengthsOf::Bytes(token_bytes) => Of::Bytes(*token_bytes),
@@ -62,9 +62,9 @@ impl TokenLengths {
     /// The tokens of a sample; at least 1.
     ///
     /// # Errors
-    /// `NoLength`, `Negative`; `TooLong`, unless such samples are batches of their own.
+    /// It has no length, or one below 0. It is longer than a batch, unless such samples are batches of their own.
     #[inline]
-    pub fn of(&self, id: SampleId) -> Result<u32, BudgetError> {
+    pub fn of(&self, id: SampleId) -> Result<u32> {
         let tokens = match self.of {
             Of::Bytes(token_bytes) => {
                 let len_bytes = self.directory.len_bytes(id).unwrap_or(0);
@@ -77,32 +77,37 @@ impl TokenLengths {
     }
 
     #[inline]
-    fn checked(&self, sample: SampleId, tokens: u32) -> Result<u32, BudgetError> {
+    fn checked(&self, sample: SampleId, tokens: u32) -> Result<u32> {
         if self.too_long == TooLong::Raise && self.budget.exceeds(tokens) {
-            return Err(BudgetError::TooLong { sample, tokens, budget: self.budget.tokens });
+            return Err(too_long(sample, tokens, self.budget.tokens));
         }
         Ok(tokens)
     }
 
-    fn of_int(&self, sample: SampleId, value: Option<i64>) -> Result<u32, BudgetError> {
-        let column = || match &self.budget.lengths {
-            LengthsOf::Column(name) => name.clone(),
-            LengthsOf::Bytes(_) => String::new(), // unreachable: bytes are no ints
+    fn of_int(&self, sample: SampleId, value: Option<i64>) -> Result<u32> {
+        let column = match &self.budget.lengths {
+            LengthsOf::Column(name) => name,
+            LengthsOf::Bytes(_) => "", // unreachable: bytes are no ints
         };
-        match value {
-            None => Err(BudgetError::NoLength { sample, column: column() }),
-            Some(value) if value < 0 => {
-                Err(BudgetError::Negative { sample, value, column: column() })
+        let text = match value {
+            Some(value) if value >= 0 => {
+                return Ok(u32::try_from(value).unwrap_or(u32::MAX).max(1));
             }
-            Some(value) => Ok(u32::try_from(value).unwrap_or(u32::MAX).max(1)),
-        }
+            Some(value) => format!(
+                "the length of sample {sample} is {value} by {column:?}: lengths are at least 0"
+            ),
+            None => format!("sample {sample} has no value in {column:?}, so it has no length"),
+        };
+        Err(Error::new(ErrorKind::InvalidArgument, text).hint(
+            "open a view of the samples that have lengths (dlfs select), or import the column again",
+        ))
     }
 
     /// Looks at the length of each sample, some nanoseconds each.
     ///
     /// # Errors
     /// As [`TokenLengths::of`], of the first sample that has one.
-    pub(crate) fn measure(&self) -> Result<Measured, BudgetError> {
+    pub(crate) fn measure(&self) -> Result<Measured> {
         let mut all = Measured { samples: 0, tokens: 0 };
         let mut add = |tokens: u32| {
             all.samples += 1;
@@ -140,20 +145,35 @@ pub(crate) fn samples_of_batch(budget: &Budget, mean_tokens: u64) -> usize {
     usize::try_from(samples.clamp(1, most.max(1))).unwrap_or(usize::MAX)
 }
 
-fn column_of(directory: &Directory, name: &str) -> Result<Of, BudgetError> {
+fn column_of(directory: &Directory, name: &str) -> Result<Of> {
     let columns = directory.columns();
     let is_int = |at: usize| columns[at].kind() == crate::format::columns::ColumnType::Int;
-    match columns.iter().position(|column| column.name() == name) {
-        Some(at) if is_int(at) => Ok(Of::Column(at)),
-        Some(_) => Err(BudgetError::NoInts { name: name.to_owned() }),
-        None if name == "label" && directory.labels().is_some() => Ok(Of::Label),
+    let text = match columns.iter().position(|column| column.name() == name) {
+        Some(at) if is_int(at) => return Ok(Of::Column(at)),
+        Some(_) => format!("column {name:?} holds no ints, so they are no lengths"),
+        None if name == "label" && directory.labels().is_some() => return Ok(Of::Label),
         None => {
             let ints = (0..columns.len()).filter(|&at| is_int(at));
-            let label = directory.labels().map(|_| "label".to_owned());
-            let known = ints.map(|at| columns[at].name().to_owned()).chain(label).collect();
-            Err(BudgetError::NoColumn { name: name.to_owned(), known })
+            let label = directory.labels().map(|_| "label");
+            let known: Vec<&str> = ints.map(|at| columns[at].name()).chain(label).collect();
+            let known = match &known[..] {
+                [] => "no column has ints".to_owned(),
+                known => format!("those of ints are {}", known.join(", ")),
+            };
+            format!("there is no column {name:?} with lengths: {known}")
         }
-    }
+    };
+    Err(Error::new(ErrorKind::InvalidArgument, text)
+        .hint("name a column of ints, or leave the lengths out: bytes then count"))
+}
+
+#[cold]
+fn too_long(sample: SampleId, tokens: u32, budget: u64) -> Error {
+    let text = format!("sample {sample} has {tokens} tokens, more than the {budget} of a batch");
+    Error::new(ErrorKind::InvalidArgument, text).hint(
+        "raise the budget, leave such samples out by a view (len <= N), or give them batches of their own: \
+         too_long=\"alone\", in the command --too-long alone",
+    )
 }
 
 /// The batches of a rank in an epoch.
@@ -191,13 +211,13 @@ impl Dealing {
         lengths: &TokenLengths,
         ids: &mut Vec<SampleId>,
         picks: &mut Vec<Pick>,
-    ) -> Result<Option<Dealt>, BudgetError> {
+    ) -> Result<Option<Dealt>> {
         let directory = &*lengths.directory;
         match self {
             Dealing::Ids(deal) => deal.next(
                 &mut |range, ids, tokens| {
                     let start = ids.len();
-                    order.ids(directory, positions(range), ids);
+                    order.ids(directory, range, ids);
                     each(&ids[start..], tokens, |&id| lengths.of(id))
                 },
                 ids,
@@ -205,7 +225,7 @@ impl Dealing {
             Dealing::Picks(deal) => deal.next(
                 &mut |range, picks, tokens| {
                     let start = picks.len();
-                    order.picks(positions(range), picks);
+                    order.picks(range, picks);
                     let id = |pick: &Pick| directory.id_in_chunk(pick.chunk, pick.nth);
                     each(&picks[start..], tokens, |pick| lengths.of(id(pick)))
                 },
@@ -218,14 +238,12 @@ impl Dealing {
 pub(super) fn each<T>(
     samples: &[T],
     tokens: &mut Vec<u32>,
-    of: impl Fn(&T) -> Result<u32, BudgetError>,
-) -> Result<(), BudgetError> {
+    of: impl Fn(&T) -> Result<u32>,
+) -> Result<()> {
     for sample in samples {
         tokens.push(of(sample)?);
     }
     Ok(())
 }
 
-pub(super) fn positions(range: Range<u64>) -> Positions {
-    Positions::new(range.start, 1, range.end - range.start)
 }

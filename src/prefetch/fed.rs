@@ -60,7 +60,7 @@ impl Fed {
     /// Appends the ids of the next piece.
     pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         self.next(|order, directory, positions| {
-            order.ids_at(directory, positions.iter().map(|placed| placed.position), ids);
+            order.ids(directory, positions.iter().map(|placed| placed.position), ids);
         })
     }
 
@@ -68,7 +68,7 @@ impl Fed {
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         self.next(|order, _, positions| {
             let first = picks.len();
-            order.picks_at(positions.iter().map(|placed| placed.position), picks);
+            order.picks(positions.iter().map(|placed| placed.position), picks);
             for (pick, placed) in picks[first..].iter_mut().zip(positions) {
                 pick.alone = placed.alone;
             }

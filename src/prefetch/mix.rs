@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::order::mixture::{Mixture, MixtureError, MixtureSpec, source_seed};
+use crate::error::Result;
+use crate::order::mixture::{Mixture, MixtureSpec, source_seed};
 use crate::order::{HexId, OrderKind, OrderSpec};
 use crate::qpair::Device;
 use crate::units::Epoch;
@@ -49,7 +50,7 @@ impl Mix {
     ///
     /// # Errors
     /// Those of [`Mixture::new`].
-    pub(crate) fn new(spec: MixtureSpec, sources: Vec<MixSource>) -> Result<Mix, MixtureError> {
+    pub(crate) fn new(spec: MixtureSpec, sources: Vec<MixSource>) -> Result<Mix> {
         let mixture = Mixture::new(&spec)?;
         let directories = sources.iter().map(|source| Arc::clone(&source.directory)).collect();
         Ok(Mix { spec: Arc::new(spec), mixture, sources, directories })

@@ -33,7 +33,7 @@ impl SourceLengths {
         budget.check()?;
         let lengths = mix.directories().iter().enumerate().map(|(source, directory)| {
             TokenLengths::new(directory, budget, too_long)
-                .map_err(|error| of_source(mix, source, error.into()))
+                .map_err(|error| of_source(mix, source, error))
         });
         let of_source = lengths.collect::<Result<Vec<TokenLengths>>>()?.into();
         Ok(SourceLengths { budget: Arc::clone(budget), of_source })
@@ -74,7 +74,7 @@ impl Mix {
         let counts = self.mixture().counts(Epoch(options.epochs.start));
         let mut tokens = 0_u128;
         for (source, (lengths, count)) in lengths.iter().zip(counts).enumerate() {
-            let all = lengths.measure().map_err(|error| of_source(self, source, error.into()))?;
+            let all = lengths.measure().map_err(|error| of_source(self, source, error))?;
             tokens += u128::from(count) * u128::from(all.mean_tokens());
         }
         let mean = tokens / u128::from(self.mixture().epoch_size().max(1));

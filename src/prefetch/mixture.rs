@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
-use crate::order::mixture::{Batching as Dealt, Mixture, MixtureState};
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::mixture::{Batching as Dealt, Mixture};
 use crate::order::{OrderKind, Positions, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
@@ -56,10 +56,9 @@ impl Mix {
         };
         let len = self.mixture().epoch_size();
         let consumed = state.epoch.0.saturating_mul(len).saturating_add(state.consumed);
-        let of_mixture = MixtureState { consumed, ..MixtureState::start((**spec).clone()) };
-        of_mixture.check(self.spec())?;
+        self.spec().check_resumed(spec, consumed)?;
         state.check_budget(options.budget.as_deref())?;
-        Ok(state.check_order(&options.order, options.world_size, len)?)
+        state.check_order(&options.order, options.world_size, len)
     }
 
     /// Checks that what `state` has consumed ends with a batch, if batches have a budget.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::budget::{Budget, BudgetError, TooLong};
+use crate::order::budget::{Budget, TooLong};
 use crate::order::weighted::Weights;
 use crate::order::{Locality, OrderKind, OrderSpec, Sharding, State, Tail};
 use crate::qpair::Cpus;
@@ -159,7 +159,8 @@ impl LoaderOptions {
         } else {
             return Ok(());
         };
-        Err(BudgetError::Shares { what }.into())
+        let text = format!("batches by a budget of tokens go to ranks as wholes: {what}");
+        Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 }
 

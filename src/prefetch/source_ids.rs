@@ -59,7 +59,7 @@ impl SourceIds {
             let positions = group.iter().map(|&at| samples[at as usize].position);
             ids.clear();
             let (order, directory) = order.enter(epoch)?;
-            order.ids_at(directory, positions, ids);
+            order.ids(directory, positions, ids);
             for (&at, &id) in group.iter().zip(&*ids) {
                 visit(at as usize, id)?;
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::weighted::WeightsError;
+use crate::order::weighted::not_one_each;
 use crate::order::{
     Aligner, ByNode, EpochOrder, Locality, OrderSpec, Pick, Shard, Sharding, State,
 };
@@ -87,7 +87,7 @@ impl Stream {
         if let Some(weighed) = options.weights.as_ref().map(|weights| weights.num_samples())
             && weighed != samples
         {
-            return Err(WeightsError::Len { given: weighed, samples }.into());
+            return Err(not_one_each(weighed, samples));
         }
         let lengths = match &options.budget {
             Some(budget) => Some(TokenLengths::new(&directory, budget, options.too_long)?),
@@ -297,7 +297,7 @@ impl Stream {
                     &mut other.insert((epoch, new)).1
                 }
             };
-            Ok(dealing.next(order, lengths, ids, picks)?)
+            dealing.next(order, lengths, ids, picks)
         })
     }
 }

@@ -3,11 +3,12 @@
 
 use crate::images::{Image, folder, sample};
 use crate::import_support::is_long;
+use dlfs::ErrorKind;
 use dlfs::directory::{Directory, DirectoryBuilder};
 use dlfs::format::checksum::crc32c;
 use dlfs::format::snapshot::{SectionKind, SnapshotHead};
 use dlfs::format::superblock::COPY_OFFSETS;
-use dlfs::format::superblock_set::{SuperblockCopies, SuperblockSetError, select_generation};
+use dlfs::format::superblock_set::{SuperblockCopies, select_generation};
 use dlfs::format::{
     ChunkHead, ChunkHeader, FieldTypes, FormatError, GenerationRecord, Pack, Superblock, Uuid,
 };
@@ -376,40 +377,34 @@ fn mixed_images_namespaces_and_generations_are_told_apart() {
     let swapped = select_generation(&[now[1].clone(), now[0].clone()]).unwrap();
     assert_eq!(swapped.given, [1, 0]);
     assert_eq!(swapped.superblock().namespace, 0);
-    assert_eq!(select_generation(&[]), Err(SuperblockSetError::Nothing));
+    let refused = |given: &[SuperblockCopies]| select_generation(given).unwrap_err();
+    let why = |given: &[SuperblockCopies]| refused(given).to_string();
+    assert_eq!(why(&[]), "no namespace was given");
+    assert_eq!(why(&now[..1]), "the image has 2 namespaces; namespace 1 was not given");
+    assert_eq!(why(&now[1..]), "the image has 2 namespaces; namespace 0 was not given");
     assert_eq!(
-        select_generation(&now[..1]),
-        Err(SuperblockSetError::Missing { namespace: 1, num_namespaces: 2 })
+        why(&[now[0].clone(), now[0].clone()]),
+        "namespaces 0 and 1 of the list are both namespace 0 of the image"
     );
-    assert_eq!(
-        select_generation(&now[1..]),
-        Err(SuperblockSetError::Missing { namespace: 0, num_namespaces: 2 })
-    );
-    let twice = select_generation(&[now[0].clone(), now[0].clone()]);
-    assert_eq!(twice, Err(SuperblockSetError::Twice { namespace: 0, first: 0, second: 1 }));
-    let mixed = select_generation(&[now[0].clone(), old[1].clone()]);
-    let expected = Generation(3);
-    let found = Generation(1);
-    assert_eq!(mixed, Err(SuperblockSetError::MixedGenerations { namespace: 1, expected, found }));
-    let back = select_generation(&[old[0].clone(), now[1].clone()]);
-    let expected = Generation(1);
-    let found = Generation(3);
-    let taken_back = SuperblockSetError::MixedGenerations { namespace: 1, expected, found };
-    assert_eq!(back, Err(taken_back), "namespace 0 alone was taken back");
+    let mixed = refused(&[now[0].clone(), old[1].clone()]);
+    assert_eq!(mixed.kind(), ErrorKind::Corrupt);
+    assert_eq!(mixed.to_string(), "namespace 1 of the image is at generation 1, the image at 3");
+    let taken_back = "namespace 1 of the image is at generation 3, the image at 1";
+    let back = [old[0].clone(), now[1].clone()];
+    assert_eq!(why(&back), taken_back, "namespace 0 alone was taken back");
     let mut other = Image::new(2, Pack::Aligned);
     other.layout.uuid = Uuid([1; 16]);
     other.add(&folder(1, 4), 0, 0, &[]);
-    let both = select_generation(&[now[0].clone(), other.copies()[1].clone()]);
-    assert!(matches!(both, Err(SuperblockSetError::OtherImage { given: 1, .. })));
-    let blank = SuperblockCopies::parse(&[0; 4096], &[]);
-    assert_eq!(
-        select_generation(&[now[0].clone(), blank]),
-        Err(SuperblockSetError::Blank { given: 1 })
-    );
+    let both = why(&[now[0].clone(), other.copies()[1].clone()]);
+    assert!(both.contains("namespace 1 of the list belongs to image 01010101"), "{both}");
+    let blank = refused(&[now[0].clone(), SuperblockCopies::parse(&[0; 4096], &[])]);
+    assert_eq!(blank.kind(), ErrorKind::NotFound);
+    assert_eq!(blank.to_string(), "namespace 1 of the list holds no dlfs image");
     let mut torn = image.read(1, 0, 4096).to_vec();
     torn[100..].fill(0); // within the sector that holds all differences
-    let torn = select_generation(&[now[0].clone(), SuperblockCopies::parse(&torn, &torn)]);
-    assert!(matches!(torn, Err(SuperblockSetError::Damaged { given: 1, .. })));
+    let torn = refused(&[now[0].clone(), SuperblockCopies::parse(&torn, &torn)]);
+    assert_eq!(torn.kind(), ErrorKind::Corrupt);
+    assert_eq!(torn.to_string(), "namespace 1 of the list has no valid superblock");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dlfs::order::{
-    ByNode, EpochOrder, HexId, Locality, OrderKind, OrderSpec, Population, Positions, Shard, Tail,
+    ByNode, EpochOrder, HexId, Locality, OrderKind, OrderSpec, Population, Shard, Tail,
 };
 use dlfs::plan::{ChunkHolders, Member};
 use dlfs::units::{Epoch, SampleId};
@@ -97,7 +97,7 @@ fn crossing(chunks: &Chunks, locality: &Arc<Locality>, order: OrderSpec, batch_s
             crossed += ids.iter().filter(away).count();
             all.append(&mut ids);
         }
-        order.ids(chunks, Positions::from(batch.first..batch.first + batch.count), &mut strided);
+        order.ids(chunks, batch.first..batch.first + batch.count, &mut strided);
         all.sort_unstable();
         strided.sort_unstable();
         assert!(all == strided, "the global batch at {}", batch.first);

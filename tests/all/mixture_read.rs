@@ -11,7 +11,7 @@ use dlfs::ErrorKind;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Mixture, OnError, Options};
 use dlfs::import::{ImportOptions, Onto, import};
-use dlfs::order::budget::{Budget, BudgetError, Cost, Deal, LengthsOf};
+use dlfs::order::budget::{Budget, Cost, Deal, LengthsOf};
 use dlfs::order::mixture::{Batching, Part, Phase};
 use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, SequentialBy, Shard, State, Tail};
 use dlfs::permutation::Key;
@@ -547,7 +547,7 @@ fn cut(sets: &Sets, model: &[Drawn], options: &LoaderOptions, size: usize) -> Ve
                 let len = |&(source, id): &Drawn| sets.samples[source as usize][id as usize].len();
                 tokens.extend(samples.iter().map(|sample| len(sample) as u32));
                 out.extend(samples);
-                Ok::<(), BudgetError>(())
+                Ok(())
             };
         let mut batches = Vec::new();
         let mut batch = Vec::new();

@@ -25,7 +25,7 @@ use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::identify::IdentifyNamespace;
 use dlfs::nvme::sqe::cns;
 use dlfs::nvme::{Cc, ConnectData, Nqn, Property, Sqe};
-use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, Sharding, State};
+use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Sharding, State};
 use dlfs::peers::rendezvous::Folder;
 use dlfs::peers::{Pass, PeerKeys, PeerOptions, PeerStats, Serving, live_page_bytes};
 use dlfs::prefetch::LoaderOptions;
@@ -415,7 +415,7 @@ fn local_shares_leave_the_global_batches_and_little_crosses_after_the_first_epoc
         let spec = nodes[0].options(4, 0..2).order;
         let mut strided = Vec::new();
         let mut sequence = EpochOrder::new(&spec, Epoch(1), &**directory).unwrap();
-        sequence.ids(&**directory, Positions::from(0..1_500), &mut strided);
+        sequence.ids(&**directory, 0..1_500, &mut strided);
         let expected = strided.chunks(64).map(|batch: &[SampleId]| {
             let mut ids: Vec<u64> = batch.iter().map(|id| id.0).collect();
             ids.sort_unstable();

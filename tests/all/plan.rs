@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dlfs::order::{OrderKind, OrderSpec, Population, Tail};
-use dlfs::plan::{Planner, Tier, TrainingRun};
+use dlfs::plan::{Planner, TrainingRun};
 use dlfs::units::SampleId;
 
 const BLOCK_LEN_BYTES: u32 = 512;
@@ -81,7 +81,7 @@ fn share_with_a_second_copy(nodes: u32, epochs: u64) -> f64 {
     let all = Equal(num);
     let run = TrainingRun::new(&all, order, 0..epochs, nodes, Tail::Keep).unwrap();
     let mut planner = Planner::new(&run, &lengths[..], BLOCK_LEN_BYTES).unwrap();
-    let tier = [Tier { num_blocks: u64::from(num / nodes * BLOCKS) }];
+    let tier = [u64::from(num / nodes * BLOCKS)];
     let mut copies = vec![0_u32; num as usize];
     let mut plans = Vec::new();
     for rank in 0..nodes {

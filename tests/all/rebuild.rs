@@ -90,10 +90,7 @@ fn purge_beside(image: &mut Image, source: &[Sample], beside: &[CellRange]) -> D
     let spec = ChunkSpec {
         layout: image.layout,
         generation,
-        part_first: part.first,
-        part_seed: part.seed,
-        part_window: part.window,
-        part_count: part.count,
+        part,
         fields: directory.fields().to_vec(),
         field_types: Default::default(),
         columns: Vec::new(),
@@ -385,7 +382,7 @@ fn a_head_that_names_a_slot_far_away_does_not_make_a_directory_larger_than_the_i
     let mut heads = image.heads();
     heads.retain(|head| head.kind == ChunkKind::Samples);
     heads[0].first_slot.0 = 1 << 39;
-    heads[0].part_first = 1 << 38;
+    heads[0].part.first = 1 << 38;
     assert!(select_chunks(None, &heads, None, MOST_SLOTS).is_err());
     let mut builder = DirectoryBuilder::new(image.layout);
     let far = Part { first: 0, count: 0, seed: 0, window: 0 };

@@ -74,7 +74,7 @@ fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
             let directory = image.directory();
             let mut order = EpochOrder::new(&ORDER, Epoch(epoch), &**directory).unwrap();
             let mut ids = Vec::new();
-            order.ids(&**directory, (0..2_000).into(), &mut ids);
+            order.ids(&**directory, 0..2_000, &mut ids);
             ids.into_iter().map(|id| id.0)
         })
         .collect();

@@ -369,7 +369,7 @@ fn a_run_over_a_view_resumes_at_any_point_with_other_ranks_and_batches_as_a_mode
                 sequence.clear();
                 let mut order = EpochOrder::new(&spec, Epoch(epoch), &model).unwrap();
                 let mut all = Vec::new();
-                order.ids(&model, (0..model.num_live()).into(), &mut all);
+                order.ids(&model, 0..model.num_live(), &mut all);
                 sequence.extend(all.into_iter().map(|id| id.0));
             }
             let rounds = (sequence.len() as u64 - consumed).div_ceil(world_size * batch_size);

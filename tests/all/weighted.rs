@@ -9,11 +9,9 @@ use crate::support::random::Random;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Options, Sampler};
 use dlfs::import::{ColumnsFrom, ImportOptions, Onto, import};
-use dlfs::order::budget::{Budget, BudgetError, Cost, Deal, LengthsOf, TooLong};
+use dlfs::order::budget::{Budget, Cost, Deal, LengthsOf, TooLong};
 use dlfs::order::weighted::{Draws, LabelWeights, Weights};
-use dlfs::order::{
-    EpochOrder, MAX_EPOCHS, OrderKind, OrderSpec, Positions, Shard, Sharding, State, Tail,
-};
+use dlfs::order::{EpochOrder, MAX_EPOCHS, OrderKind, OrderSpec, Shard, Sharding, State, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::{Epoch, SampleId};
@@ -74,7 +72,7 @@ fn model(dataset: &Dataset, weights: &Arc<Weights>, epochs: u64) -> Vec<u64> {
     for epoch in 0..epochs {
         let spec = weights.order(7);
         let mut order = EpochOrder::weighted(&spec, Epoch(epoch), directory, weights).unwrap();
-        order.ids(directory, Positions::from(0..order.len()), &mut all);
+        order.ids(directory, 0..order.len(), &mut all);
     }
     all.into_iter().map(|id| id.0).collect()
 }
@@ -252,9 +250,9 @@ fn batches_of(
     let mut draw =
         |range: std::ops::Range<u64>, ids: &mut Vec<SampleId>, lengths: &mut Vec<u32>| {
             let start = ids.len();
-            order.ids(directory, Positions::from(range), ids);
+            order.ids(directory, range, ids);
             lengths.extend(ids[start..].iter().map(|id| tokens(id.0)));
-            Ok::<(), BudgetError>(())
+            Ok(())
         };
     let mut batches = Vec::new();
     let mut batch = Vec::new();

@@ -95,7 +95,7 @@ impl Environment {
             bandwidth_bytes_per_s: bandwidth
                 .map_err(|why| refuse(format!("copy_bandwidth: {why}")))?,
             rates: self.rates()?,
-            node: None,
+            ..TierOptions::default()
         };
         options.check()?;
         Ok(options)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::config::{Environment, Point, TierTable};
 use super::options::{TierKind, TierSpec};
 use dlfs_base::buf::IoBuf;
-use dlfs_base::error::{Error, Result};
+use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::threads::caught;
 use dlfs_io::qpair::Device;
 use dlfs_io::qpair::Direct;

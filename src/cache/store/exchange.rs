@@ -19,7 +19,7 @@ use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::{Epoch, SampleId, Slot};
 use dlfs_format::directory::Directory;
-use dlfs_format::view::IdSet;
+use dlfs_format::directory::IdSet;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_order::order::{Exchanged, Shares};
 use dlfs_order::tier::PAGE_BYTES;

@@ -12,7 +12,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::Place;
 use dlfs_base::process::NotInherited;
 use dlfs_format::directory::{Directory, ViewMark};
-use dlfs_format::view::by_word;
+use dlfs_format::directory::by_word;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::SharedMemory;
 use dlfs_io::qpair::{Device, Direct};

@@ -22,11 +22,11 @@ pub trait KeepsAside: Debug + Send + Sync {
 /// The checksums of a directory that is built, kept elsewhere.
 #[derive(Debug)]
 pub(super) struct ChecksumsAside {
-    kept: Box<dyn KeepsAside>,
+    pub(super) kept: Box<dyn KeepsAside>,
     /// Those that come before the next `append`.
     buffer: Vec<u8>,
-    len_bytes: u64,
-    crc32c: u32,
+    pub(super) len_bytes: u64,
+    pub(super) crc32c: u32,
     /// The checksum of an empty sample that is not that of nothing.
     wrong: u32,
 }
@@ -47,7 +47,7 @@ impl ChecksumsAside {
         }
     }
 
-    /// Puts all of them where the others are: before [`read_at`](Self::read_at).
+    /// Puts all of them where the others are, before they are read.
     pub(super) fn flush(&mut self) {
         self.kept.append(&self.buffer);
         self.crc32c = crc32c_append(self.crc32c, &self.buffer);
@@ -55,21 +55,9 @@ impl ChecksumsAside {
         self.buffer = Vec::new();
     }
 
-    pub(super) fn len_bytes(&self) -> u64 {
-        self.len_bytes
-    }
-
-    pub(super) fn crc32c(&self) -> u32 {
-        self.crc32c
-    }
-
     /// An empty sample is read without verifying its checksum.
     pub(super) fn check_empty_samples(&self) -> Result<(), FormatError> {
         equal("checksum of an empty sample", 0, self.wrong.into())
-    }
-
-    pub(super) fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), FormatError> {
-        self.kept.read_at(at, out)
     }
 }
 

@@ -6,13 +6,13 @@ use zerocopy::IntoBytes;
 
 use crate::directory::aside::{ChecksumsAside, KeepsAside};
 use crate::directory::columns::{Checkpoint, Columns, LOST, PAGE, RawChunk, STRIDE, Walk};
-use crate::directory::deleted::{Bits, DeletedSet};
+use crate::directory::deleted::DeletedSet;
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::directory::names::Names;
 use crate::directory::names_writer::NamesWriter;
 use crate::directory::tree::{Tree, TreeEntry};
 use crate::directory::typed::TypedColumns;
-use crate::directory::{Bytes, Column, Directory, ImageMetadata, Learned};
+use crate::directory::{Bytes, Column, Directory, IdSet, ImageMetadata, Learned};
 use crate::format::checksum::fingerprint;
 use crate::format::columns::{ColumnTable, Value};
 use crate::format::error::{at_most, equal};
@@ -82,7 +82,7 @@ struct Shuffled {
 }
 
 /// Appends the name of a sample to a buffer.
-pub type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
+type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
 
 /// A sample to be added to the columns.
 struct NewSample<'a> {
@@ -163,13 +163,7 @@ impl DirectoryBuilder {
         head.check_location(&self.layout, head.namespace, head.cell)?;
         equal("first slot of a chunk", self.next_slot().0, head.first_slot.0)?;
         self.check_fields(header)?;
-        let part = Part {
-            first: head.part_first,
-            count: 0,
-            seed: head.part_seed,
-            window: head.part_window,
-        };
-        self.grow_part(part, u64::from(head.num_samples), head.time_ns)?;
+        self.grow_part(head.part, u64::from(head.num_samples), head.time_ns)?;
         self.typed.grow(header.columns())?;
         self.chunks.push(raw_chunk(head));
         let mut walk = Walk::new(self.layout.pack);
@@ -345,29 +339,13 @@ impl DirectoryBuilder {
         self.finish_with(generation, time_ns, None)
     }
 
-    /// As [`finish`](Self::finish) after [`without_names`](Self::without_names). `name` has the names that
-    /// the added headers gave the new ids.
-    ///
-    /// # Errors
-    /// As [`finish`](Self::finish).
-    pub fn finish_named<'n>(
-        self,
-        generation: Generation,
-        time_ns: u64,
-        name: impl Fn(SampleId) -> &'n [u8],
-    ) -> Result<Directory, FormatError> {
-        self.finish_named_by(generation, time_ns, &mut |id, out| {
-            out.extend_from_slice(name(id));
-            Ok(())
-        })
-    }
-
-    /// As [`finish_named`](Self::finish_named), with names that `name` appends to an empty buffer. Ids ascend, and
-    /// the names of the first ones may not be asked for.
+    /// As [`finish`](Self::finish) after [`without_names`](Self::without_names), with the names that the added headers
+    /// gave the new ids: `name` appends each to an empty buffer. Ids ascend, and the names of the first ones may not
+    /// be asked for.
     ///
     /// # Errors
     /// As [`finish`](Self::finish); those of `name`.
-    pub fn finish_named_by(
+    pub fn finish_named(
         self,
         generation: Generation,
         time_ns: u64,
@@ -427,7 +405,7 @@ impl DirectoryBuilder {
             learned: None,
             names: Arc::new(names.into()),
             origins: Arc::new(Bytes::from(self.origins).into()),
-            lookup_on_media: Vec::new(),
+            on_media: None,
             head_crc32c: None,
             view: None,
             placements,
@@ -561,23 +539,23 @@ impl DirectoryBuilder {
     ) -> Result<(DeletedSet, DeletedSet), FormatError> {
         let num_samples = self.next_slot().0;
         let before = |set: fn(&Directory) -> &DeletedSet| match &self.base {
-            Some(base) => set(base).to_bits(num_samples),
-            None => Bits::new(num_samples),
+            Some(base) => set(base).to_ids(num_samples),
+            None => IdSet::new(num_samples),
         };
         let mut ids = before(|base| &base.deleted_ids);
         let mut slots = before(|base| &base.deleted_slots);
         for slot in std::mem::take(&mut self.purged) {
-            slots.set(slot);
-            ids.set(placement_of(placements, slot).id_at(Slot(slot)).0);
+            slots.insert(slot);
+            ids.insert(placement_of(placements, slot).id_at(Slot(slot)).0);
         }
         for (first, len) in std::mem::take(&mut self.deleted) {
             at_most("deleted id", first.saturating_add(len), num_samples)?;
             for id in first..first + len {
-                ids.set(id);
-                slots.set(placement_of(placements, id).slot_of(SampleId(id)).0);
+                ids.insert(id);
+                slots.insert(placement_of(placements, id).slot_of(SampleId(id)).0);
             }
         }
-        Ok((ids.finish(), slots.finish()))
+        Ok((ids.into(), slots.into()))
     }
 
     fn labels(&mut self, placements: &[Placement]) -> Option<Labels> {

@@ -221,20 +221,12 @@ impl Columns {
         there.map(|chunk| chunk.cell_range(layout))
     }
 
-    pub(crate) fn checkpoint_bytes(&self) -> u64 {
-        self.checkpoints.len() as u64
-    }
-
-    pub(crate) fn chunk_bytes(&self) -> u64 {
-        self.chunks.len() as u64
-    }
-
     /// Lays all samples out once. An error unless every chunk lies within the image, every sample within
     /// its chunk, and the checkpoints match.
     pub(crate) fn check(&self, layout: &ImageLayout) -> Result<(), FormatError> {
         let num_slots = self.num_slots();
         let checksums = self.checksums.len() as u64;
-        let checksums = self.aside.as_ref().map_or(checksums, |aside| aside.len_bytes());
+        let checksums = self.aside.as_ref().map_or(checksums, |aside| aside.len_bytes);
         equal("length of the checksums", self.lengths.len() as u64, checksums)?;
         let table = self.table();
         let lengths = self.lengths.items::<U32>();

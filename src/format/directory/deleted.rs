@@ -2,7 +2,7 @@
 
 use zerocopy::little_endian::U64;
 
-use crate::directory::Bytes;
+use crate::directory::{Bytes, IdSet};
 use crate::format::FormatError;
 use crate::format::error::{at_most, equal};
 
@@ -125,13 +125,12 @@ impl DeletedSet {
         self.bits.as_ref()
     }
 
-    /// The numbers of this set and of `other`, all below `len`.
-    pub(crate) fn joined(&self, other: &DeletedSet, len: u64) -> DeletedSet {
-        let mut bits = self.to_bits(len);
-        if let Some(more) = &other.bits {
-            bits.words.iter_mut().zip(more.iter()).for_each(|(byte, more)| *byte |= more);
-        }
-        bits.finish()
+    /// These numbers, all of which are below `len`, as a set that can change.
+    pub(crate) fn to_ids(&self, len: u64) -> IdSet {
+        let mut ids = IdSet::new(len);
+        let words = self.bits.iter().flat_map(|bits| bits.items::<U64>());
+        ids.words_mut().iter_mut().zip(words).for_each(|(own, word)| *own = word.get());
+        ids
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
@@ -140,48 +139,10 @@ impl DeletedSet {
     }
 }
 
-/// A set under construction.
-#[derive(Debug, Clone)]
-pub(crate) struct Bits {
-    words: Vec<u8>,
-}
-
-impl Bits {
-    pub(crate) fn new(len: u64) -> Bits {
-        Bits { words: vec![0; (len.div_ceil(64) * 8) as usize] }
-    }
-
-    /// Adds `number`, which must be below the length.
-    pub(crate) fn set(&mut self, number: u64) {
-        self.words[(number / 8) as usize] |= 1 << (number % 8);
-    }
-
-    /// Removes `number`, which must be below the length.
-    pub(crate) fn clear(&mut self, number: u64) {
-        self.words[(number / 8) as usize] &= !(1 << (number % 8));
-    }
-
-    /// Adds all numbers below `len`, which is the length.
-    pub(crate) fn fill(&mut self, len: u64) {
-        self.words[..(len / 8) as usize].fill(0xff);
-        if !len.is_multiple_of(8) {
-            self.words[(len / 8) as usize] = !(0xff << (len % 8));
-        }
-    }
-
-    pub(crate) fn finish(self) -> DeletedSet {
-        DeletedSet::ranked(self.words.into())
-    }
-}
-
-impl DeletedSet {
-    /// This set as one to add to, of numbers below `len`, which is not less than before.
-    pub(crate) fn to_bits(&self, len: u64) -> Bits {
-        let mut bits = Bits::new(len);
-        if let Some(before) = &self.bits {
-            bits.words[..before.len()].copy_from_slice(before);
-        }
-        bits
+impl From<IdSet> for DeletedSet {
+    fn from(ids: IdSet) -> DeletedSet {
+        let bytes: Vec<u8> = ids.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        DeletedSet::ranked(bytes.into())
     }
 }
 
@@ -199,9 +160,10 @@ mod tests {
             len in 1u64..3000, deleted in prop::collection::btree_set(0u64..3000, 0..500)
         ) {
             let deleted: Vec<u64> = deleted.into_iter().filter(|number| *number < len).collect();
-            let mut bits = Bits::new(len);
-            deleted.iter().for_each(|number| bits.set(*number));
-            let set = bits.finish();
+            let mut ids = IdSet::new(len);
+            deleted.iter().for_each(|number| assert!(ids.insert(*number)));
+            let set = DeletedSet::from(ids.clone());
+            prop_assert_eq!(set.to_ids(len), ids);
             let live: Vec<u64> = (0..len).filter(|n| deleted.binary_search(n).is_err()).collect();
             prop_assert_eq!(set.count(), deleted.len() as u64);
             for number in 0..=len {

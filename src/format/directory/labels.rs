@@ -2,7 +2,7 @@
 
 use crate::directory::Bytes;
 use crate::format::FormatError;
-use crate::format::error::equal;
+use crate::format::error::{equal, out_of_range};
 
 /// Labels of all samples, by id, in the width that the widest label needs.
 #[derive(Debug, Clone)]
@@ -56,22 +56,29 @@ impl Labels {
         num_samples: u64,
     ) -> Result<Labels, FormatError> {
         let Some(width) = WIDTHS.into_iter().find(|known| *known as u64 == width) else {
-            return Err(FormatError::OutOfRange {
-                what: "bytes of a label",
-                value: width,
-                limit: 8,
-            });
+            return Err(out_of_range("bytes of a label", width, 8));
         };
         let len = num_samples.saturating_mul(width as u64);
         equal("length of the labels", len, bytes.len() as u64)?;
         Ok(Labels { bytes, width })
     }
 
+    /// The column of values that are no labels and take `width` bytes each.
+    pub(super) fn of_width(bytes: Bytes, width: usize) -> Labels {
+        Labels { bytes, width }
+    }
+
+    /// The bytes of the value of `id`.
+    #[inline]
+    pub(super) fn bytes_of(&self, id: u64) -> Option<&[u8]> {
+        let at = usize::try_from(id).ok()?.checked_mul(self.width)?;
+        self.bytes.get(at..at.checked_add(self.width)?)
+    }
+
     /// The label of `id`, deleted or not; `None` if it has none.
     #[inline]
     pub fn get(&self, id: u64) -> Option<i64> {
-        let at = usize::try_from(id).ok()?.checked_mul(self.width)?;
-        let bytes = self.bytes.get(at..at.checked_add(self.width)?)?;
+        let bytes = self.bytes_of(id)?;
         let mut wide = [0; 8];
         wide[8 - self.width..].copy_from_slice(bytes);
         let label = i64::from_le_bytes(wide) >> (64 - self.width * 8);

@@ -34,10 +34,7 @@ impl Directory {
         visit: &mut dyn FnMut(Entry) -> bool,
     ) -> Result<(), FormatError> {
         let names = self.names()?;
-        let mut prefix = folder.to_vec();
-        if !prefix.is_empty() && prefix.last() != Some(&b'/') {
-            prefix.push(b'/');
-        }
+        let prefix = prefix_of(folder);
         let mut rank = names.lower_bound(0, &prefix)?;
         let mut name = Vec::new();
         while rank < names.num_samples() {
@@ -80,10 +77,7 @@ impl Directory {
         visit: &mut dyn FnMut(SampleId, &[u8]) -> bool,
     ) -> Result<(), FormatError> {
         let names = self.names()?;
-        let mut prefix = folder.to_vec();
-        if !prefix.is_empty() && prefix.last() != Some(&b'/') {
-            prefix.push(b'/');
-        }
+        let prefix = prefix_of(folder);
         let mut name = Vec::new();
         for rank in names.lower_bound(0, &prefix)?..names.num_samples() {
             let id = SampleId(names.at_rank(rank));
@@ -140,4 +134,13 @@ impl Directory {
     fn any_live(&self, ranks: std::ops::Range<u64>, names: &super::names::Names) -> bool {
         ranks.into_iter().any(|rank| self.is_live(SampleId(names.at_rank(rank))))
     }
+}
+
+/// The beginning of all names in `folder`.
+fn prefix_of(folder: &[u8]) -> Vec<u8> {
+    let mut prefix = folder.to_vec();
+    if !prefix.is_empty() && prefix.last() != Some(&b'/') {
+        prefix.push(b'/');
+    }
+    prefix
 }

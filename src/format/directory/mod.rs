@@ -41,6 +41,7 @@ mod bytes;
 mod columns;
 pub mod commit;
 mod deleted;
+mod ids;
 mod intact;
 mod labels;
 mod learned;
@@ -59,9 +60,11 @@ mod viewed;
 use std::sync::{Arc, OnceLock};
 
 pub use aside::KeepsAside;
-pub use builder::{DirectoryBuilder, GiveName};
+pub use builder::DirectoryBuilder;
 pub use bytes::Bytes;
 pub use columns::{ChunkInfo, ChunkSamples};
+pub use ids::{IdSet, by_word};
+pub(crate) use ids::Ones;
 pub use intact::Intact;
 pub use labels::Labels;
 pub use learned::Learned;
@@ -73,6 +76,8 @@ pub use viewed::ViewMark;
 
 use crate::format::checksum::fingerprint;
 use crate::format::chunk::ChunkId;
+use crate::format::error::out_of_range;
+use crate::format::snapshot::{SectionKind, SnapshotHead};
 use crate::format::{
     CellRange, Extent, FieldTypes, FormatError, GenerationRecord, ImageLayout, Part, Placement,
     Uuid,
@@ -106,8 +111,8 @@ pub struct Directory {
     names: Arc<OnceLock<Names>>,
     /// The objects that the image was imported from, as the names are shared.
     origins: Arc<OnceLock<Bytes>>,
-    /// The sections of tree, names and origins in the snapshot, if it was decoded from one.
-    lookup_on_media: Vec<crate::format::snapshot::Section>,
+    /// The head of the snapshot that it was decoded from, if it was: tree, names and origins may still be there.
+    on_media: Option<Arc<SnapshotHead>>,
     /// The CRC32C at the end of the snapshot's head, if it was read from one.
     head_crc32c: Option<u32>,
     /// The view, if other samples of the generation are left out.
@@ -458,16 +463,13 @@ impl Directory {
         time_ns: u64,
     ) -> Result<Directory, FormatError> {
         let len = self.num_samples();
-        let mut by_id = self.deleted_ids.to_bits(len);
-        let mut by_slot = self.deleted_slots.to_bits(len);
+        let mut by_id = self.deleted_ids.to_ids(len);
+        let mut by_slot = self.deleted_slots.to_ids(len);
         for &id in ids {
-            let slot = self.slot_of(id).ok_or(FormatError::OutOfRange {
-                what: "id of a sample",
-                value: id.0,
-                limit: self.num_samples().saturating_sub(1),
-            })?;
-            by_id.set(id.0);
-            by_slot.set(slot.0);
+            let unknown = || out_of_range("id of a sample", id.0, len.saturating_sub(1));
+            let slot = self.slot_of(id).ok_or_else(unknown)?;
+            by_id.insert(id.0);
+            by_slot.insert(slot.0);
         }
         let metadata = ImageMetadata { freed: Vec::new(), ..(*self.metadata).clone() };
         Ok(Directory {
@@ -476,8 +478,8 @@ impl Directory {
             metadata: Arc::new(metadata),
             record_range: CellRange::default(),
             head_crc32c: None,
-            deleted_ids: by_id.finish(),
-            deleted_slots: by_slot.finish(),
+            deleted_ids: by_id.into(),
+            deleted_slots: by_slot.into(),
             ..self.clone()
         })
     }
@@ -503,10 +505,10 @@ impl Directory {
     pub(crate) fn has_origins(&self) -> bool {
         match self.origins.get() {
             Some(origins) => !origins.is_empty(),
-            None => self
-                .lookup_on_media
-                .iter()
-                .any(|section| section.kind == crate::format::snapshot::SectionKind::Origins),
+            None => {
+                let head = self.on_media.as_ref();
+                head.is_some_and(|head| head.section(SectionKind::Origins).is_some())
+            }
         }
     }
 
@@ -529,8 +531,8 @@ impl Directory {
         Memory {
             lengths_and_checksums: self.num_samples() * 8
                 + self.learned.as_ref().map_or(0, |learned| learned.memory_bytes()),
-            checkpoints: self.columns.checkpoint_bytes(),
-            chunks: self.columns.chunk_bytes(),
+            checkpoints: self.columns.checkpoints.len() as u64,
+            chunks: self.columns.chunks.len() as u64,
             tree: self.tree.get().map_or(0, Tree::memory_bytes),
             deletions: self.deleted_ids.memory_bytes() + self.deleted_slots.memory_bytes(),
             labels: self.labels.as_ref().map_or(0, Labels::memory_bytes),

@@ -121,52 +121,42 @@ impl Names {
 
     /// The first rank at or after `from` whose name is not less than `name`.
     pub(crate) fn lower_bound(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
-        let mut low = from;
-        let mut high = self.num_samples;
-        let mut found = Vec::new();
-        while low < high {
-            let middle = low.midpoint(high);
-            if self.compare_at(middle, name, &mut found)? == Ordering::Less {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        Ok(low)
+        self.search(from, name, 0, Ordering::is_ge)
     }
 
     /// The first rank at or after `from` whose name is greater than `name`. Costs the logarithm of how far
     /// away that is.
     pub(crate) fn first_after(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
+        self.search(from, name, 1, Ordering::is_gt)
+    }
+
+    /// The first rank at or after `from` whose name `is_there`, compared with `name`.
+    fn search(
+        &self,
+        from: u64,
+        name: &[u8],
+        mut step: u64,
+        is_there: fn(Ordering) -> bool,
+    ) -> Result<u64, FormatError> {
         let mut low = from;
         let mut high = self.num_samples;
-        let mut step = 1;
         let mut found = Vec::new();
         while low < high {
-            // Steps of growing length up to the first greater name, then halves what lies between.
+            // Steps of growing length up to the first name that is there, then halves what lies between. Without a
+            // step, halves only.
             let middle = match step {
                 0 => low.midpoint(high),
                 _ => low.saturating_add(step - 1).min(high - 1),
             };
-            if self.compare_at(middle, name, &mut found)? == Ordering::Greater {
+            found.clear();
+            self.get(self.at_rank(middle), &mut found)?;
+            if is_there(compare(&found, name)) {
                 (high, step) = (middle, 0);
             } else {
                 (low, step) = (middle + 1, step * 2);
             }
         }
         Ok(low)
-    }
-
-    /// Compares the name at `rank` with `name`; `found` is scratch memory.
-    fn compare_at(
-        &self,
-        rank: u64,
-        name: &[u8],
-        found: &mut Vec<u8>,
-    ) -> Result<Ordering, FormatError> {
-        found.clear();
-        self.get(self.at_rank(rank), found)?;
-        Ok(compare(found, name))
     }
 
     pub(crate) fn num_samples(&self) -> u64 {

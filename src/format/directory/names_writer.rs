@@ -5,11 +5,10 @@
 
 use std::cmp::Ordering;
 
-use crate::directory::Bytes;
-use crate::directory::deleted::{Bits, DeletedSet};
 use crate::directory::name_order::merged_order;
 use crate::directory::names::{BLOCK, Names};
 use crate::directory::tree::id_width;
+use crate::directory::{Bytes, IdSet};
 use crate::format::FormatError;
 use crate::format::cursor::{put_number, put_string};
 use crate::format::names::{common, compare};
@@ -112,27 +111,24 @@ impl Names {
     ///
     /// # Errors
     /// One of them is damaged.
-    pub(crate) fn without(&self, dropped: &DeletedSet) -> Result<Names, FormatError> {
+    pub(crate) fn without(&self, dropped: &IdSet) -> Result<Names, FormatError> {
         let mut writer = NamesWriter::default();
-        let mut nameless = Bits::new(self.num_samples());
+        let mut nameless = IdSet::new(self.num_samples());
         let mut cursor = self.cursor(0)?;
         while cursor.advance()? {
             let is_kept = !dropped.contains(cursor.id());
             let name = if is_kept { cursor.name() } else { b"" };
             if name.is_empty() {
-                nameless.set(cursor.id());
+                nameless.insert(cursor.id());
             }
             writer.push(name);
         }
-        let nameless = nameless.finish();
         // Empty names come first, in the order of ids, and all others keep their order.
         writer.finish_in_order(|_, _, _| {
             let width = id_width(self.num_samples());
             let mut order = Vec::with_capacity(self.num_samples() as usize * width);
             let mut put = |id: u64| order.extend_from_slice(&id.to_le_bytes()[..width]);
-            for (first, len) in nameless.ranges() {
-                (first..first + len).for_each(&mut put);
-            }
+            nameless.iter().for_each(&mut put);
             let all = (0..self.num_samples()).map(|rank| self.at_rank(rank));
             all.filter(|id| !nameless.contains(*id)).for_each(put);
             Ok(order.into())

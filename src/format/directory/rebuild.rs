@@ -108,7 +108,7 @@ impl ChunkSelection {
         let mut next = part.first;
         let end = part.first + part.count;
         for candidate in chosen.range(part.first..end).map(|(_, candidate)| candidate) {
-            let same = candidate.part == (part.first, part.seed, part.window);
+            let same = candidate.part == part.uncounted();
             if !same || candidate.slots.end > end {
                 continue;
             }
@@ -133,8 +133,8 @@ struct Candidate {
     /// Generation, time and number: the order of writing.
     order: (u64, u64, u64),
     slots: Range<u64>,
-    /// First id, seed and window of its part.
-    part: (u64, u64, u64),
+    /// Its part, without its number of samples.
+    part: Part,
     step: Step,
 }
 
@@ -150,7 +150,7 @@ fn candidates(
         heads.iter().enumerate().filter(|(_, head)| wanted(head)).map(|(i, head)| Candidate {
             order: (head.id.generation.0, head.time_ns, head.id.sequence),
             slots: head.first_slot.0..head.end_slot().0,
-            part: (head.part_first, head.part_seed, head.part_window),
+            part: head.part,
             step: Step::Head(i),
         });
     let base_chunks =
@@ -164,7 +164,7 @@ fn candidates(
             // The base has no time for it: within a generation, a head on media has priority.
             order: (id.generation.0, 0, id.sequence),
             slots: info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots),
-            part: (part.first, part.seed, part.window),
+            part: part.uncounted(),
             step: Step::Base(c),
         }
     });
@@ -174,7 +174,7 @@ fn candidates(
 /// Returns whether a chunk may belong to the record's generation: no later generation wrote it, and it is not from a
 /// discarded import that preceded the part as it is now.
 fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
-    let part = record.parts.binary_search_by_key(&head.part_first, |part| part.first);
+    let part = record.parts.binary_search_by_key(&head.part.first, |part| part.first);
     let started_ns = part.ok().map(|index| record.started_ns[index]);
     head.id.generation <= record.generation && started_ns.is_some_and(|time| head.time_ns >= time)
 }
@@ -185,7 +185,7 @@ fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
 fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for candidate in chosen.values() {
-        let (first, seed, window) = candidate.part;
+        let Part { first, window, .. } = candidate.part;
         let known = parts.last().is_some_and(|last| last.first >= first);
         if !known {
             if let Some(last) = parts.last_mut() {
@@ -194,7 +194,7 @@ fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
                 // The slots before the first part found are lost; they are taken as in source order.
                 parts.push(Part { first: 0, count: first, seed: 0, window: 0 });
             }
-            parts.push(Part { first, count: 0, seed, window });
+            parts.push(candidate.part);
         }
         let last = parts.last_mut().expect("one was pushed");
         let window = window.min(MAX_SAMPLES - first);

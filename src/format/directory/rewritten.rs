@@ -10,9 +10,8 @@ use zerocopy::little_endian::U32;
 
 use crate::directory::builder::raw_chunk;
 use crate::directory::columns::{Checkpoint, Columns, RawChunk, STRIDE, Walk};
-use crate::directory::deleted::{Bits, DeletedSet};
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
-use crate::directory::{Bytes, Directory, ImageMetadata};
+use crate::directory::{Bytes, Directory, IdSet, ImageMetadata};
 use crate::format::error::equal;
 use crate::format::{CellRange, ChunkHead, FormatError, Pack};
 use dlfs_base::units::{Generation, Slot};
@@ -42,7 +41,7 @@ impl Directory {
         let mut lengths = self.columns.lengths.to_vec();
         let mut checksums = self.columns.checksums.to_vec();
         let dead = rewrite.chunks.iter().flat_map(|head| head.first_slot.0..head.end_slot().0);
-        let mut dropped = Bits::new(self.num_samples());
+        let mut dropped = IdSet::new(self.num_samples());
         let mut name = Vec::new();
         for slot in dead.filter(|slot| self.deleted_slots.contains(*slot)) {
             let at = slot as usize * 4;
@@ -51,10 +50,9 @@ impl Directory {
             let id = self.id_at(Slot(slot)).expect("a slot below the end is of a part");
             // One that was purged before has nothing left to drop.
             if self.name_into(id, &mut name)? {
-                dropped.set(id.0);
+                dropped.insert(id.0);
             }
         }
-        let dropped = dropped.finish();
         let started_ns = self.started_ns(&table, rewrite);
         let lengths = Bytes::from(lengths);
         let checksums = Bytes::from(checksums);
@@ -76,14 +74,14 @@ impl Directory {
             columns,
             ..self.clone()
         };
-        if dropped.count() > 0 {
+        if !dropped.is_empty() {
             directory.drop_names(&dropped)?;
         }
         Ok(directory)
     }
 
     /// Drops names, labels, values of typed columns and entries of the tree.
-    fn drop_names(&mut self, dropped: &DeletedSet) -> Result<(), FormatError> {
+    fn drop_names(&mut self, dropped: &IdSet) -> Result<(), FormatError> {
         let num_samples = self.num_samples();
         self.names = Arc::new(self.names()?.without(dropped)?.into());
         let tree = self.tree()?.without(num_samples, |id| dropped.contains(id));

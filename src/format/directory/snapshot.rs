@@ -14,7 +14,7 @@ use crate::directory::used_len::used_lengths;
 use crate::directory::{Bytes, Directory, ImageMetadata};
 use crate::format::checksum::crc32c;
 use crate::format::cursor::Cursor;
-use crate::format::error::{at_most, enough, equal};
+use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::geometry::check_layout;
 use crate::format::origins::visit_origins;
 use crate::format::record::{
@@ -107,9 +107,6 @@ impl Directory {
             }
             None => TypedColumns::default(),
         };
-        let is_lookup = |section: &&Section| {
-            matches!(section.kind, SectionKind::TreeKeys | SectionKind::TreeIds) || is_name(section)
-        };
         let directory = Directory {
             layout: head.layout,
             generation: head.generation,
@@ -126,7 +123,7 @@ impl Directory {
             typed,
             names: Arc::default(),
             origins: Arc::default(),
-            lookup_on_media: head.sections.iter().filter(is_lookup).copied().collect(),
+            on_media: Some(head.clone().into()),
             head_crc32c: source.bytes.first_chunk().map(head_crc32c),
             view: None,
         };
@@ -140,16 +137,16 @@ impl Directory {
     /// # Errors
     /// What is wrong with it.
     pub fn attach_tree(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        let head = self.lookup_head();
-        let bytes = bytes.into();
-        let base = head.tree_range().start;
-        self.attach_tree_of(&Source { head: &head, bytes: &bytes, base, gap: 0..0 })
-    }
-
-    fn attach_tree_of(&self, source: &Source<'_>) -> Result<(), FormatError> {
         if self.tree.get().is_some() {
             return Ok(());
         }
+        let head = self.on_media()?;
+        let bytes = bytes.into();
+        let base = head.tree_range().start;
+        self.attach_tree_of(&Source { head, bytes: &bytes, base, gap: 0..0 })
+    }
+
+    fn attach_tree_of(&self, source: &Source<'_>) -> Result<(), FormatError> {
         let keys = source.need(SectionKind::TreeKeys)?;
         let ids = source.need(SectionKind::TreeIds)?;
         let width = ids.param;
@@ -160,18 +157,9 @@ impl Directory {
         Ok(())
     }
 
-    /// The part of the snapshot's head that [`attach_tree`](Self::attach_tree) and
-    /// [`attach_names`](Self::attach_names) need.
-    fn lookup_head(&self) -> SnapshotHead {
-        SnapshotHead {
-            layout: self.layout,
-            generation: self.generation,
-            time_ns: self.time_ns,
-            num_samples: self.num_samples(),
-            record: self.record_range,
-            len_bytes: 0,
-            sections: self.lookup_on_media.clone(),
-        }
+    /// The head of the snapshot that has what is still to be attached.
+    fn on_media(&self) -> Result<&SnapshotHead, FormatError> {
+        self.on_media.as_deref().ok_or(FormatError::NotLoaded { what: "sections of a snapshot" })
     }
 
     /// Attaches the origins of a directory that was opened without them: the bytes of its snapshot in
@@ -180,14 +168,13 @@ impl Directory {
     /// # Errors
     /// What is wrong with them.
     pub fn attach_origins(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        let head = self.lookup_head();
-        let bytes = bytes.into();
-        let Some(section) =
-            head.section(SectionKind::Origins).filter(|_| self.origins.get().is_none())
-        else {
+        if self.origins.get().is_some() {
             return Ok(());
-        };
-        let source = Source { head: &head, bytes: &bytes, base: section.offset, gap: 0..0 };
+        }
+        let head = self.on_media()?;
+        let bytes = bytes.into();
+        let Some(section) = head.section(SectionKind::Origins) else { return Ok(()) };
+        let source = Source { head, bytes: &bytes, base: section.offset, gap: 0..0 };
         let origins = source.bytes_of(section)?;
         visit_origins(&origins, |_| Ok(()))?;
         // Another thread may have attached the same bytes first.
@@ -204,10 +191,10 @@ impl Directory {
         if self.names.get().is_some() {
             return Ok(());
         }
-        let head = self.lookup_head();
+        let head = self.on_media()?;
         let bytes = bytes.into();
         let base = head.sections.iter().find(is_name).map_or(0, |section| section.offset);
-        let source = Source { head: &head, bytes: &bytes, base, gap: 0..0 };
+        let source = Source { head, bytes: &bytes, base, gap: 0..0 };
         let order = match head.section(SectionKind::NameOrder) {
             Some(section) => Some((source.bytes_of(section)?, section.param)),
             None => None,
@@ -242,8 +229,8 @@ impl Directory {
             (SectionKind::Checkpoints, 0, self.columns.checkpoints.clone().into()),
             (SectionKind::Lengths, 0, self.columns.lengths.clone().into()),
             (SectionKind::Checksums, 0, checksums),
-            (SectionKind::TreeKeys, tree.len(), tree.keys().clone().into()),
-            (SectionKind::TreeIds, tree.ids().1, tree.ids().0.clone().into()),
+            (SectionKind::TreeKeys, tree.len, tree.keys.clone().into()),
+            (SectionKind::TreeIds, tree.id_width as u64, tree.ids.clone().into()),
         ]);
         let deleted = [
             (SectionKind::DeletedIds, &self.deleted_ids),
@@ -403,14 +390,14 @@ impl Content {
     fn len(&self) -> u64 {
         match self {
             Content::Here(bytes) => bytes.len() as u64,
-            Content::Aside(aside) => aside.len_bytes(),
+            Content::Aside(aside) => aside.len_bytes,
         }
     }
 
     fn crc32c(&self) -> u32 {
         match self {
             Content::Here(bytes) => crc32c(bytes),
-            Content::Aside(aside) => aside.crc32c(),
+            Content::Aside(aside) => aside.crc32c,
         }
     }
 
@@ -420,7 +407,7 @@ impl Content {
                 out.copy_from_slice(&bytes[at as usize..at as usize + out.len()]);
                 Ok(())
             }
-            Content::Aside(aside) => aside.read_at(at, out),
+            Content::Aside(aside) => aside.kept.read_at(at, out),
         }
     }
 }
@@ -500,9 +487,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn need(&self, kind: SectionKind) -> Result<&Section, FormatError> {
-        let missing =
-            FormatError::OutOfRange { what: "missing section", value: kind as u64, limit: 0 };
-        self.head.section(kind).ok_or(missing)
+        self.head.section(kind).ok_or(out_of_range("missing section", kind as u64, 0))
     }
 
     fn column(&self, kind: SectionKind) -> Result<Bytes, FormatError> {

@@ -13,20 +13,20 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::directory::Bytes;
 use crate::format::FormatError;
-use crate::format::error::{at_most, equal};
+use crate::format::error::{at_most, equal, out_of_range};
 use crate::format::geometry::MAX_SAMPLES;
 
 /// Sorted keys in a search tree, and the id of each.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
     /// All levels, root first; the leaves are the sorted keys. Whole nodes, padded with `u32::MAX`.
-    keys: Bytes,
+    pub(super) keys: Bytes,
     /// The id of each key, in `id_width` bytes.
-    ids: Bytes,
-    id_width: usize,
+    pub(super) ids: Bytes,
+    pub(super) id_width: usize,
     /// The start of each level in `keys`, root first.
     levels: Vec<usize>,
-    len: u64,
+    pub(super) len: u64,
 }
 
 /// A key and its id before the tree is built, in 8 bytes: sorts by key, then id.
@@ -159,8 +159,7 @@ impl Tree {
     ) -> Result<Tree, FormatError> {
         at_most("entries of the lookup tree", len, MAX_SAMPLES)?;
         if id_width != 4 && id_width != 5 {
-            let what = "bytes of an id in the lookup tree";
-            return Err(FormatError::OutOfRange { what, value: id_width, limit: 5 });
+            return Err(out_of_range("bytes of an id in the lookup tree", id_width, 5));
         }
         equal("length of the ids of the lookup tree", len * id_width, ids.len() as u64)?;
         let mut levels = Vec::new();
@@ -226,18 +225,6 @@ impl Tree {
 
     pub(crate) fn height(&self) -> u32 {
         self.levels.len() as u32
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
-    pub(crate) fn keys(&self) -> &Bytes {
-        &self.keys
-    }
-
-    pub(crate) fn ids(&self) -> (&Bytes, u64) {
-        (&self.ids, self.id_width as u64)
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
@@ -375,7 +362,7 @@ mod tests {
             tree = Tree::extended(Some(&tree), id, vec![TreeEntry::new(7, 0)], MAX_SAMPLES);
         }
         assert_eq!(tree.candidates(7).collect::<Vec<_>>(), ids);
-        assert_eq!(tree.ids().1, 5);
+        assert_eq!(tree.id_width, 5);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! | str        | likewise, the number of a text                                                      |
 //! | float, f32 | f64 or f32; NaN means none                                                          |
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::directory::Bytes;
@@ -28,17 +28,10 @@ use crate::format::field_type::FieldTypes;
 #[derive(Debug, Clone)]
 pub struct Column {
     spec: ColumnSpec,
-    store: Store,
+    /// Ints, bools, and numbers of texts; of floats the bytes.
+    cells: Labels,
     /// The texts of a column of type str, ascending; each is the value of a sample.
     texts: Arc<[String]>,
-}
-
-#[derive(Debug, Clone)]
-enum Store {
-    /// Ints, bools, and numbers of texts.
-    Ints(Labels),
-    /// Floating-point numbers of so many bytes.
-    Floats(Bytes, usize),
 }
 
 impl Column {
@@ -64,57 +57,38 @@ impl Column {
 
     /// The value of `id`, deleted or not.
     pub fn get(&self, id: u64) -> Value<'_> {
-        match &self.store {
-            Store::Ints(ints) => {
-                value_of(self.spec.kind, ints.get(id).unwrap_or(NO_LABEL), &self.texts)
-            }
-            Store::Floats(..) => self.float(id).map_or(Value::None, Value::Float),
+        if self.spec.kind.is_float() {
+            return self.float(id).map_or(Value::None, Value::Float);
         }
+        value_of(self.spec.kind, self.cells.get(id).unwrap_or(NO_LABEL), &self.texts)
     }
 
     /// The int of `id`, its bool as 0 or 1, or the number of its text; `None` if it has no value, and of floats.
     #[inline]
     pub fn int(&self, id: u64) -> Option<i64> {
-        match &self.store {
-            Store::Ints(ints) => ints.get(id),
-            Store::Floats(..) => None,
-        }
+        if self.spec.kind.is_float() { None } else { self.cells.get(id) }
     }
 
     /// The floating-point number of `id`; `None` if it has no value, and of other types.
     #[inline]
     pub fn float(&self, id: u64) -> Option<f64> {
-        let Store::Floats(bytes, width) = &self.store else { return None };
-        let at = usize::try_from(id).ok()?.checked_mul(*width)?;
-        let bytes = bytes.get(at..at.checked_add(*width)?)?;
-        let number = match *width {
-            4 => f64::from(f32::from_le_bytes(bytes.try_into().ok()?)),
-            _ => f64::from_le_bytes(bytes.try_into().ok()?),
-        };
-        (!number.is_nan()).then_some(number)
+        match self.spec.kind {
+            ColumnType::Float => float_of(self.cells.bytes_of(id)?, f64::from_le_bytes),
+            ColumnType::Float32 => {
+                float_of(self.cells.bytes_of(id)?, |bytes| f32::from_le_bytes(bytes).into())
+            }
+            _ => None,
+        }
     }
 
     /// Its values, little-endian, by id: see the page of this module.
     pub fn as_bytes(&self) -> &[u8] {
-        match &self.store {
-            Store::Ints(ints) => ints.as_bytes(),
-            Store::Floats(bytes, _) => bytes,
-        }
+        self.cells.as_bytes()
     }
 
     /// Bytes a value.
     pub fn width_bytes(&self) -> usize {
-        match &self.store {
-            Store::Ints(ints) => ints.width_bytes(),
-            Store::Floats(_, width) => *width,
-        }
-    }
-
-    fn shared(&self) -> &Bytes {
-        match &self.store {
-            Store::Ints(ints) => ints.shared(),
-            Store::Floats(bytes, _) => bytes,
-        }
+        self.cells.width_bytes()
     }
 
     /// The column whose first `num_base` ids have the values of `base`, and whose others have `new` ones, in the
@@ -125,7 +99,7 @@ impl Column {
         num_base: u64,
         new: impl Iterator<Item = Value<'v>> + Clone,
     ) -> Column {
-        let (store, texts) = match spec.kind {
+        let (cells, texts) = match spec.kind {
             ColumnType::Float => (floats_of(base, num_base, new, f64::to_le_bytes), Arc::default()),
             ColumnType::Float32 => {
                 let narrow = |number| (number as f32).to_le_bytes();
@@ -137,7 +111,7 @@ impl Column {
                     Value::Bool(is_true) => is_true.into(),
                     _ => NO_LABEL,
                 };
-                let base = base.and_then(Column::ints);
+                let base = base.map(|base| &base.cells);
                 (ints_of(base, num_base, new.map(number)), Arc::default())
             }
             ColumnType::Text => {
@@ -145,7 +119,7 @@ impl Column {
                 texts_of(old.chain(new))
             }
         };
-        Column { spec: spec.clone(), store, texts }
+        Column { spec: spec.clone(), cells, texts }
     }
 
     /// The same column without the values of the ids for which `is_dropped` holds, and without texts that are then
@@ -154,22 +128,15 @@ impl Column {
         let kept = |id| if is_dropped(id) { Value::None } else { self.get(id) };
         Column::extended(&self.spec, None, 0, (0..num_samples).map(kept))
     }
-
-    fn ints(&self) -> Option<&Labels> {
-        match &self.store {
-            Store::Ints(ints) => Some(ints),
-            Store::Floats(..) => None,
-        }
-    }
 }
 
-fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>) -> Store {
+fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>) -> Labels {
     let new: Vec<i64> = new.collect();
     let mut range = LabelRange::default();
     new.iter().for_each(|number| range.take(*number));
     let count = num_base + new.len() as u64;
     let ints = Labels::extended(base, num_base, new.into_iter(), range);
-    Store::Ints(ints.unwrap_or_else(|| Labels::absent(count)))
+    ints.unwrap_or_else(|| Labels::absent(count))
 }
 
 fn floats_of<'v, const N: usize>(
@@ -177,23 +144,45 @@ fn floats_of<'v, const N: usize>(
     num_base: u64,
     new: impl Iterator<Item = Value<'v>>,
     to_bytes: impl Fn(f64) -> [u8; N],
-) -> Store {
+) -> Labels {
     let mut bytes = base.map_or_else(Vec::new, |base| base.as_bytes().to_vec());
     let old = ((bytes.len() / N) as u64..num_base).map(|_| Value::None);
     for value in old.chain(new) {
         let number = if let Value::Float(number) = value { number } else { NONE_FLOAT };
         bytes.extend_from_slice(&to_bytes(number));
     }
-    Store::Floats(bytes.into(), N)
+    Labels::of_width(bytes.into(), N)
+}
+
+#[inline]
+fn float_of<const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> f64) -> Option<f64> {
+    let number = from(bytes.try_into().ok()?);
+    (!number.is_nan()).then_some(number)
 }
 
 /// The numbers of these texts, and the texts in their order.
-fn texts_of<'v>(values: impl Iterator<Item = Value<'v>> + Clone) -> (Store, Arc<[String]>) {
-    let texts = values.map(|value| if let Value::Text(text) = value { Some(text) } else { None });
-    let ascending: BTreeSet<&str> = texts.clone().flatten().collect();
-    let number_of: BTreeMap<&str, i64> = ascending.iter().copied().zip(0..).collect();
-    let numbers = texts.map(|text| text.map_or(NO_LABEL, |text| number_of[text]));
-    (ints_of(None, 0, numbers), ascending.into_iter().map(str::to_owned).collect())
+///
+/// Rows share their texts, so a text is compared with others where it is met first, and then known by its address.
+fn texts_of<'v>(values: impl Iterator<Item = Value<'v>>) -> (Labels, Arc<[String]>) {
+    let mut number_of: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut met: BTreeMap<(*const u8, usize), i64> = BTreeMap::new();
+    let numbers = values.map(|value| {
+        let Value::Text(text) = value else { return NO_LABEL };
+        *met.entry((text.as_ptr(), text.len())).or_insert_with(|| {
+            let next = number_of.len() as i64;
+            *number_of.entry(text).or_insert(next)
+        })
+    });
+    let mut numbers: Vec<i64> = numbers.collect();
+    let mut in_order = vec![NO_LABEL; number_of.len()];
+    for (&first, place) in number_of.values().zip(0..) {
+        in_order[first as usize] = place;
+    }
+    for number in numbers.iter_mut().filter(|number| **number != NO_LABEL) {
+        *number = in_order[*number as usize];
+    }
+    let texts = number_of.into_keys().map(str::to_owned).collect();
+    (ints_of(None, 0, numbers.into_iter()), texts)
 }
 
 /// All typed columns of a directory.
@@ -249,7 +238,7 @@ impl TypedColumns {
         let head_len = out.len() as u64;
         for column in self.0.iter() {
             out.resize(out.len().next_multiple_of(ALIGN), 0);
-            out.extend_from_slice(column.shared());
+            out.extend_from_slice(column.as_bytes());
         }
         (out, head_len)
     }
@@ -283,16 +272,16 @@ impl TypedColumns {
             at = start + len as usize;
             let values = bytes.slice(start..at).expect("they are there");
             let Some(kind) = kind else { continue };
-            let store = match kind {
+            let cells = match kind {
                 ColumnType::Float | ColumnType::Float32 => {
                     let expected = if kind == ColumnType::Float { 8 } else { 4 };
                     equal("bytes of a value of a typed column", expected, width)?;
-                    Store::Floats(values, width as usize)
+                    Labels::of_width(values, width as usize)
                 }
-                _ => Store::Ints(Labels::from_bytes(values, width, num_samples)?),
+                _ => Labels::from_bytes(values, width, num_samples)?,
             };
             let spec = ColumnSpec { name, kind };
-            columns.push(Column { spec, store, texts: texts.into() });
+            columns.push(Column { spec, cells, texts: texts.into() });
         }
         let field_types = match head.len() {
             0 => FieldTypes::default(),

@@ -24,14 +24,8 @@ pub struct ChunkSpec {
     pub layout: ImageLayout,
     /// The generation being written.
     pub generation: Generation,
-    /// First id of the part.
-    pub part_first: u64,
-    /// Seed of the part's placement.
-    pub part_seed: u64,
-    /// Shuffle window of the part's placement; 0 keeps source order.
-    pub part_window: u64,
-    /// Number of the part's samples; 0 while a stream is read, whose window is 0 or 1.
-    pub part_count: u64,
+    /// The part. Its number of samples is 0 while a stream is read, whose window is 0 or 1.
+    pub part: Part,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
     /// The types of the fields.
@@ -52,12 +46,6 @@ pub struct FinishedChunk {
 }
 
 impl ChunkSpec {
-    pub(crate) fn part(&self) -> Part {
-        let first = self.part_first;
-        let count = self.part_count;
-        Part { first, count, seed: self.part_seed, window: self.part_window }
-    }
-
     /// Bytes that the fields take in a table: `names`, the encoded ones, and the types.
     pub(crate) fn fields_len(&self, names: &[u8]) -> usize {
         names.len() + self.field_types.column_len(kind::FIELD_TYPES)
@@ -206,7 +194,7 @@ impl ChunkBuilder {
         self.encoded.get_or_insert_with(|| {
             let mut encoded = fields.clone();
             let max_len = max_table_bytes(&spec.layout);
-            table.encode(&spec.part(), max_len, &mut encoded);
+            table.encode(&spec.part, max_len, &mut encoded);
             encoded
         })
     }
@@ -267,7 +255,7 @@ impl ChunkBuilder {
         table.push(meta, len, sums.crc32c(), false);
         table.push_pieces(sums.pieces());
         let max_len = max_table_bytes(&spec.layout);
-        table.encode(&spec.part(), max_len, &mut encoded);
+        table.encode(&spec.part, max_len, &mut encoded);
         Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(encoded))
     }
 
@@ -315,9 +303,7 @@ fn header_of(
         num_fields: spec.fields.len() as u16,
         header_len: HEAD_BYTES as u32,
         data_len,
-        part_first: spec.part_first,
-        part_seed: spec.part_seed,
-        part_window: spec.part_window,
+        part: spec.part.uncounted(),
         table_crc: 0,
     }
 }
@@ -372,17 +358,10 @@ mod tests {
     fn builder(fields: Vec<Vec<u8>>) -> Result<ChunkBuilder, FormatError> {
         let layout = layout(64 << 10);
         let generation = Generation(1);
-        let part_first = 0;
-        let part_seed = 0;
-        let part_window = 0;
-        let part_count = 0;
         let spec = ChunkSpec {
             layout,
             generation,
-            part_first,
-            part_seed,
-            part_window,
-            part_count,
+            part: Part::default(),
             fields,
             field_types: FieldTypes::default(),
             columns: Vec::new(),

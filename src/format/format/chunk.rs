@@ -18,12 +18,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
 use crate::format::columns::{ColumnSpec, RowValues};
-use crate::format::error::{at_most, enough, equal};
+use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{self, FORMAT_VERSION, MAX_SAMPLES, check_generation, read_sealed};
 use crate::format::pieces::num_pieces;
 use crate::format::placement::Part;
-use crate::format::table::{Table, TableHead};
+use crate::format::table::Table;
 use crate::format::{CellRange, FormatError, ImageLayout, Pack, Uuid};
 use dlfs_base::units::{Generation, SampleId, Slot};
 
@@ -85,11 +85,12 @@ const _: () = assert!(size_of::<RawHead>() == HEAD_BYTES);
 
 /// The kind of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum ChunkKind {
     /// Samples.
-    Samples,
+    Samples = 1,
     /// The metadata of a generation: see [`crate::format::record`].
-    Record,
+    Record = 2,
 }
 
 /// Identity of a chunk. Sorts in the order of writing.
@@ -126,12 +127,8 @@ pub struct ChunkHead {
     pub header_len: u32,
     /// Bytes of data behind the padded header.
     pub data_len: u64,
-    /// First id of its part.
-    pub part_first: u64,
-    /// Seed of its part.
-    pub part_seed: u64,
-    /// Shuffle window of its part.
-    pub part_window: u64,
+    /// Its part, without its number of samples.
+    pub part: Part,
     /// CRC32C of the table.
     pub table_crc: u32,
 }
@@ -192,10 +189,7 @@ impl ChunkHead {
         let mut raw = RawHead {
             magic: MAGIC,
             version: FORMAT_VERSION.into(),
-            kind: match self.kind {
-                ChunkKind::Samples => KIND_SAMPLES,
-                ChunkKind::Record => KIND_RECORD,
-            },
+            kind: self.kind as u8,
             pack: self.layout.pack.to_byte(),
             header_len: self.header_len.into(),
             uuid: self.layout.uuid.0,
@@ -205,9 +199,9 @@ impl ChunkHead {
             first_slot: self.first_slot.0.into(),
             cell: self.cell.into(),
             data_len: self.data_len.into(),
-            part_first: self.part_first.into(),
-            part_seed: self.part_seed.into(),
-            part_window: self.part_window.into(),
+            part_first: self.part.first.into(),
+            part_seed: self.part.seed.into(),
+            part_window: self.part.window.into(),
             chunk_size: self.layout.chunk_size_bytes.into(),
             reserved: 0.into(),
             num_samples: self.num_samples.into(),
@@ -231,13 +225,9 @@ impl RawHead {
         let namespaces = self.num_namespaces.get();
         let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
         let kind = match self.kind {
-            KIND_SAMPLES => ChunkKind::Samples,
-            KIND_RECORD => ChunkKind::Record,
-            other => {
-                let what = "kind of a chunk";
-                let value = u64::from(other);
-                return Err(FormatError::OutOfRange { what, value, limit: 2 });
-            }
+            1 => ChunkKind::Samples,
+            2 => ChunkKind::Record,
+            other => return Err(out_of_range("kind of a chunk", other, 2)),
         };
         let head = ChunkHead {
             layout,
@@ -254,9 +244,12 @@ impl RawHead {
             num_fields: self.num_fields.get(),
             header_len: self.header_len.get(),
             data_len: self.data_len.get(),
-            part_first: self.part_first.get(),
-            part_seed: self.part_seed.get(),
-            part_window: self.part_window.get(),
+            part: Part {
+                first: self.part_first.get(),
+                count: 0,
+                seed: self.part_seed.get(),
+                window: self.part_window.get(),
+            },
             table_crc: self.table_crc.get(),
         };
         head.check()?;
@@ -282,10 +275,9 @@ impl ChunkHead {
             return Ok(());
         }
         at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
-        at_most("first id of a part", self.part_first, self.first_slot.0)?;
+        at_most("first id of a part", self.part.first, self.first_slot.0)?;
         if self.num_samples == 0 {
-            let what = "samples of a chunk";
-            return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
+            return Err(out_of_range("samples of a chunk", 0u64, 65_535));
         }
         let chunk_size = u64::from(self.layout.chunk_size_bytes);
         if self.num_samples > 1 {
@@ -339,9 +331,7 @@ impl ChunkHeader {
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Samples {
-            let what = "kind of a chunk of samples";
-            let value = u64::from(KIND_RECORD);
-            return Err(FormatError::OutOfRange { what, value, limit: u64::from(KIND_SAMPLES) });
+            return Err(out_of_range("kind of a chunk of samples", head.kind as u8, 1));
         }
         ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
     }
@@ -359,18 +349,7 @@ impl ChunkHeader {
             enough("field name", 2 + len as u64, rest.len())?;
             at += 2 + len;
         }
-        let first = head.part_first;
-        let seed = head.part_seed;
-        let window = head.part_window;
-        let about = TableHead {
-            layout: head.layout,
-            num_samples: head.num_samples,
-            num_fields: head.num_fields,
-            first_slot: head.first_slot,
-            data_len: head.data_len,
-            part: Part { first, count: 0, seed, window },
-        };
-        let table = Table::decode(&about, &encoded[at..])?;
+        let table = Table::decode(&head, &encoded[at..])?;
         Ok(ChunkHeader { head, encoded, fields_len: at, table })
     }
 
@@ -465,5 +444,3 @@ pub(crate) fn padded(bytes: u64) -> u64 {
 /// Length of the fixed part, which contains the length of the rest.
 pub const HEAD_BYTES: usize = 128;
 const MAGIC: [u8; 8] = *b"DLFSCHNK";
-const KIND_SAMPLES: u8 = 1;
-const KIND_RECORD: u8 = 2;

@@ -1,7 +1,7 @@
 //! Reads and writes variable-length data: LEB128 numbers and length-prefixed bytes.
 
 use crate::format::FormatError;
-use crate::format::error::enough;
+use crate::format::error::{enough, out_of_range};
 
 /// Reads from the front of untrusted bytes; never past their end.
 pub struct Cursor<'a> {
@@ -52,9 +52,7 @@ impl<'a> Cursor<'a> {
             let bits = u64::from(byte & 0x7f);
             let bad = (shift == 63 && bits > 1) || (byte == 0 && shift > 0);
             if shift > 63 || bad {
-                let value = bits;
-                let limit = u64::MAX;
-                return Err(FormatError::OutOfRange { what: self.what, value, limit });
+                return Err(out_of_range(self.what, bits, u64::MAX));
             }
             value |= bits << shift;
             if byte & 0x80 == 0 {

@@ -158,7 +158,11 @@ impl From<FormatError> for Error {
 /// An error if `value` is above `limit`.
 #[doc(hidden)]
 pub fn at_most(what: &'static str, value: u64, limit: u64) -> Result<u64, FormatError> {
-    if value > limit { Err(FormatError::OutOfRange { what, value, limit }) } else { Ok(value) }
+    if value > limit { Err(out_of_range(what, value, limit)) } else { Ok(value) }
+}
+
+pub(crate) fn out_of_range(what: &'static str, value: impl Into<u64>, limit: u64) -> FormatError {
+    FormatError::OutOfRange { what, value: value.into(), limit }
 }
 
 /// An error if two numbers that must agree differ.

@@ -168,16 +168,11 @@ impl FieldType {
 
     /// An error unless a field of this type may have `len` bytes: says both.
     pub fn check_len(&self, len: u64) -> Result<(), String> {
-        match (self.shape_of(len), self.is_free) {
-            (Some(_), _) => Ok(()),
-            (None, false) => {
-                Err(format!("is {self}, which has {} bytes, and this has {len}", self.each_bytes()))
-            }
-            (None, true) => Err(format!(
-                "is {self}, which has a multiple of {} bytes, and this has {len}",
-                self.each_bytes()
-            )),
+        if self.shape_of(len).is_some() {
+            return Ok(());
         }
+        let of = if self.is_free { "a multiple of " } else { "" };
+        Err(format!("is {self}, which has {of}{} bytes, and this has {len}", self.each_bytes()))
     }
 
     /// Returns whether `shape` is one of this type.

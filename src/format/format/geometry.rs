@@ -5,7 +5,7 @@ use zerocopy::FromBytes;
 use crate::format::FormatError;
 use crate::format::Uuid;
 use crate::format::checksum::crc32c;
-use crate::format::error::{at_most, enough, equal};
+use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::packing::Pack;
 use dlfs_base::units::Generation;
 
@@ -60,8 +60,7 @@ impl ImageLayout {
     ) -> Result<ImageLayout, FormatError> {
         check_chunk_size(chunk_size_bytes)?;
         if num_namespaces == 0 {
-            let what = "number of namespaces";
-            return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
+            return Err(out_of_range("number of namespaces", 0u64, 65_535));
         }
         Ok(ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces })
     }
@@ -112,9 +111,7 @@ impl ImageLayout {
 /// An error unless `bytes` is a valid chunk size.
 pub(crate) fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
-        let what = "chunk size";
-        let limit = u64::from(MIN_CHUNK_BYTES);
-        return Err(FormatError::OutOfRange { what, value: u64::from(bytes), limit });
+        return Err(out_of_range("chunk size", bytes, MIN_CHUNK_BYTES.into()));
     }
     at_most("chunk size", u64::from(bytes), u64::from(MAX_CHUNK_BYTES))?;
     Ok(())
@@ -175,11 +172,9 @@ pub fn read_sealed<T: FromBytes>(
 /// An error unless `generation` is a valid committed one, which leaves room for a next one.
 #[doc(hidden)]
 pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
-    let what = "generation";
-    let limit = MAX_GENERATION;
     match generation {
         1..=MAX_GENERATION => Ok(Generation(generation)),
-        value => Err(FormatError::OutOfRange { what, value, limit }),
+        _ => Err(out_of_range("generation", generation, MAX_GENERATION)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::format::FormatError;
 use crate::format::columns::RowValues;
-use crate::format::error::at_most;
+use crate::format::error::{at_most, out_of_range};
 use crate::format::geometry::MAX_NAME_BYTES;
 use dlfs_base::units::SampleId;
 
@@ -33,10 +33,7 @@ impl SampleMeta<'_> {
 #[doc(hidden)]
 pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
     if label == Some(i64::MIN) {
-        let what = "label";
-        let value = i64::MIN as u64;
-        let limit = i64::MAX as u64;
-        return Err(FormatError::OutOfRange { what, value, limit });
+        return Err(out_of_range("label", i64::MIN as u64, i64::MAX as u64));
     }
     Ok(())
 }
@@ -45,7 +42,7 @@ pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
 pub(crate) fn check_name(name: &[u8]) -> Result<(), FormatError> {
     at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
     if name.contains(&0) {
-        return Err(FormatError::OutOfRange { what: "byte of a name", value: 0, limit: 255 });
+        return Err(out_of_range("byte of a name", 0u64, 255));
     }
     Ok(())
 }

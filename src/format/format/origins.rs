@@ -144,8 +144,8 @@ fn take_tag(from: &mut Cursor<'_>) -> Result<Option<String>, FormatError> {
     Ok(match from.number()? {
         0 => None,
         1 => {
-            let digits = from.bytes(16)?.iter().map(|byte| format!("{byte:02x}"));
-            Some(format!("\"{}\"", digits.collect::<String>()))
+            let bytes = from.bytes(16)?.try_into().expect("16 bytes");
+            Some(format!("\"{:032x}\"", u128::from_be_bytes(bytes)))
         }
         len => Some(utf8(WHAT, from.bytes(len - 2)?)?.to_owned()),
     })
@@ -153,21 +153,10 @@ fn take_tag(from: &mut Cursor<'_>) -> Result<Option<String>, FormatError> {
 
 /// The 16 bytes of a tag that is 32 digits in quotes.
 fn digits(etag: &str) -> Option<[u8; 16]> {
-    let digits = etag.strip_prefix('"')?.strip_suffix('"')?.as_bytes();
-    let value = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None, // upper case would not come back
-    };
-    let mut bytes = [0; 16];
-    let (pairs, []) = digits.as_chunks::<2>() else { return None };
-    if pairs.len() != bytes.len() {
-        return None;
-    }
-    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-        *byte = value(*high)? << 4 | value(*low)?;
-    }
-    Some(bytes)
+    let digits = etag.strip_prefix('"')?.strip_suffix('"')?;
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'); // upper case would not come back
+    let number = u128::from_str_radix(digits, 16).ok()?;
+    (digits.len() == 32 && digits.bytes().all(is_digit)).then(|| number.to_be_bytes())
 }
 
 const WHAT: &str = "origins";

@@ -1,6 +1,7 @@
 //! The offset of the next sample in a chunk.
 
 use crate::format::FormatError;
+use crate::format::error::out_of_range;
 use dlfs_base::units::ALIGN_BYTES;
 
 /// How samples follow each other in a chunk. Part of the format: the directory stores lengths only, and
@@ -51,11 +52,7 @@ impl Pack {
         match byte {
             0 => Ok(Pack::Aligned),
             1 => Ok(Pack::Tight),
-            _ => {
-                let what = "pack mode";
-                let value = u64::from(byte);
-                Err(FormatError::OutOfRange { what, value, limit: 1 })
-            }
+            _ => Err(out_of_range("pack mode", byte, 1)),
         }
     }
 }

@@ -12,7 +12,7 @@ use dlfs_base::units::{SampleId, Slot};
 /// divided into windows of that many samples, the last one shorter, and a keyed permutation shuffles each
 /// window. A source whose length is known has one window; a stream is shuffled window by window as it
 /// arrives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Part {
     /// First id, and first slot.
     pub first: u64,
@@ -25,6 +25,12 @@ pub struct Part {
 }
 
 impl Part {
+    /// The same as a chunk's head has it, which does not say how many samples it has: 0.
+    #[must_use]
+    pub fn uncounted(self) -> Part {
+        Part { count: 0, ..self }
+    }
+
     /// An error if its range exceeds the valid ids.
     pub fn check(&self) -> Result<(), FormatError> {
         at_most("first id of a part", self.first, MAX_SAMPLES)?;

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 use crate::format::checksum::crc32c;
 use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded, table_of};
 use crate::format::cursor::{Cursor, put_number, put_string};
-use crate::format::error::{at_most, equal};
+use crate::format::error::{at_most, equal, out_of_range};
 use crate::format::geometry::MAX_SAMPLES;
 use crate::format::origins::visit_origins;
 use crate::format::{CellRange, FormatError, ImageLayout, Part};
@@ -72,9 +72,7 @@ impl GenerationRecord {
             num_fields: 0,
             header_len: (HEAD_BYTES + table.len()) as u32,
             data_len: 0,
-            part_first: 0,
-            part_seed: 0,
-            part_window: 0,
+            part: Part::default(),
             table_crc: crc32c(table),
         };
         out[..HEAD_BYTES].copy_from_slice(head.to_raw().as_bytes());
@@ -89,8 +87,7 @@ impl GenerationRecord {
     pub fn parse(bytes: &[u8]) -> Result<(ChunkHead, GenerationRecord), FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Record {
-            let what = "kind of a generation record";
-            return Err(FormatError::OutOfRange { what, value: 1, limit: 2 });
+            return Err(out_of_range("kind of a generation record", 1u64, 2));
         }
         let mut table = Cursor::new("generation record", table_of(&head, bytes)?);
         let num_chunks = table.number()?;

@@ -1,9 +1,9 @@
 //! Determines the generation that the superblocks of a set of namespaces commit, and the order in which a commit
 //! writes them. Pure: the caller reads and writes the blocks.
 
+use crate::format::FormatError;
 use crate::format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offset};
-use crate::format::{FormatError, Uuid};
-use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::units::Generation;
 
 pub use crate::format::superblock_copies::{BadCopy, SuperblockCopies};
@@ -39,10 +39,7 @@ impl SuperblockSet {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub fn check_lengths(
-        &self,
-        namespaces: impl IntoIterator<Item = (u64, String)>,
-    ) -> Result<(), Error> {
+    pub fn check_lengths(&self, namespaces: impl IntoIterator<Item = (u64, String)>) -> Result<()> {
         for (superblock, (found, address)) in self.superblocks.iter().zip(namespaces) {
             let need = superblock.used_len_bytes;
             if found < need {
@@ -64,120 +61,17 @@ impl SuperblockSet {
     }
 }
 
-/// Why a set of namespaces is not an image. `given` is an index into the caller's list, from 0.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SuperblockSetError {
-    /// No namespace was given.
-    #[error("no namespace was given")]
-    Nothing,
-    /// Neither copy of a namespace has the superblock magic.
-    #[error("namespace {given} of the list holds no dlfs image")]
-    Blank {
-        /// Index of the namespace in the list.
-        given: usize,
-    },
-    /// Both copies of a namespace are unusable.
-    #[error("namespace {given} of the list has no valid superblock")]
-    Damaged {
-        /// Index of the namespace in the list.
-        given: usize,
-        /// The error of one of the copies.
-        #[source]
-        source: FormatError,
-    },
-    /// Namespaces of different images were given as one.
-    #[error("namespace {given} of the list belongs to image {found}, others to {expected}")]
-    OtherImage {
-        /// Index of the namespace in the list.
-        given: usize,
-        /// The image of the first one.
-        expected: Uuid,
-        /// The image of this one.
-        found: Uuid,
-    },
-    /// The same namespace of the image was given twice.
-    #[error(
-        "namespaces {first} and {second} of the list are both namespace {namespace} of the \
-         image"
-    )]
-    Twice {
-        /// Index in the image.
-        namespace: u16,
-        /// One of them.
-        first: usize,
-        /// The other.
-        second: usize,
-    },
-    /// A namespace of the image was not given.
-    #[error("the image has {num_namespaces} namespaces; namespace {namespace} was not given")]
-    Missing {
-        /// Index in the image.
-        namespace: u16,
-        /// How many it has.
-        num_namespaces: u16,
-    },
-    /// A namespace does not have the generation that namespace 0 committed.
-    #[error("namespace {namespace} of the image is at generation {found}, the image at {expected}")]
-    MixedGenerations {
-        /// Index in the image.
-        namespace: u16,
-        /// The generation that namespace 0 committed.
-        expected: Generation,
-        /// The newest generation on this namespace.
-        found: Generation,
-    },
-    /// The superblocks of one generation describe different images.
-    #[error("the superblocks of namespaces 0 and {namespace} of the image contradict each other")]
-    Contradiction {
-        /// Index in the image.
-        namespace: u16,
-    },
-}
-
-impl From<SuperblockSetError> for Error {
-    fn from(error: SuperblockSetError) -> Error {
-        let message = error.to_string();
-        let kind = match &error {
-            SuperblockSetError::Blank { .. } => ErrorKind::NotFound,
-            SuperblockSetError::Nothing
-            | SuperblockSetError::OtherImage { .. }
-            | SuperblockSetError::Twice { .. }
-            | SuperblockSetError::Missing { .. } => ErrorKind::InvalidArgument,
-            SuperblockSetError::Damaged { source, .. } => Error::from(source.clone()).kind(),
-            SuperblockSetError::MixedGenerations { .. }
-            | SuperblockSetError::Contradiction { .. } => ErrorKind::Corrupt,
-        };
-        let hint = match &error {
-            SuperblockSetError::Blank { .. } => Some(IMPORT),
-            SuperblockSetError::Damaged { source: FormatError::Version { .. }, .. } => None,
-            SuperblockSetError::Damaged { .. } => {
-                Some("dlfs rebuild finds the samples by their chunks")
-            }
-            SuperblockSetError::MixedGenerations { .. } => {
-                Some("was one namespace restored from a copy?")
-            }
-            SuperblockSetError::Missing { .. } => Some("name all namespaces, separated by commas"),
-            _ => None,
-        };
-        let wrapped = Error::new(kind, message);
-        let wrapped = match hint {
-            Some(hint) => wrapped.hint(hint),
-            None => wrapped,
-        };
-        match error {
-            SuperblockSetError::Damaged { source, .. } => wrapped.source(source),
-            _ => wrapped,
-        }
-    }
-}
-
 /// Selects the committed generation from the superblocks of the namespaces that a user gave as one image,
 /// in any order.
 ///
 /// Namespace 0's newest valid copy determines the committed generation; all others must have it. A newer
 /// copy on another namespace belongs to an import that did not finish, and is ignored. Where another
 /// namespace's copy of the generation is bad, the superblock of namespace 0 replaces it.
-pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, SuperblockSetError> {
+///
+/// # Errors
+/// `NotFound`: a namespace has no image. `InvalidArgument`: one is missing, twice there or of another image. Otherwise
+/// they are damaged or contradict each other. Numbers of namespaces are indexes of `given` where the text says so.
+pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet> {
     let order = put_in_order(given)?;
     let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
     let superblocks = Vec::new();
@@ -194,7 +88,11 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, Su
             None => {
                 let expected = zero.generation;
                 let found = newest.generation;
-                return Err(SuperblockSetError::MixedGenerations { namespace, expected, found });
+                let text = format!(
+                    "namespace {namespace} of the image is at generation {found}, the image at {expected}"
+                );
+                return Err(Error::new(ErrorKind::Corrupt, text)
+                    .hint("was one namespace restored from a copy?"));
             }
         };
         // The snapshot is where namespace 0 says. A rebuild commits the same generation again with another
@@ -204,7 +102,7 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, Su
             && superblock.namespace == namespace
             && superblock.time_ns == zero.time_ns;
         if !same {
-            return Err(SuperblockSetError::Contradiction { namespace });
+            return Err(contradiction(namespace));
         }
         opened.unfinished |= newest.generation > zero.generation;
         opened.superblocks.push(*superblock);
@@ -213,39 +111,72 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, Su
 }
 
 /// Maps the given namespaces to their indexes in the image: all present, none twice, all of one image.
-fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>, SuperblockSetError> {
+fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
     let mut newest = Vec::with_capacity(given.len());
     for (index, copies) in given.iter().enumerate() {
         match (copies.newest(), copies.why_not()) {
             (Some(superblock), _) => newest.push(superblock),
             (None, Some(error)) if !copies.is_blank() => {
-                return Err(SuperblockSetError::Damaged { given: index, source: error.clone() });
+                return Err(damaged(index, error.clone()));
             }
-            _ => return Err(SuperblockSetError::Blank { given: index }),
+            _ => {
+                let text = format!("namespace {index} of the list holds no dlfs image");
+                return Err(Error::new(ErrorKind::NotFound, text).hint(IMPORT));
+            }
         }
     }
-    let first = newest.first().ok_or(SuperblockSetError::Nothing)?;
+    let first = newest.first().ok_or_else(|| invalid("no namespace was given"))?;
     let num_namespaces = first.layout.num_namespaces;
     let mut order = vec![None; usize::from(num_namespaces)];
     for (index, superblock) in newest.iter().enumerate() {
         let expected = first.layout.uuid;
         let found = superblock.layout.uuid;
         if expected != found {
-            return Err(SuperblockSetError::OtherImage { given: index, expected, found });
+            return Err(invalid(format!(
+                "namespace {index} of the list belongs to image {found}, others to {expected}"
+            )));
         }
         let namespace = superblock.namespace;
         match order.get_mut(usize::from(namespace)) {
             Some(place @ None) => *place = Some(index),
             Some(Some(first)) => {
-                return Err(SuperblockSetError::Twice { namespace, first: *first, second: index });
+                return Err(invalid(format!(
+                    "namespaces {first} and {index} of the list are both namespace {namespace} of the image"
+                )));
             }
-            None => return Err(SuperblockSetError::Contradiction { namespace }),
+            None => return Err(contradiction(namespace)),
         }
     }
     let find = |(namespace, place): (usize, Option<usize>)| {
-        place.ok_or(SuperblockSetError::Missing { namespace: namespace as u16, num_namespaces })
+        place.ok_or_else(|| {
+            invalid(format!(
+                "the image has {num_namespaces} namespaces; namespace {namespace} was not given"
+            ))
+            .hint("name all namespaces, separated by commas")
+        })
     };
     order.into_iter().enumerate().map(find).collect()
+}
+
+/// Superblocks of one generation describe different images.
+fn contradiction(namespace: u16) -> Error {
+    let text = format!(
+        "the superblocks of namespaces 0 and {namespace} of the image contradict each other"
+    );
+    Error::new(ErrorKind::Corrupt, text)
+}
+
+/// Both copies of a namespace are unusable, one of them for this reason.
+fn damaged(given: usize, source: FormatError) -> Error {
+    let is_of_later_release = matches!(source, FormatError::Version { .. });
+    let kind = Error::from(source.clone()).kind();
+    let text = format!("namespace {given} of the list has no valid superblock");
+    let error = Error::new(kind, text).source(source);
+    if is_of_later_release {
+        error
+    } else {
+        error.hint("dlfs rebuild finds the samples by their chunks")
+    }
 }
 
 /// The error for a saved snapshot of a generation other than the `opened` one.

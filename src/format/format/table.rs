@@ -13,11 +13,12 @@
 //! neighbours share much: often that is the order of ids, and else a column gives it.
 
 use crate::format::FormatError;
+use crate::format::chunk::ChunkHead;
 use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
-use crate::format::error::{at_most, enough, equal};
+use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::field_type::FieldTypes;
-use crate::format::geometry::{ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
+use crate::format::geometry::{MAX_NAME_BYTES, MAX_SAMPLES};
 use crate::format::meta::{SampleMeta, check_label, check_name};
 use crate::format::names::{common, compare};
 use crate::format::pieces::{PIECE_BYTES, num_pieces};
@@ -66,19 +67,6 @@ pub(crate) struct Row {
     name_at: u32,
     name_len: u16,
     pub(crate) purged: bool,
-}
-
-/// The fields of a chunk's head that its table depends on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TableHead {
-    pub(crate) layout: ImageLayout,
-    pub(crate) num_samples: u16,
-    pub(crate) num_fields: u16,
-    pub(crate) first_slot: Slot,
-    /// Bytes of the records and of the padding between them.
-    pub(crate) data_len: u64,
-    /// The part, of unknown length: its count is 0.
-    pub(crate) part: Part,
 }
 
 /// A table, decoded, without the names of the fields: the rows in the order of slots.
@@ -152,7 +140,7 @@ impl Table {
     ///
     /// # Errors
     /// What is wrong with them.
-    pub(crate) fn decode(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
+    pub(crate) fn decode(head: &ChunkHead, bytes: &[u8]) -> Result<Table, FormatError> {
         let table = Table::decode_columns(head, bytes)?;
         let mut end = 0;
         for row in &table.rows {
@@ -300,7 +288,7 @@ impl Table {
         }
     }
 
-    fn decode_columns(head: &TableHead, bytes: &[u8]) -> Result<Table, FormatError> {
+    fn decode_columns(head: &ChunkHead, bytes: &[u8]) -> Result<Table, FormatError> {
         let columns = Columns::split(bytes)?;
         let num_samples = usize::from(head.num_samples);
         let mut lengths = columns.need(kind::LENGTHS)?;
@@ -336,14 +324,14 @@ impl Table {
         };
         let names = columns.need(kind::NAMES)?;
         table.read_names(names, &order, head.layout.max_names_bytes())?;
-        if let Some(pieces) = columns.pieces {
-            table.read_pieces(Cursor::new("column of a chunk", pieces))?;
+        if let Some(pieces) = columns.find(kind::PIECES) {
+            table.read_pieces(pieces)?;
         }
-        table.typed = match columns.typed {
+        table.typed = match columns.bytes(kind::TYPED) {
             Some(typed) => ColumnTable::decode(typed, num_samples)?,
             None => ColumnTable::of_rows(num_samples),
         };
-        if let Some(types) = columns.field_types {
+        if let Some(types) = columns.bytes(kind::FIELD_TYPES) {
             table.field_types = FieldTypes::decode(types, head.num_fields.into())?;
         }
         Ok(table)
@@ -375,69 +363,55 @@ impl Table {
     }
 }
 
-/// The columns of a table.
-struct Columns<'a> {
-    found: [Option<&'a [u8]>; KNOWN_KINDS],
-    pieces: Option<&'a [u8]>,
-    typed: Option<&'a [u8]>,
-    field_types: Option<&'a [u8]>,
-}
+/// The columns of a table that are known: kind and bytes.
+struct Columns<'a>(Vec<(u64, &'a [u8])>);
 
 impl<'a> Columns<'a> {
     fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
         let mut cursor = Cursor::new("columns of a chunk", bytes);
-        let mut found = [None; _];
+        let mut found = Vec::new();
         let mut next = 1;
-        let mut pieces = None;
-        let mut typed = None;
-        let mut field_types = None;
         while cursor.len() > 0 {
             let kind = cursor.number()?;
             let column = cursor.string()?;
             at_most("kind of the column before", next, kind)?;
             next = kind.saturating_add(1);
-            match usize::try_from(kind).ok().and_then(|kind| found.get_mut(kind)) {
-                Some(found) => *found = Some(column),
-                None if kind == kind::PIECES => pieces = Some(column),
-                None if kind == kind::TYPED => typed = Some(column),
-                None if kind == kind::FIELD_TYPES => field_types = Some(column),
-                None if kind >= kind::MAY_BE_IGNORED => {}
-                None => {
-                    let what = "kind of a column";
-                    let limit = KNOWN_KINDS as u64 - 1;
-                    return Err(FormatError::OutOfRange { what, value: kind, limit });
-                }
+            match kind {
+                ..=kind::NAMES | kind::PIECES..=kind::FIELD_TYPES => found.push((kind, column)),
+                kind::MAY_BE_IGNORED.. => {}
+                _ => return Err(out_of_range("kind of a column", kind, kind::NAMES)),
             }
         }
-        Ok(Columns { found, pieces, typed, field_types })
+        Ok(Columns(found))
+    }
+
+    fn bytes(&self, kind: u64) -> Option<&'a [u8]> {
+        self.0.iter().find(|(own, _)| *own == kind).map(|(_, bytes)| *bytes)
     }
 
     fn find(&self, kind: u64) -> Option<Cursor<'a>> {
-        self.found[kind as usize].map(|bytes| Cursor::new("column of a chunk", bytes))
+        self.bytes(kind).map(|bytes| Cursor::new("column of a chunk", bytes))
     }
 
     /// The bytes of a column that has `len` of them.
     fn exactly(&self, kind: u64, len: usize) -> Result<Option<&'a [u8]>, FormatError> {
-        let Some(column) = self.found[kind as usize] else { return Ok(None) };
+        let Some(column) = self.bytes(kind) else { return Ok(None) };
         equal("length of a column of a chunk", len as u64, column.len() as u64)?;
         Ok(Some(column))
     }
 
     fn need(&self, kind: u64) -> Result<Cursor<'a>, FormatError> {
-        let missing =
-            FormatError::OutOfRange { what: "missing column of a chunk", value: kind, limit: 0 };
-        self.find(kind).ok_or(missing)
+        self.find(kind).ok_or(out_of_range("missing column of a chunk", kind, 0))
     }
 }
 
 /// The ids at a chunk's slots.
-fn ids_of(head: &TableHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, FormatError> {
+fn ids_of(head: &ChunkHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, FormatError> {
     let slots = head.first_slot.0..head.first_slot.0 + u64::from(head.num_samples);
     if head.part.window <= 1 {
         return Ok(slots.collect());
     }
-    let missing = FormatError::OutOfRange { what: "missing column", value: kind::PART, limit: 0 };
-    let mut part = part.ok_or(missing)?;
+    let mut part = part.ok_or(out_of_range("missing column", kind::PART, 0))?;
     let count = part.number()?;
     equal("bytes behind a column of a chunk", 0, part.len() as u64)?;
     let part = Part { count, ..head.part };
@@ -621,7 +595,7 @@ mod tests {
             let mut bytes = Vec::new();
             table.encode_columns(&part, &mut bytes);
             prop_assert!(bytes.len() <= limit, "{} bytes, bound {limit}", bytes.len());
-            let head = TableHead { data_len: end, ..head(&part, samples.len() as u16) };
+            let head = ChunkHead { data_len: end, ..head(&part, samples.len() as u16) };
             let found = Table::decode(&head, &bytes).unwrap();
             for (found_row, row) in found.rows.iter().zip(&table.rows) {
                 prop_assert_eq!(found.name(found_row), table.name(row));
@@ -631,12 +605,25 @@ mod tests {
         }
     }
 
-    fn head(part: &Part, num_samples: u16) -> TableHead {
-        use crate::format::{Pack, Uuid};
-        let layout = ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Tight, 1).unwrap();
-        let first_slot = Slot(part.first);
-        let part = Part { count: 0, ..*part };
-        TableHead { layout, num_samples, num_fields: 0, first_slot, data_len: 0, part }
+    fn head(part: &Part, num_samples: u16) -> ChunkHead {
+        use crate::format::chunk::{ChunkId, ChunkKind};
+        use crate::format::{ImageLayout, Pack, Uuid};
+        use dlfs_base::units::Generation;
+        ChunkHead {
+            layout: ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Tight, 1).unwrap(),
+            kind: ChunkKind::Samples,
+            id: ChunkId { generation: Generation(1), sequence: 0 },
+            time_ns: 0,
+            namespace: 0,
+            cell: 0,
+            first_slot: Slot(part.first),
+            num_samples,
+            num_fields: 0,
+            header_len: 0,
+            data_len: 0,
+            part: part.uncounted(),
+            table_crc: 0,
+        }
     }
 
     #[test]

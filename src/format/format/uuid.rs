@@ -45,13 +45,10 @@ impl FromStr for Uuid {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Uuid, &'static str> {
-        let mut digits = text.chars().filter(|c| *c != '-').map(|c| c.to_digit(16));
-        let mut bytes = [0; 16];
-        for byte in &mut bytes {
-            let mut digit = || digits.next().flatten().ok_or(NOT_A_UUID);
-            *byte = (digit()? << 4 | digit()?) as u8;
-        }
-        if digits.next().is_some() { Err(NOT_A_UUID) } else { Ok(Uuid(bytes)) }
+        let digits = text.replace('-', "");
+        let is_whole = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(&digits, 16).ok().filter(|_| is_whole);
+        number.map(|number| Uuid(number.to_be_bytes())).ok_or(NOT_A_UUID)
     }
 }
 

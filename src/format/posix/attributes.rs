@@ -24,7 +24,7 @@ impl Attributes {
 
 /// The names of extended attributes. A folder has only the last one, and a sample without a label has no
 /// `user.dlfs.label`.
-pub const XATTRS: [&str; 4] =
+const XATTRS: [&str; 4] =
     ["user.dlfs.id", "user.dlfs.label", "user.dlfs.crc32c", "user.dlfs.generation"];
 
 impl FileTree {

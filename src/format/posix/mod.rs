@@ -39,7 +39,7 @@ mod listing;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-pub use attributes::{Attributes, XATTRS};
+pub use attributes::Attributes;
 pub use epochs::Epochs;
 pub use listing::{FIRST, Found};
 

@@ -7,9 +7,10 @@ use crate::directory::Directory;
 use crate::format::cursor::{Cursor, put_number, put_string, utf8};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::checksum::{crc32c, crc32c_append};
+use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::units::Generation;
 
-use super::{IdSet, View, ViewError};
+use super::{IdSet, View, other_generation, other_image};
 
 /// A view, its name, and how it was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,32 +69,26 @@ impl ViewFile {
     /// The file of `views`, which are of one image and generation.
     ///
     /// # Errors
-    /// `Name`: there is no view or there are too many, a name is none, or two are equal. `Image`,
-    /// `Generation`: they differ in it.
-    pub fn new(views: Vec<NamedView>) -> Result<ViewFile, ViewError> {
+    /// There is no view or there are too many, a name is none, or two are equal. They differ in image or generation.
+    pub fn new(views: Vec<NamedView>) -> Result<ViewFile> {
         let Some(first) = views.first() else {
-            return Err(ViewError::Name("a file of views has at least one".into()));
+            return Err(invalid("a file of views has at least one"));
         };
         if views.len() > usize::from(u16::MAX) {
-            return Err(ViewError::Name(format!(
-                "a file has at most 65535 views, not {}",
-                views.len()
-            )));
+            return Err(invalid(format!("a file has at most 65535 views, not {}", views.len())));
         }
         for (at, named) in views.iter().enumerate() {
-            check_name(&named.name).map_err(ViewError::Name)?;
+            check_name(&named.name).map_err(invalid)?;
             if views[..at].iter().any(|other| other.name == named.name) {
-                return Err(ViewError::Name(format!("two views are called {}", named.name)));
+                return Err(invalid(format!("two views are called {}", named.name)));
             }
             let one = &first.view;
             let other = &named.view;
             if one.image != other.image {
-                return Err(ViewError::Image { view: other.image, open: one.image });
+                return Err(other_image(other.image, one.image));
             }
             if one.generation != other.generation || one.ids.limit() != other.ids.limit() {
-                let view = other.generation;
-                let open = one.generation;
-                return Err(ViewError::Generation { view, open });
+                return Err(other_generation(other.generation, one.generation));
             }
         }
         Ok(ViewFile { views })
@@ -107,8 +102,8 @@ impl ViewFile {
     /// The view called `name`, or the only one.
     ///
     /// # Errors
-    /// `Name`: there is none, or there are several and `name` is `None`.
-    pub fn view(&self, name: Option<&str>) -> Result<&NamedView, ViewError> {
+    /// There is none, or there are several and `name` is `None`.
+    pub fn view(&self, name: Option<&str>) -> Result<&NamedView> {
         let found = match name {
             Some(name) => self.views.iter().find(|named| named.name == name),
             None => Some(&self.views[0]).filter(|_| self.views.len() == 1),
@@ -116,7 +111,7 @@ impl ViewFile {
         found.ok_or_else(|| {
             let names: Vec<&str> = self.views.iter().map(|named| &*named.name).take(20).collect();
             let names = names.join(", ");
-            ViewError::Name(match name {
+            invalid(match name {
                 Some(name) => format!("there is no view called {name}; there are {names}"),
                 None => format!("name one of the views, behind a colon: {names}"),
             })
@@ -155,8 +150,8 @@ impl ViewFile {
     /// The length of the whole file, according to its first [`VIEW_HEADER_BYTES`].
     ///
     /// # Errors
-    /// `File`: this is no file of views, or of a later version.
-    pub fn len_of(head: &[u8]) -> Result<u64, ViewError> {
+    /// This is no file of views, or of a later version.
+    pub fn len_of(head: &[u8]) -> Result<u64> {
         let header = header(head)?;
         Ok((VIEW_HEADER_BYTES as u64).saturating_add(header.body_len.get()))
     }
@@ -164,9 +159,8 @@ impl ViewFile {
     /// Reads a file of views of `directory`.
     ///
     /// # Errors
-    /// `File`: it is damaged, no file of views, or of a later version. `Image`, `Generation`: its views are of
-    /// another one.
-    pub fn from_bytes(bytes: &[u8], directory: &Directory) -> Result<ViewFile, ViewError> {
+    /// It is damaged, no file of views, or of a later version. Its views are of another image or generation.
+    pub fn from_bytes(bytes: &[u8], directory: &Directory) -> Result<ViewFile> {
         let image = directory.uuid();
         let generation = directory.generation();
         ViewFile::read(bytes, (image, generation, directory.num_samples()))
@@ -174,7 +168,7 @@ impl ViewFile {
 
     /// Reads views of an image at a generation with a number of ids, which sizes memory: that of the file may
     /// be forged.
-    fn read(bytes: &[u8], open: (Uuid, Generation, u64)) -> Result<ViewFile, ViewError> {
+    fn read(bytes: &[u8], open: (Uuid, Generation, u64)) -> Result<ViewFile> {
         let header = header(bytes)?;
         let body = &bytes[VIEW_HEADER_BYTES..];
         if body.len() as u64 != header.body_len.get() {
@@ -191,10 +185,10 @@ impl ViewFile {
         let image = Uuid(header.uuid);
         let generation = Generation(header.generation.get());
         if image != open.0 {
-            return Err(ViewError::Image { view: image, open: open.0 });
+            return Err(other_image(image, open.0));
         }
         if generation != open.1 {
-            return Err(ViewError::Generation { view: generation, open: open.1 });
+            return Err(other_generation(generation, open.1));
         }
         if num_samples != open.2 {
             return Err(out_of_range("number of ids of a view", num_samples, open.2));
@@ -218,7 +212,7 @@ impl ViewFile {
     }
 }
 
-fn header(bytes: &[u8]) -> Result<ViewHeader, ViewError> {
+fn header(bytes: &[u8]) -> Result<ViewHeader> {
     let Ok((header, _)) = ViewHeader::read_from_prefix(bytes) else {
         let expected = VIEW_HEADER_BYTES as u64;
         let found = bytes.len() as u64;
@@ -261,7 +255,7 @@ fn put_set(bytes: &mut Vec<u8>, ids: &IdSet) {
 }
 
 /// Reads a set of `count` ids below `limit`, which is that of the open image.
-fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet, ViewError> {
+fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet> {
     let kind = cursor.bytes(1)?[0];
     let ids = match kind {
         BITS => {
@@ -306,7 +300,7 @@ fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet, ViewErr
     Ok(ids)
 }
 
-fn out_of_range(what: &'static str, value: u64, limit: u64) -> ViewError {
+fn out_of_range(what: &'static str, value: u64, limit: u64) -> Error {
     FormatError::OutOfRange { what, value, limit }.into()
 }
 
@@ -343,7 +337,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(bytes: &[u8], limit: u64) -> Result<ViewFile, ViewError> {
+    fn read(bytes: &[u8], limit: u64) -> Result<ViewFile> {
         ViewFile::read(bytes, (Uuid([7; 16]), Generation(3), limit))
     }
 

@@ -12,15 +12,15 @@
 //! no other comparison does. So it is with one that has no value in a typed column. A text is compared with a string,
 //! bytewise; a bool with `true` and `false`; a number of type f32 with what f32 makes of a decimal.
 
-use crate::directory::{self, Directory};
+use crate::directory::{self, Directory, Ones};
 use crate::format::FormatError;
 use crate::format::columns::ColumnType;
+use dlfs_base::error::Result;
 use dlfs_base::units::SampleId;
 
 use super::glob::Glob;
-use super::ids::Ones;
-use super::text::{Compare, Expr, Problem, Test, Text, Value, number_at, order_of};
-use super::{IdSet, ViewError};
+use super::text::{Compare, Expr, Problem, Test, Value, number_at, order_of, parse};
+use super::{IdSet, not_loaded};
 
 /// An expression, made for one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,25 +65,18 @@ enum NameTest {
 }
 
 impl Filter {
-    /// The expression for the columns of `directory`, which may be a view.
+    /// Parses `text`, an expression over the columns of `directory`, which may be a view.
     ///
     /// # Errors
-    /// A column or class that it does not have, or a value that does not fit its column.
-    pub fn new(text: &Text, directory: &Directory) -> Result<Filter, Problem> {
-        let bound = Binding { text: &text.text, directory }.node(&text.root)?;
-        Ok(Filter { text: text.text.clone(), root: bound })
-    }
-
-    /// Parses `text`, and makes it for `directory`.
-    ///
-    /// # Errors
-    /// As [`Text::parse`] and [`Filter::new`].
-    pub fn parse(text: &str, directory: &Directory) -> Result<Filter, Problem> {
-        Filter::new(&Text::parse(text)?, directory)
+    /// It is none, or has a column or class that there is not, or a value that does not fit its column.
+    pub fn parse(text: &str, directory: &Directory) -> Result<Filter> {
+        let root = parse(text).and_then(|expr| Binding { directory }.node(&expr));
+        let root = root.map_err(|problem| problem.of(text))?;
+        Ok(Filter { text: text.to_owned(), root })
     }
 
     /// Its text.
-    pub fn as_str(&self) -> &str {
+    pub(super) fn text(&self) -> &str {
         &self.text
     }
 
@@ -93,13 +86,13 @@ impl Filter {
     }
 
     /// Removes from `set`, ids of `directory`, all for which it does not hold.
-    pub(super) fn restrict(&self, directory: &Directory, set: &mut IdSet) -> Result<(), ViewError> {
+    pub(super) fn restrict(&self, directory: &Directory, set: &mut IdSet) -> Result<()> {
         let mut rows = Rows { directory, name: Vec::new() };
         for (index, words) in set.words_mut().chunks_mut(BLOCK_WORDS).enumerate() {
             let mut block = [0; BLOCK_WORDS];
             block[..words.len()].copy_from_slice(words);
             let first = (index * BLOCK_WORDS * 64) as u64;
-            rows.restrict(&self.root, first, &mut block).map_err(|_| ViewError::Names)?;
+            rows.restrict(&self.root, first, &mut block).map_err(not_loaded)?;
             words.copy_from_slice(&block[..words.len()]);
         }
         Ok(())
@@ -245,7 +238,6 @@ impl Node {
 
 /// Looks up columns and classes.
 struct Binding<'a> {
-    text: &'a str,
     directory: &'a Directory,
 }
 
@@ -273,11 +265,11 @@ impl Binding<'_> {
             "name" => return self.name_test(test),
             other => match self.directory.columns().iter().position(|own| own.name() == other) {
                 Some(at) => Column::Typed(at),
-                None => return Err(self.problem(test.at, self.no_column(other))),
+                None => return Err(Problem::new(test.at, self.no_column(other))),
             },
         };
         if column == Column::Label && self.directory.labels().is_none() {
-            return Err(self.problem(test.at, "no sample of this data set has a label"));
+            return Err(Problem::new(test.at, "no sample of this data set has a label"));
         }
         if test.compare == Compare::NotEqual {
             let equal = Test { compare: Compare::Equal, ..test.clone() };
@@ -308,11 +300,11 @@ impl Binding<'_> {
                 Value::Number(number) => numbers.push(*number),
                 Value::Decimal(_) | Value::Bool(_) => {
                     let what = format!("`{}` is a whole number", test.column);
-                    return Err(self.problem(*at, what));
+                    return Err(Problem::new(*at, what));
                 }
                 Value::None if is_equal && column == Column::Label => is_none = true,
                 Value::None => {
-                    return Err(self.problem(*at, "only `label ==`, `!=` and `in` take `none`"));
+                    return Err(Problem::new(*at, "only `label ==`, `!=` and `in` take `none`"));
                 }
                 Value::Bytes(name) => {
                     numbers.push(self.class(test, column, is_equal, (name, *at))?)
@@ -333,7 +325,7 @@ impl Binding<'_> {
             let (glob, at) = self.glob(test)?;
             if kind != ColumnType::Text {
                 let what = format!("`glob` compares texts, and `{}` is {kind}", test.column);
-                return Err(self.problem(at, what));
+                return Err(Problem::new(at, what));
             }
             let fits = (0..).zip(texts).filter(|(_, text)| glob.fits(text.as_bytes()));
             return Ok(Ranges::of(fits.map(|(number, _)| number), false));
@@ -348,7 +340,7 @@ impl Binding<'_> {
                     continue;
                 }
                 (_, Value::None) => {
-                    return Err(self.problem(*at, "only `==`, `!=` and `in` take `none`"));
+                    return Err(Problem::new(*at, "only `==`, `!=` and `in` take `none`"));
                 }
                 (ColumnType::Int, Value::Number(number)) => *number,
                 (ColumnType::Float, Value::Number(number)) => order_of(*number as f64),
@@ -385,7 +377,7 @@ impl Binding<'_> {
                         ColumnType::Text => "a string in quotes",
                     };
                     let what = format!("`{}` is {kind}: compare it with {takes}", test.column);
-                    return Err(self.problem(*at, what));
+                    return Err(Problem::new(*at, what));
                 }
             };
             numbers.push(number);
@@ -408,14 +400,14 @@ impl Binding<'_> {
         let classes = self.directory.classes();
         if column != Column::Label {
             let what = format!("{} is a number, and this is a string", test.column);
-            return Err(self.problem(at, what));
+            return Err(Problem::new(at, what));
         }
         if !is_equal {
-            return Err(self.problem(at, "classes have no order: compare the label with a number"));
+            return Err(Problem::new(at, "classes have no order: compare the label with a number"));
         }
         if classes.is_empty() {
             let what = "labels of this data set are numbers: its classes have no names";
-            return Err(self.problem(at, what));
+            return Err(Problem::new(at, what));
         }
         classes.iter().position(|class| class == name).map(|label| label as i64).ok_or_else(|| {
             let known =
@@ -427,7 +419,7 @@ impl Binding<'_> {
                 name.escape_ascii(),
                 classes.len()
             );
-            self.problem(at, what)
+            Problem::new(at, what)
         })
     }
 
@@ -436,7 +428,7 @@ impl Binding<'_> {
         let (glob, at) = self.glob(test)?;
         let classes = self.directory.classes();
         if column != Column::Label || classes.is_empty() {
-            return Err(self.problem(at, "`glob` compares names, and the labels of named classes"));
+            return Err(Problem::new(at, "`glob` compares names, and the labels of named classes"));
         }
         let fits = classes.iter().enumerate().filter(|(_, class)| glob.fits(class));
         Ok(Ranges::of(fits.map(|(label, _)| label as i64), false))
@@ -445,9 +437,9 @@ impl Binding<'_> {
     fn glob(&self, test: &Test) -> Result<(Glob, usize), Problem> {
         let (value, at) = &test.values[0];
         let Value::Bytes(pattern) = value else {
-            return Err(self.problem(*at, "a pattern is a string in quotes"));
+            return Err(Problem::new(*at, "a pattern is a string in quotes"));
         };
-        Ok((Glob::parse(pattern).map_err(|what| self.problem(*at, what))?, *at))
+        Ok((Glob::parse(pattern).map_err(|what| Problem::new(*at, what))?, *at))
     }
 
     fn name_test(&self, test: &Test) -> Result<Node, Problem> {
@@ -456,7 +448,7 @@ impl Binding<'_> {
         }
         let name = |(value, at): &(Value, usize)| match value {
             Value::Bytes(name) => Ok(name.clone()),
-            _ => Err(self.problem(*at, "a name is a string in quotes")),
+            _ => Err(Problem::new(*at, "a name is a string in quotes")),
         };
         let mut names = test.values.iter().map(name).collect::<Result<Vec<_>, _>>()?;
         names.sort_unstable();
@@ -470,10 +462,6 @@ impl Binding<'_> {
             Compare::Greater => Node::Name(NameTest::Greater(first)),
             _ => not(NameTest::Greater(first)),
         })
-    }
-
-    fn problem(&self, at: usize, what: impl Into<String>) -> Problem {
-        Problem::new(self.text, at, what)
     }
 }
 

@@ -19,19 +19,18 @@
 mod file;
 mod filter;
 mod glob;
-mod ids;
 mod split;
 mod text;
 
+pub use crate::directory::IdSet;
 use crate::directory::{Directory, ViewMark};
-use crate::format::Uuid;
+use crate::format::{FormatError, Uuid};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::units::{Generation, SampleId};
 
 pub use file::{NamedView, VIEW_HEADER_BYTES, ViewFile};
 pub use filter::Filter;
-pub use ids::{IdSet, by_word};
 pub use split::{Split, SplitBy, Splitter};
-pub use text::{Problem, Text};
 
 /// Some samples of one generation of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,15 +46,12 @@ impl View {
     /// The view of `ids`, which are samples of `directory`.
     ///
     /// # Errors
-    /// `Empty`: there are none. `Absent`: one of them is no sample of `directory`.
-    pub fn of_ids(
-        directory: &Directory,
-        ids: impl IntoIterator<Item = SampleId>,
-    ) -> Result<View, ViewError> {
+    /// There are none. One of them is no sample of `directory`.
+    pub fn of_ids(directory: &Directory, ids: impl IntoIterator<Item = SampleId>) -> Result<View> {
         let mut set = IdSet::new(directory.num_samples());
         for id in ids {
             if !directory.is_live(id) {
-                return Err(ViewError::Absent { id, num_samples: directory.num_samples() });
+                return Err(no_sample(id, directory.num_samples()));
             }
             set.insert(id.0);
         }
@@ -65,54 +61,57 @@ impl View {
     /// The view of all samples of `directory`, which may be a view itself.
     ///
     /// # Errors
-    /// `Empty`: there are none.
-    pub fn whole(directory: &Directory) -> Result<View, ViewError> {
-        View::of_set(directory, live(directory))
+    /// There are none.
+    pub fn whole(directory: &Directory) -> Result<View> {
+        View::of_set(directory, directory.live_ids())
     }
 
     /// The view of the samples of `directory` for which `filter` holds. The filter must have been made for
     /// this directory. Takes tens of nanoseconds a sample, and more for one whose name is compared.
     ///
     /// # Errors
-    /// `Empty`: it holds for none. `Names`: it compares names, and they are not loaded.
-    pub fn select(directory: &Directory, filter: &Filter) -> Result<View, ViewError> {
-        let mut set = live(directory);
+    /// It holds for none. It compares names, and they are not loaded.
+    pub fn select(directory: &Directory, filter: &Filter) -> Result<View> {
+        let mut set = directory.live_ids();
         filter.restrict(directory, &mut set)?;
-        View::of_set(directory, set)
+        View::of_set(directory, set).map_err(|error| {
+            error.hint(format!("no sample fits the expression `{}`", filter.text()))
+        })
     }
 
     /// The parts of the samples of `directory`, one for each share of `split`.
     ///
     /// # Errors
-    /// `EmptyPart`: a part has no sample. `Names`: the parts follow from names, and they are not loaded.
-    pub fn split(directory: &Directory, split: &Split) -> Result<Vec<View>, ViewError> {
+    /// A part has no sample. The parts follow from names, and they are not loaded.
+    pub fn split(directory: &Directory, split: &Split) -> Result<Vec<View>> {
         let splits = directory.view().map_or(0, |mark| mark.splits);
         let splitter = Splitter::new(split, splits);
         let mut parts = vec![IdSet::new(directory.num_samples()); split.shares().len()];
         let mut name = Vec::new();
-        for id in live(directory).iter() {
+        for id in directory.live_ids().iter() {
             parts[splitter.part_of(directory, SampleId(id), &mut name)?].insert(id);
         }
         let parts = parts.into_iter().zip(split.shares());
         let view = |(set, (part, share)): (IdSet, &(String, f64))| {
-            let empty = || ViewError::EmptyPart {
-                part: part.clone(),
-                share: *share,
-                of: directory.num_live(),
-            };
-            View::of_splits(directory, set, splits + 1).map_err(|_| empty())
+            View::of_splits(directory, set, splits + 1).map_err(|_| {
+                let share = split::shown(*share);
+                let of = directory.num_live();
+                invalid(format!("part {part}, a share of {share}, has none of {of} samples"))
+                    .hint("take a larger share, or another seed")
+            })
         };
         parts.map(view).collect()
     }
 
-    fn of_set(directory: &Directory, set: IdSet) -> Result<View, ViewError> {
+    fn of_set(directory: &Directory, set: IdSet) -> Result<View> {
         let splits = directory.view().map_or(0, |mark| mark.splits);
         View::of_splits(directory, set, splits)
     }
 
-    fn of_splits(directory: &Directory, ids: IdSet, splits: u32) -> Result<View, ViewError> {
+    fn of_splits(directory: &Directory, ids: IdSet, splits: u32) -> Result<View> {
         if ids.is_empty() {
-            return Err(ViewError::Empty { of: directory.num_live() });
+            let of = directory.num_live();
+            return Err(invalid(format!("none of {of} samples is selected")));
         }
         Ok(View::new(directory.uuid(), directory.generation(), ids, splits))
     }
@@ -156,34 +155,24 @@ impl View {
     /// Takes tens of nanoseconds for each of its samples or of the others, whichever are fewer.
     ///
     /// # Errors
-    /// `Image`, `Generation`: the view is of another one. `Absent`: `directory` lacks one of its samples.
-    pub fn directory(&self, directory: &Directory) -> Result<Directory, ViewError> {
+    /// The view is of another image or generation. `directory` lacks one of its samples.
+    pub fn directory(&self, directory: &Directory) -> Result<Directory> {
         if self.image != directory.uuid() {
-            return Err(ViewError::Image { view: self.image, open: directory.uuid() });
+            return Err(other_image(self.image, directory.uuid()));
         }
         let view = self.generation;
         let open = directory.generation();
         if view != open || self.ids.limit() != directory.num_samples() {
-            return Err(ViewError::Generation { view, open });
+            return Err(other_generation(view, open));
         }
         let mut absent = self.ids.clone();
-        absent.remove_all(&live(directory));
+        absent.remove_all(&directory.live_ids());
         if let Some(id) = absent.iter().next() {
-            let num_samples = directory.num_samples();
-            return Err(ViewError::Absent { id: SampleId(id), num_samples });
+            return Err(no_sample(SampleId(id), directory.num_samples()));
         }
         let mark = ViewMark { hash: self.hash, splits: self.splits };
-        Ok(directory.viewed(self.ids.words(), mark))
+        Ok(directory.viewed(&self.ids, mark))
     }
-}
-
-/// The ids of the samples of `directory`.
-fn live(directory: &Directory) -> IdSet {
-    let mut set = IdSet::full(directory.num_samples());
-    for (first, len) in directory.deleted_ranges() {
-        set.remove_range(first..first + len);
-    }
-    set
 }
 
 fn hash(Uuid(image): Uuid, Generation(generation): Generation, ids: &IdSet) -> [u8; 16] {
@@ -195,73 +184,29 @@ fn hash(Uuid(image): Uuid, Generation(generation): Generation, ids: &IdSet) -> [
     hasher.digest128().to_be_bytes()
 }
 
-/// Why there is no such view.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ViewError {
-    /// The expression is wrong.
-    #[error("{0}")]
-    Text(#[from] Problem),
-    /// No sample fits.
-    #[error("none of {of} samples is selected")]
-    Empty {
-        /// The samples that there are.
-        of: u64,
-    },
-    /// A part of a split has no samples.
-    #[error("part {part}, a share of {}, has none of {of} samples", split::shown(*share))]
-    EmptyPart {
-        /// The name of the part.
-        part: String,
-        /// Its share.
-        share: f64,
-        /// The samples that there are.
-        of: u64,
-    },
-    /// The shares of a split are not fractions whose sum is 1, or their names are no names.
-    #[error("{0}")]
-    Shares(String),
-    /// There is no such sample.
-    #[error("{}", absent(*id, *num_samples))]
-    Absent {
-        /// The id.
-        id: SampleId,
-        /// All ids are below this.
-        num_samples: u64,
-    },
-    /// The view is of another image.
-    #[error("the view is of image {view}, and this is image {open}")]
-    Image {
-        /// The image of the view.
-        view: Uuid,
-        /// The image that is open.
-        open: Uuid,
-    },
-    /// The view is of another generation.
-    #[error("the view is of generation {view}, and the image is at generation {open}")]
-    Generation {
-        /// The generation of the view.
-        view: Generation,
-        /// The generation that is open.
-        open: Generation,
-    },
-    /// The names are needed and not loaded.
-    #[error("the names of the samples are not loaded")]
-    Names,
-    /// A file of views is damaged, or is none.
-    #[error("{0}")]
-    File(#[from] crate::format::FormatError),
-    /// A file of views lacks the view, or has several and no name was given.
-    #[error("{0}")]
-    Name(String),
-}
-
-fn absent(id: SampleId, num_samples: u64) -> String {
-    if id.0 < num_samples {
+fn no_sample(id: SampleId, num_samples: u64) -> Error {
+    let text = if id.0 < num_samples {
         format!("there is no sample {id}: it is deleted, or not in the view that was open")
     } else {
         format!("there is no sample {id}: ids are below {num_samples}")
-    }
+    };
+    Error::new(ErrorKind::NotFound, text)
+}
+
+fn other_image(view: Uuid, open: Uuid) -> Error {
+    invalid(format!("the view is of image {view}, and this is image {open}"))
+}
+
+fn other_generation(view: Generation, open: Generation) -> Error {
+    let text = format!("the view is of generation {view}, and the image is at generation {open}");
+    Error::new(ErrorKind::Stale, text).hint(
+        "select or split again at this generation: ids keep their samples, and each stays in its part",
+    )
+}
+
+/// The only error of names here: they are checked when they are loaded.
+fn not_loaded(_: FormatError) -> Error {
+    invalid("the names of the samples are not loaded")
 }
 
 #[cfg(test)]
@@ -278,10 +223,11 @@ mod tests {
         };
         let one = directory(1);
         let two = directory(2);
-        assert_eq!(View::whole(&one), Err(ViewError::Empty { of: 0 }));
+        assert_eq!(View::whole(&one).unwrap_err().to_string(), "none of 0 samples is selected");
         let view = View::new(one.uuid(), one.generation(), IdSet::new(0), 0);
-        assert!(matches!(view.directory(&two), Err(ViewError::Image { .. })));
+        let error = view.directory(&two).unwrap_err();
+        assert!(error.to_string().contains("is of image"), "{error}");
         let view = View::new(one.uuid(), Generation(one.generation().0 + 1), IdSet::new(0), 0);
-        assert!(matches!(view.directory(&one), Err(ViewError::Generation { .. })));
+        assert_eq!(view.directory(&one).unwrap_err().kind(), ErrorKind::Stale);
     }
 }

@@ -1,11 +1,12 @@
 //! Keyed splits: which part a sample is in follows from a hash of the sample, so it stays there.
 
 use crate::directory::Directory;
+use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::permutation::Key;
 use dlfs_base::units::SampleId;
 
-use super::ViewError;
 use super::file::check_name;
+use super::not_loaded;
 
 /// The property of a sample that a split hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,12 +32,12 @@ impl Split {
     /// The split into `shares`. A single share below 1 gets a second part, called `rest`.
     ///
     /// # Errors
-    /// `Shares`: there are none, one of them is not above 0, their sum is not 1, or two have one name.
-    pub fn new(shares: Vec<(String, f64)>, seed: u64, by: SplitBy) -> Result<Split, ViewError> {
-        let refuse = |why: String| Err(ViewError::Shares(why));
+    /// There are none, one of them is not above 0, their sum is not 1, or two have one name.
+    pub fn new(shares: Vec<(String, f64)>, seed: u64, by: SplitBy) -> Result<Split> {
+        let refuse = |why: String| Err(no_shares(why));
         let mut shares = shares;
         for (at, (name, share)) in shares.iter().enumerate() {
-            check_name(name).map_err(ViewError::Shares)?;
+            check_name(name).map_err(no_shares)?;
             if !(*share > 0.0 && *share <= 1.0) {
                 return refuse(format!(
                     "the share of part {name} is above 0 and at most 1, not {share}"
@@ -66,14 +67,13 @@ impl Split {
     /// The split that `text` is: `train=0.9,val=0.1`.
     ///
     /// # Errors
-    /// `Shares`: it is none.
-    pub fn parse(text: &str, seed: u64, by: SplitBy) -> Result<Split, ViewError> {
+    /// It is none.
+    pub fn parse(text: &str, seed: u64, by: SplitBy) -> Result<Split> {
         let share = |part: &str| {
             let (name, share) = part.split_once('=')?;
             Some((name.trim().to_owned(), share.trim().parse().ok()?))
         };
-        let refuse =
-            |part| ViewError::Shares(format!("`{part}` is no part of a split, such as train=0.9"));
+        let refuse = |part| no_shares(format!("`{part}` is no part of a split, such as train=0.9"));
         let shares = text.split(',').map(|part| share(part).ok_or_else(|| refuse(part)));
         Split::new(shares.collect::<Result<_, _>>()?, seed, by)
     }
@@ -131,17 +131,17 @@ impl Splitter {
     /// The part of the sample; `name` is scratch memory.
     ///
     /// # Errors
-    /// `Names`: it follows from the name, and names are not loaded.
+    /// It follows from the name, and names are not loaded.
     pub fn part_of(
         &self,
         directory: &Directory,
         id: SampleId,
         name: &mut Vec<u8>,
-    ) -> Result<usize, ViewError> {
+    ) -> Result<usize> {
         let hash = match self.by {
             SplitBy::Id => self.key.with(id.0).word(),
             SplitBy::Name | SplitBy::Folder => {
-                directory.name_into(id, name).map_err(|_| ViewError::Names)?;
+                directory.name_into(id, name).map_err(not_loaded)?;
                 self.hash_of_name(name)
             }
         };
@@ -153,6 +153,10 @@ impl Splitter {
         let hashed = if self.by == SplitBy::Folder { &name[..folder] } else { name };
         xxhash_rust::xxh3::xxh3_64_with_seed(hashed, self.key.word())
     }
+}
+
+fn no_shares(why: String) -> Error {
+    invalid(why).hint("write the shares as in train=0.9,val=0.1")
 }
 
 /// The name of what a single share leaves.
@@ -175,7 +179,7 @@ pub(super) fn shown(share: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> Result<Split, ViewError> {
+    fn of(text: &str) -> Result<Split> {
         Split::parse(text, 7, SplitBy::Id)
     }
 

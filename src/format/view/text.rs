@@ -18,12 +18,7 @@
 
 use std::fmt;
 
-/// A parsed expression.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Text {
-    pub(super) text: String,
-    pub(super) root: Expr,
-}
+use dlfs_base::error::{Error, invalid};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Expr {
@@ -67,35 +62,30 @@ pub(super) enum Value {
 }
 
 /// An error in an expression, and its position.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    text: String,
+#[derive(Debug)]
+pub(super) struct Problem {
     /// In bytes.
     at: usize,
     what: String,
 }
 
 impl Problem {
-    pub(super) fn new(text: &str, at: usize, what: impl Into<String>) -> Problem {
-        Problem { text: text.to_owned(), at, what: what.into() }
+    pub(super) fn new(at: usize, what: impl Into<String>) -> Problem {
+        Problem { at, what: what.into() }
     }
 
-    /// The character at which it is, from 1.
-    pub fn column(&self) -> usize {
-        let before = self.text.char_indices().take_while(|(at, _)| *at < self.at);
-        before.count() + 1
+    /// The character of `text` at which it is, from 1.
+    fn column(&self, text: &str) -> usize {
+        text.char_indices().take_while(|(at, _)| *at < self.at).count() + 1
     }
-}
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = shown(&self.text);
-        let column = self.column();
-        write!(f, "{}, at character {column} of the expression `{shown}`", self.what)
+    /// The error for the expression `text`.
+    pub(super) fn of(&self, text: &str) -> Error {
+        let column = self.column(text);
+        let shown = shown(text);
+        invalid(format!("{}, at character {column} of the expression `{shown}`", self.what))
     }
 }
-
-impl std::error::Error for Problem {}
 
 /// The text without control characters, and not endless.
 fn shown(text: &str) -> String {
@@ -106,85 +96,58 @@ fn shown(text: &str) -> String {
     shown.replace("\\'", "'").replace("\\\"", "\"")
 }
 
-impl Text {
-    /// Parses `text`.
-    ///
-    /// # Errors
-    /// What is wrong with it, and at which character.
-    pub fn parse(text: &str) -> Result<Text, Problem> {
-        if text.len() > MAX_LEN {
-            let what =
-                format!("an expression has at most {MAX_LEN} bytes, and this has {}", text.len());
-            return Err(Problem::new(text, 0, what));
-        }
-        let tokens = tokens(text)?;
-        let mut parser = Parser { text, tokens, next: 0, depth: 0 };
-        let root = parser.any()?;
-        match parser.peek() {
-            (Token::End, _) => Ok(Text { text: text.to_owned(), root }),
-            (token, at) => Err(Problem::new(
-                text,
-                at,
-                format!("expected `and`, `or` or the end, found {token}"),
-            )),
-        }
+/// Parses `text`.
+///
+/// # Errors
+/// What is wrong with it, and at which character.
+pub(super) fn parse(text: &str) -> Result<Expr, Problem> {
+    if text.len() > MAX_LEN {
+        let len = text.len();
+        let what = format!("an expression has at most {MAX_LEN} bytes, and this has {len}");
+        return Err(Problem::new(0, what));
     }
-
-    /// The text that it was parsed from.
-    pub fn as_str(&self) -> &str {
-        &self.text
+    let mut parser = Parser { tokens: tokens(text)?, next: 0, depth: 0 };
+    let root = parser.any()?;
+    match parser.peek().0 {
+        Token::End => Ok(root),
+        _ => parser.expected("`and`, `or` or the end"),
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Column(String),
-    Word(Word),
     Value(Value),
     Compare(Compare),
-    Open,
-    Close,
-    Comma,
+    /// A word of the language in lower case, a parenthesis, or a comma.
+    Sign(&'static str),
     End,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Word {
-    And,
-    Or,
-    Not,
-    In,
-    Glob,
 }
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Token::Column(name) => write!(f, "the column `{name}`"),
-            Token::Word(word) => write!(f, "`{}`", format!("{word:?}").to_lowercase()),
             Token::Value(Value::Number(number)) => write!(f, "the number {number}"),
             Token::Value(Value::Bytes(bytes)) => write!(f, "the string '{}'", bytes.escape_ascii()),
             Token::Value(Value::Decimal(order)) => write!(f, "the number {}", number_at(*order)),
             Token::Value(Value::Bool(is_true)) => write!(f, "`{is_true}`"),
             Token::Value(Value::None) => f.write_str("`none`"),
             Token::Compare(_) => f.write_str("a comparison"),
-            Token::Open => f.write_str("`(`"),
-            Token::Close => f.write_str("`)`"),
-            Token::Comma => f.write_str("`,`"),
+            Token::Sign(sign) => write!(f, "`{sign}`"),
             Token::End => f.write_str("the end"),
         }
     }
 }
 
-struct Parser<'a> {
-    text: &'a str,
+struct Parser {
     /// With where each begins, in bytes. The last one is the end.
     tokens: Vec<(Token, usize)>,
     next: usize,
     depth: usize,
 }
 
-impl Parser<'_> {
+impl Parser {
     fn peek(&self) -> (&Token, usize) {
         let (token, at) = &self.tokens[self.next.min(self.tokens.len() - 1)];
         (token, *at)
@@ -205,12 +168,12 @@ impl Parser<'_> {
 
     fn expected<T>(&self, what: &str) -> Result<T, Problem> {
         let (found, at) = self.peek();
-        Err(Problem::new(self.text, at, format!("expected {what}, found {found}")))
+        Err(Problem::new(at, format!("expected {what}, found {found}")))
     }
 
     fn any(&mut self) -> Result<Expr, Problem> {
         let mut list = vec![self.all()?];
-        while self.take_if(&Token::Word(Word::Or)) {
+        while self.take_if(&Token::Sign("or")) {
             list.push(self.all()?);
         }
         Ok(if list.len() == 1 { list.remove(0) } else { Expr::Any(list) })
@@ -218,7 +181,7 @@ impl Parser<'_> {
 
     fn all(&mut self) -> Result<Expr, Problem> {
         let mut list = vec![self.not()?];
-        while self.take_if(&Token::Word(Word::And)) {
+        while self.take_if(&Token::Sign("and")) {
             list.push(self.not()?);
         }
         Ok(if list.len() == 1 { list.remove(0) } else { Expr::All(list) })
@@ -229,13 +192,13 @@ impl Parser<'_> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             let what = format!("more than {MAX_DEPTH} levels of parentheses and `not`");
-            return Err(Problem::new(self.text, at, what));
+            return Err(Problem::new(at, what));
         }
-        let expr = if self.take_if(&Token::Word(Word::Not)) {
+        let expr = if self.take_if(&Token::Sign("not")) {
             Expr::Not(Box::new(self.not()?))
-        } else if self.take_if(&Token::Open) {
+        } else if self.take_if(&Token::Sign("(")) {
             let inner = self.any()?;
-            if !self.take_if(&Token::Close) {
+            if !self.take_if(&Token::Sign(")")) {
                 return self.expected("`)`, `and` or `or`");
             }
             inner
@@ -251,14 +214,14 @@ impl Parser<'_> {
         let mut tests = Vec::new();
         loop {
             let is_negated =
-                matches!(left, Operand::Column(_)) && self.take_if(&Token::Word(Word::Not));
+                matches!(left, Operand::Column(_)) && self.take_if(&Token::Sign("not"));
             let test = match (self.peek().0.clone(), &left) {
-                (Token::Word(Word::In), Operand::Column(column)) => {
+                (Token::Sign("in"), Operand::Column(column)) => {
                     self.next += 1;
                     let values = self.list()?;
                     Test { column: column.clone(), at, compare: Compare::In, values }
                 }
-                (Token::Word(Word::Glob), Operand::Column(column)) => {
+                (Token::Sign("glob"), Operand::Column(column)) => {
                     self.next += 1;
                     let Token::Value(value @ Value::Bytes(_)) = self.peek().0.clone() else {
                         return self.expected("a pattern in quotes");
@@ -306,11 +269,11 @@ impl Parser<'_> {
             }
             (Operand::Column(_), Operand::Column(_)) => {
                 let what = "a column is compared with a value, not with another column";
-                return Err(Problem::new(self.text, right_at, what));
+                return Err(Problem::new(right_at, what));
             }
             (Operand::Value(_), Operand::Value(_)) => {
                 let what = "one side of a comparison is a column; strings stand in quotes";
-                return Err(Problem::new(self.text, left_at, what));
+                return Err(Problem::new(left_at, what));
             }
         };
         Ok(Test { column: column.clone(), at, compare, values: vec![value] })
@@ -326,7 +289,7 @@ impl Parser<'_> {
     }
 
     fn list(&mut self) -> Result<Vec<(Value, usize)>, Problem> {
-        if !self.take_if(&Token::Open) {
+        if !self.take_if(&Token::Sign("(")) {
             return self.expected("`(` and a list of values");
         }
         let mut values = Vec::new();
@@ -335,10 +298,10 @@ impl Parser<'_> {
                 return self.expected("a number, or a string in quotes");
             };
             values.push((value, self.take().1));
-            if self.take_if(&Token::Close) {
+            if self.take_if(&Token::Sign(")")) {
                 return Ok(values);
             }
-            if !self.take_if(&Token::Comma) {
+            if !self.take_if(&Token::Sign(",")) {
                 return self.expected("`,` or `)`");
             }
         }
@@ -373,9 +336,6 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
             continue;
         }
         let (token, len) = match first {
-            '(' => (Token::Open, 1),
-            ')' => (Token::Close, 1),
-            ',' => (Token::Comma, 1),
             '\'' | '"' => string(text, at)?,
             '0'..='9' | '-' | '+' => number(text, at)?,
             'a'..='z' | 'A'..='Z' | '_' => word(rest),
@@ -384,7 +344,7 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
                 Some((sign, token)) => (token.clone(), sign.len()),
                 None => {
                     let what = format!("`{}` has no meaning here", first.escape_debug());
-                    return Err(Problem::new(text, at, what));
+                    return Err(Problem::new(at, what));
                 }
             },
         };
@@ -396,17 +356,20 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
 }
 
 /// Longer ones first.
-const SIGNS: [(&str, Token); 10] = [
+const SIGNS: [(&str, Token); 13] = [
     ("==", Token::Compare(Compare::Equal)),
     ("!=", Token::Compare(Compare::NotEqual)),
     ("<=", Token::Compare(Compare::LessOrEqual)),
     (">=", Token::Compare(Compare::GreaterOrEqual)),
-    ("&&", Token::Word(Word::And)),
-    ("||", Token::Word(Word::Or)),
+    ("&&", Token::Sign("and")),
+    ("||", Token::Sign("or")),
     ("=", Token::Compare(Compare::Equal)),
     ("<", Token::Compare(Compare::Less)),
     (">", Token::Compare(Compare::Greater)),
-    ("!", Token::Word(Word::Not)),
+    ("!", Token::Sign("not")),
+    ("(", Token::Sign("(")),
+    (")", Token::Sign(")")),
+    (",", Token::Sign(",")),
 ];
 
 fn word(rest: &str) -> (Token, usize) {
@@ -414,11 +377,11 @@ fn word(rest: &str) -> (Token, usize) {
     let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
     let name = &rest[..len];
     let token = match name {
-        "and" | "AND" => Token::Word(Word::And),
-        "or" | "OR" => Token::Word(Word::Or),
-        "not" | "NOT" => Token::Word(Word::Not),
-        "in" | "IN" => Token::Word(Word::In),
-        "glob" | "GLOB" => Token::Word(Word::Glob),
+        "and" | "AND" => Token::Sign("and"),
+        "or" | "OR" => Token::Sign("or"),
+        "not" | "NOT" => Token::Sign("not"),
+        "in" | "IN" => Token::Sign("in"),
+        "glob" | "GLOB" => Token::Sign("glob"),
         "none" | "NONE" => Token::Value(Value::None),
         "true" | "TRUE" | "True" => Token::Value(Value::Bool(true)),
         "false" | "FALSE" | "False" => Token::Value(Value::Bool(false)),
@@ -431,7 +394,7 @@ fn word(rest: &str) -> (Token, usize) {
 fn quoted(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     match text[at + 1..].find('`') {
         Some(len) => Ok((Token::Column(text[at + 1..at + 1 + len].to_owned()), len + 2)),
-        None => Err(Problem::new(text, at, "this name of a column has no end")),
+        None => Err(Problem::new(at, "this name of a column has no end")),
     }
 }
 
@@ -454,7 +417,7 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
             let number: f64 = written.replace('_', "").parse().unwrap_or(f64::NAN);
             if !number.is_finite() {
                 let what = format!("`{}` is no number", shown(written));
-                return Err(Problem::new(text, at, what));
+                return Err(Problem::new(at, what));
             }
             Ok((Token::Value(Value::Decimal(order_of(number))), len))
         }
@@ -463,7 +426,7 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
                 "`{}` is no integer of 64 bits, with or without K, M, G or T (powers of 1,024)",
                 shown(written)
             );
-            Err(Problem::new(text, at, what))
+            Err(Problem::new(at, what))
         }
     }
 }
@@ -493,7 +456,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     let mut value = Vec::new();
     loop {
         let Some(&byte) = bytes.get(next) else {
-            return Err(Problem::new(text, at, "this string has no end"));
+            return Err(Problem::new(at, "this string has no end"));
         };
         next += 1;
         if byte == quote {
@@ -513,9 +476,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
                 let byte =
                     text.get(next..next + 2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
                 next += 2;
-                byte.ok_or_else(|| {
-                    Problem::new(text, next - 4, "`\\x` has two hexadecimal digits")
-                })?
+                byte.ok_or_else(|| Problem::new(next - 4, "`\\x` has two hexadecimal digits"))?
             }
             // Keep the backslash before a sign of a pattern: the pattern reads it.
             Some(byte @ (b'*' | b'?' | b'[' | b']' | b'-' | b'!')) => {
@@ -525,7 +486,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
             _ => {
                 let what =
                     "a backslash in a string stands before \\ ' \" n t xHH, or a sign of a pattern";
-                return Err(Problem::new(text, next - 2, what));
+                return Err(Problem::new(next - 2, what));
             }
         };
         value.push(byte);
@@ -546,15 +507,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn test(text: &str) -> Test {
-        match Text::parse(text).unwrap().root {
+        match parse(text).unwrap() {
             Expr::Test(test) => test,
             other => panic!("{other:?}"),
         }
     }
 
     fn problem(text: &str) -> (usize, String) {
-        let problem = Text::parse(text).unwrap_err();
-        (problem.column(), problem.to_string())
+        let problem = parse(text).unwrap_err();
+        (problem.column(text), problem.of(text).to_string())
     }
 
     #[test]
@@ -571,7 +532,7 @@ mod tests {
 
     #[test]
     fn not_binds_tighter_than_and_and_that_tighter_than_or() {
-        let parsed = |text: &str| Text::parse(text).unwrap().root;
+        let parsed = |text: &str| parse(text).unwrap();
         assert_eq!(parsed("a=1 or b=2 and not c=3").to_text(), "(a=1|(b=2&!c=3))");
         assert_eq!(parsed("(a=1 || b=2) && !(c=3)").to_text(), "((a=1|b=2)&!c=3)");
         assert_eq!(parsed("1 < len <= 5").to_text(), "(len>1&len<=5)");
@@ -616,7 +577,7 @@ mod tests {
         assert!(problem(&"not ".repeat(10_000)).1.contains("levels"));
         assert!(problem(&" ".repeat(MAX_LEN + 1)).1.contains("at most 65536 bytes"));
         let wide = vec!["a=1"; 10_000].join(" or ");
-        assert!(Text::parse(&wide[..MAX_LEN - MAX_LEN % 7 - 4]).is_ok());
+        assert!(parse(&wide[..MAX_LEN - MAX_LEN % 7 - 4]).is_ok());
     }
 
     #[test]
@@ -661,8 +622,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_an_expression_or_is_refused_at_a_character_of_it(text in any::<String>()) {
-            if let Err(problem) = Text::parse(&text) {
-                prop_assert!(problem.column() <= text.chars().count() + 1);
+            if let Err(problem) = parse(&text) {
+                prop_assert!(problem.column(&text) <= text.chars().count() + 1);
             }
         }
 
@@ -677,9 +638,9 @@ mod tests {
             )
         ) {
             let text = words.join(" ");
-            if let Err(problem) = Text::parse(&text) {
-                prop_assert!(problem.column() <= text.chars().count() + 1);
-                prop_assert!(!problem.to_string().is_empty());
+            if let Err(problem) = parse(&text) {
+                prop_assert!(problem.column(&text) <= text.chars().count() + 1);
+                prop_assert!(!problem.of(&text).to_string().is_empty());
             }
         }
     }

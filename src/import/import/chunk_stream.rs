@@ -411,10 +411,7 @@ impl<'a> ChunkStream<'a> {
         ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
-            part_first: self.part.first,
-            part_seed: self.part.seed,
-            part_window: self.part.window,
-            part_count: self.part.count,
+            part: self.part,
             fields: self.fields.clone(),
             field_types: self.field_types.clone(),
             columns: self.columns.clone(),

@@ -202,9 +202,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             && head.time_ns == location.time_ns
             && head.first_slot == chunk.first_slot
             && u32::from(head.num_samples) == chunk.num_slots
-            && head.part_first == job.spec.part_first
-            && head.part_seed == job.spec.part_seed
-            && head.part_window == job.spec.part_window
+            && head.part == job.spec.part.uncounted()
             && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]))
             && *header.field_types() == job.spec.field_types
             && header.columns().eq(&job.spec.columns);

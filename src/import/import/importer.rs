@@ -1,6 +1,5 @@
 //! An import, from opening the source to the commit.
 
-use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -408,16 +407,16 @@ impl Import<'_> {
             builder.set_freed(current.freed(builder.cell_ranges()));
         }
         progress.stage(Stage::Committing, 0, 0);
-        let progress = RefCell::new(progress);
-        let named = Cell::new(0);
-        let name = |id: SampleId| {
-            named.set(named.get() + 1);
-            if named.get() == NAMES_PER_STEP {
-                progress.borrow_mut().advance(named.replace(0), 0);
+        let mut named = 0;
+        let mut name = |id: SampleId, out: &mut Vec<u8>| {
+            named += 1;
+            if named == NAMES_PER_STEP {
+                progress.advance(std::mem::take(&mut named), 0);
             }
-            index.name(id.0 - journal.part.first)
+            out.extend_from_slice(index.name(id.0 - journal.part.first));
+            Ok(())
         };
-        let directory = builder.finish_named(journal.generation, journal.time_ns, name)?;
+        let directory = builder.finish_named(journal.generation, journal.time_ns, &mut name)?;
         let commit = commit::prepare(&self.state.media, directory, &mut plan.space.clone())?;
         let Outcome { chunks, found, connection_lost, durable_chunks, .. } = outcome;
         if let Some(bad) = self.commit(&commit, &mut pass, connection_lost, durable_chunks)? {
@@ -508,10 +507,7 @@ impl Import<'_> {
         let spec = ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
-            part_first: journal.part.first,
-            part_seed: journal.part.seed,
-            part_window: journal.part.window,
-            part_count: journal.part.count,
+            part: journal.part,
             fields,
             field_types,
             columns,

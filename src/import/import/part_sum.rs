@@ -22,9 +22,9 @@ impl PartSum {
         // The checksum of the table covers names, labels, lengths, and the checksums of all samples.
         for number in [
             head.cell,
-            head.first_slot.0 - head.part_first,
-            head.part_seed,
-            head.part_window,
+            head.first_slot.0 - head.part.first,
+            head.part.seed,
+            head.part.window,
             head.num_samples.into(),
             head.header_len.into(),
             head.data_len,

@@ -22,7 +22,7 @@ use dlfs_format::format::snapshot::SnapshotHead;
 use dlfs_format::format::superblock::{
     COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset,
 };
-use dlfs_format::format::superblock_set::{SuperblockSet, SuperblockSetError, select_generation};
+use dlfs_format::format::superblock_set::{SuperblockSet, select_generation};
 use dlfs_format::format::{
     CellRange, ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid,
 };
@@ -217,8 +217,8 @@ pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
 /// The committed superblocks of `media`.
 pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
     let opened = judge_now(media)?.map_err(|error| match media.devices() {
-        [only] => Error::from(error).target(only.namespace().address),
-        _ => Error::from(error),
+        [only] => error.target(only.namespace().address),
+        _ => error,
     })?;
     for copy in &opened.bad_copies {
         tracing::warn!("{}", copy.advice(opened.superblock().generation));
@@ -226,7 +226,7 @@ pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
     Ok(opened)
 }
 
-fn judge_now(media: &Media) -> Result<Result<SuperblockSet, SuperblockSetError>> {
+fn judge_now(media: &Media) -> Result<Result<SuperblockSet>> {
     let mut channel = media.channel();
     let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
     Ok(select_generation(&copies.collect::<Result<Vec<_>>>()?))

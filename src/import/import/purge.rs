@@ -453,10 +453,7 @@ impl<'a> Rewriter<'a> {
             let spec = ChunkSpec {
                 layout: self.layout,
                 generation: self.purge.edit.next_generation(),
-                part_first: part.first,
-                part_seed: part.seed,
-                part_window: part.window,
-                part_count: part.count,
+                part,
                 fields: self.old.fields().to_vec(),
                 field_types: self.old.field_types().clone(),
                 columns: self.old.columns().iter().map(|column| column.spec().clone()).collect(),

@@ -129,8 +129,7 @@ impl ChunkStream<'_> {
             && head.id.sequence == self.sequence
             && head.time_ns == journal.time_ns
             && head.first_slot == slot
-            && (head.part_first, head.part_seed, head.part_window)
-                == (part.first, part.seed, part.window);
+            && head.part == part.uncounted();
         if !is_next || !is_within(head.len_bytes()) {
             return Ok(None);
         }

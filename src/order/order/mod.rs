@@ -37,6 +37,7 @@ pub mod weighted;
 use std::ops::Range;
 use std::sync::Arc;
 
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{Epoch, SampleId};
 
@@ -47,8 +48,8 @@ pub use hash::HexId;
 pub use reads::Reads;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
-pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
-pub use state::{Refusal, State};
+pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy};
+pub use state::State;
 
 use chunked::Chunked;
 use partial::Partial;
@@ -113,13 +114,13 @@ impl EpochOrder {
     /// keep 20 bytes for it.
     ///
     /// # Errors
-    /// A number of `spec` is out of range, or there is no such epoch. `NoWeights`: the order is weighted, which
+    /// A number of `spec` is out of range, or there is no such epoch. The order is weighted, which
     /// [`EpochOrder::weighted`] makes.
     pub fn new(
         spec: &OrderSpec,
         epoch: Epoch,
         population: &(impl Population + ?Sized),
-    ) -> Result<EpochOrder, OrderError> {
+    ) -> Result<EpochOrder> {
         spec.check()?;
         spec.check_epoch(epoch)?;
         let len = population.num_live();
@@ -133,13 +134,13 @@ impl EpochOrder {
             OrderKind::Grouped { lanes, group } => {
                 Sequence::Chunked(Chunked::shuffled(population, (lanes, group), key))
             }
-            OrderKind::Local { world_size } => {
-                Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, 0.0))
+            OrderKind::Local { .. } | OrderKind::Partial { .. } => {
+                let shares = Shares::new(spec, population).expect("its world size is checked");
+                Sequence::Partial(Partial::new(shares, epoch))
             }
-            OrderKind::Partial { q, world_size } => {
-                Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, q))
+            OrderKind::Weighted { .. } => {
+                return Err(invalid("a weighted order draws by weights, and there are none here"));
             }
-            OrderKind::Weighted { .. } => return Err(OrderError::NoWeights),
         };
         Ok(EpochOrder { len, epoch, sequence })
     }
@@ -149,19 +150,21 @@ impl EpochOrder {
     /// Takes constant time with replacement. Without, it sorts all samples, in some 100 ns each.
     ///
     /// # Errors
-    /// `OtherWeights`: `spec` names other weights, or they weigh another number of samples. There is no such epoch.
+    /// `spec` names other weights, or they weigh another number of samples. There is no such epoch.
     pub fn weighted(
         spec: &OrderSpec,
         epoch: Epoch,
         population: &(impl Population + ?Sized),
         weights: &Arc<Weights>,
-    ) -> Result<EpochOrder, OrderError> {
+    ) -> Result<EpochOrder> {
         spec.check()?;
         spec.check_epoch(epoch)?;
         let weighed = weights.num_samples();
         let samples = population.num_live();
         if spec.kind != weights.kind() || weighed != samples {
-            return Err(OrderError::OtherWeights { weighed, samples });
+            return Err(invalid(format!(
+                "the order names other weights: these weigh {weighed} samples, and there are {samples}"
+            )));
         }
         let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
         let sequence = Sequence::Weighted(Weighted::new(weights, key));
@@ -178,7 +181,7 @@ impl EpochOrder {
         spec: &OrderSpec,
         epoch: Epoch,
         population: &(impl Population + ?Sized),
-    ) -> Result<(), OrderError> {
+    ) -> Result<()> {
         match (spec.kind.lanes_and_group(), &mut self.sequence) {
             (Some(lanes_and_group), Sequence::Chunked(chunked)) => {
                 spec.check()?;
@@ -218,22 +221,13 @@ impl EpochOrder {
     pub fn ids(
         &mut self,
         population: &(impl Population + ?Sized),
-        positions: Positions,
-        out: &mut Vec<SampleId>,
-    ) {
-        let len = self.len;
-        self.ids_at(population, among(positions, len).map(|position| wrap(position, len)), out);
-    }
-
-    /// Appends the samples at `positions`, all of which are of this epoch.
-    #[doc(hidden)]
-    pub fn ids_at(
-        &mut self,
-        population: &(impl Population + ?Sized),
         positions: impl Iterator<Item = u64>,
         out: &mut Vec<SampleId>,
     ) {
-        out.extend(positions.map(|position| self.id_at(population, position)));
+        let len = self.len;
+        if len > 0 {
+            out.extend(positions.map(|position| self.id_at(population, wrap(position, len))));
+        }
     }
 
     #[inline]
@@ -263,19 +257,12 @@ impl EpochOrder {
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
-    pub fn picks(&mut self, positions: Positions, out: &mut Vec<Pick>) {
+    pub fn picks(&mut self, positions: impl Iterator<Item = u64>, out: &mut Vec<Pick>) {
         let len = self.len;
-        self.picks_at(among(positions, len).map(|position| wrap(position, len)), out);
-    }
-
-    /// Appends the samples at `positions`, all of which are of this epoch, as samples of chunks.
-    ///
-    /// # Panics
-    /// If the order [is not chunked](EpochOrder::is_chunked).
-    #[doc(hidden)]
-    pub fn picks_at(&mut self, positions: impl Iterator<Item = u64>, out: &mut Vec<Pick>) {
         let chunked = self.chunked_mut();
-        out.extend(positions.map(|position| chunked.pick(position)));
+        if len > 0 {
+            out.extend(positions.map(|position| chunked.pick(wrap(position, len))));
+        }
     }
 
     /// Appends the samples that the rank of `shard` takes of `batch` with [`Sharding::Aligned`], by position.
@@ -318,9 +305,7 @@ impl EpochOrder {
         let own = by_node.share(shard, batch, size, |position| {
             self.chunk_at(population, position).and_then(|chunk| locality.holder(chunk))
         });
-        for &position in own {
-            self.ids(population, Positions::new(position, 1, 1), out);
-        }
+        self.ids(population, own.iter().copied(), out);
     }
 
     /// The same as samples of chunks. Those that another node holds, or none, are to be read
@@ -427,20 +412,9 @@ impl SlotRanks {
     }
 }
 
-/// `positions`, or none if there are no samples.
-fn among(positions: Positions, len: u64) -> Positions {
-    if len == 0 { Positions::new(0, 1, 0) } else { positions }
-}
-
 #[inline(always)]
 fn wrap(position: u64, len: u64) -> u64 {
     if position < len { position } else { position % len }
 }
 
 const NOT_CHUNKED: &str = "this order does not visit chunks";
-
-impl From<Range<u64>> for Positions {
-    fn from(range: Range<u64>) -> Positions {
-        Positions::new(range.start, 1, range.end.saturating_sub(range.start))
-    }
-}

@@ -14,19 +14,18 @@
 //! A sample changes its rank, but never its entry. So the holder of a sample is found without a table, by
 //! following its entry back through the epochs, in about 15 ns for each epoch.
 
-use super::{Population, SlotRanks};
+use super::Shares;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
 
 #[derive(Debug, Clone)]
 pub(super) struct Partial {
-    slots: SlotRanks,
-    world_size: u64,
+    shares: Shares,
     /// The exchanges of all earlier epochs.
     past: Vec<Exchange>,
     key: Key,
     /// The last rank that was looked up, and the order in which it reads its entries.
-    reading: Option<(u64, Permutation)>,
+    reading: Option<(u32, Permutation)>,
 }
 
 /// The exchange of one epoch.
@@ -81,44 +80,23 @@ impl Exchange {
 }
 
 impl Partial {
-    pub(super) fn new(
-        population: &(impl Population + ?Sized),
-        seed: u64,
-        epoch: Epoch,
-        world_size: u32,
-        q: f64,
-    ) -> Partial {
-        let slots = SlotRanks::new(population);
-        let world_size = u64::from(world_size);
-        let shortest = slots.len() / world_size;
-        let num_exchanged = if world_size == 1 { 0 } else { Exchange::count(shortest, q) };
-        let past = Exchange::before(seed, epoch, shortest, num_exchanged);
-        let key = epoch_key(seed, epoch.0).with(READ);
-        Partial { slots, world_size, past, key, reading: None }
+    pub(super) fn new(shares: Shares, epoch: Epoch) -> Partial {
+        let key = epoch_key(shares.seed, epoch.0).with(READ);
+        Partial { past: shares.past(epoch), shares, key, reading: None }
     }
 
     /// The chunk of the sample at `position`, and its index there.
     pub(super) fn locate(&mut self, position: u64) -> (u32, u32) {
-        let rank = position % self.world_size;
-        let index = position / self.world_size;
+        let ranks = u64::from(self.shares.world_size());
+        let rank = (position % ranks) as u32;
         let entries = match self.reading {
             Some((last, entries)) if last == rank => entries,
-            _ => self.reading.insert((rank, self.entries_of(rank))).1,
+            _ => {
+                let len = self.shares.len_of(rank);
+                self.reading.insert((rank, Permutation::new(len, self.key.with(rank.into())))).1
+            }
         };
-        let entry = entries.forward(index);
-        let holder = Exchange::first_holder(&self.past, rank, entry, self.world_size);
-        self.slots.locate(self.share_start(holder) + entry)
-    }
-
-    fn entries_of(&self, rank: u64) -> Permutation {
-        let extra = u64::from(rank < self.slots.len() % self.world_size);
-        Permutation::new(self.slots.len() / self.world_size + extra, self.key.with(rank))
-    }
-
-    fn share_start(&self, rank: u64) -> u64 {
-        let each = self.slots.len() / self.world_size;
-        let extra = self.slots.len() % self.world_size;
-        rank * each + rank.min(extra)
+        self.shares.locate(&self.past, rank, entries.forward(position / ranks))
     }
 }
 

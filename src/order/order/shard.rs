@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::OrderError;
+use super::spec::EMPTY_WORLD;
+use dlfs_base::error::{Result, invalid};
 
 /// The share of one rank in an epoch: the rule of PyTorch's `DistributedSampler`.
 ///
@@ -63,12 +64,13 @@ impl Shard {
     ///
     /// # Errors
     /// There is no such rank.
-    pub fn new(rank: u32, world_size: u32, tail: Tail) -> Result<Shard, OrderError> {
+    pub fn new(rank: u32, world_size: u32, tail: Tail) -> Result<Shard> {
         if world_size == 0 {
-            return Err(OrderError::EmptyWorld);
+            return Err(invalid(EMPTY_WORLD));
         }
         if rank >= world_size {
-            return Err(OrderError::Rank { rank, world_size });
+            let text = format!("rank {rank} of a world of {world_size}: ranks count from 0");
+            return Err(invalid(text));
         }
         Ok(Shard { rank, world_size, consumed: 0, tail })
     }

@@ -17,7 +17,7 @@ use dlfs_base::units::{Epoch, SampleId};
 #[derive(Debug, Clone)]
 pub struct Shares {
     slots: SlotRanks,
-    seed: u64,
+    pub(super) seed: u64,
     q: f64,
     world_size: u32,
 }
@@ -130,14 +130,18 @@ impl Shares {
         rank: u32,
         entry: u64,
     ) -> SampleId {
-        let first = Exchange::first_holder(past, rank.into(), entry, self.ranks());
-        let extra = self.slots.len() % self.ranks();
-        let start = first * self.shortest() + first.min(extra);
-        let (chunk, nth) = self.slots.locate(start + entry);
+        let (chunk, nth) = self.locate(past, rank, entry);
         population.id_in_chunk(chunk, nth)
     }
 
-    fn past(&self, epoch: Epoch) -> Vec<Exchange> {
+    /// The chunk of that sample, and its index there.
+    pub(super) fn locate(&self, past: &[Exchange], rank: u32, entry: u64) -> (u32, u32) {
+        let first = Exchange::first_holder(past, rank.into(), entry, self.ranks());
+        let extra = self.slots.len() % self.ranks();
+        self.slots.locate(first * self.shortest() + first.min(extra) + entry)
+    }
+
+    pub(super) fn past(&self, epoch: Epoch) -> Vec<Exchange> {
         Exchange::before(self.seed, epoch, self.shortest(), self.num_steps())
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::hash::HexId;
-use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::Epoch;
 
 /// The order of all epochs: runs with equal specifications read equal sequences.
@@ -78,42 +78,42 @@ impl OrderSpec {
     ///
     /// # Errors
     /// The first parameter that is not.
-    pub fn check(&self) -> Result<(), OrderError> {
-        match self.kind {
+    pub fn check(&self) -> Result<()> {
+        let text = match self.kind {
             OrderKind::Grouped { lanes, .. } if !(1..=MAX_LANES).contains(&lanes) => {
-                Err(OrderError::Lanes { lanes })
+                format!("an order has 1 to {MAX_LANES} lanes, not {lanes}")
             }
-            OrderKind::Grouped { group: 0, .. } => Err(OrderError::EmptyGroup),
+            OrderKind::Grouped { group: 0, .. } => "a group has at least one chunk".to_owned(),
             OrderKind::Local { world_size: 0 } | OrderKind::Partial { world_size: 0, .. } => {
-                Err(OrderError::EmptyWorld)
+                EMPTY_WORLD.to_owned()
             }
             OrderKind::Partial { q, .. } if !(0.0..=1.0).contains(&q) => {
-                Err(OrderError::Share { q })
+                format!("the exchanged part of a share is from 0 to 1, not {q}")
             }
             OrderKind::Weighted { epoch_size, .. }
                 if !(1..=MAX_EPOCH_SIZE).contains(&epoch_size) =>
             {
-                Err(OrderError::EpochSize { epoch_size })
+                format!("an epoch has 1 to {MAX_EPOCH_SIZE} samples, not {epoch_size}")
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        Err(invalid(text))
     }
 
     /// Checks that there is such an epoch. The number of epochs is bounded: finding the holder of a sample in
     /// `partial` order takes time proportional to the epoch.
     ///
     /// # Errors
-    /// `Epoch`: it is past the last epoch.
-    pub fn check_epoch(&self, epoch: Epoch) -> Result<(), OrderError> {
+    /// It is past the last epoch.
+    pub fn check_epoch(&self, epoch: Epoch) -> Result<()> {
         let limit = match self.kind {
             OrderKind::Partial { .. } => MAX_PARTIAL_EPOCHS,
             _ => MAX_EPOCHS,
         };
         if epoch.0 < limit {
-            Ok(())
-        } else {
-            Err(OrderError::Epoch { epoch: epoch.0, last: limit - 1 })
+            return Ok(());
         }
+        Err(invalid(format!("epochs of this order go to {}, not {}", limit - 1, epoch.0)))
     }
 }
 
@@ -215,70 +215,8 @@ impl OrderKind {
     }
 }
 
-/// Why a specification or a shard is invalid.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OrderError {
-    /// `lanes` out of range.
-    #[error("an order has 1 to {MAX_LANES} lanes, not {lanes}")]
-    Lanes {
-        /// The requested value.
-        lanes: u32,
-    },
-    /// A group without chunks.
-    #[error("a group has at least one chunk")]
-    EmptyGroup,
-    /// A world size of 0.
-    #[error("the world size is at least 1")]
-    EmptyWorld,
-    /// The exchanged fraction is not between 0 and 1.
-    #[error("the exchanged part of a share is from 0 to 1, not {q}")]
-    Share {
-        /// The requested value.
-        q: f64,
-    },
-    /// An epoch size of 0, or more than a run can count.
-    #[error("an epoch has 1 to {MAX_EPOCH_SIZE} samples, not {epoch_size}")]
-    EpochSize {
-        /// The requested value.
-        epoch_size: u64,
-    },
-    /// A weighted order where no weights are given, or where none can be.
-    #[error("a weighted order draws by weights, and there are none here")]
-    NoWeights,
-    /// Weights of other samples than those of the order.
-    #[error(
-        "the order names other weights: these weigh {weighed} samples, and there are {samples}"
-    )]
-    OtherWeights {
-        /// Samples of the weights.
-        weighed: u64,
-        /// Samples of the data set or view.
-        samples: u64,
-    },
-    /// An epoch past the last.
-    #[error("epochs of this order go to {last}, not {epoch}")]
-    Epoch {
-        /// The requested value.
-        epoch: u64,
-        /// The last epoch.
-        last: u64,
-    },
-    /// A rank that is not below the world size.
-    #[error("rank {rank} of a world of {world_size}: ranks count from 0")]
-    Rank {
-        /// The requested value.
-        rank: u32,
-        /// The number of ranks.
-        world_size: u32,
-    },
-}
-
-impl From<OrderError> for Error {
-    fn from(error: OrderError) -> Error {
-        Error::new(ErrorKind::InvalidArgument, error.to_string())
-    }
-}
+/// The message for a world size of 0.
+pub(super) const EMPTY_WORLD: &str = "the world size is at least 1";
 
 /// The most epochs of a run: what a 64-bit position of a run can hold beside 2^40 samples.
 pub const MAX_EPOCHS: u64 = 1 << 24;
@@ -339,7 +277,7 @@ mod tests {
             [8, 65_536, 65_536],
             "as many as there may be"
         );
-        assert_eq!(open.started(5).check(), Ok(()));
+        open.started(5).check().unwrap();
         assert!(open.check().unwrap_err().to_string().contains("not 0"));
         let given = OrderSpec { kind: OrderKind::Grouped { lanes: 5, group: 4 }, seed: 3 };
         assert_eq!(given.started(64), given);
@@ -364,10 +302,10 @@ mod tests {
     fn an_epoch_past_the_last_is_refused_at_once() {
         let check = |kind, epoch| OrderSpec { kind, seed: 0 }.check_epoch(Epoch(epoch));
         let partial = OrderKind::Partial { q: 0.5, world_size: 2 };
-        assert_eq!(check(partial, 65_535), Ok(()));
-        let error = OrderError::Epoch { epoch: u64::MAX, last: 65_535 };
-        assert_eq!(check(partial, u64::MAX), Err(error));
-        assert_eq!(check(OrderKind::Global, MAX_EPOCHS - 1), Ok(()));
+        check(partial, 65_535).unwrap();
+        let error = check(partial, u64::MAX).unwrap_err().to_string();
+        assert_eq!(error, format!("epochs of this order go to 65535, not {}", u64::MAX));
+        check(OrderKind::Global, MAX_EPOCHS - 1).unwrap();
         assert!(check(OrderKind::Global, MAX_EPOCHS).is_err());
     }
 }

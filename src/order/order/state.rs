@@ -8,7 +8,7 @@ use super::budget::Budget;
 use super::hash::HexId;
 use super::mixture::MixtureSpec;
 use super::{OrderKind, OrderSpec};
-use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::units::{Epoch, Generation};
 
 /// The state of a run between two global batches.
@@ -33,10 +33,10 @@ pub struct State {
     /// Positions of that epoch that all ranks together have consumed.
     pub consumed: u64,
     /// The mixture, if the run is over one: `image` is then its hash, and `generation` 0.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixture: Option<Arc<MixtureSpec>>,
     /// The budget of each batch, if batches have one. What is consumed then ends with a batch.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Arc<Budget>>,
 }
 
@@ -82,13 +82,12 @@ impl State {
     ///
     /// # Errors
     /// `InvalidArgument`: it is not a state, or of another version.
-    pub fn from_json(text: &str) -> Result<State, Error> {
-        let refuse = |why: String| Error::new(ErrorKind::InvalidArgument, why);
+    pub fn from_json(text: &str) -> Result<State> {
         let state: State = serde_json::from_str(text)
-            .map_err(|error| refuse("this is not a reading state".into()).source(error))?;
+            .map_err(|error| invalid("this is not a reading state").source(error))?;
         if !(VERSION..=VERSION_OF_BUDGETS).contains(&state.version) {
             let found = state.version;
-            return Err(refuse(format!(
+            return Err(invalid(format!(
                 "a reading state of version {found}; this build knows up to {VERSION_OF_BUDGETS}"
             )));
         }
@@ -119,19 +118,35 @@ impl State {
         order: &OrderSpec,
         world_size: u32,
         len: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<()> {
+        let open = HexId(image);
+        let refused = |text: String, hint: &'static str| Err(invalid(text).hint(hint));
         if self.mixture.is_some() {
-            return Err(Refusal::Mixture { open: HexId(image) });
+            let text = format!("the state belongs to a mixture, and this is image {open}");
+            return refused(text, OTHER_DATA);
         }
-        if self.image.0 != image {
-            return Err(Refusal::Image { state: self.image, open: HexId(image) });
+        if self.image != open {
+            let state = self.image;
+            let text = format!("the state belongs to image {state}, and this is image {open}");
+            return refused(text, OTHER_DATA);
         }
         if self.generation != generation {
-            return Err(Refusal::Generation { state: self.generation, open: generation });
+            return Err(of_another_generation(self.generation, generation));
         }
         let view = view.map(HexId);
         if self.view != view {
-            return Err(Refusal::View { state: self.view, open: view });
+            let text = format!(
+                "the state counts samples of {}, and this is {}",
+                of_view(self.view),
+                of_view(view)
+            );
+            let hint = match self.view {
+                Some(_) => {
+                    "open the view that the run began with: a view of the same samples has the same hash"
+                }
+                None => "open the whole data set, or start anew",
+            };
+            return refused(text, hint);
         }
         self.check_order(order, world_size, len)
     }
@@ -139,39 +154,58 @@ impl State {
     /// As [`State::check`], of whatever data.
     ///
     /// # Errors
-    /// The first reason why it cannot.
-    pub fn check_order(&self, order: &OrderSpec, world_size: u32, len: u64) -> Result<(), Refusal> {
-        let consumed = self.consumed;
-        if let (Some(state), Some(asked)) = (self.order.kind.world_size(), order.kind.world_size())
+    /// The first reason why a run cannot resume.
+    pub fn check_order(&self, asked: &OrderSpec, world_size: u32, len: u64) -> Result<()> {
+        let State { order, consumed, .. } = self;
+        let consumed = *consumed;
+        let shares = order.kind.world_size();
+        let refused = |text: String, hint: &'static str| Err(invalid(text).hint(hint));
+        if let (Some(state), Some(asked)) = (shares, asked.kind.world_size())
             && (state != asked || !world_size.is_multiple_of(state))
         {
-            return Err(Refusal::WorldSize {
-                state,
-                asked: if state == asked { world_size } else { asked },
-            });
+            let asked = if state == asked { world_size } else { asked };
+            let text = format!(
+                "this order gives each of {state} ranks a share of its own; it cannot go on with {asked}"
+            );
+            return refused(
+                text,
+                "start as many ranks as before; or, between epochs, begin new shares: the option restart_shares, in \
+                 the command --restart-shares",
+            );
         }
         if let (
             OrderKind::Weighted { weights: state, .. },
             OrderKind::Weighted { weights: asked, .. },
-        ) = (self.order.kind, order.kind)
+        ) = (order.kind, asked.kind)
             && state != asked
         {
-            return Err(Refusal::Weights { state, asked });
+            return refused(
+                format!("the state draws by weights {state}, and these are weights {asked}"),
+                "resume with the weights of the state, number for number, or start anew, without the state",
+            );
         }
-        if !self.order.kind.continues(&order.kind) {
-            return Err(Refusal::Order { state: self.order.kind, asked: order.kind });
+        if !order.kind.continues(&asked.kind) {
+            return refused(
+                format!("the state's order is {}, and {} was asked for", order.kind, asked.kind),
+                "resume with the order of the state and its parameters, or start anew, without the state",
+            );
         }
-        if self.order.seed != order.seed {
-            return Err(Refusal::Seed { state: self.order.seed, asked: order.seed });
+        if order.seed != asked.seed {
+            return refused(
+                format!("the state's seed is {}, and {} was asked for", order.seed, asked.seed),
+                "resume with the seed of the state, or start anew, without the state",
+            );
         }
         if consumed > len {
-            return Err(Refusal::Consumed { consumed, len });
+            let text = format!("the state has consumed {consumed} samples of an epoch of {len}");
+            return refused(text, START_ANEW);
         }
-        match self.order.kind.world_size() {
-            Some(world_size)
-                if consumed < len && !consumed.is_multiple_of(world_size.max(1).into()) =>
-            {
-                Err(Refusal::Uneven { consumed, world_size })
+        match shares {
+            Some(ranks) if consumed < len && !consumed.is_multiple_of(ranks.max(1).into()) => {
+                let text = format!(
+                    "the state has consumed {consumed} samples, no multiple of its {ranks} ranks"
+                );
+                refused(text, START_ANEW)
             }
             _ => Ok(()),
         }
@@ -181,7 +215,7 @@ impl State {
     ///
     /// # Errors
     /// The first difference.
-    pub fn check_budget(&self, asked: Option<&Budget>) -> Result<(), Refusal> {
+    pub fn check_budget(&self, asked: Option<&Budget>) -> Result<()> {
         let difference = match (self.budget.as_deref(), asked) {
             (None, None) => None,
             (None, Some(_)) => Some(
@@ -192,17 +226,23 @@ impl State {
             }
             (Some(state), Some(asked)) => state.difference(asked),
         };
-        difference.map_or(Ok(()), |difference| Err(Refusal::Budget { difference }))
+        let hint =
+            "resume with the budget of the state and its window, or start anew, without the state";
+        difference.map_or(Ok(()), |difference| Err(invalid(difference).hint(hint)))
     }
 
     /// The state between the same epochs in `order`: for a run whose ranks begin with new shares, because their
     /// number or the part that they exchange has changed. `len` is the number of samples.
     ///
     /// # Errors
-    /// [`Refusal::WithinEpoch`]: some of the epoch is consumed.
-    pub fn begun_anew(&self, order: &OrderSpec, len: u64) -> Result<State, Refusal> {
+    /// Some of the epoch is consumed.
+    pub fn begun_anew(&self, order: &OrderSpec, len: u64) -> Result<State> {
         if self.consumed > 0 && self.consumed < len {
-            return Err(Refusal::WithinEpoch { consumed: self.consumed, epoch: self.epoch });
+            let State { consumed, epoch, .. } = self;
+            let text = format!(
+                "shares begin anew between epochs, and {consumed} samples of epoch {epoch} are consumed"
+            );
+            return Err(invalid(text).hint("end the epoch with as many ranks as it began with"));
         }
         let State { epoch, consumed, .. } = self.at(self.epoch, self.consumed, len.max(1));
         Ok(State { order: *order, epoch, consumed, ..self.clone() })
@@ -217,184 +257,28 @@ impl State {
     }
 }
 
-/// Why a run cannot resume from a state.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// Another data set.
-    #[error("the state belongs to image {state}, and this is image {open}")]
-    Image {
-        /// The state's image.
-        state: HexId,
-        /// The open image.
-        open: HexId,
-    },
-    /// A run over a mixture of data sets.
-    #[error("the state belongs to a mixture, and this is image {open}")]
-    Mixture {
-        /// The open image.
-        open: HexId,
-    },
-    /// Samples were added or deleted since, so positions mean other samples.
-    #[error("{}", of_another_generation(*state, *open))]
-    Generation {
-        /// The state's generation.
-        state: Generation,
-        /// The generation of the open image.
-        open: Generation,
-    },
-    /// Another view, or one of both is the whole data set.
-    #[error("the state counts samples of {}, and this is {}", of_view(*state), of_view(*open))]
-    View {
-        /// The state's view.
-        state: Option<HexId>,
-        /// The open view.
-        open: Option<HexId>,
-    },
-    /// Another order.
-    #[error("the state's order is {state}, and {asked} was asked for")]
-    Order {
-        /// The state's order.
-        state: OrderKind,
-        /// The requested one.
-        asked: OrderKind,
-    },
-    /// Other weights.
-    #[error("the state draws by weights {state}, and these are weights {asked}")]
-    Weights {
-        /// The hash of those of the state.
-        state: HexId,
-        /// The hash of the requested ones.
-        asked: HexId,
-    },
-    /// Another seed.
-    #[error("the state's seed is {state}, and {asked} was asked for")]
-    Seed {
-        /// The state's seed.
-        state: u64,
-        /// The requested one.
-        asked: u64,
-    },
-    /// Another budget, or one of both has none.
-    #[error("{difference}")]
-    Budget {
-        /// In what they differ.
-        difference: String,
-    },
-    /// Each rank has a share of its own in this order, and shares depend on the world size.
-    #[error(
-        "this order gives each of {state} ranks a share of its own; it cannot go on with {asked}"
-    )]
-    WorldSize {
-        /// The state's number of ranks.
-        state: u32,
-        /// The requested one.
-        asked: u32,
-    },
-    /// Ranks have new shares only from an epoch's start on.
-    #[error(
-        "shares begin anew between epochs, and {consumed} samples of epoch {epoch} are consumed"
-    )]
-    WithinEpoch {
-        /// The samples of the epoch that the state has consumed.
-        consumed: u64,
-        /// The state's epoch.
-        epoch: Epoch,
-    },
-    /// The state has consumed more samples than the epoch has.
-    #[error("the state has consumed {consumed} samples of an epoch of {len}")]
-    Consumed {
-        /// The samples that the state has consumed.
-        consumed: u64,
-        /// Samples of an epoch.
-        len: u64,
-    },
-    /// Ranks with shares of their own that have not consumed equally many samples.
-    #[error("the state has consumed {consumed} samples, no multiple of its {world_size} ranks")]
-    Uneven {
-        /// The samples that the state has consumed.
-        consumed: u64,
-        /// The world size of its order.
-        world_size: u32,
-    },
-}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Error {
-        let kind = match refusal {
-            Refusal::Generation { .. } => ErrorKind::Stale,
-            _ => ErrorKind::InvalidArgument,
-        };
-        let hint = match refusal {
-            Refusal::Generation { state, open } if state > open => {
-                "dlfs verify checks it; dlfs rebuild finds the newest generation"
-            }
-            Refusal::WorldSize { .. } => {
-                "start as many ranks as before; or, between epochs, begin new shares: the option restart_shares, in \
-                 the command --restart-shares"
-            }
-            Refusal::View { state: Some(_), .. } => {
-                "open the view that the run began with: a view of the same samples has the same hash"
-            }
-            Refusal::View { state: None, .. } => "open the whole data set, or start anew",
-            Refusal::WithinEpoch { .. } => "end the epoch with as many ranks as it began with",
-            Refusal::Image { .. } | Refusal::Mixture { .. } => {
-                "open what the run began with, or start anew, without the state"
-            }
-            Refusal::Order { .. } => {
-                "resume with the order of the state and its parameters, or start anew, without the state"
-            }
-            Refusal::Weights { .. } => {
-                "resume with the weights of the state, number for number, or start anew, without the state"
-            }
-            Refusal::Budget { .. } => {
-                "resume with the budget of the state and its window, or start anew, without the state"
-            }
-            Refusal::Seed { .. } => {
-                "resume with the seed of the state, or start anew, without the state"
-            }
-            _ => "start anew, without the state",
-        };
-        Error::new(kind, refusal.to_string()).hint(hint)
-    }
-}
-
-/// A description that states share, as JSON.
-mod shared {
-    use std::sync::Arc;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<T: Serialize, S: Serializer>(
-        shared: &Option<Arc<T>>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        shared.as_deref().serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Arc<T>>, D::Error> {
-        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
-    }
-}
-
-fn of_another_generation(state: Generation, open: Generation) -> String {
+/// Samples were added or deleted since, so positions mean other samples.
+fn of_another_generation(state: Generation, open: Generation) -> Error {
+    let stale = |text| Error::new(ErrorKind::Stale, text);
     if state > open {
-        format!(
+        let text = format!(
             "the state is of generation {state}, the image opened at generation {open}: its newest \
              superblock may be damaged"
-        )
-    } else {
-        format!(
-            "the state counts samples of generation {state}, and the image is at generation {open}"
-        )
+        );
+        return stale(text).hint("dlfs verify checks it; dlfs rebuild finds the newest generation");
     }
+    let text = format!(
+        "the state counts samples of generation {state}, and the image is at generation {open}"
+    );
+    stale(text).hint(START_ANEW)
 }
 
 fn of_view(view: Option<HexId>) -> String {
     view.map_or("the whole data set".into(), |view| format!("view {view}"))
 }
+
+const OTHER_DATA: &str = "open what the run began with, or start anew, without the state";
+const START_ANEW: &str = "start anew, without the state";
 
 const VERSION: u32 = 1;
 
@@ -447,7 +331,7 @@ mod tests {
         let check = |state: &State, open| {
             state.check((IMAGE, open), Generation(3), &spec(OrderKind::Global), 1, 1000)
         };
-        assert_eq!(check(&view, Some([0xab; 16])), Ok(()));
+        check(&view, Some([0xab; 16])).unwrap();
         let why = |state, open| check(state, open).unwrap_err().to_string();
         assert!(
             why(&view, None).contains("of view abab") && why(&view, None).contains("is the whole")
@@ -467,14 +351,14 @@ mod tests {
         assert!(json.starts_with(r#"{"version":3,"image":"0001"#), "{json}");
         assert!(json.contains(r#""budget":{"tokens":4096,"window":8192,"#), "{json}");
         assert_eq!(State::from_json(&json).unwrap(), state);
-        assert_eq!(state.check_budget(Some(&Budget::new(4096))), Ok(()));
+        state.check_budget(Some(&Budget::new(4096))).unwrap();
         let why = |state: &State, asked: Option<&Budget>| {
             state.check_budget(asked).unwrap_err().to_string()
         };
         assert!(why(&state, Some(&Budget::new(4097))).contains("4096 tokens, and 4097"));
         assert!(why(&state, None).contains("none was asked for"));
         assert!(why(&whole, Some(&Budget::new(4096))).contains("a number of samples"));
-        assert_eq!(whole.check_budget(None), Ok(()));
+        whole.check_budget(None).unwrap();
         let bad = json.replace("\"tokens\":4096", "\"tokens\":0");
         assert!(State::from_json(&bad).unwrap_err().report().contains("one token"));
         assert_eq!(state.of_view(Some([1; 16])).version, 3);
@@ -516,7 +400,7 @@ mod tests {
                     world_size,
                     1000,
                 );
-                assert_eq!(check, Ok(()));
+                check.unwrap();
             }
         }
     }
@@ -545,20 +429,21 @@ mod tests {
     fn orders_with_a_share_for_each_rank_refuse_another_world_size_with_that_reason() {
         let kind = |world_size| OrderKind::Partial { q: 0.25, world_size };
         let check = |consumed, asked, world_size| {
-            state(kind(4), consumed).check(
-                (IMAGE, None),
-                Generation(3),
-                &spec(kind(asked)),
-                world_size,
-                1000,
-            )
+            let state = state(kind(4), consumed);
+            let order = spec(kind(asked));
+            let checked = state.check((IMAGE, None), Generation(3), &order, world_size, 1000);
+            checked.err().map(|error| error.to_string()).unwrap_or_default()
         };
-        assert_eq!(check(100, 4, 4), Ok(()));
-        assert_eq!(check(100, 8, 8), Err(Refusal::WorldSize { state: 4, asked: 8 }));
-        assert_eq!(check(100, 4, 8), Ok(()), "two processes that divide a rank's share");
-        assert_eq!(check(100, 4, 6), Err(Refusal::WorldSize { state: 4, asked: 6 }));
-        assert_eq!(check(101, 4, 4), Err(Refusal::Uneven { consumed: 101, world_size: 4 }));
-        assert_eq!(check(1000, 4, 4), Ok(()));
+        assert_eq!(check(100, 4, 4), "");
+        assert!(
+            check(100, 8, 8).contains("each of 4 ranks a share of its own; it cannot go on with 8")
+        );
+        assert_eq!(check(100, 4, 8), "", "two processes that divide a rank's share");
+        assert!(
+            check(100, 4, 6).contains("each of 4 ranks a share of its own; it cannot go on with 6")
+        );
+        assert!(check(101, 4, 4).contains("101 samples, no multiple of its 4 ranks"));
+        assert_eq!(check(1000, 4, 4), "");
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::order::{
-    Aligner, ByNode, EpochOrder, Locality, OrderError, OrderSpec, Population, Shard, Sharding, Tail,
+    Aligner, ByNode, EpochOrder, Locality, OrderSpec, Population, Shard, Sharding, Tail,
 };
+use dlfs_base::error::Result;
 use dlfs_base::units::{Epoch, SampleId};
 
 /// The access strings of all ranks of a run.
@@ -21,25 +22,6 @@ pub trait Accesses {
     ///
     /// `rank` is below [`Accesses::num_ranks`].
     fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId]));
-}
-
-/// Lengths of samples.
-pub trait Lengths {
-    /// All ids are below this, including those of deleted samples.
-    fn num_samples(&self) -> u64;
-
-    /// Length of a sample in bytes.
-    fn len_bytes(&self, sample: SampleId) -> u32;
-}
-
-impl Lengths for [u32] {
-    fn num_samples(&self) -> u64 {
-        self.len() as u64
-    }
-
-    fn len_bytes(&self, sample: SampleId) -> u32 {
-        self[sample.0 as usize]
-    }
 }
 
 /// A training run: epochs of one order, divided among the ranks as [`Shard`] does.
@@ -75,7 +57,7 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
         epochs: Range<u64>,
         world_size: u32,
         tail: Tail,
-    ) -> Result<TrainingRun<'a, P>, OrderError> {
+    ) -> Result<TrainingRun<'a, P>> {
         order.check()?;
         if let Some(last) = epochs.end.checked_sub(1).filter(|_| !epochs.is_empty()) {
             order.check_epoch(Epoch(last))?;
@@ -292,6 +274,6 @@ pub(super) mod tests {
     #[test]
     fn a_run_without_ranks_is_refused() {
         let error = TrainingRun::new(&Samples(1), GLOBAL, 0..1, 0, Tail::Keep).unwrap_err();
-        assert_eq!(error, OrderError::EmptyWorld);
+        assert!(error.to_string().contains("world size is at least 1"), "{error}");
     }
 }

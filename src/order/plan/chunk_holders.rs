@@ -22,9 +22,8 @@
 //! distributed hash tables" (SPAA 2005); one hash for each pair is from Thaler and Ravishankar, "Using
 //! name-based mappings to increase hit rates" (1998).
 
-use super::PlanError;
-use super::error::MAX_MEMBERS;
 use crate::order::HexId;
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::Key;
 
 /// A node of the job that holds chunks for all.
@@ -54,19 +53,21 @@ impl ChunkHolders {
     /// Takes about 5 ns for each pair of chunk and member.
     ///
     /// # Errors
-    /// There are no members or more than [`MAX_MEMBERS`], or two have the same id.
-    pub fn new(
-        image: HexId,
-        members: &[Member],
-        chunk_bytes: &[u64],
-    ) -> Result<ChunkHolders, PlanError> {
+    /// There are no members or more than 65,535, or two have the same id.
+    pub fn new(image: HexId, members: &[Member], chunk_bytes: &[u64]) -> Result<ChunkHolders> {
         if members.is_empty() || members.len() > MAX_MEMBERS {
-            return Err(PlanError::Members { members: members.len() });
+            return Err(invalid(format!(
+                "chunks are held by 1 to {MAX_MEMBERS} members, not {}",
+                members.len()
+            )));
         }
         let mut ids: Vec<u64> = members.iter().map(|member| member.id).collect();
         ids.sort_unstable();
         if let Some(twice) = ids.windows(2).find(|ids| ids[0] == ids[1]) {
-            return Err(PlanError::MemberTwice { id: twice[0] });
+            return Err(invalid(format!(
+                "two members have the id {:#018x}; each node of a job needs one of its own",
+                twice[0]
+            )));
         }
         let key = key_of(image);
         let mut holders = ChunkHolders {
@@ -226,7 +227,8 @@ fn key_of(image: HexId) -> Key {
 
 /// The holder of a chunk that nobody holds.
 const NONE: u16 = u16::MAX;
-const _: () = assert!(MAX_MEMBERS == NONE as usize);
+/// Most nodes that hold chunks for each other.
+const MAX_MEMBERS: usize = NONE as usize;
 
 /// Room that counts as a weight of 1.
 const WEIGHT_BYTES: u64 = 64 << 20;
@@ -386,14 +388,9 @@ mod tests {
     #[test]
     fn members_must_be_distinct_and_there_must_be_some() {
         let twice = [members(1, 1)[0]; 2];
-        assert!(matches!(
-            ChunkHolders::new(IMAGE, &twice, &[]),
-            Err(PlanError::MemberTwice { id: 0 })
-        ));
-        assert!(matches!(
-            ChunkHolders::new(IMAGE, &[], &[]),
-            Err(PlanError::Members { members: 0 })
-        ));
+        let refused = |members| ChunkHolders::new(IMAGE, members, &[]).unwrap_err().to_string();
+        assert!(refused(&twice).contains("two members have the id 0x0000000000000000;"));
+        assert!(refused(&[]).contains("1 to 65535 members, not 0"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How often a rank reads each sample over all epochs.
 
-use super::{Accesses, Lengths};
+use super::Accesses;
 use dlfs_base::units::SampleId;
 
 /// Access frequencies of one rank: one count per sample, 2 bytes each.
@@ -13,15 +13,15 @@ pub struct Frequencies {
 }
 
 impl Frequencies {
-    /// Counts of zero for all samples.
-    pub fn new(lengths: &(impl Lengths + ?Sized)) -> Frequencies {
-        Frequencies { counts: vec![0; lengths.num_samples() as usize] }
+    /// Counts of zero for all ids below `num_samples`.
+    pub fn new(num_samples: usize) -> Frequencies {
+        Frequencies { counts: vec![0; num_samples] }
     }
 
     /// Counts what `rank` reads; clears earlier counts. Costs one walk.
     ///
     /// # Panics
-    /// If the access string contains a sample beyond the lengths.
+    /// If the access string contains a sample that there is not.
     pub fn count(&mut self, accesses: &(impl Accesses + ?Sized), rank: u32) {
         self.counts.fill(0);
         let counts = &mut self.counts;
@@ -36,12 +36,6 @@ impl Frequencies {
     /// How often `sample` is read.
     pub fn of(&self, sample: SampleId) -> u16 {
         self.counts[sample.0 as usize]
-    }
-
-    /// The samples that are read at all, in the order of ids, with their counts.
-    pub fn iter(&self) -> impl Iterator<Item = (SampleId, u16)> + '_ {
-        let counts = (0..).zip(&self.counts).filter(|&(_, &count)| count > 0);
-        counts.map(|(id, &count)| (SampleId(id), count))
     }
 }
 
@@ -111,12 +105,11 @@ mod tests {
 
     #[test]
     fn the_order_gives_ranks_the_frequencies_that_chance_has() {
-        let lengths = vec![0_u32; 1_281_167];
         let samples = Samples(1_281_167);
         let run = TrainingRun::new(&samples, GLOBAL, 0..90, 16, Tail::Keep).unwrap();
-        let mut frequencies = Frequencies::new(&lengths[..]);
+        let mut frequencies = Frequencies::new(1_281_167);
         frequencies.count(&run, 5);
-        let above = frequencies.iter().filter(|&(_, count)| count > 10).count() as f64;
+        let above = (0..1_281_167).filter(|&id| frequencies.of(SampleId(id)) > 10).count() as f64;
         let expected = expected_readers_above(1_281_167, 90, 16, EIGHT_TENTHS);
         // The authors' simulation gave 31,863; a standard deviation is 176.
         assert!((above - expected).abs() < 6.0 * 176.0, "{above} samples, {expected} expected");
@@ -124,10 +117,9 @@ mod tests {
 
     /// How often each rank reads a sample, for each sample.
     fn by_sample(samples: u64, epochs: u64, ranks: u32, order: OrderSpec) -> Vec<Vec<u64>> {
-        let lengths = vec![0_u32; samples as usize];
         let population = Samples(samples);
         let run = TrainingRun::new(&population, order, 0..epochs, ranks, Tail::Keep).unwrap();
-        let mut frequencies = Frequencies::new(&lengths[..]);
+        let mut frequencies = Frequencies::new(samples as usize);
         let mut by_sample = vec![Vec::new(); samples as usize];
         for rank in 0..ranks {
             frequencies.count(&run, rank);

@@ -1,7 +1,6 @@
 //! Holders of samples' copies, with the addresses; computed for every rank without messages.
 
 use super::PlannedCopy;
-use super::error::{MAX_BLOCKS, MAX_RANKS};
 use dlfs_base::units::{Lba, SampleId};
 
 /// A planned copy as another rank sees it.
@@ -61,6 +60,12 @@ fn unpack(packed: u64) -> Option<Holder> {
     })
 }
 
+/// Most ranks that an address can encode: 24 bits.
+pub(super) const MAX_RANKS: usize = 1 << 24;
+/// Most tiers that an address can encode: 4 bits, of which all ones means no copy.
+pub(super) const MAX_TIERS: usize = 15;
+/// Most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
+pub(super) const MAX_BLOCKS: u64 = 1 << 36;
 const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
 const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
 const _: () = assert!(RANK_BITS + LBA_BITS + 4 == u64::BITS);
@@ -73,7 +78,7 @@ mod tests {
     use super::*;
     use crate::order::Tail;
     use crate::plan::access::tests::{GLOBAL, Samples};
-    use crate::plan::{Planner, Tier, TrainingRun};
+    use crate::plan::{Planner, TrainingRun};
 
     #[test]
     fn every_rank_finds_the_best_copy_of_every_sample() {
@@ -82,10 +87,7 @@ mod tests {
         let run = TrainingRun::new(&samples, GLOBAL, 0..9, 5, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         // Ranks need not have equal tiers.
-        let tiers = |rank: u32| {
-            let num_blocks = 500 + 300 * u64::from(rank);
-            vec![Tier { num_blocks }, Tier { num_blocks: 900 }]
-        };
+        let tiers = |rank: u32| [500 + 300 * u64::from(rank), 900];
         let mut map = HolderMap::empty(3_000);
         let mut best: Vec<Option<(u8, u64, u32)>> = vec![None; 3_000];
         for rank in 0..5 {

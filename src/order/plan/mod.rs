@@ -23,9 +23,9 @@
 //! different addresses. Nothing here reads, waits or measures: `tier` admits copies, `cache` moves
 //! them, and `tools/sim` runs this very code to simulate the result.
 //!
-//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice, once
-//! more for each further tier, and keeps 2.2 bytes per sample; the holder map does so for every
-//! rank and keeps 8 bytes more. Nothing grows with F * E.
+//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice and keeps 25 bytes
+//! for each sample among them while it is planned; the holder map does so for every rank, one after the other,
+//! and keeps 8 bytes a sample. Nothing grows with F * E.
 //!
 //! Read `access.rs`, `planner.rs` and `holders.rs`, in that order; `chunk_holders.rs`, and `model.rs`
 //! with `sources.rs`, stand alone.
@@ -33,7 +33,6 @@
 mod access;
 mod by_portion;
 mod chunk_holders;
-mod error;
 mod frequency;
 mod holders;
 mod model;
@@ -41,12 +40,11 @@ mod planner;
 mod population;
 mod sources;
 
-pub use access::{Accesses, Lengths, TrainingRun};
+pub use access::{Accesses, TrainingRun};
 pub use by_portion::ByPortion;
 pub use chunk_holders::{ChunkHolders, Member};
-pub use error::{MAX_MEMBERS, PlanError};
 pub use frequency::Frequencies;
 pub use holders::{Holder, HolderMap};
 pub use model::{Curve, Model, Rate, Source, Stage};
-pub use planner::{PlannedCopy, Planner, Tier};
+pub use planner::{PlannedCopy, Planner};
 pub use sources::{OriginClient, SourceRates};

@@ -7,7 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::PlanError;
+use super::holders::MAX_RANKS;
+use dlfs_base::error::{Error, Result, invalid};
 
 /// Bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -18,6 +19,14 @@ impl Rate {
     /// `mb` times 10^6 bytes per second, the unit of all published tables; at most 2^64 - 1.
     pub const fn mb_per_s(mb: u64) -> Rate {
         Rate(mb.saturating_mul(1_000_000))
+    }
+
+    /// An error if it is 0, at which no transfer ends.
+    fn check(self, what: &str) -> Result<()> {
+        if self.0 == 0 {
+            return Err(invalid(format!("the rate of {what} is 0")));
+        }
+        Ok(())
     }
 
     /// Time for `len_bytes`, rounded up; the largest time at a rate of 0.
@@ -46,9 +55,9 @@ pub struct Curve {
 }
 
 impl TryFrom<Vec<(u32, Rate)>> for Curve {
-    type Error = PlanError;
+    type Error = Error;
 
-    fn try_from(points: Vec<(u32, Rate)>) -> Result<Curve, PlanError> {
+    fn try_from(points: Vec<(u32, Rate)>) -> Result<Curve> {
         Curve::new("a model", points)
     }
 }
@@ -64,7 +73,7 @@ impl Curve {
     ///
     /// # Errors
     /// It is empty, its client numbers do not ascend, or a rate is 0.
-    pub fn new(what: &str, points: Vec<(u32, Rate)>) -> Result<Curve, PlanError> {
+    pub fn new(what: &str, points: Vec<(u32, Rate)>) -> Result<Curve> {
         let curve = Curve { points };
         curve.check(what)?;
         Ok(curve)
@@ -76,23 +85,20 @@ impl Curve {
     }
 
     /// Checks the table; [`Curve::flat`] accepts any rate.
-    fn check(&self, what: &str) -> Result<(), PlanError> {
-        let what = || what.to_owned();
+    fn check(&self, what: &str) -> Result<()> {
         if self.points.is_empty() {
-            return Err(PlanError::EmptyTable { what: what() });
+            return Err(invalid(format!("the bandwidth table of {what} is empty")));
         }
         for pair in self.points.windows(2) {
             let previous = pair[0].0;
             let next = pair[1].0;
             if previous >= next {
-                return Err(PlanError::UnsortedTable { what: what(), previous, next });
+                return Err(invalid(format!(
+                    "the bandwidth table of {what} is not sorted: {next} follows {previous}"
+                )));
             }
         }
-        if self.points.iter().any(|&(_, rate)| rate.0 == 0) {
-            Err(PlanError::ZeroRate { what: what() })
-        } else {
-            Ok(())
-        }
+        self.points.iter().try_for_each(|(_, rate)| rate.check(what))
     }
 
     /// The aggregate rate of `count` clients: interpolated between two entries, and constant
@@ -174,19 +180,14 @@ impl Model {
     ///
     /// # Errors
     /// The first number that is out of range.
-    pub fn check(&self) -> Result<(), PlanError> {
+    pub fn check(&self) -> Result<()> {
         if self.nodes == 0 {
-            return Err(PlanError::Ranks { ranks: 0 });
+            return Err(invalid(format!("a plan is for 1 to {MAX_RANKS} ranks, not 0")));
         }
-        let rates = [
-            ("compute", self.compute),
-            ("preprocessing", self.preprocess),
-            ("the network", self.network),
-            ("the origin's link", self.origin_link),
-        ];
-        if let Some((what, _)) = rates.iter().find(|(_, rate)| rate.0 == 0) {
-            return Err(PlanError::ZeroRate { what: (*what).to_owned() });
-        }
+        self.compute.check("compute")?;
+        self.preprocess.check("preprocessing")?;
+        self.network.check("the network")?;
+        self.origin_link.check("the origin's link")?;
         self.origin.check("the origin")?;
         check_stage(&self.staging, "the staging buffer")?;
         for (index, tier) in self.tiers.iter().enumerate() {
@@ -237,18 +238,15 @@ pub(super) fn fastest(sources: impl IntoIterator<Item = (Source, Rate)>) -> Sour
     sources.into_iter().min_by_key(by_rate).map_or(Source::Origin, |(source, _)| source)
 }
 
-fn check_stage(stage: &Stage, what: &str) -> Result<(), PlanError> {
+fn check_stage(stage: &Stage, what: &str) -> Result<()> {
     if stage.threads == 0 {
-        return Err(PlanError::NoThreads { what: what.to_owned() });
+        return Err(invalid(format!("{what} has no thread")));
     }
     stage.read.check(what)?;
     stage.write.check(what)?;
     // A rate below one byte per second and thread would round to 0 per thread.
-    if stage.read_of_thread().0 == 0 || stage.write_of_thread().0 == 0 {
-        Err(PlanError::ZeroRate { what: what.to_owned() })
-    } else {
-        Ok(())
-    }
+    stage.read_of_thread().check(what)?;
+    stage.write_of_thread().check(what)
 }
 
 #[cfg(test)]
@@ -297,15 +295,13 @@ mod tests {
 
     #[test]
     fn tables_that_are_empty_unsorted_or_zero_are_refused_by_name() {
-        let refuse = |points| Curve::new("disk", points).unwrap_err();
-        assert_eq!(refuse(vec![]), PlanError::EmptyTable { what: "disk".into() });
+        let refuse = |points| Curve::new("disk", points).unwrap_err().to_string();
+        assert_eq!(refuse(vec![]), "the bandwidth table of disk is empty");
         for next in [2, 1] {
-            assert_eq!(
-                refuse(mb(&[(2, 5), (next, 7)])),
-                PlanError::UnsortedTable { what: "disk".into(), previous: 2, next }
-            );
+            let text = format!("the bandwidth table of disk is not sorted: {next} follows 2");
+            assert_eq!(refuse(mb(&[(2, 5), (next, 7)])), text);
         }
-        assert_eq!(refuse(mb(&[(1, 5), (2, 0)])), PlanError::ZeroRate { what: "disk".into() });
+        assert_eq!(refuse(mb(&[(1, 5), (2, 0)])), "the rate of disk is 0");
     }
 
     #[test]

@@ -4,22 +4,16 @@
 //! order they fill the first tier until one does not fit; that sample closes the tier and starts
 //! the next. Inside a tier, addresses follow the order of first access over all its samples.
 //!
-//! No list of samples is sorted or kept. Samples of a frequency that fits completely need only
-//! their sum; frequencies that a tier boundary cuts, at most one per tier, are filled sample by
-//! sample on a walk of their own; and the last walk visits every sample in the order of its first
-//! access.
+//! It is the plan of one sample after the other, for simulations: what a run keeps of a data set's units is planned
+//! by the same rule in `cache`.
 
-use super::error::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, check_block_len};
-use super::{Accesses, Frequencies, Lengths, PlanError};
+use std::cmp::Reverse;
+
+use super::holders::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS};
+use super::{Accesses, Frequencies};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Lba, SampleId};
-use dlfs_format::view::IdSet;
-
-/// A tier of one rank, as seen by the planner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tier {
-    /// Quota in blocks.
-    pub num_blocks: u64,
-}
+use dlfs_format::directory::IdSet;
 
 /// A copy that a rank plans to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,65 +30,90 @@ pub struct PlannedCopy {
     pub frequency: u16,
 }
 
-/// Plans one rank after another, in memory that it reuses: 2.2 bytes per sample.
+/// Plans one rank after another.
 #[derive(Debug)]
-pub struct Planner<'a, A: ?Sized, L: ?Sized> {
+pub struct Planner<'a, A: ?Sized> {
     accesses: &'a A,
-    lengths: &'a L,
+    /// By sample.
+    lengths: &'a [u32],
     block_len_bytes: u32,
     frequencies: Frequencies,
 }
 
-impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
-    /// A planner for tiers with blocks of `block_len_bytes`; each copy starts at a block boundary.
+impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
+    /// A planner for samples of these lengths and tiers with blocks of `block_len_bytes`; each copy starts at a block
+    /// boundary.
     ///
     /// # Errors
     /// A block length other than 512, 1024, 2048 or 4096, or more ranks than an address can encode.
     pub fn new(
         accesses: &'a A,
-        lengths: &'a L,
+        lengths: &'a [u32],
         block_len_bytes: u32,
-    ) -> Result<Planner<'a, A, L>, PlanError> {
-        check_block_len(block_len_bytes)?;
+    ) -> Result<Planner<'a, A>> {
+        if !(512..=4096).contains(&block_len_bytes) || !block_len_bytes.is_power_of_two() {
+            return Err(invalid(format!(
+                "blocks have 512, 1024, 2048 or 4096 bytes, not {block_len_bytes}"
+            )));
+        }
         let ranks = accesses.num_ranks() as usize;
         if !(1..=MAX_RANKS).contains(&ranks) {
-            return Err(PlanError::Ranks { ranks });
+            return Err(invalid(format!("a plan is for 1 to {MAX_RANKS} ranks, not {ranks}")));
         }
-        let frequencies = Frequencies::new(lengths);
+        let frequencies = Frequencies::new(lengths.len());
         Ok(Planner { accesses, lengths, block_len_bytes, frequencies })
     }
 
-    /// Calls `visit` with each copy that `rank` plans in `tiers`, in the order of first access.
+    /// Calls `visit` with each copy that `rank` plans in `tiers`, quotas in blocks, in the order of first access.
     ///
-    /// Costs two walks of the rank's access string and a visit of every sample, and one more walk
-    /// for each tier that fills up, except the last.
+    /// Costs two walks of the rank's access string, and 25 bytes for each sample in it.
     ///
     /// # Errors
     /// More or larger tiers than an address can encode; nothing was visited.
     pub fn plan(
         &mut self,
         rank: u32,
-        tiers: &[Tier],
+        tiers: &[u64],
         visit: &mut dyn FnMut(PlannedCopy),
-    ) -> Result<(), PlanError> {
+    ) -> Result<()> {
         if tiers.len() > MAX_TIERS {
-            return Err(PlanError::Tiers { tiers: tiers.len() });
+            let text = format!("a rank has at most {MAX_TIERS} tiers, not {}", tiers.len());
+            return Err(invalid(text));
         }
-        if let Some(tier) = tiers.iter().find(|tier| tier.num_blocks > MAX_BLOCKS) {
-            return Err(PlanError::Capacity { blocks: tier.num_blocks });
+        if let Some(blocks) = tiers.iter().find(|&&blocks| blocks > MAX_BLOCKS) {
+            return Err(invalid(format!("a tier has at most {MAX_BLOCKS} blocks, not {blocks}")));
         }
         if tiers.is_empty() {
             return Ok(());
         }
         self.frequencies.count(self.accesses, rank);
-        let mut fills = self.cut(rank, tiers);
+        let first_accesses = self.first_accesses(rank);
+        let mut ranked: Vec<usize> = (0..first_accesses.len()).collect();
+        // Stable: of samples that are read equally often, the earliest comes first.
+        ranked.sort_by_key(|&at| Reverse(self.frequencies.of(first_accesses[at].0)));
+        let mut tier_of = vec![None; first_accesses.len()];
+        let mut tier = 0;
+        let mut used = 0;
+        for at in ranked {
+            let blocks = self.blocks(first_accesses[at].0);
+            while tiers.get(tier).is_some_and(|quota| blocks > quota - used) {
+                (tier, used) = (tier + 1, 0);
+            }
+            if tier == tiers.len() {
+                break;
+            }
+            used += blocks;
+            tier_of[at] = Some(tier as u8);
+        }
         let mut next_lba = [0; MAX_TIERS];
-        self.walk_first_accesses(rank, &mut |sample, first_access, frequency, blocks| {
-            let Some(tier) = fills[usize::from(frequency)].take(blocks, tiers) else { return };
-            let lba = Lba(next_lba[tier]);
-            next_lba[tier] += blocks;
-            visit(PlannedCopy { sample, tier: tier as u8, lba, first_access, frequency });
-        });
+        for ((sample, first_access), tier) in first_accesses.into_iter().zip(tier_of) {
+            let Some(tier) = tier else { continue };
+            let next = &mut next_lba[usize::from(tier)];
+            let lba = Lba(*next);
+            *next += self.blocks(sample);
+            let frequency = self.frequencies.of(sample);
+            visit(PlannedCopy { sample, tier, lba, first_access, frequency });
+        }
         Ok(())
     }
 
@@ -103,80 +122,21 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         &self.frequencies
     }
 
-    /// For each frequency, how full the tiers are when its first sample is placed.
-    fn cut(&self, rank: u32, tiers: &[Tier]) -> Vec<Fill> {
-        let sums = self.blocks_by_frequency();
-        let mut fills = vec![Fill { tier: tiers.len(), used: 0 }; sums.len()];
-        let mut fill = Fill { tier: 0, used: 0 };
-        for frequency in (1..sums.len()).rev() {
-            fills[frequency] = fill;
-            let Some(tier) = tiers.get(fill.tier) else { break };
-            if sums[frequency] <= tier.num_blocks - fill.used {
-                fill.used += sums[frequency];
-            } else if fill.tier + 1 == tiers.len() {
-                fill.tier += 1;
-            } else if sums[frequency] > 0 {
-                self.walk_first_accesses(rank, &mut |_, _, of, blocks| {
-                    if usize::from(of) == frequency {
-                        fill.take(blocks, tiers);
-                    }
-                });
-            }
-        }
-        fills
-    }
-
-    fn blocks_by_frequency(&self) -> Vec<u64> {
-        let mut sums = Vec::new();
-        for (sample, frequency) in self.frequencies.iter() {
-            let frequency = usize::from(frequency);
-            if frequency >= sums.len() {
-                sums.resize(frequency + 1, 0);
-            }
-            sums[frequency] += self.blocks(sample);
-        }
-        sums
-    }
-
-    /// Calls `visit` with each sample of the rank in the order of first access: sample, position in
-    /// the access string, frequency, blocks.
-    fn walk_first_accesses(&self, rank: u32, visit: &mut dyn FnMut(SampleId, u64, u16, u64)) {
-        let mut seen = IdSet::new(self.lengths.num_samples());
-        let mut index = 0;
+    /// Each sample of the rank in the order of first access, with its position in the access string.
+    fn first_accesses(&self, rank: u32) -> Vec<(SampleId, u64)> {
+        let mut seen = IdSet::new(self.lengths.len() as u64);
+        let mut accesses = 0..;
+        let mut first = Vec::new();
         self.accesses.walk(rank, &mut |ids| {
-            for (index, &id) in (index..).zip(ids) {
-                if seen.insert(id.0) {
-                    visit(id, index, self.frequencies.of(id), self.blocks(id));
-                }
-            }
-            index += ids.len() as u64;
+            let new = ids.iter().copied().zip(&mut accesses).filter(|(id, _)| seen.insert(id.0));
+            first.extend(new);
         });
+        first
     }
 
     /// A sample occupies whole blocks, at least one.
     fn blocks(&self, sample: SampleId) -> u64 {
-        u64::from(self.lengths.len_bytes(sample).div_ceil(self.block_len_bytes).max(1))
-    }
-}
-
-/// The tier being filled and its used blocks; there is none after the last tier.
-#[derive(Debug, Clone, Copy)]
-struct Fill {
-    tier: usize,
-    used: u64,
-}
-
-impl Fill {
-    /// Reserves `blocks`, closing each tier in which they do not fit.
-    fn take(&mut self, blocks: u64, tiers: &[Tier]) -> Option<usize> {
-        while let Some(tier) = tiers.get(self.tier) {
-            if blocks <= tier.num_blocks - self.used {
-                self.used += blocks;
-                return Some(self.tier);
-            }
-            *self = Fill { tier: self.tier + 1, used: 0 };
-        }
-        None
+        u64::from(self.lengths[sample.0 as usize].div_ceil(self.block_len_bytes).max(1))
     }
 }
 
@@ -191,7 +151,7 @@ mod tests {
 
     /// The definition, in memory: sort, fill, then assign addresses by first access.
     ///
-    fn by_definition(string: &[u64], lengths: &[u32], tiers: &[Tier]) -> Vec<PlannedCopy> {
+    fn by_definition(string: &[u64], lengths: &[u32], tiers: &[u64]) -> Vec<PlannedCopy> {
         let mut samples: Vec<PlannedCopy> = Vec::new();
         for (index, &id) in string.iter().enumerate() {
             match samples.iter_mut().find(|copy| copy.sample.0 == id) {
@@ -211,7 +171,7 @@ mod tests {
         let mut tier = 0;
         let mut used = 0;
         samples.retain_mut(|copy| {
-            while tier < tiers.len() && used + blocks(copy) > tiers[tier].num_blocks {
+            while tier < tiers.len() && used + blocks(copy) > tiers[tier] {
                 (tier, used) = (tier + 1, 0);
             }
             used += blocks(copy);
@@ -225,10 +185,6 @@ mod tests {
             next[usize::from(copy.tier)] += blocks(copy);
         }
         samples
-    }
-
-    fn tiers(blocks: &[u64]) -> Vec<Tier> {
-        blocks.iter().map(|&num_blocks| Tier { num_blocks }).collect()
     }
 
     proptest! {
@@ -248,8 +204,8 @@ mod tests {
             let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
             for rank in 0..ranks {
                 let mut copies = Vec::new();
-                planner.plan(rank, &tiers(&capacities), &mut |copy| copies.push(copy)).unwrap();
-                let expected = by_definition(&string(&run, rank), &lengths, &tiers(&capacities));
+                planner.plan(rank, &capacities, &mut |copy| copies.push(copy)).unwrap();
+                let expected = by_definition(&string(&run, rank), &lengths, &capacities);
                 prop_assert_eq!(copies, expected, "rank {}", rank);
             }
         }
@@ -262,7 +218,7 @@ mod tests {
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         let mut copies = Vec::new();
-        planner.plan(0, &tiers(&[1, 4]), &mut |copy| copies.push(copy)).unwrap();
+        planner.plan(0, &[1, 4], &mut |copy| copies.push(copy)).unwrap();
         assert_eq!(
             copies.iter().map(|copy| (copy.tier, copy.lba.0)).collect::<Vec<_>>(),
             [(1, 0), (1, 2)]
@@ -286,14 +242,14 @@ mod tests {
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         for len_bytes in [0, 256, 1_000, 8_192] {
             let error = Planner::new(&run, &lengths[..], len_bytes).unwrap_err();
-            assert_eq!(error, PlanError::BlockLen { len_bytes });
+            assert!(error.to_string().contains(&format!("bytes, not {len_bytes}")), "{error}");
         }
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
-        let mut plan = |blocks: &[u64]| planner.plan(0, &tiers(blocks), &mut |_| ());
+        let mut plan = |blocks: &[u64]| planner.plan(0, blocks, &mut |_| ());
         plan(&[1; 15]).unwrap();
-        assert_eq!(plan(&[1; 16]), Err(PlanError::Tiers { tiers: 16 }));
+        assert!(plan(&[1; 16]).unwrap_err().to_string().contains("at most 15 tiers, not 16"));
         plan(&[MAX_BLOCKS]).unwrap();
-        let blocks = MAX_BLOCKS + 1;
-        assert_eq!(plan(&[blocks]), Err(PlanError::Capacity { blocks }));
+        let error = plan(&[MAX_BLOCKS + 1]).unwrap_err().to_string();
+        assert!(error.contains("blocks, not 68719476737"), "{error}");
     }
 }

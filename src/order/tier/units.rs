@@ -193,11 +193,7 @@ impl Units {
 
     /// Units of one namespace for samples with these first pages and lengths, for tests and benches.
     pub fn from_pages(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
-        let run = |(page, pages): (u64, u32)| Run {
-            pages: page..page + u64::from(pages),
-            is_one_sample: true,
-        };
-        Units::from_runs(vec![pages.into_iter().map(run).collect()])
+        Units::of_runs(pages, true)
     }
 
     /// As [`Units::from_pages`], for long samples of a plain folder with these first pages and lengths in bytes.
@@ -217,11 +213,12 @@ impl Units {
     /// Units of one namespace for ranges of small samples with these first pages and lengths, for tests
     /// and benches.
     pub fn of_small_samples(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
-        let run = |(page, pages): (u64, u32)| Run {
-            pages: page..page + u64::from(pages),
-            is_one_sample: false,
-        };
-        Units::from_runs(vec![pages.into_iter().map(run).collect()])
+        Units::of_runs(pages, false)
+    }
+
+    fn of_runs(pages: impl IntoIterator<Item = (u64, u32)>, is_one_sample: bool) -> Units {
+        let pages = pages.into_iter().map(|(page, pages)| page..page + u64::from(pages));
+        Units::from_runs(vec![pages.map(|pages| Run { pages, is_one_sample }).collect()])
     }
 
     fn from_runs(by_namespace: Vec<Vec<Run>>) -> Units {

@@ -142,8 +142,8 @@ fn go_on(state: &State, world_size: u32) {
     let len = order.len();
     let mut whole = Vec::new();
     let mut rest = Vec::new();
-    order.ids(&Few, (0..len).into(), &mut whole);
-    order.ids(&Few, (state.consumed..len).into(), &mut rest);
+    order.ids(&Few, 0..len, &mut whole);
+    order.ids(&Few, state.consumed..len, &mut rest);
     assert_eq!(rest, whole[state.consumed as usize..]);
     whole.sort_unstable();
     assert!(whole.iter().map(|id| id.0).eq(0..len), "every sample once an epoch");

@@ -72,7 +72,7 @@ impl SequenceOptions {
                 Weights::of_labels(len, labels, &by_label, draws)
             }
         };
-        Ok(options.weighted(Arc::new(weights.map_err(dlfs::Error::from)?)))
+        Ok(options.weighted(Arc::new(weights?)))
     }
 }
 

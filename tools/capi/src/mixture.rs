@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use dlfs::dataset;
-use dlfs::order::mixture::{Batching, Mixture, MixtureError, Part};
+use dlfs::order::mixture::{Batching, Mixture, Part};
 use dlfs::units::Epoch;
 
 use crate::error::{Failure, guard};
@@ -196,7 +196,7 @@ fn mixture_of(mixture: *const Mix) -> Result<Arc<Mixed>, Failure> {
 ///
 /// # Safety
 /// `text` is NULL or ends with NUL, and does not change meanwhile.
-unsafe fn parsed<T: FromStr<Err = MixtureError>>(
+unsafe fn parsed<T: FromStr<Err = dlfs::Error>>(
     text: *const c_char,
     what: &str,
 ) -> Result<T, Failure> {

@@ -45,7 +45,7 @@ impl Sequence {
         let order = self.loader.options().order;
         let len = self.loader.directory().num_live();
         let state = if self.restarts_shares && state.order != order {
-            state.begun_anew(&order, len).map_err(dlfs::Error::from)?
+            state.begun_anew(&order, len)?
         } else {
             state
         };

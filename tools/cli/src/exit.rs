@@ -5,7 +5,6 @@ use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
 use dlfs::format::FormatError;
-use dlfs::order::OrderError;
 use dlfs::{Error, ErrorKind};
 
 use crate::text::safe_text;
@@ -99,12 +98,6 @@ impl From<Error> for Failure {
 
 impl From<FormatError> for Failure {
     fn from(error: FormatError) -> Failure {
-        Failure::Error(error.into())
-    }
-}
-
-impl From<OrderError> for Failure {
-    fn from(error: OrderError) -> Failure {
         Failure::Error(error.into())
     }
 }

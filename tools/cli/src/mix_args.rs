@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use dlfs::Result;
 use dlfs::dataset::{Dataset, Image, Mixture, OpenOptions, Share};
-use dlfs::order::mixture::{Batching, MixtureError, Part, Phase};
+use dlfs::order::mixture::{Batching, Part, Phase};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::{Batch, ReaderOptions};
 
@@ -166,7 +166,7 @@ impl MixedImage {
             let image = dlfs::address::Address::parse_list_os(&OsString::from_vec(bytes[..at].to_vec()));
             let image = image.map_err(|error| error.to_string())?;
             let part = String::from_utf8_lossy(&bytes[at + 1..]).parse();
-            let part = part.map_err(|error: MixtureError| error.to_string())?;
+            let part = part.map_err(|error: dlfs::Error| error.to_string())?;
             Ok(MixedImage { image: ImageAddress(image), part })
         })
     }

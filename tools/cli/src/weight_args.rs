@@ -60,7 +60,7 @@ impl WeightArgs {
             }
             None => Weights::of_samples(len, &numbers_of(Path::new(given))?, draws),
         };
-        Ok(options.weighted(Arc::new(weights.map_err(Error::from)?)))
+        Ok(options.weighted(Arc::new(weights?)))
     }
 }
 

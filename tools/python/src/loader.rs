@@ -233,7 +233,7 @@ impl Loader {
         let order = run.loader.options().order;
         if self.restart_shares && state.order != order {
             let len = run.loader.directory().num_live();
-            state = state.begun_anew(&order, len).map_err(|error| raise(py, &error.into()))?;
+            state = state.begun_anew(&order, len).map_err(|error| raise(py, &error))?;
         }
         detached(py, |_| run.loader.set_state(&state))?;
         run.resumed.store(true, Ordering::Relaxed);

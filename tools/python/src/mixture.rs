@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use dlfs::dataset::{self, OnError};
-use dlfs::order::mixture::{self, Batching, MixtureError, Part, Phase};
+use dlfs::order::mixture::{self, Batching, Part, Phase};
 use dlfs::units::{Epoch, SampleId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -120,8 +120,8 @@ impl Mixture {
 }
 
 /// A part, batching or phase, as the library writes it.
-fn parsed<T: FromStr<Err = MixtureError>>(py: Python<'_>, text: &str) -> PyResult<T> {
-    text.parse().map_err(|error: MixtureError| raise(py, &error.into()))
+fn parsed<T: FromStr<Err = dlfs::Error>>(py: Python<'_>, text: &str) -> PyResult<T> {
+    text.parse().map_err(|error| raise(py, &error))
 }
 
 /// The key of a sample of a source.

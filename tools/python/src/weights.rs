@@ -48,10 +48,7 @@ pub(crate) fn weights(
             Weights::of_samples(directory.num_live(), &numbers, draws)
         }
     };
-    made.map(Arc::new).map_err(|error| {
-        let error = dlfs::Error::from(error);
-        raise(py, &error)
-    })
+    made.map(Arc::new).map_err(|error| raise(py, &error))
 }
 
 /// Weights of labels, if they are these; otherwise they are numbers, as bytes.

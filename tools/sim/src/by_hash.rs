@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use dlfs::order::HexId;
 use dlfs::permutation::Key;
-use dlfs::plan::{ChunkHolders, Member, PlanError, Source};
+use dlfs::plan::{ChunkHolders, Member, Source};
 
 use crate::engine::Job;
 
@@ -56,7 +56,7 @@ struct Fills {
 ///
 /// # Errors
 /// More nodes than a round can have.
-pub(crate) fn holders(job: &Job, keep_shares: bool) -> Result<ChunkHolders, PlanError> {
+pub(crate) fn holders(job: &Job, keep_shares: bool) -> dlfs::Result<ChunkHolders> {
     let chunk_bytes: Vec<u64> = (0..job.schedule.num_chunks())
         .map(|chunk| job.sizes[range(job, chunk)].iter().map(|&size| u64::from(size)).sum())
         .collect();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dlfs::plan::{HolderMap, Model, PlanError, Planner, Source, Tier};
+use dlfs::plan::{HolderMap, Model, Planner, Source};
 use dlfs::units::SampleId;
 
 use crate::by_hash::ByHash;
@@ -249,13 +249,13 @@ impl Planned {
     ///
     /// # Errors
     /// More tiers, or larger ones, than an address can encode.
-    pub(crate) fn new(job: &Job, usage: Use) -> Result<Planned, PlanError> {
+    pub(crate) fn new(job: &Job, usage: Use) -> dlfs::Result<Planned> {
         // In the time of a few transfers, staging threads claim about this many samples.
         let margin = 4 * u64::from(job.model.staging.threads);
         let keep_staged = usage.keep_staged.then_some(margin);
         let block_len_bytes = block_len_bytes(job);
-        let blocks = |&bytes: &u64| Tier { num_blocks: bytes / u64::from(block_len_bytes) };
-        let tiers: Vec<Tier> = job.tier_bytes.iter().map(blocks).collect();
+        let blocks = |&bytes: &u64| bytes / u64::from(block_len_bytes);
+        let tiers: Vec<u64> = job.tier_bytes.iter().map(blocks).collect();
         let mut planner = Planner::new(&job.schedule, &job.sizes[..], block_len_bytes)?;
         let mut holders = usage.peers.then(|| HolderMap::empty(job.sizes.len() as u64));
         let mut nodes = Vec::with_capacity(job.schedule.nodes() as usize);

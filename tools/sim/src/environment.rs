@@ -1,6 +1,6 @@
 //! The simulated machines and job, as users write them: MB, MB/s and tables, as in HDMLP's files.
 
-use dlfs::plan::{Curve, Model, PlanError, Rate, Stage};
+use dlfs::plan::{Curve, Model, Rate, Stage};
 use serde::{Deserialize, Serialize};
 
 /// Machines, data set and training: everything that a simulation depends on. A TOML file has one.
@@ -133,14 +133,20 @@ pub enum ConfigError {
         range: &'static str,
     },
     /// Rates that are not a valid model.
-    #[error(transparent)]
-    Model(#[from] PlanError),
+    #[error("{0}")]
+    Model(String),
     /// No samples, or empty batches.
     #[error("{0}")]
     Empty(&'static str),
     /// The tables of `dlfs probe` cannot be used.
     #[error("the probed tiers: {0}")]
     Probed(String),
+}
+
+impl From<dlfs::Error> for ConfigError {
+    fn from(error: dlfs::Error) -> ConfigError {
+        ConfigError::Model(error.to_string())
+    }
 }
 
 impl Environment {

@@ -128,7 +128,7 @@ impl Schedule {
     pub(crate) fn sequence(&self, epoch: u32) -> Vec<u32> {
         let mut order = self.epoch_order(epoch);
         let mut sequence = Vec::with_capacity(self.positions as usize);
-        let mut positions = Positions::from(0..self.positions);
+        let mut positions = Positions::new(0, 1, self.positions);
         let mut ids = Vec::new();
         while positions.remaining() > 0 {
             ids.clear();

@@ -159,7 +159,7 @@ fn commit_parts(
     let mut names = PlannedNames::new(file);
     let mut failed = None;
     let finished =
-        builder.finish_named_by(journal.generation, journal.time_ns, &mut |id: SampleId, out| {
+        builder.finish_named(journal.generation, journal.time_ns, &mut |id: SampleId, out| {
             let name = names.name(id.0 - journal.part.first).map_err(|error| {
                 let why = error.to_string();
                 failed = Some(error);
@@ -200,8 +200,7 @@ fn header_of(
         && head.time_ns == time_ns
         && head.first_slot == chunk.first_slot
         && u32::from(head.num_samples) == chunk.num_slots
-        && (head.part_first, head.part_seed, head.part_window)
-            == (spec.part_first, spec.part_seed, spec.part_window)
+        && head.part == spec.part.uncounted()
         && head.check_location(&spec.layout, namespace, chunk.cells.cell).is_ok();
     if !is_planned {
         return Err(wrong("is not the one that was planned".into()));

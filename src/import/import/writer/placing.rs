@@ -214,10 +214,7 @@ pub(in crate::import) fn check(
     let spec = ChunkSpec {
         layout,
         generation: Generation(1),
-        part_first: 0,
-        part_seed: 0,
-        part_window: 0,
-        part_count: 0,
+        part: Part::default(),
         fields: fields.to_vec(),
         field_types: field_types.clone(),
         columns: columns.to_vec(),

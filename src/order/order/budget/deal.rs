@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Budget, BudgetError, Cut, Cutter};
+use super::{Budget, Cut, Cutter, within_batch};
 use crate::order::{Shard, Tail};
+use dlfs_base::error::Result;
 use dlfs_base::units::Epoch;
 
 /// The batches of one rank in an epoch, from a place between two batches on.
@@ -86,12 +87,12 @@ impl<T: Copy> Deal<T> {
     /// `draw` appends the samples at consecutive positions, and the tokens of each.
     ///
     /// # Errors
-    /// Those of `draw`. `Between`: what is consumed does not end with a batch; the first call says so.
-    pub fn next<E: From<BudgetError>>(
+    /// Those of `draw`. What is consumed does not end with a batch; the first call says so.
+    pub fn next(
         &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
         out: &mut Vec<T>,
-    ) -> Result<Option<Dealt>, E> {
+    ) -> Result<Option<Dealt>> {
         let ranks = u64::from(self.shard.world_size.max(1));
         // Until the end of the round behind this one is known: then it is known which ranks have it.
         while self.known < (self.round + 2).saturating_mul(ranks) && self.next < self.len {
@@ -127,10 +128,10 @@ impl<T: Copy> Deal<T> {
     }
 
     /// Cuts the next window.
-    fn cut_next<E: From<BudgetError>>(
+    fn cut_next(
         &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
-    ) -> Result<(), E> {
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
+    ) -> Result<()> {
         let samples = Vec::new();
         let cut = Cut::default();
         let empty = || Window { first: 0, samples, cut, skipped: 0 };
@@ -148,7 +149,7 @@ impl<T: Copy> Deal<T> {
             Some(had) => {
                 let ends = window.cut.ends.binary_search(&(had as u32));
                 let consumed = self.shard.consumed;
-                ends.map_err(|_| BudgetError::Between { consumed })? + 1
+                ends.map_err(|_| within_batch(consumed))? + 1
             }
         };
         self.next = end;
@@ -181,12 +182,12 @@ impl<T: Copy> Deal<T> {
     }
 
     /// Appends the `nth` batch of the epoch, beginning again where it has fewer: the padding of its last round.
-    fn repeat<E: From<BudgetError>>(
+    fn repeat(
         &self,
         nth: u64,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
         out: &mut Vec<T>,
-    ) -> Result<(), E> {
+    ) -> Result<()> {
         let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep };
         let begin = || Deal::new(&self.budget, self.seed, self.epoch, self.len, all);
         let mut deal = begin();
@@ -217,13 +218,13 @@ impl<T: Copy> Deal<T> {
 ///
 /// # Errors
 /// Those of `draw`.
-pub fn count_batches<E>(
+pub fn count_batches(
     budget: &Budget,
     seed: u64,
     epoch: Epoch,
     len: u64,
-    mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<(), E>,
-) -> Result<Vec<u32>, E> {
+    mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<()>,
+) -> Result<Vec<u32>> {
     let mut cutter = Cutter::default();
     let mut tokens = Vec::new();
     let size = u64::from(budget.window.max(1));

@@ -26,18 +26,17 @@
 //! batch by batch. Read `window.rs` (one window), then `deal.rs` (an epoch on one rank).
 
 mod deal;
-mod error;
 mod window;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::permutation::Key;
 
 pub use deal::{Deal, Dealt, count_batches};
-pub use error::BudgetError;
-pub use window::{Cut, Cutter};
+pub(crate) use window::{Cut, Cutter};
 
 /// How batches are made of samples of different lengths: the same budget makes the same batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,20 +98,22 @@ impl Budget {
     ///
     /// # Errors
     /// The first that is not.
-    pub fn check(&self) -> Result<(), BudgetError> {
-        if self.tokens == 0 {
-            return Err(BudgetError::NoTokens);
-        }
-        if !(1..=MAX_WINDOW).contains(&self.window) {
-            return Err(BudgetError::Window { window: self.window });
-        }
-        if self.max_samples == Some(0) {
-            return Err(BudgetError::NoSamples);
-        }
-        if self.lengths == LengthsOf::Bytes(0) {
-            return Err(BudgetError::NoBytes);
-        }
-        Ok(())
+    pub fn check(&self) -> Result<()> {
+        let text = if self.tokens == 0 {
+            "a batch has a budget of at least one token".to_owned()
+        } else if !(1..=MAX_WINDOW).contains(&self.window) {
+            let window = self.window;
+            format!(
+                "samples are sorted by length in windows of 1 to {MAX_WINDOW} positions, not {window}"
+            )
+        } else if self.max_samples == Some(0) {
+            "a batch has at least one sample".to_owned()
+        } else if self.lengths == LengthsOf::Bytes(0) {
+            "a token has at least one byte".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(invalid(text))
     }
 
     /// The first number in which this budget, that of a state, differs from the one `asked` for, in words.
@@ -169,11 +170,19 @@ impl fmt::Display for Cost {
     }
 }
 
+/// The error for a run that would begin within a batch.
+pub fn within_batch(consumed: u64) -> Error {
+    invalid(format!(
+        "the state has consumed {consumed} samples of its epoch, which is within a batch of this budget"
+    ))
+    .hint("lengths differ from those that the run began with: resume over the same data, or start anew")
+}
+
 /// Positions that are sorted together by default: enough that a batch has samples of nearly one length.
 pub const DEFAULT_WINDOW: u32 = 8192;
 
 /// A position of a window takes up to 44 bytes of memory, and a run keeps a few windows.
-pub const MAX_WINDOW: u32 = 1 << 22;
+pub(crate) const MAX_WINDOW: u32 = 1 << 22;
 
 /// The first word of the keys of windows. Frozen.
 const LABEL: u64 = 0x6275_6467;

@@ -58,9 +58,7 @@ fn cost(budget: &Budget, tokens: &[u32], batch: &[u64]) -> u64 {
 }
 
 /// Draws positions as samples.
-fn draw(
-    tokens: &[u32],
-) -> impl FnMut(Range<u64>, &mut Vec<u64>, &mut Vec<u32>) -> Result<(), BudgetError> + '_ {
+fn draw(tokens: &[u32]) -> impl FnMut(Range<u64>, &mut Vec<u64>, &mut Vec<u32>) -> Result<()> + '_ {
     move |range, samples, lengths| {
         samples.extend(range.clone());
         lengths.extend(&tokens[range.start as usize..range.end as usize]);
@@ -178,7 +176,7 @@ fn each_sample_comes_once_and_no_batch_passes_the_budget() {
         assert!(seen.iter().all(|&seen| seen), "case {number}");
         let lengths = |range: Range<u64>, out: &mut Vec<u32>| {
             out.extend(&tokens[range.start as usize..range.end as usize]);
-            Ok::<(), BudgetError>(())
+            Ok(())
         };
         let counts = count_batches(&budget, seed, Epoch(epoch), len, lengths).unwrap();
         assert_eq!(counts.iter().sum::<u32>(), batches, "case {number}");
@@ -196,7 +194,10 @@ fn a_place_within_a_batch_is_refused() {
         let next = deal.next(&mut draw(&tokens), &mut Vec::new());
         match consumed % 10 % 2 {
             0 => assert!(next.unwrap().is_some()),
-            _ => assert_eq!(next, Err(BudgetError::Between { consumed })),
+            _ => {
+                let error = next.unwrap_err().to_string();
+                assert!(error.contains("is within a batch"), "{error}");
+            }
         }
     }
 }
@@ -221,7 +222,7 @@ fn equal_lengths_are_shuffled_and_lengths_do_not_come_sorted() {
 #[test]
 fn numbers_out_of_range_and_differences_are_named() {
     let budget = Budget::new(8192);
-    assert_eq!(budget.check(), Ok(()));
+    budget.check().unwrap();
     let why = |budget: Budget| budget.check().unwrap_err().to_string();
     assert!(why(Budget::new(0)).contains("at least one token"));
     assert!(why(Budget { window: 0, ..budget.clone() }).contains("not 0"));

@@ -5,16 +5,16 @@ use dlfs_base::permutation::{Key, Permutation};
 
 /// A window as batches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Cut {
+pub(crate) struct Cut {
     /// Indices of its samples, batch after batch.
-    pub order: Vec<u32>,
+    pub(crate) order: Vec<u32>,
     /// The end of each batch in `order`.
-    pub ends: Vec<u32>,
+    pub(crate) ends: Vec<u32>,
 }
 
 impl Cut {
     /// The indices of the samples of batch `number`, ascending by length.
-    pub fn batch(&self, number: usize) -> &[u32] {
+    pub(crate) fn batch(&self, number: usize) -> &[u32] {
         let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.order[start as usize..self.ends[number] as usize]
     }
@@ -22,7 +22,7 @@ impl Cut {
 
 /// Cuts windows, in memory that it reuses.
 #[derive(Debug, Clone, Default)]
-pub struct Cutter {
+pub(crate) struct Cutter {
     /// Tokens and tie of each sample, and its index.
     keyed: Vec<(u64, u32)>,
     /// The end of each batch in `keyed`.
@@ -33,7 +33,7 @@ impl Cutter {
     /// Replaces `cut` by the batches of window `window` of the epoch, whose samples have these numbers of tokens.
     ///
     /// Takes some 50 ns a sample, most of them to sort.
-    pub fn cut(
+    pub(crate) fn cut(
         &mut self,
         budget: &Budget,
         (seed, epoch, window): (u64, u64, u64),
@@ -56,7 +56,7 @@ impl Cutter {
     }
 
     /// How many batches [`cut`](Self::cut) would make.
-    pub fn count(
+    pub(crate) fn count(
         &mut self,
         budget: &Budget,
         (seed, epoch, window): (u64, u64, u64),

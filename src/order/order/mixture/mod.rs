@@ -28,7 +28,6 @@
 //!
 //! Read [`Mixture`] first, then `segments.rs`.
 
-mod error;
 mod segments;
 mod spec;
 mod text;
@@ -36,10 +35,10 @@ mod weight;
 mod window;
 mod word;
 
-pub use error::MixtureError;
-pub use spec::{Batching, MixtureSpec, MixtureState, Part, Phase, Source};
+pub use spec::{Batching, MixtureSpec, Part, Phase, Source};
 pub use weight::Weight;
 
+use dlfs_base::error::Result;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
 use segments::{Segment, Segments};
@@ -93,7 +92,7 @@ impl Mixture {
     ///
     /// # Errors
     /// What of `spec` makes no mixture, and of which source.
-    pub fn new(spec: &MixtureSpec) -> Result<Mixture, MixtureError> {
+    pub fn new(spec: &MixtureSpec) -> Result<Mixture> {
         let segments = Segments::new(spec)?;
         let current = Dealt::new(segments.at(0), spec.batching, spec.seed);
         let samples: Vec<u64> = spec.sources.iter().map(|source| source.samples).collect();
@@ -125,18 +124,14 @@ impl Mixture {
     /// How many positions of `epoch` each source has.
     pub fn counts(&self, epoch: Epoch) -> Vec<u64> {
         let first = epoch.0.saturating_mul(self.epoch_size());
-        let before = self.segments.drawn_before(first, self.batching, self.seed);
-        let after = self.segments.drawn_before(
-            first.saturating_add(self.epoch_size()),
-            self.batching,
-            self.seed,
-        );
+        let before = self.drawn_before(first);
+        let after = self.drawn_before(first.saturating_add(self.epoch_size()));
         before.iter().zip(after).map(|(before, after)| after - before).collect()
     }
 
     /// How many of the first `position` positions of the run each source has, without the permutations of
     /// [`Batching::Random`]: where each source stands when a run resumes there, up to what a window permutes.
-    pub fn drawn_before(&self, position: u64) -> Vec<u64> {
+    fn drawn_before(&self, position: u64) -> Vec<u64> {
         self.segments.drawn_before(position, self.batching, self.seed)
     }
 
@@ -241,8 +236,7 @@ impl Dealt {
     fn count_before(&self, len: u64, counts: &mut [u64]) {
         let whole = len / self.unit;
         let rest = len % self.unit;
-        let mut units = vec![0; counts.len()];
-        self.word.count_before(whole, &mut units);
+        let units = self.word.counts_before(whole, counts.len());
         counts.iter_mut().zip(units).for_each(|(count, units)| *count += units * self.unit);
         if rest > 0 {
             counts[self.word.locate(whole).0 as usize] += rest;

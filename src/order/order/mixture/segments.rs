@@ -4,9 +4,9 @@
 //! and the part of its last epoch. The segments of a stretch are equally long and have equal counts, so the
 //! draws before any of them are a product and a sum.
 
-use super::error::MAX_EPOCH;
 use super::weight::as_integers;
-use super::{Batching, Dealt, MixtureError, MixtureSpec, Part, Weight};
+use super::{Batching, Dealt, MixtureSpec, Part, Weight};
+use dlfs_base::error::{Result, invalid};
 
 /// Consecutive positions of one epoch and one phase.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ struct Stretch {
 }
 
 impl Segments {
-    pub(super) fn new(spec: &MixtureSpec) -> Result<Segments, MixtureError> {
+    pub(super) fn new(spec: &MixtureSpec) -> Result<Segments> {
         spec.check_sources()?;
         let (epoch_size, parts) = epoch(spec)?;
         let mut segments = Segments { epoch_size, stretches: Vec::new() };
@@ -131,52 +131,64 @@ impl Stretch {
 }
 
 /// The length of an epoch, and what each source weighs in the first phase.
-fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>), MixtureError> {
+fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>)> {
     let weighed = |part: &Part| matches!(part, Part::Weight(_));
     let weighs = spec.sources.iter().find(|source| weighed(&source.part));
     let counted = spec.sources.iter().find(|source| !weighed(&source.part));
     if let (Some(first), Some(second)) = (weighs, counted) {
-        let first = first.name.clone();
-        let second = second.name.clone();
-        return Err(MixtureError::MixedParts { first, second });
+        return Err(invalid(format!(
+            "source {} has a weight and source {} a number of samples: give weights to all, or repeat or choose \
+             to all",
+            first.name, second.name
+        )));
     }
-    let too_long = MixtureError::EpochLength { size: u64::MAX };
     let total = |counts: &[u64]| counts.iter().try_fold(0u64, |sum, &count| sum.checked_add(count));
     let size = if counted.is_some() {
         let counts: Option<Vec<u64>> = spec.sources.iter().map(|source| source.chosen()).collect();
-        let chosen = counts.as_deref().and_then(total).ok_or(too_long)?;
+        let chosen = counts.as_deref().and_then(total).unwrap_or(u64::MAX);
         if let Some(asked) = spec.epoch_size.filter(|&asked| asked != chosen) {
-            return Err(MixtureError::EpochSize { asked, chosen });
+            return Err(invalid(format!(
+                "the epoch has {chosen} samples by repeat and choose: leave the epoch's size of {asked} out"
+            )));
         }
         chosen
     } else {
         let samples: Vec<u64> = spec.sources.iter().map(|source| source.samples).collect();
-        spec.epoch_size.map_or_else(|| total(&samples).ok_or(too_long), Ok)?
+        spec.epoch_size.or_else(|| total(&samples)).unwrap_or(u64::MAX)
     };
     if !(1..=MAX_EPOCH).contains(&size) {
-        return Err(MixtureError::EpochLength { size });
+        return Err(invalid(format!(
+            "an epoch of a mixture has 1 to {MAX_EPOCH} samples, not {size}"
+        )));
     }
     let weights = spec.sources.iter().map(|source| source.weight()).collect();
     Ok((size, weights))
 }
 
 /// `weights` of `phase` as integers in the same proportions.
-fn integers(weights: &[Weight], phase: usize) -> Result<Vec<u64>, MixtureError> {
-    let integers = as_integers(weights).ok_or(MixtureError::WeightsApart { phase })?;
-    if integers.iter().any(|&weight| weight > 0) {
-        Ok(integers)
-    } else {
-        Err(MixtureError::NoWeight { phase })
+fn integers(weights: &[Weight], phase: usize) -> Result<Vec<u64>> {
+    let Some(integers) = as_integers(weights) else {
+        return Err(invalid(format!(
+            "the weights of phase {phase} differ by more than 18 digits: write fewer"
+        )));
+    };
+    if integers.iter().all(|&weight| weight == 0) {
+        return Err(invalid(format!("all weights of phase {phase} are 0")));
     }
+    Ok(integers)
 }
 
-fn check_units(what: &'static str, len: u64, batch: u64) -> Result<(), MixtureError> {
+fn check_units(what: &str, len: u64, batch: u64) -> Result<()> {
     if len.is_multiple_of(batch) {
-        Ok(())
-    } else {
-        Err(MixtureError::NoWholeBatches { what, len, batch })
+        return Ok(());
     }
+    Err(invalid(format!(
+        "batches of one source need {what} of whole batches of {batch}, not {len} samples"
+    )))
 }
+
+/// The longest epoch: positions of a run of 2^24 epochs fit 64 bits.
+const MAX_EPOCH: u64 = 1 << 40;
 
 /// Divides `total` in the proportions of `weights`, by largest remainders; of equal ones the first ones gain.
 fn apportion(weights: &[u64], total: u64) -> Vec<u64> {

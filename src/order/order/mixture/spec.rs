@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{MixtureError, Weight};
+use super::Weight;
+use dlfs_base::error::{Result, invalid};
 
 /// A mixture: runs with equal descriptions read equal sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,40 +108,50 @@ impl Source {
 
 impl MixtureSpec {
     /// Checks all that can be said without the length of an epoch.
-    pub(super) fn check_sources(&self) -> Result<(), MixtureError> {
+    pub(super) fn check_sources(&self) -> Result<()> {
         if self.sources.is_empty() {
-            return Err(MixtureError::NoSources);
+            return Err(invalid("a mixture has at least one source"));
         }
         for (i, source) in self.sources.iter().enumerate() {
-            let name = || source.name.clone();
+            let name = &source.name;
             if source.samples == 0 {
-                return Err(MixtureError::Empty { source_name: name() });
+                return Err(invalid(format!("source {name} has no samples")));
             }
             if let Some(same) = self.sources[..i].iter().find(|one| one.identity == source.identity)
             {
-                return Err(MixtureError::Twice { first: same.name.clone(), second: name() });
+                let first = &same.name;
+                return Err(invalid(format!(
+                    "sources {first} and {name} are the same data set: give it once, with the sum of both parts"
+                )));
             }
         }
         self.check_phases()?;
         for (i, source) in self.sources.iter().enumerate() {
             let later = self.phases.iter().any(|phase| !phase.weights[i].is_zero());
             if !later && source.is_nothing() {
-                return Err(MixtureError::Unused { source_name: source.name.clone() });
+                let name = &source.name;
+                return Err(invalid(format!(
+                    "source {name} has a part of 0 in every phase: leave it out"
+                )));
             }
         }
         Ok(())
     }
 
-    fn check_phases(&self) -> Result<(), MixtureError> {
+    fn check_phases(&self) -> Result<()> {
         let sources = self.sources.len();
         let mut before = 0;
         for (phase, Phase { from, weights }) in (1..).zip(&self.phases) {
             if weights.len() != sources {
                 let weights = weights.len();
-                return Err(MixtureError::PhaseWeights { phase, weights, sources });
+                return Err(invalid(format!(
+                    "phase {phase} has {weights} weights for {sources} sources"
+                )));
             }
             if *from <= before {
-                return Err(MixtureError::PhaseOrder { phase, from: *from, before });
+                return Err(invalid(format!(
+                    "phase {phase} begins at sample {from} of the run, not after the one before, at {before}"
+                )));
             }
             before = *from;
         }
@@ -148,84 +159,58 @@ impl MixtureSpec {
     }
 }
 
-/// The state of a run over a mixture: all that is needed to resume it exactly.
-///
-/// It holds neither world size nor batch size, and no position of any source.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MixtureState {
-    /// Version of this record; other versions are refused.
-    pub version: u32,
-    /// The mixture that is read.
-    pub mixture: MixtureSpec,
-    /// Positions of the run that all ranks together have consumed.
-    pub consumed: u64,
-}
-
-impl MixtureState {
-    /// The start of a run.
-    pub fn start(mixture: MixtureSpec) -> MixtureState {
-        MixtureState { version: VERSION, mixture, consumed: 0 }
-    }
-
-    /// Checks that a run over `mixture` can resume from this state. Phases that begin after what is consumed may
-    /// differ; the past is fixed.
+impl MixtureSpec {
+    /// Checks that a run over this mixture can resume where one over `old` has consumed `consumed` positions.
+    /// Phases that begin later may differ; the past is fixed.
     ///
     /// # Errors
-    /// `State`: what differs, and of which source.
-    pub fn check(&self, mixture: &MixtureSpec) -> Result<(), MixtureError> {
-        let refuse = |what: String| Err(MixtureError::State { what });
-        if self.version != VERSION {
-            return refuse(format!("its record has version {}, not {VERSION}", self.version));
+    /// The difference, and of which source.
+    pub fn check_resumed(&self, old: &MixtureSpec, consumed: u64) -> Result<()> {
+        match self.difference(old, consumed) {
+            None => Ok(()),
+            Some(what) => Err(invalid(format!("the state belongs to another mixture: {what}"))),
         }
-        let old = &self.mixture;
-        let new = mixture;
-        if old.sources.len() != new.sources.len() {
-            return refuse(format!(
-                "it has {} sources, not {}",
-                old.sources.len(),
-                new.sources.len()
+    }
+
+    fn difference(&self, old: &MixtureSpec, consumed: u64) -> Option<String> {
+        let begun = |spec: &MixtureSpec| spec.phases.partition_point(|phase| phase.from < consumed);
+        let had = old.sources.len();
+        let has = self.sources.len();
+        if had != has {
+            return Some(format!("it has {had} sources, not {has}"));
+        }
+        let mut sources = old.sources.iter().zip(&self.sources);
+        if let Some(what) = sources.find_map(|(old, new)| old.differs(new)) {
+            return Some(what);
+        }
+        let what = if old.epoch_size != self.epoch_size {
+            "the epoch's size"
+        } else if old.batching != self.batching {
+            "the batching"
+        } else if old.seed != self.seed {
+            "the seed"
+        } else if old.phases[..begun(old)] != self.phases[..begun(self)] {
+            return Some(format!(
+                "a phase before sample {consumed} of the run differs; only later ones may change"
             ));
-        }
-        for (old, new) in old.sources.iter().zip(&new.sources) {
-            if let Some(what) = old.differs(new) {
-                return refuse(format!("source {} {what}", new.name));
-            }
-        }
-        for (what, differs) in [
-            ("the epoch's size", old.epoch_size != new.epoch_size),
-            ("the batching", old.batching != new.batching),
-            ("the seed", old.seed != new.seed),
-        ] {
-            if differs {
-                return refuse(format!("{what} differs"));
-            }
-        }
-        let past =
-            |spec: &MixtureSpec| spec.phases.partition_point(|phase| phase.from < self.consumed);
-        let begun = &old.phases[..past(old)];
-        let given = &new.phases[..past(new)];
-        if begun == given {
-            Ok(())
         } else {
-            refuse(format!(
-                "a phase before sample {} of the run differs; only later ones may change",
-                self.consumed
-            ))
-        }
+            return None;
+        };
+        Some(format!("{what} differs"))
     }
 }
 
 impl Source {
     /// The difference between this source of a state and `new`, in words.
     fn differs(&self, new: &Source) -> Option<String> {
+        let name = &new.name;
         if self.identity != new.identity {
-            return Some(format!("is {}, and was {}", new.identity, self.identity));
+            return Some(format!("source {name} is {}, and was {}", new.identity, self.identity));
         }
         if self.samples != new.samples {
-            return Some(format!("has {} samples, and had {}", new.samples, self.samples));
+            let [old, new] = [self.samples, new.samples];
+            return Some(format!("source {name} has {new} samples, and had {old}"));
         }
-        (self.part != new.part).then(|| "has another part".to_owned())
+        (self.part != new.part).then(|| format!("source {name} has another part"))
     }
 }
-
-const VERSION: u32 = 1;

@@ -2,13 +2,14 @@
 
 use std::str::FromStr;
 
-use super::{Batching, MixtureError, Part, Phase, Weight};
+use super::{Batching, Part, Phase, Weight};
+use dlfs_base::error::{Error, invalid};
 
 /// A weight, `repeat:T` or `choose:N`.
 impl FromStr for Part {
-    type Err = MixtureError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Part, MixtureError> {
+    fn from_str(text: &str) -> Result<Part, Error> {
         if let Some(times) = text.strip_prefix("repeat:") {
             return times.parse().map(Part::Repeat);
         }
@@ -17,7 +18,7 @@ impl FromStr for Part {
                 let text = shortened(samples);
                 format!("choose takes a number of samples, such as choose:1000, not {text:?}")
             };
-            return samples.parse().map(Part::Choose).map_err(|_| text_error(wrong()));
+            return samples.parse().map(Part::Choose).map_err(|_| invalid(wrong()));
         }
         text.parse().map(Part::Weight)
     }
@@ -25,9 +26,9 @@ impl FromStr for Part {
 
 /// `stratified`, `random`, `per-source` (a batch of 0: that of the run) or `per-source:N`.
 impl FromStr for Batching {
-    type Err = MixtureError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Batching, MixtureError> {
+    fn from_str(text: &str) -> Result<Batching, Error> {
         let batch = match text {
             "stratified" => return Ok(Batching::Stratified),
             "random" => return Ok(Batching::Random),
@@ -39,21 +40,19 @@ impl FromStr for Batching {
         };
         batch.map(|batch| Batching::PerSource { batch }).ok_or_else(|| {
             let text = shortened(text);
-            text_error(format!(
-                "it is stratified, random, per-source or per-source:N, not {text:?}"
-            ))
+            invalid(format!("it is stratified, random, per-source or per-source:N, not {text:?}"))
         })
     }
 }
 
 /// `SAMPLE:WEIGHT,WEIGHT...`.
 impl FromStr for Phase {
-    type Err = MixtureError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Phase, MixtureError> {
+    fn from_str(text: &str) -> Result<Phase, Error> {
         let wrong = || {
             let text = shortened(text);
-            text_error(format!(
+            invalid(format!(
                 "a phase is SAMPLE:WEIGHT,WEIGHT..., such as 500000:0.2,0.8, not {text:?}"
             ))
         };
@@ -62,10 +61,6 @@ impl FromStr for Phase {
         let weights = weights.split(',').map(str::parse::<Weight>).collect::<Result<_, _>>()?;
         Ok(Phase { from, weights })
     }
-}
-
-fn text_error(what: String) -> MixtureError {
-    MixtureError::Text { what }
 }
 
 fn shortened(text: &str) -> String {
@@ -79,15 +74,17 @@ mod tests {
     #[test]
     fn parts_ways_to_batch_and_phases_are_read_and_nothing_else_is() {
         let weight = |text: &str| text.parse::<Weight>().unwrap();
-        assert_eq!("0.3".parse(), Ok(Part::Weight(weight("0.3"))));
-        assert_eq!("repeat:2.5".parse(), Ok(Part::Repeat(weight("2.5"))));
-        assert_eq!("choose:7".parse(), Ok(Part::Choose(7)));
+        let part = |text: &str| text.parse::<Part>().unwrap();
+        assert_eq!(part("0.3"), Part::Weight(weight("0.3")));
+        assert_eq!(part("repeat:2.5"), Part::Repeat(weight("2.5")));
+        assert_eq!(part("choose:7"), Part::Choose(7));
         for wrong in ["", "-1", "x", "repeat:", "choose:1.5", "choose:-1", "choose:"] {
             assert!(wrong.parse::<Part>().is_err(), "{wrong}");
         }
-        assert_eq!("random".parse(), Ok(Batching::Random));
-        assert_eq!("per-source".parse(), Ok(Batching::PerSource { batch: 0 }));
-        assert_eq!("per-source:64".parse(), Ok(Batching::PerSource { batch: 64 }));
+        let batching = |text: &str| text.parse::<Batching>().unwrap();
+        assert_eq!(batching("random"), Batching::Random);
+        assert_eq!(batching("per-source"), Batching::PerSource { batch: 0 });
+        assert_eq!(batching("per-source:64"), Batching::PerSource { batch: 64 });
         for wrong in ["", "per-source:", "per-source:0", "per_source:-1", "chunk"] {
             assert!(wrong.parse::<Batching>().is_err(), "{wrong}");
         }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::MixtureError;
+use dlfs_base::error::{Error, invalid};
 
 /// A decimal number of at least 0, such as `0.7`: what a source weighs beside the others, or how often it is
 /// repeated. It has at most 18 digits.
@@ -62,10 +62,15 @@ impl From<u32> for Weight {
 
 /// Reads a decimal number: `3`, `0.25`, `1e-3`.
 impl FromStr for Weight {
-    type Err = MixtureError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Weight, MixtureError> {
-        parse(text).ok_or_else(|| MixtureError::Weight { text: text.chars().take(40).collect() })
+    fn from_str(text: &str) -> Result<Weight, Error> {
+        parse(text).ok_or_else(|| {
+            let text: String = text.chars().take(40).collect();
+            invalid(format!(
+                "{text:?} is no weight: weights are decimal numbers of at most 18 digits, such as 0.7"
+            ))
+        })
     }
 }
 
@@ -112,9 +117,9 @@ impl fmt::Display for Weight {
 }
 
 impl TryFrom<String> for Weight {
-    type Error = MixtureError;
+    type Error = Error;
 
-    fn try_from(text: String) -> Result<Weight, MixtureError> {
+    fn try_from(text: String) -> Result<Weight, Error> {
         text.parse()
     }
 }

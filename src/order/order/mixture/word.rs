@@ -92,19 +92,11 @@ impl Word {
         }
     }
 
-    /// Adds to `counts[i]` how often source i stands before `position`, at most the sum of all counts.
-    pub(super) fn count_before(&self, position: u64, counts: &mut [u64]) {
-        let mut parts = vec![(self.root, position)];
-        while let Some((side, rank)) = parts.pop() {
-            match side {
-                Side::Source(source) => counts[source as usize] += rank,
-                Side::Node(node) => {
-                    let node = &self.nodes[node as usize];
-                    let left = node.split(rank).0;
-                    parts.extend([(node.sides[0], left), (node.sides[1], rank - left)]);
-                }
-            }
-        }
+    /// How often each of `sources` sources stands before `position`, at most the sum of all counts.
+    pub(super) fn counts_before(&self, position: u64, sources: usize) -> Vec<u64> {
+        let mut walk = Walk::default();
+        self.walk_from(position, sources, &mut walk);
+        walk.counts
     }
 }
 
@@ -195,8 +187,7 @@ mod tests {
         let total: u64 = counts.iter().sum();
         let mut seen = vec![0; counts.len()];
         for position in 0..total {
-            let mut before = vec![0; counts.len()];
-            word.count_before(position, &mut before);
+            let before = word.counts_before(position, counts.len());
             assert_eq!(before, seen, "before {position} of {counts:?}, seed {seed}");
             let (source, rank) = word.locate(position);
             assert_eq!(rank, seen[source as usize], "{position} of {counts:?}, seed {seed}");
@@ -245,11 +236,8 @@ mod tests {
     fn long_words_are_dealt_as_short_ones() {
         // The same proportions, on both sides of the arithmetic of 128 bits.
         let long = Word::new(&[7 << 40, 2 << 40, 1 << 40], Key::new(3));
-        let mut counts = vec![0; 3];
-        long.count_before(10 << 40, &mut counts);
-        assert_eq!(counts, [7 << 40, 2 << 40, 1 << 40]);
-        let mut seen = vec![0; 3];
-        long.count_before(5 << 40, &mut seen);
+        assert_eq!(long.counts_before(10 << 40, 3), [7 << 40, 2 << 40, 1 << 40]);
+        let mut seen = long.counts_before(5 << 40, 3);
         for position in (5 << 40)..(5 << 40) + 10_000 {
             let (source, rank) = long.locate(position);
             assert_eq!(rank, seen[source as usize]);

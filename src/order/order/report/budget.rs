@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 /// How full the batches of an epoch are.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct BudgetReport {
     /// The most tokens of a batch.
     pub budget: u64,
@@ -29,20 +29,18 @@ pub struct BudgetReport {
 /// Observes the batches of an epoch, by the tokens of their samples.
 #[derive(Debug, Default)]
 pub struct BudgetObserver {
-    budget: u64,
+    /// The counts so far.
+    report: BudgetReport,
     is_padded: bool,
-    batches: u64,
-    samples: u64,
-    tokens: u64,
-    padded: u64,
+    /// The sum over all batches, none of which counts more than the budget.
     cost: u64,
-    too_long: u64,
 }
 
 impl BudgetObserver {
     /// An observer of batches of at most `budget` tokens; `is_padded`: as padded tensors.
     pub fn new(budget: u64, is_padded: bool) -> BudgetObserver {
-        BudgetObserver { budget, is_padded, ..BudgetObserver::default() }
+        let report = BudgetReport { budget, ..BudgetReport::default() };
+        BudgetObserver { report, is_padded, cost: 0 }
     }
 
     /// Observes the next batch.
@@ -50,17 +48,19 @@ impl BudgetObserver {
         let sum: u64 = tokens.iter().map(|&tokens| u64::from(tokens)).sum();
         let padded = padded_of(tokens);
         let cost = if self.is_padded { padded } else { sum };
-        self.batches += 1;
-        self.samples += tokens.len() as u64;
-        self.tokens += sum;
-        self.padded += padded;
-        self.too_long += u64::from(cost > self.budget);
-        self.cost += cost.min(self.budget);
+        let report = &mut self.report;
+        report.batches += 1;
+        report.samples += tokens.len() as u64;
+        report.tokens += sum;
+        report.padded += padded;
+        report.too_long += u64::from(cost > report.budget);
+        self.cost += cost.min(report.budget);
     }
 
     /// The samples of a batch on average, rounded; at least 1.
     pub fn samples_of_batch(&self) -> usize {
-        let mean = (self.samples + self.batches / 2) / self.batches.max(1);
+        let BudgetReport { samples, batches, .. } = self.report;
+        let mean = (samples + batches / 2) / batches.max(1);
         usize::try_from(mean.max(1)).unwrap_or(usize::MAX)
     }
 
@@ -68,17 +68,12 @@ impl BudgetObserver {
     /// batches of [`samples_of_batch`](Self::samples_of_batch), in the order's sequence.
     pub fn finish(self, in_sequence: u64) -> BudgetReport {
         let part = |of: u64, all: u64| if all == 0 { 0.0 } else { of as f64 / all as f64 };
-        let room = self.budget.saturating_mul(self.batches);
+        let BudgetReport { budget, batches, tokens, padded, .. } = self.report;
         BudgetReport {
-            budget: self.budget,
-            batches: self.batches,
-            samples: self.samples,
-            tokens: self.tokens,
-            padded: self.padded,
-            padding: part(self.padded - self.tokens, self.padded),
-            padding_in_sequence: part(in_sequence.saturating_sub(self.tokens), in_sequence),
-            filled: part(self.cost, room),
-            too_long: self.too_long,
+            padding: part(padded - tokens, padded),
+            padding_in_sequence: part(in_sequence.saturating_sub(tokens), in_sequence),
+            filled: part(self.cost, budget.saturating_mul(batches)),
+            ..self.report
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Serialize;
 
 /// An epoch of a mixture.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct MixtureReport {
     /// Samples in the epoch.
     pub samples: u64,
@@ -22,7 +22,7 @@ pub struct MixtureReport {
 }
 
 /// A source in an epoch of a mixture.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct SourceReport {
     /// Its name.
     pub name: String,
@@ -47,30 +47,21 @@ pub struct SourceReport {
 /// Observes the samples of an epoch of a mixture in their order.
 #[derive(Debug, Default)]
 pub struct MixtureObserver {
-    batch: u64,
-    samples: u64,
-    batches: u64,
-    batches_with_repeats: u64,
-    sources: Vec<Seen>,
+    /// The counts so far; a source's share and spread are sums.
+    report: MixtureReport,
+    /// By source.
+    seen: Vec<Seen>,
     /// Samples of the batch that has begun.
     in_batch: BTreeSet<(u32, u64)>,
     has_repeat: bool,
 }
 
-/// Observations of a source.
+/// Samples of a source that were seen.
 #[derive(Debug, Default)]
 struct Seen {
-    name: String,
-    samples: u64,
-    expected: u64,
-    drawn: u64,
-    distinct: u64,
     /// A bit for each id.
     ids: Vec<u64>,
     in_batch: u64,
-    shares: f64,
-    largest: f64,
-    squares: f64,
 }
 
 impl MixtureObserver {
@@ -80,10 +71,16 @@ impl MixtureObserver {
         batch: u64,
         sources: impl IntoIterator<Item = (String, u64, u64)>,
     ) -> MixtureObserver {
-        let seen = |(name, samples, expected)| Seen { name, samples, expected, ..Seen::default() };
+        let source = |(name, samples, expected)| SourceReport {
+            name,
+            samples,
+            expected,
+            ..SourceReport::default()
+        };
+        let sources: Vec<SourceReport> = sources.into_iter().map(source).collect();
         MixtureObserver {
-            batch: batch.max(1),
-            sources: sources.into_iter().map(seen).collect(),
+            seen: sources.iter().map(|_| Seen::default()).collect(),
+            report: MixtureReport { batch: batch.max(1), sources, ..MixtureReport::default() },
             ..MixtureObserver::default()
         }
     }
@@ -94,61 +91,49 @@ impl MixtureObserver {
     /// # Panics
     /// There is no such source.
     pub fn see(&mut self, source: u32, id: u64, shares: impl FnOnce(u64) -> Vec<f64>) {
-        let seen = &mut self.sources[source as usize];
-        seen.drawn += 1;
+        let MixtureReport { samples, batch, sources, .. } = &mut self.report;
+        let told = &mut sources[source as usize];
+        let seen = &mut self.seen[source as usize];
+        told.drawn += 1;
         seen.in_batch += 1;
         let word = (id / 64) as usize;
         let bit = 1 << (id % 64);
         if seen.ids.len() <= word {
             seen.ids.resize(word + 1, 0);
         }
-        seen.distinct += u64::from(seen.ids[word] & bit == 0);
+        told.distinct += u64::from(seen.ids[word] & bit == 0);
         seen.ids[word] |= bit;
         self.has_repeat |= !self.in_batch.insert((source, id));
-        self.samples += 1;
-        if self.samples.is_multiple_of(self.batch) {
-            let shares = shares(self.samples - self.batch);
+        *samples += 1;
+        if samples.is_multiple_of(*batch) {
+            let shares = shares(*samples - *batch);
             self.end_batch(&shares);
         }
     }
 
     fn end_batch(&mut self, shares: &[f64]) {
-        for (seen, share) in self.sources.iter_mut().zip(shares) {
-            let apart = seen.in_batch as f64 - share;
-            seen.shares += share;
-            seen.largest = seen.largest.max(apart.abs());
-            seen.squares += apart * apart;
-            seen.in_batch = 0;
+        let report = &mut self.report;
+        for ((told, seen), share) in report.sources.iter_mut().zip(&mut self.seen).zip(shares) {
+            let apart = std::mem::take(&mut seen.in_batch) as f64 - share;
+            told.share += share;
+            told.largest_deviation = told.largest_deviation.max(apart.abs());
+            told.spread += apart * apart;
         }
-        self.batches += 1;
-        self.batches_with_repeats += u64::from(self.has_repeat);
-        self.has_repeat = false;
+        report.batches += 1;
+        report.batches_with_repeats += u64::from(std::mem::take(&mut self.has_repeat));
         self.in_batch.clear();
     }
 
     /// The report on what it has seen.
-    pub fn finish(self) -> MixtureReport {
-        let samples = self.samples;
-        let batch = self.batch;
-        let batches = self.batches.max(1) as f64;
-        let source = |seen: Seen| SourceReport {
-            name: seen.name,
-            samples: seen.samples,
-            drawn: seen.drawn,
-            expected: seen.expected,
-            distinct: seen.distinct,
-            share: seen.shares / batches,
-            largest_deviation: seen.largest,
-            spread: (seen.squares / batches).sqrt(),
-            chance: chance(samples, batch, seen.drawn),
-        };
-        MixtureReport {
-            samples,
-            batch,
-            batches: self.batches,
-            batches_with_repeats: self.batches_with_repeats,
-            sources: self.sources.into_iter().map(source).collect(),
+    pub fn finish(mut self) -> MixtureReport {
+        let MixtureReport { samples, batch, batches, sources, .. } = &mut self.report;
+        let count = (*batches).max(1) as f64;
+        for source in sources {
+            source.share /= count;
+            source.spread = (source.spread / count).sqrt();
+            source.chance = chance(*samples, *batch, source.drawn);
         }
+        self.report
     }
 }
 

@@ -15,7 +15,6 @@
 //! `torch.utils.data.WeightedRandomSampler`. For exact shares make a [mixture](super::mixture) of views.
 
 mod alias;
-mod error;
 mod shuffle;
 
 use std::collections::BTreeMap;
@@ -25,10 +24,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::hash::HexId;
 use super::spec::{MAX_EPOCH_SIZE, OrderKind, OrderSpec};
+use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::permutation::Key;
 
 use alias::Alias;
-pub use error::WeightsError;
 
 /// How often each sample is drawn, in weighted order.
 ///
@@ -87,21 +86,21 @@ impl Weights {
     /// Weights of each of the `len` samples of a data set or view, in the order of their ids.
     ///
     /// # Errors
-    /// `Number`: one is negative or not finite. `Len`: there are not `len` of them. `Zero`: all are 0. `EpochSize`,
-    /// `TooMany`.
-    pub fn of_samples(len: u64, weights: &[f64], draws: Draws) -> Result<Weights, WeightsError> {
+    /// One is negative or not finite. There are not `len` of them, or too many. All are 0. The epoch's size is out of
+    /// range.
+    pub fn of_samples(len: u64, weights: &[f64], draws: Draws) -> Result<Weights> {
         check_len(len)?;
         if weights.len() as u64 != len {
-            return Err(WeightsError::Len { given: weights.len() as u64, samples: len });
+            return Err(not_one_each(weights.len() as u64, len));
         }
         let bad = weights.iter().position(|weight| !is_weight(*weight));
         if let Some(at) = bad {
-            return Err(WeightsError::Number { sample: at as u64, weight: weights[at] });
+            return Err(no_weight(format_args!("sample {at}"), weights[at]));
         }
         let mut hasher = Xxh3::new();
         hasher.update(b"samples");
         weights.iter().for_each(|weight| hasher.update(&weight.to_bits().to_le_bytes()));
-        let weights = relative(weights.to_vec()).ok_or(WeightsError::Zero)?;
+        let weights = relative(weights.to_vec())?;
         let num_drawn = weights.iter().filter(|weight| **weight > 0.0).count() as u64;
         let drawn = if draws.replacement {
             Drawn::Samples(Alias::new(&weights))
@@ -115,24 +114,28 @@ impl Weights {
     /// ids.
     ///
     /// # Errors
-    /// `NoLabel`: a sample has none. `LabelAbsent`: a label with a weight has no sample. `LabelWeight`: a sample's
-    /// label has no weight. `LabelNumber`: a weight is negative or not finite. `Len`, `Zero`, `EpochSize`, `TooMany`.
+    /// A sample has no label. A label with a weight has no sample. A sample's label has no weight. A weight is negative
+    /// or not finite. And as [`Weights::of_samples`].
     pub fn of_labels(
         len: u64,
         labels: impl IntoIterator<Item = Option<i64>>,
         weights: &LabelWeights,
         draws: Draws,
-    ) -> Result<Weights, WeightsError> {
+    ) -> Result<Weights> {
         check_len(len)?;
         let mut members: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
         let mut given = 0;
         for (label, sample) in labels.into_iter().zip(0_u64..) {
-            let label = label.ok_or(WeightsError::NoLabel { sample })?;
+            let label = label.ok_or_else(|| {
+                invalid(format!("sample {sample} has no label, so it has no weight")).hint(
+                    "give weights by sample, or open a view of the samples with labels (dlfs select)",
+                )
+            })?;
             members.entry(label).or_default().push(sample as u32);
             given = sample + 1;
         }
         if given != len {
-            return Err(WeightsError::Len { given, samples: len });
+            return Err(not_one_each(given, len));
         }
         if let LabelWeights::Each(each) = weights {
             check_labels(each, &members)?;
@@ -154,7 +157,7 @@ impl Weights {
             hasher.update(&(members.len() as u64).to_le_bytes());
             members.iter().for_each(|member| hasher.update(&member.to_le_bytes()));
         }
-        let shares = relative(shares).ok_or(WeightsError::Zero)?;
+        let shares = relative(shares)?;
         let drawn_of = |(members, share): (&Vec<u32>, &f64)| {
             if *share > 0.0 { members.len() as u64 } else { 0 }
         };
@@ -172,11 +175,18 @@ impl Weights {
         drawn: Drawn,
         Draws { replacement, epoch_size }: Draws,
         hasher: &Xxh3,
-    ) -> Result<Weights, WeightsError> {
+    ) -> Result<Weights> {
         let epoch_size = epoch_size.unwrap_or(if replacement { len } else { num_drawn });
         let most = if replacement { MAX_EPOCH_SIZE } else { num_drawn };
         if !(1..=most).contains(&epoch_size) {
-            return Err(WeightsError::EpochSize { epoch_size, most, replacement });
+            let text = format!("an epoch of {epoch_size} samples: ");
+            return Err(if replacement {
+                invalid(format!("{text}it has from 1 to {most}"))
+            } else {
+                let what = "those of a weight above 0";
+                invalid(format!("{text}without replacement it has from 1 to {most}, {what}"))
+                    .hint("draw with replacement, or take shorter epochs")
+            });
         }
         let weights = HexId(hasher.digest128().to_be_bytes());
         let kind = OrderKind::Weighted { weights, replacement, epoch_size };
@@ -278,31 +288,33 @@ impl Weights {
     }
 }
 
-fn check_len(len: u64) -> Result<(), WeightsError> {
+fn check_len(len: u64) -> Result<()> {
     match len {
-        0 => Err(WeightsError::Zero),
-        len if len > MAX_SAMPLES => Err(WeightsError::TooMany { samples: len }),
+        0 => Err(invalid(ALL_ZERO)),
+        len if len > MAX_SAMPLES => {
+            Err(invalid(format!("{len} samples: weights are for at most {MAX_SAMPLES}")))
+        }
         _ => Ok(()),
     }
 }
 
 /// Checks that each weight is one, and that weights and samples have the same labels.
-fn check_labels(
-    weights: &BTreeMap<i64, f64>,
-    members: &BTreeMap<i64, Vec<u32>>,
-) -> Result<(), WeightsError> {
+fn check_labels(weights: &BTreeMap<i64, f64>, members: &BTreeMap<i64, Vec<u32>>) -> Result<()> {
     for (&label, &weight) in weights {
         if !is_weight(weight) {
-            return Err(WeightsError::LabelNumber { label, weight });
+            return Err(no_weight(format_args!("label {label}"), weight));
         }
         if !members.contains_key(&label) {
-            return Err(WeightsError::LabelAbsent { label });
+            return Err(invalid(format!(
+                "no sample has label {label}, for which a weight is given"
+            )));
         }
     }
     for (&label, members) in members {
         if !weights.contains_key(&label) {
-            let sample = members.first().copied().unwrap_or(0).into();
-            return Err(WeightsError::LabelWeight { label, sample });
+            let sample = members.first().copied().unwrap_or(0);
+            let text = format!("label {label}, which sample {sample} has, is given no weight");
+            return Err(invalid(text).hint("0 leaves the samples of a label out"));
         }
     }
     Ok(())
@@ -312,14 +324,24 @@ fn is_weight(weight: f64) -> bool {
     weight.is_finite() && weight >= 0.0
 }
 
-/// `weights` relative to the largest, so that their sum is finite; `None` if all are 0.
-fn relative(mut weights: Vec<f64>) -> Option<Vec<f64>> {
+fn no_weight(of: std::fmt::Arguments<'_>, weight: f64) -> Error {
+    invalid(format!("the weight of {of} is {weight}: weights are finite numbers, at least 0"))
+}
+
+/// The error for a number of weights, or labels, other than that of the samples.
+pub fn not_one_each(given: u64, samples: u64) -> Error {
+    invalid(format!("there are {given} weights for {samples} samples"))
+        .hint("give one for each sample of the data set or view that is open, in the order of ids")
+}
+
+/// `weights` relative to the largest, so that their sum is finite.
+fn relative(mut weights: Vec<f64>) -> Result<Vec<f64>> {
     let most = weights.iter().copied().fold(0.0, f64::max);
     if most == 0.0 {
-        return None;
+        return Err(invalid(ALL_ZERO));
     }
     weights.iter_mut().for_each(|weight| *weight /= most);
-    Some(weights)
+    Ok(weights)
 }
 
 /// The weight of each sample, where those of a class share `shares` of it.
@@ -332,6 +354,7 @@ fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Ve
     weights
 }
 
+const ALL_ZERO: &str = "no sample has a weight above 0, so none can be drawn";
 /// Entries of tables are 32 bits.
 const MAX_SAMPLES: u64 = u32::MAX as u64;
 

@@ -155,7 +155,7 @@ fn report_mixture(
     let batch = usize::try_from(args.batch_size).unwrap_or(usize::MAX);
     let mut options = LoaderOptions::new(*spec, batch, 1);
     options.epochs = args.epoch..args.epoch.saturating_add(1);
-    let sequence = mixture::Mixture::new(&mixture.spec(&options)).map_err(dlfs::Error::from)?;
+    let sequence = mixture::Mixture::new(&mixture.spec(&options))?;
     let counts = sequence.counts(Epoch(args.epoch));
     let names = args.mix.images(&args.image.image).map(|image| {
         if args.json { image.to_string() } else { text::safe_text(&image.in_short()).to_string() }
@@ -192,9 +192,8 @@ fn report_budget(
     let options = LoaderOptions { too_long, ..plain.clone().by_budget(wanted) };
     let budget = options.budget.clone().expect("it was set");
     let batches = start(options)?; // it names the source of an error
-    let lengths = datasets.iter().map(|dataset| {
-        TokenLengths::new(dataset.directory(), &budget, too_long).map_err(dlfs::Error::from)
-    });
+    let lengths =
+        datasets.iter().map(|dataset| TokenLengths::new(dataset.directory(), &budget, too_long));
     let lengths = lengths.collect::<dlfs::Result<Vec<TokenLengths>>>()?;
     let mut observer = BudgetObserver::new(budget.tokens, budget.cost == Cost::Padded);
     each_batch(batches, &lengths, |tokens| observer.see(tokens))?;

@@ -23,7 +23,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::chunk::{ChunkId, HEAD_BYTES};
 use dlfs_format::format::superblock::used_bytes;
-use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Space};
+use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Part, Space};
 use dlfs_io::qpair::ConnectOptions;
 
 impl WritePlan {
@@ -271,9 +271,10 @@ impl Merge {
 
 /// The head of a chunk at its place in the image, whether or not it has been there before.
 fn placed(head: ChunkHead, layout: &ImageLayout, first_slot: Slot, sequence: u64) -> ChunkHead {
-    let part_first = first_slot.0 - (head.first_slot.0 - head.part_first);
+    let first = first_slot.0 - (head.first_slot.0 - head.part.first);
+    let part = Part { first, ..head.part };
     let id = ChunkId { sequence, ..head.id };
-    ChunkHead { layout: *layout, id, first_slot, part_first, ..head }
+    ChunkHead { layout: *layout, id, first_slot, part, ..head }
 }
 
 /// Writes the first block of a chunk.

@@ -51,8 +51,13 @@ impl IdSet {
         by_word(ids).for_each(|(word, bits)| self.words[word] &= !bits);
     }
 
+    /// Removes `id`, which must be below the limit.
+    pub(crate) fn remove(&mut self, id: u64) {
+        self.words[(id / 64) as usize] &= !(1 << (id % 64));
+    }
+
     /// Removes what is in `other`, too, a set with the same limit.
-    pub(super) fn remove_all(&mut self, other: &IdSet) {
+    pub(crate) fn remove_all(&mut self, other: &IdSet) {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
     }
 
@@ -74,7 +79,7 @@ impl IdSet {
     }
 
     /// The set as ascending ranges that do not touch.
-    pub(super) fn ranges(&self) -> Vec<Range<u64>> {
+    pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for id in self.iter() {
             match ranges.last_mut() {
@@ -86,7 +91,7 @@ impl IdSet {
     }
 
     /// Adds `ids`, which end at the limit at most.
-    pub(super) fn insert_range(&mut self, ids: Range<u64>) {
+    pub(crate) fn insert_range(&mut self, ids: Range<u64>) {
         by_word(ids).for_each(|(word, bits)| self.words[word] |= bits);
     }
 
@@ -95,13 +100,13 @@ impl IdSet {
         &self.words
     }
 
-    pub(super) fn words_mut(&mut self) -> &mut [u64] {
+    pub(crate) fn words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
 }
 
 /// The places of the bits that are set, ascending.
-pub(super) struct Ones(pub(super) u64);
+pub(crate) struct Ones(pub(crate) u64);
 
 impl Iterator for Ones {
     type Item = u32;
@@ -142,7 +147,7 @@ mod tests {
             set.ranges().into_iter().for_each(|range| back.insert_range(range));
             prop_assert_eq!(&back, &set);
             let cut = cut.min(limit)..limit.min(cut + 100);
-            set.remove_range(cut.clone());
+            cut.clone().for_each(|id| set.remove(id));
             model.retain(|id| !cut.contains(id));
             prop_assert!(set.iter().eq(model.iter().copied()));
             prop_assert_eq!(set.count(), model.len() as u64);
