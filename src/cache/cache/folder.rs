@@ -123,7 +123,7 @@ impl Locked {
 /// Another tier of the folder.
 struct Other {
     path: PathBuf,
-    /// Bytes that it may take: its length in versions that do not say.
+    /// Bytes that it may take: its length if it does not say.
     quota: u64,
     opened: SystemTime,
     /// True if it is of an older generation of the same image.

@@ -237,11 +237,13 @@ impl Peers {
         let (image, generation) = identity_of(served.directory);
         let round = Round::new(pass.records.clone(), pass.rank)?;
         let holders = round.holders(&live_page_bytes(served.directory), pass.keep_shares)?;
-        let lens = served.cache.iter().map(|cache| cache.namespace().len_bytes()).collect();
+        let expected = (0..).zip(served.cache).map(|(number, cache)| {
+            (nguid_of(image, generation, number), cache.namespace().len_bytes())
+        });
         let nqn = nqn_of(image, generation);
         let reached = reached(&round, pass.rank);
         let keys = pass.keys()?;
-        let links = Links::new(reached, (image, generation), lens, &nqn, connect, keys);
+        let links = Links::new(reached, expected.collect(), &nqn, connect, keys);
         let shared = Arc::new(Shared {
             links: Arc::new(links),
             map: ChunkMap::new(served.directory, holders),
@@ -402,7 +404,7 @@ fn reached(round: &Round, rank: u32) -> Vec<Reached> {
             .collect();
         let reached = (index != own && !serving.is_empty())
             .then(|| serving[local.unwrap_or(0) % serving.len()]);
-        Reached { host: node.host.clone(), address: reached }
+        (node.host.clone(), reached)
     };
     (0..).zip(round.nodes()).map(of_node).collect()
 }

@@ -11,26 +11,21 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::identity::nguid_of;
 use super::job_key::{RoundKeys, without_keys};
 use super::presence::Presence;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::threads::{self, Fate};
-use dlfs_base::units::Generation;
 use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::readiness::Registry;
 use dlfs_io::qpair::{self, ConnectOptions, Device, PairScope, QueuePair, hostnqn};
 use dlfs_nvme::nvme::Nqn;
-use dlfs_order::order::HexId;
 
 /// The peers of this process.
 pub(super) struct Links {
     peers: Vec<Peer>,
-    image: HexId,
-    generation: Generation,
-    /// Bytes of each origin namespace, in their order: a peer serves as many, of the same size.
-    lens_bytes: Vec<u64>,
+    /// The NGUID and the bytes of each namespace that a peer serves, in the order of the image.
+    expected: Vec<([u8; 16], u64)>,
     connect: ConnectOptions,
     /// The keys with which this process proves itself, if the job has a key.
     keys: Option<RoundKeys>,
@@ -52,14 +47,9 @@ struct Peer {
 /// The namespaces that a peer serves, in the order of the image.
 pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 
-/// A node, as its links need to know it.
-pub(super) struct Reached {
-    /// Its name, for messages.
-    pub(super) host: String,
-    /// The address at which it listens, and the rank that does; `None` for this node, and for one that serves
-    /// nothing.
-    pub(super) address: Option<(SocketAddr, u32)>,
-}
+/// A node's name, for messages; the address at which it listens, and the rank that does: `None` for this node, and for
+/// one that serves nothing.
+pub(super) type Reached = (String, Option<(SocketAddr, u32)>);
 
 /// The slot in which a requested queue pair arrives.
 pub(super) struct Slot {
@@ -72,15 +62,14 @@ impl Links {
     /// Links to `nodes`, in the order of the round.
     pub(super) fn new(
         nodes: Vec<Reached>,
-        (image, generation): (HexId, Generation),
-        lens_bytes: Vec<u64>,
+        expected: Vec<([u8; 16], u64)>,
         nqn: &Nqn,
         connect: &ConnectOptions,
         keys: Option<RoundKeys>,
     ) -> Links {
-        let peer = |node: Reached| Peer {
-            host: node.host,
-            address: node.address.map(|(address, rank)| {
+        let peer = |(host, address): Reached| Peer {
+            host,
+            address: address.map(|(address, rank)| {
                 let address = TcpAddress {
                     traddr: address.ip().to_string(),
                     trsvcid: address.port(),
@@ -106,7 +95,7 @@ impl Links {
             ..without_keys(connect)
         };
         let peers = nodes.into_iter().map(peer).collect();
-        Links { peers, image, generation, lens_bytes, connect, keys }
+        Links { peers, expected, connect, keys }
     }
 
     /// Returns whether `node` can be asked now. If it is away, a thread connects to it again when it is time.
@@ -238,16 +227,14 @@ impl Links {
         };
         let address = std::slice::from_ref(address);
         let found: Vec<_> = qpair::open_all(address, connect)?.into_iter().flatten().collect();
-        if found.len() != self.lens_bytes.len() {
+        if found.len() != self.expected.len() {
             let message =
-                format!("it serves {} namespaces, not {}", found.len(), self.lens_bytes.len());
+                format!("it serves {} namespaces, not {}", found.len(), self.expected.len());
             return Err(Error::new(ErrorKind::Refused, message).target(peer.host.clone()));
         }
-        for ((number, device), len_bytes) in (0..).zip(&found).zip(&self.lens_bytes) {
+        for (device, expected) in found.iter().zip(&self.expected) {
             let namespace = device.namespace();
-            let is_same = namespace.nguid == nguid_of(self.image, self.generation, number)
-                && namespace.len_bytes() == *len_bytes;
-            if !is_same {
+            if (namespace.nguid, namespace.len_bytes()) != *expected {
                 let message = "it serves the cache of another image or generation";
                 return Err(Error::new(ErrorKind::Stale, message).target(namespace.address));
             }

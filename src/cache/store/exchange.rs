@@ -695,7 +695,7 @@ impl Work {
         let mut leaving: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         open.iter().for_each(|&step| leaving.entry(steps[step].to).or_default().push(step));
         steps.shrink_to_fit();
-        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None }
+        Work { steps, open, leaving, ..Work::none(epoch) }
     }
 
     fn none(epoch: Epoch) -> Work {

@@ -51,14 +51,7 @@ impl Media {
         most_pages: u64,
     ) -> Result<Media> {
         let most_bytes = most_pages * PAGE_BYTES;
-        if most_bytes > spec.quota_bytes {
-            let text = format!(
-                "the store {spec} is too small: this rank's share and what it receives in an epoch take \
-                 {most_bytes} bytes"
-            );
-            let hint = "give the store that size, or exchange less";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
-        }
+        let quota_pages = AtomicU64::new(part_of(spec, 1, most_pages)?);
         let mut firsts = vec![0];
         for len in lens_bytes {
             firsts.push(firsts[firsts.len() - 1] + len.div_ceil(PAGE_BYTES));
@@ -83,7 +76,6 @@ impl Media {
             Backing::Memory(_) => None,
         };
         let present = SharedWords::new(num_pages.div_ceil(64) as usize + NUM_COUNTERS)?;
-        let quota_pages = AtomicU64::new(spec.quota_bytes / PAGE_BYTES);
         Ok(Media { backing, firsts, present, quota_pages, was_used, _lock: lock })
     }
 
@@ -92,19 +84,8 @@ impl Media {
     /// # Errors
     /// `InvalidArgument`: `most_pages` are more than that.
     pub(super) fn share_quota(&self, ranks: u64, most_pages: u64, spec: &TierSpec) -> Result<()> {
-        let quota_pages = spec.quota_bytes / PAGE_BYTES / ranks.max(1);
-        self.quota_pages.store(quota_pages, Ordering::Release);
-        if most_pages <= quota_pages {
-            return Ok(());
-        }
-        let text = format!(
-            "the store {spec} is too small for the {ranks} ranks of this node that share it: the share of each \
-             and what it receives in an epoch take {} bytes",
-            most_pages * PAGE_BYTES
-        );
-        let hint =
-            format!("give the store {} bytes, or exchange less", most_pages * PAGE_BYTES * ranks);
-        Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
+        self.quota_pages.store(part_of(spec, ranks, most_pages)?, Ordering::Release);
+        Ok(())
     }
 
     /// The namespace of all pages.
@@ -234,6 +215,28 @@ impl Media {
     pub(super) fn pages(&self) -> (u64, u64) {
         (self.counter(HELD).load(Ordering::Acquire), self.counter(PEAK).load(Ordering::Acquire))
     }
+}
+
+/// The equal part in pages of the quota of `spec` for each of `ranks` ranks that share it.
+///
+/// # Errors
+/// `InvalidArgument`: `most_pages` are more than that.
+fn part_of(spec: &TierSpec, ranks: u64, most_pages: u64) -> Result<u64> {
+    let pages = spec.quota_bytes / PAGE_BYTES / ranks.max(1);
+    if most_pages <= pages {
+        return Ok(pages);
+    }
+    let whom = match ranks {
+        0 | 1 => "this rank".to_owned(),
+        _ => format!("the {ranks} ranks of this node that share it"),
+    };
+    let bytes = most_pages * PAGE_BYTES;
+    let text = format!(
+        "the store {spec} is too small for {whom}: the share of each and what it receives in an epoch take {bytes} \
+         bytes"
+    );
+    let hint = format!("give the store {} bytes, or exchange less", bytes * ranks.max(1));
+    Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
 }
 
 /// The name of the file of a rank's store.

@@ -78,11 +78,11 @@ impl<B: Deref<Target = [u8]>> Frame<B> {
     }
 }
 
-/// Parses the first message in `bytes`, with its length; `None` if it is not complete yet.
-pub(super) fn parse<'a>(
-    bytes: &'a [u8],
-    units: &Units,
-) -> Result<Option<(Frame<&'a [u8]>, usize)>, Malformed> {
+/// A message and its length; `None` if it is not complete yet.
+type Parsed<'a> = Option<(Frame<&'a [u8]>, usize)>;
+
+/// Parses the first message in `bytes`.
+pub(super) fn parse<'a>(bytes: &'a [u8], units: &Units) -> Result<Parsed<'a>, Malformed> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let kind = word(0);
@@ -120,7 +120,7 @@ fn parse_plan<'a>(
     num_portions: u64,
     rest: &'a [u8],
     units: &Units,
-) -> Result<Option<(Frame<&'a [u8]>, usize)>, Malformed> {
+) -> Result<Parsed<'a>, Malformed> {
     // Without portions of their own, units are portions.
     if u64::from(num_copies) > num_portions || num_portions > units.num_pages() {
         return Err(Malformed);
@@ -146,7 +146,7 @@ fn parse_hold<'a>(
     fills: bool,
     rest: &'a [u8],
     units: &Units,
-) -> Result<Option<(Frame<&'a [u8]>, usize)>, Malformed> {
+) -> Result<Parsed<'a>, Malformed> {
     if num_chunks > units.len() {
         return Err(Malformed);
     }
