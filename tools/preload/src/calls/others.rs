@@ -6,11 +6,9 @@ use std::ptr::null_mut;
 use dlfs::posix::{Folder, Node};
 use libc::{AT_FDCWD, size_t, ssize_t};
 
-use super::{place, returned};
+use super::{Text, place, returned};
 use crate::paths::Place;
-use crate::{files, own, paths, real};
-
-type Text = *const c_char;
+use crate::{files, own, paths};
 
 instead! {
     // A folder of a mount is refused, because the kernel cannot be there. Only the mount's top folder can be entered,
@@ -24,14 +22,14 @@ instead! {
                 Ok(Node::Folder(_)) => return refuse(&place.path),
             }
         }
-        entered(real::chdir(path))
+        entered(real(path))
     }
 
     fn fchdir(fd: c_int) -> c_int {
         match files::identity(fd) {
             Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
             Some((_, Node::Folder(_))) => refuse(b"it"),
-            None => entered(real::fchdir(fd)),
+            None => entered(real(fd)),
         }
     }
 
@@ -39,35 +37,35 @@ instead! {
     fn readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
         match place(AT_FDCWD, path) {
             Some(place) => no_link(&place),
-            None => real::readlink(path, out, len),
+            None => real(path, out, len),
         }
     }
 
     fn readlinkat(folder: c_int, path: Text, out: *mut c_char, len: size_t) -> ssize_t {
         match place(folder, path) {
             Some(place) => no_link(&place),
-            None => real::readlinkat(folder, path, out, len),
+            None => real(folder, path, out, len),
         }
     }
 
     fn realpath(path: Text, out: *mut c_char) -> *mut c_char {
         match place(AT_FDCWD, path) {
             Some(place) => real_path(&place, out),
-            None => real::realpath(path, out),
+            None => real(path, out),
         }
     }
 
     fn __realpath_chk(path: Text, out: *mut c_char, len: size_t) -> *mut c_char {
         match place(AT_FDCWD, path) {
             Some(place) => real_path(&place, out),
-            None => real::__realpath_chk(path, out, len),
+            None => real(path, out, len),
         }
     }
 
     fn canonicalize_file_name(path: Text) -> *mut c_char {
         match place(AT_FDCWD, path) {
             Some(place) => real_path(&place, null_mut()),
-            None => real::canonicalize_file_name(path),
+            None => real(path),
         }
     }
 }
