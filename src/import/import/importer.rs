@@ -651,7 +651,7 @@ fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock])
         media: MediaUse::default(),
         pack: directory.layout().pack,
         bad: index.bad.clone(),
-        file_counts: index.file_counts.clone(),
+        file_counts: source.file_counts().to_vec(),
         columns: None,
         field_types: typed_fields(directory),
     }

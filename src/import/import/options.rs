@@ -388,5 +388,5 @@ pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCou
         let hint = bad.way().unwrap_or("repair them: without them there is no sample");
         return bad.into_error().hint(hint);
     }
-    FileCounts::of(counts).of_no_sample(kind)
+    FileCounts(counts.to_vec()).of_no_sample(kind)
 }

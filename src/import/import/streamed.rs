@@ -102,7 +102,7 @@ pub(super) fn run(
         return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
     let mut file_counts: Vec<FileCount> =
-        found.file_counts.into_iter().chain(source.appended()).collect();
+        found.file_counts.0.into_iter().chain(source.appended()).collect();
     set_piped_bytes(&mut file_counts, source.piped_bytes());
     if import.samples == 0 {
         return Err(no_samples(bad, kind, &file_counts));
@@ -133,10 +133,10 @@ impl Judged {
         fields: Option<Vec<Vec<u8>>>,
         checks: Checks<'_>,
     ) -> Result<StreamSource> {
-        let source = StreamSource::of_inputs(inputs, self.kind, fields)?;
         let &ImportOptions { prefix, nested, folders, .. } = checks.options;
         let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
-        Ok(source.decided(&members, self.is_open()).at_once(most_at_once(checks)))
+        let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, self.is_open())?;
+        Ok(source.at_once(most_at_once(checks)))
     }
 }
 

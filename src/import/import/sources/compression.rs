@@ -141,7 +141,7 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
 /// It cannot be read.
 pub(crate) fn of_file(file: &File) -> io::Result<Option<Compression>> {
     let mut head = [0; HEAD_BYTES];
-    let len = read_some(&mut FileAt { file, offset: 0 }, &mut head)?;
+    let len = read_some(&mut FileAt::new(file), &mut head)?;
     Ok(Compression::of(&head[..len]))
 }
 
@@ -169,11 +169,26 @@ pub(crate) struct FileAt<F> {
     pub file: F,
     /// Offset of the next bytes.
     pub offset: u64,
+    /// Bytes from here on are not read.
+    pub end: u64,
+}
+
+impl<F> FileAt<F> {
+    /// All bytes of `file`.
+    pub(crate) fn new(file: F) -> FileAt<F> {
+        FileAt::from(file, 0)
+    }
+
+    /// The bytes of `file` from `offset` on.
+    pub(crate) fn from(file: F, offset: u64) -> FileAt<F> {
+        FileAt { file, offset, end: u64::MAX }
+    }
 }
 
 impl<F: Deref<Target = File>> Read for FileAt<F> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(into, self.offset)?;
+        let most = self.end.saturating_sub(self.offset).min(into.len() as u64) as usize;
+        let read = self.file.read_at(&mut into[..most], self.offset)?;
         self.offset += read as u64;
         Ok(read)
     }

@@ -6,9 +6,9 @@ use std::path::Path;
 use super::compression::{self, Compression};
 use super::expansion::Expansion;
 use super::objects::{ObjectStreams, Shard};
-use super::read_input::ReadInput;
 use super::sample_stream::FieldBytes;
 use super::spool::{decompressed, is_stream, open_stream};
+use super::tar_members::Input;
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 
@@ -129,8 +129,8 @@ impl Inputs {
         }
         let Some((file, Stream::Bytes(mut stream))) = self.next()? else { return Ok(None) };
         let mut head = Vec::new();
-        let begin = Recorded { from: (&mut stream).take(MAX_LOOKED_AT_BYTES), read: &mut head };
-        let pair = tar::pair_at_beginning(ReadInput::new(begin));
+        let begin = Recorded { from: &mut *stream, read: &mut head };
+        let pair = tar::pair_at_beginning(begin.take(MAX_LOOKED_AT_BYTES));
         let shard = file.name.clone();
         self.ahead = Some((file, Stream::Bytes(Box::new(io::Cursor::new(head).chain(stream)))));
         Ok(pair.map(|pair| Decided::Pair { shard, pair }))
@@ -185,6 +185,8 @@ impl Stream {
     }
 }
 
+impl Input for Stream {}
+
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -199,12 +201,12 @@ impl Read for Stream {
 }
 
 /// Reads, and keeps what was read.
-struct Recorded<'a, R> {
-    from: R,
+struct Recorded<'a> {
+    from: &'a mut dyn Read,
     read: &'a mut Vec<u8>,
 }
 
-impl<R: Read> Read for Recorded<'_, R> {
+impl Read for Recorded<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let len = self.from.read(into)?;
         self.read.extend_from_slice(&into[..len]);

@@ -16,7 +16,7 @@ use super::SourceOptions;
 use super::beneath::Root;
 use super::compression::FileAt;
 use super::content::{Content, is_shard_name, is_side_file};
-use super::file_counts::{FileCount, Role};
+use super::file_counts::{FileCount, FileCounts, Role};
 use super::folder;
 use super::index::{BadEntry, BadReason, Index};
 use super::indexing::Indexing;
@@ -25,8 +25,6 @@ use dlfs_base::Result;
 /// A folder and its contents.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    /// Its path.
-    pub path: PathBuf,
     /// Its files, indexed as samples.
     pub index: Index,
     /// The open folder.
@@ -56,7 +54,7 @@ impl Tree {
     ) -> Result<Tree> {
         let (index, mut roots) = folder::index(&[path.to_path_buf()], options, indexing)?;
         let root = roots.pop().expect("one folder has one root");
-        Ok(Tree { path: path.to_path_buf(), index, root })
+        Ok(Tree { index, root })
     }
 
     /// Counts its files by sort, and reads some of each if `looks` is set.
@@ -99,10 +97,9 @@ impl Tree {
         if unread < looked_at {
             survey.unread = None;
         }
-        survey.file_counts = counts.into_values().map(|count| count.total).collect();
-        let larger_first =
-            |a: &FileCount, b: &FileCount| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what));
-        survey.file_counts.sort_unstable_by(larger_first);
+        let mut counts: Vec<_> = counts.into_values().map(|count| count.total).collect();
+        counts.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what)));
+        survey.file_counts = FileCounts(counts);
         survey
     }
 
@@ -161,13 +158,13 @@ impl Tree {
         };
         let content = file
             .filter(is_file)
-            .and_then(|file| Content::of(|offset| FileAt { file: &file, offset }, name).ok());
+            .and_then(|file| Content::of(|offset| FileAt::from(&file, offset), name).ok());
         content.unwrap_or(Content::Other)
     }
 
     /// The path of a file beneath the folder.
     pub(crate) fn path_of(&self, name: &[u8]) -> PathBuf {
-        self.path.join(std::ffi::OsStr::from_bytes(name))
+        self.root.path().join(std::ffi::OsStr::from_bytes(name))
     }
 }
 
@@ -179,7 +176,7 @@ pub(crate) struct Survey {
     /// The format and a name, if all of them have unsupported formats.
     pub unread: Option<(&'static str, Vec<u8>)>,
     /// All files, counted by extension, each as a sample.
-    pub file_counts: Vec<FileCount>,
+    pub file_counts: FileCounts,
 }
 
 /// Files of one sort.
