@@ -29,7 +29,7 @@ use crate::import::sources::expansion::Expansion;
 use crate::import::sources::objects;
 use crate::import::sources::{
     BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, SourceOptions,
-    Step, detect,
+    detect,
 };
 use crate::import::streamed;
 use crate::import::worker::Pass;
@@ -132,14 +132,7 @@ pub(super) fn open_source(
         nested: options.nested,
         expansion: Expansion::new(options.max_expansion),
     };
-    let mut tell = |step| {
-        match step {
-            Step::Begin => progress.stage(Stage::Indexing, 0, 0),
-            Step::Found { samples, bytes } => progress.advance(samples, bytes),
-        }
-        !progress.stop()
-    };
-    let indexing = &mut Indexing::new(&mut tell);
+    let indexing = &mut Indexing::new(progress);
     let ImportOptions { splits, places, .. } = options;
     let are_objects = objects::are_objects(sources, options.from)?;
     let found = if are_objects {

@@ -60,7 +60,7 @@ pub use self::found::{Decided, FoundFile};
 use self::found::{Samples, ends_of};
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 use self::index::{MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
-pub(in crate::import) use self::indexing::{Indexing, Step};
+pub(in crate::import) use self::indexing::Indexing;
 pub(in crate::import) use self::inputs::Inputs;
 pub use self::kind::SourceKind;
 use self::objects::{ObjectReads, ObjectRoot};
@@ -149,8 +149,8 @@ impl Source {
     /// `InvalidArgument`: the paths are of different kinds. Entries that cannot be imported are not an
     /// error: they are in [`Index::bad`].
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
-        let mut silent = |_| true;
-        let indexing = &mut Indexing::new(&mut silent);
+        let silent = &mut ();
+        let indexing = &mut Indexing::new(silent);
         Source::index_found(detect::look(paths, options, indexing)?, options, indexing)
     }
 
