@@ -118,11 +118,7 @@ impl Mount {
     }
 
     fn fill(&self, memory: &Memory, opened: &Opened, file: File) -> Result<(), c_int> {
-        let copied = match opened.files.dataset().image().folder() {
-            // Whole, since a folder has no checksums of pieces.
-            Some(_) => opened.files.read(file, &mut ()).map(|bytes| copy_whole(memory, &bytes)),
-            None => copy(memory, opened, file),
-        };
+        let copied = copy(memory, opened, file);
         let len = copied.map_err(|error| {
             if SAYS.swap(false, Ordering::Relaxed) {
                 own::say(&format!("{}: {}", self.prefix().escape_ascii(), error.report()));
@@ -161,10 +157,14 @@ impl Mount {
     }
 }
 
-/// Reads a file into `memory` in pieces that stay in a processor's cache; its length.
+/// Reads a file into `memory`, in pieces that stay in a processor's cache if it can be verified so; its length.
 fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64, c_int>> {
-    let Some(reads) = opened.files.open_in_pieces(file, &mut ())? else {
-        return opened.files.read(file, &mut ()).map(|bytes| copy_whole(memory, &bytes));
+    // A folder has no checksums of pieces.
+    let is_folder = opened.files.dataset().image().folder().is_some();
+    let reads = if is_folder { None } else { opened.files.open_in_pieces(file, &mut ())? };
+    let Some(reads) = reads else {
+        let bytes = opened.files.read(file, &mut ())?;
+        return Ok(write_at(memory.fd(), &bytes, 0).map(|()| bytes.len() as u64));
     };
     let mut at = 0;
     loop {
@@ -177,10 +177,6 @@ fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64
             Err(errno) => return Ok(Err(errno)),
         }
     }
-}
-
-fn copy_whole(memory: &Memory, bytes: &[u8]) -> Result<u64, c_int> {
-    write_at(memory.fd(), bytes, 0).map(|()| bytes.len() as u64)
 }
 
 /// The mount and the node that the descriptor stands for, if it is one of ours, of this program or of one that has

@@ -296,17 +296,15 @@ fn shards_of(
         // A file named by the caller is what the caller says, and errors in it will be reported. But a
         // shell pattern also matches files that describe shards.
         let is_one = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
-        match content {
-            Content::Packed(_) => judgement.file(file, len_bytes, content),
-            _ if is_one && content.kind() == wanted.kind() => {
-                judgement.file(file, len_bytes, content);
-            }
-            _ if is_one => {
-                let what = format!("{} read as {kind}", content.label());
-                judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
-                judgement.shards.push((file, wanted));
-            }
-            _ => judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name),
+        let is_packed = matches!(content, Content::Packed(_));
+        if is_packed || is_one && content.kind() == wanted.kind() {
+            judgement.file(file, len_bytes, content);
+        } else if is_one {
+            let what = format!("{} read as {kind}", content.label());
+            judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
+            judgement.shards.push((file, wanted));
+        } else {
+            judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
         }
     }
     for tree in expanded.trees(options, indexing)? {

@@ -352,7 +352,8 @@ fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
     Ok((text, names))
 }
 
-fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+/// The path of `name` in `folder`, which may be the top.
+pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(folder.len() + 1 + name.len());
     path.extend_from_slice(folder);
     if !folder.is_empty() {

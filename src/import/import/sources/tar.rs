@@ -20,6 +20,7 @@ use super::SourceOptions;
 use super::content::{is_note, is_side_file, named_kind};
 use super::expansion::{Expands, Expansion};
 use super::file_counts::{FileCounts, HIDDEN, NESTED, Role};
+use super::folder::join;
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
 use super::indexing::Indexing;
 use super::kind::SourceKind;
@@ -247,23 +248,21 @@ impl Rows {
     /// The folder whose folders are the classes: the deepest one that holds all files, and none itself.
     fn folder_of_classes(&self) -> Vec<u8> {
         let holds_files = |folder: &[u8]| self.folders.get(folder).copied().unwrap_or(false);
-        let below = |folder: &[u8]| -> BTreeSet<&[u8]> {
-            self.folders.keys().filter_map(|other| first_below(other, folder)).collect()
+        let below = |folder: &[u8]| -> Vec<&[u8]> {
+            let all = self.folders.keys().filter_map(|other| first_below(other, folder));
+            all.collect::<BTreeSet<_>>().into_iter().collect()
         };
         let mut above = Vec::new();
-        loop {
-            let folders = below(&above);
-            let (false, 1, Some(only)) = (holds_files(&above), folders.len(), folders.first())
-            else {
-                return above;
-            };
-            let next =
-                if above.is_empty() { only.to_vec() } else { [&above[..], b"/", only].concat() };
+        while !holds_files(&above)
+            && let [only] = below(&above)[..]
+        {
+            let next = join(&above, only);
             if holds_files(&next) || below(&next).is_empty() {
-                return above;
+                break;
             }
             above = next;
         }
+        above
     }
 
     /// Appends a member to `index`, as a row or as a payload of the last one; returns whether its payload is the row's

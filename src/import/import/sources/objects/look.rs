@@ -163,23 +163,20 @@ fn list_all(
             {
                 return Err(error);
             }
-            Some(Err(error)) => Some(error),
-            None => None,
+            Some(Err(error)) => error,
+            None => {
+                let text = "there is no object with this prefix";
+                Error::new(ErrorKind::NotFound, text).target(place.to_string())
+            }
         };
         let prefix = match place.key() {
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        let listed = Listed::beneath(client, &prefix, indexing);
-        match (listed, absent) {
-            (Ok(listed), _) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
-            (Err(error), _) if is_away(&error) => return Err(error),
-            (_, Some(absent)) => return Err(absent),
-            (Ok(_), None) => {
-                let text = "there is no object with this prefix";
-                return Err(Error::new(ErrorKind::NotFound, text).target(place.to_string()));
-            }
-            (Err(error), None) => return Err(error),
+        match Listed::beneath(client, &prefix, indexing) {
+            Ok(listed) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
+            Err(error) if place.is_folder() || is_away(&error) => return Err(error),
+            _ => return Err(absent),
         }
     }
     Ok(all)
@@ -375,34 +372,25 @@ fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found
         for row in 0..one.len() {
             let name = one.name(row).as_bytes();
             let len = one.len_bytes(row);
-            if has_index(kind) && !is_index(name) {
-                let (what, role) = if is_side_file(name) {
-                    ("side file", Role::SetAside)
-                } else {
-                    ("shard of an index", Role::Shard)
-                };
-                file_counts.add(what, role, len, name);
-                continue;
-            }
-            if merged.contains(Path::new(one.name(row))) {
-                file_counts.add(row_indexes::MERGED, Role::SetAside, len, name);
-                continue;
-            }
             let is_shard =
                 if by_name { is_shard_of(kind, one.name(row)) } else { !is_side_file(name) };
-            if !one.is_given && !is_shard {
-                file_counts.add("side file", Role::SetAside, len, name);
+            let other = if has_index(kind) && !is_index(name) {
+                let is_side = is_side_file(name);
+                Some(if is_side { SIDE } else { ("shard of an index", Role::Shard) })
+            } else if merged.contains(Path::new(one.name(row))) {
+                Some((row_indexes::MERGED, Role::SetAside))
+            } else {
+                (!one.is_given && !is_shard).then_some(SIDE)
+            };
+            if let Some((what, role)) = other {
+                file_counts.add(what, role, len, name);
                 continue;
             }
             // Whoever names a whole data set is told which splits are taken.
             let split =
                 split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
-            match split {
-                Some(split) => {
-                    file_counts.add(&format!("{what}, split {split}"), Role::Shard, len, name);
-                }
-                None => file_counts.add(what, Role::Shard, len, name),
-            }
+            let split = split.map_or(String::new(), |split| format!(", split {split}"));
+            file_counts.add(&format!("{what}{split}"), Role::Shard, len, name);
             let path = PathBuf::from(
                 one.client.place().with_key(format!("{}{}", one.prefix, one.name(row))).to_string(),
             );
@@ -467,6 +455,8 @@ fn not_read(what: &str, one: &Listed) -> Error {
         .hint("copy them here first, or import each object as one sample with --from folder")
 }
 
+/// Objects that describe others.
+const SIDE: (&str, Role) = ("side file", Role::SetAside);
 /// Each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
 /// Archives of which the beginning is looked at, to tell WebDataset from plain ones.
