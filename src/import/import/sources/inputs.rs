@@ -13,6 +13,7 @@ use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Streams, in order.
+#[derive(Default)]
 pub(in crate::import) struct Inputs {
     files: std::vec::IntoIter<FoundFile>,
     objects: Option<ObjectStreams>,
@@ -46,8 +47,7 @@ impl Inputs {
     pub(in crate::import) fn new(files: Vec<FoundFile>, expansion: Expansion) -> Inputs {
         let are_objects = files.iter().any(|file| file.object.is_some());
         let objects = are_objects.then(|| ObjectStreams::new(&files, 0));
-        let files = files.into_iter();
-        Inputs { files, objects, begun: 0, first: None, ahead: None, expansion }
+        Inputs { files: files.into_iter(), objects, expansion, ..Inputs::default() }
     }
 
     /// Objects from byte `offset` of the one with this number on.
@@ -85,7 +85,7 @@ impl Inputs {
         }
         let objects = Some(ObjectStreams::new(&files, begin));
         let files = files.into_iter();
-        Ok(Inputs { files, objects, begun: number, first, ahead: None, expansion })
+        Ok(Inputs { files, objects, begun: number, first, expansion, ..Inputs::default() })
     }
 
     /// How many objects were given, or left out at the beginning; `None`: they are files.

@@ -190,7 +190,7 @@ impl Source {
             Store::Objects(roots) if options.prefix && kind == SourceKind::Folder => {
                 put_containers_in_front(&mut index);
                 let roots = roots.iter_mut().zip(&index.containers);
-                roots.for_each(|(root, container)| root.put_in_front(container.len_bytes as usize));
+                roots.for_each(|(root, container)| root.cut = container.len_bytes as usize);
             }
             _ => {}
         }
@@ -214,8 +214,8 @@ impl Source {
         // Some were left out.
         let kept: HashSet<String> = (0..self.index.len())
             .filter_map(|row| {
-                let payload = self.index.payloads(row).next()?;
-                Some(roots[payload.container as usize].address_of(self.index.name(row)))
+                let root = &roots[self.index.container_of(row)? as usize];
+                Some(root.address_of(self.index.name(row)))
             })
             .collect();
         let mut origins = OriginsBuilder::default();

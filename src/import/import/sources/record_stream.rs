@@ -12,6 +12,7 @@ use dlfs_base::Result;
 use dlfs_base::checksum::{crc32c, crc32c_append};
 
 /// The records of streams, one after the other; each is named after its stream and its number there.
+#[derive(Default)]
 pub(in crate::import) struct RecordStream {
     inputs: Inputs,
     /// Byte and number of the record that the first input is read from.
@@ -40,27 +41,15 @@ struct Unread {
 }
 
 impl RecordStream {
-    /// The records of `inputs`.
-    pub(in crate::import) fn new(inputs: Inputs) -> RecordStream {
-        RecordStream {
-            inputs,
-            begin_at: (0, 0),
-            open: None,
-            piped_bytes: 0,
-            bad: Vec::new(),
-            spare: None,
-            most_at_once: u64::MAX,
-        }
-    }
-
-    /// The same, leaving records of more bytes to be [read in pieces](SampleStream::read_on).
-    pub(in crate::import) fn at_once(self, most: u64) -> RecordStream {
-        RecordStream { most_at_once: most, ..self }
-    }
-
-    /// Goes on at byte `offset` of the first input, with record `number` there.
-    pub(in crate::import) fn after(self, offset: u64, number: u64) -> RecordStream {
-        RecordStream { begin_at: (offset, number), ..self }
+    /// The records of `inputs`, leaving those of more bytes than `most_at_once` to be
+    /// [read in pieces](SampleStream::read_on). `begin_at`: byte and number of the record that the first input is read
+    /// from.
+    pub(in crate::import) fn new(
+        inputs: Inputs,
+        most_at_once: u64,
+        begin_at: (u64, u64),
+    ) -> RecordStream {
+        RecordStream { inputs, most_at_once, begin_at, ..RecordStream::default() }
     }
 
     fn end(&mut self) {

@@ -25,6 +25,7 @@ use super::tar_members::{Member, MemberKind, Members};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Reads the samples of streams, one after the other.
+#[derive(Default)]
 pub struct StreamSource {
     inputs: Inputs,
     members: Option<(PathBuf, Members<Stream>)>,
@@ -95,26 +96,11 @@ impl StreamSource {
         let fields = if grouped { fields } else { Some(Vec::new()) };
         let mut judge = Judge::new(grouped, options, is_open);
         judge.is_stream = true;
-        Ok(StreamSource {
-            inputs,
-            members: None,
-            appended: FileCounts::default(),
-            counted: FileCounts::default(),
-            piped_bytes: 0,
-            judge,
-            prefix: options.prefix,
-            shard: Vec::new(),
-            fields_grow: fields.is_none(),
-            fields,
-            open: None,
-            open_at: 0,
-            begin_at: 0,
-            names: HashSet::new(),
-            here: HashSet::new(),
-            bad: Vec::new(),
-            spare: Spare::default(),
-            most_at_once: u64::MAX,
-        })
+        let fields_grow = fields.is_none();
+        let prefix = options.prefix;
+        let most_at_once = u64::MAX;
+        let empty = StreamSource::default();
+        Ok(StreamSource { inputs, judge, prefix, fields_grow, fields, most_at_once, ..empty })
     }
 
     /// The same, leaving files of more bytes to be [read in pieces](SampleStream::read_on), where each is a sample.

@@ -9,17 +9,17 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::FileType;
 
-use super::SourceOptions;
 use super::beneath::Root;
 use super::compression::FileAt;
 use super::content::{Content, is_shard_name, is_side_file};
 use super::file_counts::{FileCount, FileCounts, Role};
-use super::folder;
 use super::index::{BadEntry, BadReason, Index};
 use super::indexing::Indexing;
+use super::{SourceOptions, folder, shard};
 use dlfs_base::Result;
 
 /// A folder and its contents.
@@ -147,18 +147,17 @@ impl Tree {
 
     /// The content of a file; an unreadable file is not classified: reading it will report the error.
     fn content(&self, name: &[u8]) -> Content {
-        let file = self.root.open_file(name).ok().map(File::from).or_else(|| {
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-            let fd = rustix::fs::open(self.path_of(name), flags, Mode::empty()).ok()?;
-            Some(File::from(fd))
-        });
         let is_file = |file: &File| {
             rustix::fs::fstat(file)
                 .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
         };
-        let content = file
-            .filter(is_file)
-            .and_then(|file| Content::of(|offset| FileAt::from(&file, offset), name).ok());
+        let beneath = self.root.open_file(name).ok().map(File::from).filter(is_file);
+        // Behind a link out of the folder.
+        let there = || Some(shard::open(&self.path_of(name)).ok()?.0);
+        let content = beneath
+            .map(Arc::new)
+            .or_else(there)
+            .and_then(|file| Content::of(|offset| FileAt::from(&*file, offset), name).ok());
         content.unwrap_or(Content::Other)
     }
 

@@ -130,59 +130,43 @@ instead! {
     }
 
     fn statfs | statfs64(path: Text, out: *mut StatFs) -> c_int {
-        match at(path) {
-            Some(subject) => subject.tell(shapes::statfs, |stat| out.write(stat)),
-            None => real(path, out),
-        }
+        let answer = |subject: Subject| subject.tell(shapes::statfs, |stat| out.write(stat));
+        at(path).map_or_else(|| real(path, out), answer)
     }
 
     fn fstatfs | fstatfs64(fd: c_int, out: *mut StatFs) -> c_int {
-        match Subject::of_descriptor(fd) {
-            Some(subject) => subject.tell(shapes::statfs, |stat| out.write(stat)),
-            None => real(fd, out),
-        }
+        let answer = |subject: Subject| subject.tell(shapes::statfs, |stat| out.write(stat));
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, out), answer)
     }
 
     fn statvfs | statvfs64(path: Text, out: *mut StatVfs) -> c_int {
-        match at(path) {
-            Some(subject) => subject.tell(shapes::statvfs, |stat| out.write(stat)),
-            None => real(path, out),
-        }
+        let answer = |subject: Subject| subject.tell(shapes::statvfs, |stat| out.write(stat));
+        at(path).map_or_else(|| real(path, out), answer)
     }
 
     fn fstatvfs | fstatvfs64(fd: c_int, out: *mut StatVfs) -> c_int {
-        match Subject::of_descriptor(fd) {
-            Some(subject) => subject.tell(shapes::statvfs, |stat| out.write(stat)),
-            None => real(fd, out),
-        }
+        let answer = |subject: Subject| subject.tell(shapes::statvfs, |stat| out.write(stat));
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, out), answer)
     }
 
     fn getxattr | lgetxattr(path: Text, name: Text, out: *mut c_void, len: size_t) -> ssize_t {
-        match at(path) {
-            Some(subject) => put(subject.xattr(CStr::from_ptr(name)), out, len),
-            None => real(path, name, out, len),
-        }
+        let answer = |subject: Subject| put(subject.xattr(CStr::from_ptr(name)), out, len);
+        at(path).map_or_else(|| real(path, name, out, len), answer)
     }
 
     fn fgetxattr(fd: c_int, name: Text, out: *mut c_void, len: size_t) -> ssize_t {
-        match Subject::of_descriptor(fd) {
-            Some(subject) => put(subject.xattr(CStr::from_ptr(name)), out, len),
-            None => real(fd, name, out, len),
-        }
+        let answer = |subject: Subject| put(subject.xattr(CStr::from_ptr(name)), out, len);
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, name, out, len), answer)
     }
 
     fn listxattr | llistxattr(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        match at(path) {
-            Some(subject) => put(subject.xattr_names(), out.cast(), len),
-            None => real(path, out, len),
-        }
+        let answer = |subject: Subject| put(subject.xattr_names(), out.cast(), len);
+        at(path).map_or_else(|| real(path, out, len), answer)
     }
 
     fn flistxattr(fd: c_int, out: *mut c_char, len: size_t) -> ssize_t {
-        match Subject::of_descriptor(fd) {
-            Some(subject) => put(subject.xattr_names(), out.cast(), len),
-            None => real(fd, out, len),
-        }
+        let answer = |subject: Subject| put(subject.xattr_names(), out.cast(), len);
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, out, len), answer)
     }
 }
 

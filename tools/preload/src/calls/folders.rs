@@ -14,10 +14,8 @@ use crate::{files, own};
 
 instead! {
     fn opendir(path: Text) -> *mut DIR {
-        match place(AT_FDCWD, path) {
-            Some(place) => returned(own::inside(|| open(&place))),
-            None => real(path),
-        }
+        let answer = |place: Place| returned(own::inside(|| open(&place)));
+        place(AT_FDCWD, path).map_or_else(|| real(path), answer)
     }
 
     fn fdopendir(fd: c_int) -> *mut DIR {
@@ -42,31 +40,20 @@ instead! {
     }
 
     fn rewinddir(folder: *mut DIR) -> () {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.seek(0),
-            None => real(folder),
-        }
+        OpenFolder::of(folder).map_or_else(|| real(folder), |ours| ours.seek(0))
     }
 
     fn telldir(folder: *mut DIR) -> c_long {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.position(),
-            None => real(folder),
-        }
+        OpenFolder::of(folder).map_or_else(|| real(folder), |ours| ours.position())
     }
 
     fn seekdir(folder: *mut DIR, position: c_long) -> () {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.seek(position),
-            None => real(folder, position),
-        }
+        OpenFolder::of(folder).map_or_else(|| real(folder, position), |ours| ours.seek(position))
     }
 
     fn dirfd(folder: *mut DIR) -> c_int {
-        match OpenFolder::of(folder) {
-            Some(ours) => returned(own::inside(|| ours.descriptor())),
-            None => real(folder),
-        }
+        let answer = |ours: &mut OpenFolder| returned(own::inside(|| ours.descriptor()));
+        OpenFolder::of(folder).map_or_else(|| real(folder), answer)
     }
 }
 

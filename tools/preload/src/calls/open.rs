@@ -6,16 +6,15 @@ use std::ffi::{CStr, c_int};
 use libc::{AT_FDCWD, FILE, mode_t};
 
 use super::{Text, place, returned, text};
-use crate::{files, own, paths};
+use crate::paths::Place;
+use crate::{files, own};
 
 macro_rules! opens {
     ($($($name:ident)|+ ($($argument:ident: $kind:ty),*), $folder:expr, $path:ident, $flags:expr;)*) => {$(
         instead! {
             fn $($name)|+ ($($argument: $kind),*) -> c_int {
-                match place($folder, $path) {
-                    Some(place) => returned(own::inside(|| place.open($flags, false))),
-                    None => real($($argument),*),
-                }
+                let answer = |place: Place| returned(own::inside(|| place.open($flags, false)));
+                place($folder, $path).map_or_else(|| real($($argument),*), answer)
             }
         }
     )*};
@@ -33,10 +32,8 @@ const CREATES: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
 
 instead! {
     fn fopen | fopen64(path: Text, mode: Text) -> *mut FILE {
-        match place(AT_FDCWD, path) {
-            Some(place) => returned(own::inside(|| stream(&place, text(mode)))),
-            None => real(path, mode),
-        }
+        let answer = |place: Place| returned(own::inside(|| stream(&place, text(mode))));
+        place(AT_FDCWD, path).map_or_else(|| real(path, mode), answer)
     }
 
     fn freopen | freopen64(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
@@ -59,7 +56,7 @@ instead! {
     }
 }
 
-fn stream(place: &paths::Place, mode: Option<&CStr>) -> Result<*mut FILE, c_int> {
+fn stream(place: &Place, mode: Option<&CStr>) -> Result<*mut FILE, c_int> {
     let fd = place.open(flags_of(mode)?, true)?;
     // SAFETY: the descriptor is open, and a `CStr` ends with NUL; without a mode there are no flags.
     let stream = unsafe { libc::fdopen(fd, mode.unwrap_or_default().as_ptr()) };

@@ -35,38 +35,23 @@ instead! {
 
     // There are no links below a mount.
     fn readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        match place(AT_FDCWD, path) {
-            Some(place) => no_link(&place),
-            None => real(path, out, len),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path, out, len), |place| no_link(&place))
     }
 
     fn readlinkat(folder: c_int, path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        match place(folder, path) {
-            Some(place) => no_link(&place),
-            None => real(folder, path, out, len),
-        }
+        place(folder, path).map_or_else(|| real(folder, path, out, len), |place| no_link(&place))
     }
 
     fn realpath(path: Text, out: *mut c_char) -> *mut c_char {
-        match place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, out),
-            None => real(path, out),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path, out), |place| real_path(&place, out))
     }
 
     fn __realpath_chk(path: Text, out: *mut c_char, len: size_t) -> *mut c_char {
-        match place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, out),
-            None => real(path, out, len),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path, out, len), |place| real_path(&place, out))
     }
 
     fn canonicalize_file_name(path: Text) -> *mut c_char {
-        match place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, null_mut()),
-            None => real(path),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path), |place| real_path(&place, null_mut()))
     }
 }
 

@@ -37,10 +37,7 @@ macro_rules! writes {
     ($($what:ident $($name:ident)|+ ($($argument:ident: $kind:ty),*), $folder:expr, $path:ident;)*) => {$(
         instead! {
             fn $($name)|+ ($($argument: $kind),*) -> c_int {
-                match place($folder, $path) {
-                    Some(place) => $what(&place),
-                    None => real($($argument),*),
-                }
+                place($folder, $path).map_or_else(|| real($($argument),*), |place| $what(&place))
             }
         }
     )*};
