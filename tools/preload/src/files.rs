@@ -29,8 +29,8 @@ impl Place {
         }
     }
 
-    /// As `open(2)` of a file system that is mounted read-only. `whole`: for a stream; the C library's own reads are not
-    /// seen, so a long file is copied whole.
+    /// As `open(2)` of a file system that is mounted read-only. `whole`: for a stream; the C library's own reads are
+    /// not seen, so a long file is copied whole.
     pub(crate) fn open(&self, flags: c_int, whole: bool) -> Result<c_int, c_int> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let is_path = flags & libc::O_PATH != 0;

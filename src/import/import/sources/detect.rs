@@ -134,8 +134,8 @@ struct Judgement {
     file_counts: FileCounts,
     shards: Vec<(FoundFile, Content)>,
     bad: Vec<BadEntry>,
-    /// A file that is neither a shard nor a side file.
-    other: Option<(PathBuf, Content)>,
+    /// Set if a file is neither a shard nor a side file.
+    has_others: bool,
     /// A shard in a subfolder of the given folder.
     nested: Option<Vec<u8>>,
 }
@@ -144,36 +144,30 @@ impl Judgement {
     /// Judges the files of a tree, of which only those of the `wanted` kind are taken, or all.
     fn tree(&mut self, tree: &Tree, wanted: Option<SourceKind>) {
         let (detected, bad) = tree.detect(wanted.is_none());
-        let (mine, others): (Vec<_>, Vec<_>) = detected.into_iter().partition(|detected| {
-            let content = detected.content;
+        let is_mine = |content: Content| {
             let is_wanted = |kind| matches!(content, Content::Packed(_)) || content.kind() == kind;
             wanted.is_none_or(is_wanted)
-        });
+        };
+        let (mine, others): (Vec<_>, Vec<_>) =
+            detected.into_iter().partition(|detected| is_mine(detected.content));
         let Indexed { parts, merged } = Indexed::of(tree, &mine);
-        for DetectedFile { name, len_bytes, content } in others {
-            if parts.contains(&tree.path_of(&name)) {
-                self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
-                continue;
-            }
-            let is_side = is_side_file(&name) && !content.is_shard();
-            let what = if is_side { "side file".into() } else { content.label() };
-            self.file_counts.add(&what, Role::SetAside, len_bytes, &name);
-        }
         self.file_counts.append(tree.index.file_counts.0.iter().cloned());
-        for DetectedFile { name, len_bytes, content } in mine {
+        for DetectedFile { name, len_bytes, content } in others.into_iter().chain(mine) {
             let path = tree.path_of(&name);
             if parts.contains(&path) {
                 self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
-                continue;
-            }
-            if merged.contains(&path) {
+            } else if !is_mine(content) {
+                let is_side = is_side_file(&name) && !content.is_shard();
+                let what = if is_side { "side file".into() } else { content.label() };
+                self.file_counts.add(&what, Role::SetAside, len_bytes, &name);
+            } else if merged.contains(&path) {
                 self.file_counts.add(MERGED, Role::SetAside, len_bytes, &name);
-                continue;
+            } else {
+                if content.is_shard() && name.contains(&b'/') {
+                    self.nested.get_or_insert_with(|| name.clone());
+                }
+                self.file(FoundFile::new(path, name), len_bytes, content);
             }
-            if content.is_shard() && name.contains(&b'/') {
-                self.nested.get_or_insert_with(|| name.clone());
-            }
-            self.file(FoundFile::new(path, name), len_bytes, content);
         }
         for bad in bad {
             if is_side_file(&bad.name) {
@@ -192,7 +186,7 @@ impl Judgement {
             self.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
         } else {
             self.file_counts.add(&content.label(), Role::SetAside, len_bytes, &file.name);
-            self.other.get_or_insert((file.path, content));
+            self.has_others = true;
         }
     }
 
@@ -250,12 +244,11 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
     let mut kinds = judgement.shards.iter().map(|(_, content)| content.kind());
     let first = kinds.next().unwrap_or_default();
     let all_alike = kinds.all(|kind| kind == first);
-    if judgement.other.is_some() || !all_alike {
-        let message = match judgement.other {
-            Some(_) => "the source holds shards and other files",
-            None => "the source holds shards of several kinds",
-        };
-        return Err(judgement.refuse(message, MIXED));
+    if judgement.has_others {
+        return Err(judgement.refuse("the source holds shards and other files", MIXED));
+    }
+    if !all_alike {
+        return Err(judgement.refuse("the source holds shards of several kinds", MIXED));
     }
     judgement.check_packed()?;
     if let Some(name) = &judgement.nested {

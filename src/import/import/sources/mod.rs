@@ -28,6 +28,7 @@ mod inputs;
 mod kind;
 mod list;
 pub(in crate::import) mod objects;
+mod reading;
 mod record_stream;
 pub(in crate::import) mod row_indexes;
 pub mod sample_stream;
@@ -348,15 +349,10 @@ impl Source {
     }
 
     fn open_shards(&self) -> OpenShards {
-        let mut open = OpenShards::default();
-        if let Store::Shards(files) = &self.store {
-            for (number, file) in files.iter().enumerate() {
-                if let Some(file) = file {
-                    open.keep(number as u32, file.clone());
-                }
-            }
+        match &self.store {
+            Store::Shards(nameless) => OpenShards::new(nameless),
+            _ => OpenShards::default(),
         }
-        open
     }
 
     /// A reader for one thread.

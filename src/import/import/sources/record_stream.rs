@@ -2,9 +2,9 @@
 
 use std::io::{self, Read};
 
-use super::compression::read_some;
 use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
 use super::inputs::Stream;
+use super::reading::read_some;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
 use super::{FoundFile, Inputs, tfrecord};

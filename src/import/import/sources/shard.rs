@@ -10,8 +10,8 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::compression::FileAt;
 use super::index::{BadReason, Container, Payload};
+use super::reading::FileAt;
 use super::stamp;
 use super::tar_members::Input;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -52,7 +52,7 @@ impl Input for FrontToBack {
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         let buffered = bytes.min(self.buffer().len() as u64);
         self.consume(buffered as usize);
-        // Where more is skipped, nothing is left in the buffer.
+        // The buffer is empty if more is skipped.
         let file = self.get_mut();
         file.offset = file.offset.saturating_add(bytes - buffered);
         Ok(())
@@ -71,6 +71,12 @@ pub(crate) struct OpenShards {
 }
 
 impl OpenShards {
+    /// Opens each shard when it is needed, but for these files, which have no name any more.
+    pub(crate) fn new(nameless: &[Option<Arc<File>>]) -> OpenShards {
+        let open = (0..).zip(nameless).filter_map(|(number, file)| Some((number, file.clone()?)));
+        OpenShards { open: open.collect(), next_out: 0 }
+    }
+
     /// Fills `into` from byte `at` of a payload.
     ///
     /// # Errors
@@ -111,11 +117,6 @@ impl OpenShards {
         let end = offset + into.len() as u64;
         file.read_exact_at(&mut into[of_into..], offset + of_into as u64).map_err(reason)?;
         file.read_exact_at(&mut behind[of_behind..], end + of_behind as u64).map_err(reason)
-    }
-
-    /// Uses `file`, which has no name any more, as shard `number`.
-    pub(crate) fn keep(&mut self, number: u32, file: Arc<File>) {
-        self.open.push((number, file));
     }
 
     fn file(&mut self, containers: &[Container], number: u32) -> Result<Arc<File>, BadReason> {

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 
 use super::beneath::Root;
-use super::compression::FileAt;
 use super::content::{Content, is_shard_name, is_side_file};
 use super::file_counts::{FileCount, FileCounts, Role};
 use super::index::{BadEntry, BadReason, Index};
 use super::indexing::Indexing;
+use super::reading::FileAt;
 use super::{SourceOptions, folder, shard};
 use dlfs_base::Result;
 

@@ -355,8 +355,8 @@ fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBu
     })
 }
 
-/// Shards of this kind, which the caller named or that was `detected`. Beneath a prefix, those are the objects with such
-/// names, or if none has one, all.
+/// Shards of this kind, which the caller named or that was `detected`. Beneath a prefix, those are the objects with
+/// such names, or if none has one, all.
 fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found> {
     let mut files = Vec::new();
     let mut file_counts = FileCounts::default();
