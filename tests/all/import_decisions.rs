@@ -311,3 +311,23 @@ fn archives_within_an_archive_are_samples_and_counted_or_are_taken_apart_as_the_
     let report = import_onto(&[more], &empty(), &skip, &mut ()).unwrap();
     assert_eq!((report.samples, report.bad.len()), (1, 2));
 }
+
+#[test]
+fn a_link_within_an_archive_counts_as_an_archive_only_if_it_leads_to_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let members = [
+        file("a.tar"),
+        member("hard.tar", b'1', "a.tar", b""),
+        member("soft.tar", b'2', "a.tar", b""),
+        member("dangling.tar", b'2', "none.tar", b""),
+        member("out.tar", b'2', "/a.tar", b""),
+    ];
+    let outer = archive(dir.path(), "outer.tar", &members);
+    let source = Source::open(&[outer], &SourceOptions::default()).unwrap();
+    assert_eq!(names(&source), ["a.tar", "hard.tar", "soft.tar"]);
+    let reasons: Vec<_> = source.index().bad.iter().map(|bad| &bad.reason).collect();
+    assert_eq!(reasons, [&BadReason::LeavesSource, &BadReason::Dangling]);
+    let nested = source.file_counts().iter().find(|count| count.role == Role::Sample);
+    let counted = nested.map(|count| (&*count.what, count.files, count.bytes));
+    assert_eq!(counted, Some(("archive within an archive", 3, 3 * "a.tar".len() as u64)));
+}

@@ -37,15 +37,13 @@ pub(super) struct Checked<'a> {
 }
 
 impl<'a> Checked<'a> {
-    /// The samples of `from` that pass `checks`.
-    pub(super) fn new(from: Box<dyn SampleStream + 'a>, checks: Checks<'a>) -> Checked<'a> {
-        let known_types = FieldTypes::default();
+    /// The samples of `from` that pass `checks`, behind samples of `known_types`.
+    pub(super) fn new(
+        from: Box<dyn SampleStream + 'a>,
+        checks: Checks<'a>,
+        known_types: FieldTypes,
+    ) -> Checked<'a> {
         Checked { from, checks, known_types, typing: None }
-    }
-
-    /// Goes on behind samples of these types.
-    pub(super) fn after(self, known_types: FieldTypes) -> Checked<'a> {
-        Checked { known_types, ..self }
     }
 
     /// The inner error says why the sample is rejected.

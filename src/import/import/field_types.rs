@@ -186,7 +186,7 @@ impl Typing {
                 into.copy_from_slice(&bytes[..into.len()]);
                 Ok(())
             };
-            match self.elements(field, &mut Front::new(len, &mut read, &mut buffer))? {
+            match self.elements(field, &mut Front { len, read: &mut read, buffer: &mut buffer })? {
                 Elements::All => {}
                 Elements::Behind(len) => bytes.skip(len as usize),
                 Elements::Are(elements) => *bytes = elements.into(),
@@ -207,7 +207,7 @@ impl Typing {
             None | Some(Kind::Bytes) => return Ok(Elements::All),
             Some(Kind::OfFirst) => of_npy(None, front),
             Some(Kind::Is(kind)) => match kind.form() {
-                FileForm::Raw => Ok(kind.check_len(front.len()).map(|()| (Elements::All, None))),
+                FileForm::Raw => Ok(kind.check_len(front.len).map(|()| (Elements::All, None))),
                 FileForm::Text => of_text(kind, front),
                 FileForm::Npy => of_npy(Some(kind), front),
             },
@@ -280,7 +280,7 @@ fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
 type Found = Result<Result<(Elements, Option<FieldType>), String>, BadReason>;
 
 fn of_text(kind: &FieldType, front: &mut Front<'_>) -> Found {
-    let len = front.len();
+    let len = front.len;
     if len > MAX_NUMBER_BYTES {
         return Ok(Err(format!("is {kind}, and this is a text of {len} bytes")));
     }
@@ -289,7 +289,7 @@ fn of_text(kind: &FieldType, front: &mut Front<'_>) -> Found {
 }
 
 fn of_npy(kind: Option<&FieldType>, front: &mut Front<'_>) -> Found {
-    let len = front.len();
+    let len = front.len;
     let mut read = USUAL_HEADER_BYTES;
     let header = loop {
         match NpyHeader::parse(front.first(read)?) {

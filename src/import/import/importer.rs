@@ -28,7 +28,7 @@ use crate::import::sources::expansion::Expansion;
 use crate::import::sources::objects;
 use crate::import::sources::{
     BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, SourceOptions,
-    Step, detect,
+    detect,
 };
 use crate::import::streamed;
 use crate::import::worker::Pass;
@@ -131,14 +131,7 @@ pub(super) fn open_source(
         nested: options.nested,
         expansion: Expansion::new(options.max_expansion),
     };
-    let mut tell = |step| {
-        match step {
-            Step::Begin => progress.stage(Stage::Indexing, 0, 0),
-            Step::Found { samples, bytes } => progress.advance(samples, bytes),
-        }
-        !progress.stop()
-    };
-    let indexing = &mut Indexing::new(&mut tell);
+    let indexing = &mut Indexing::new(progress);
     let ImportOptions { splits, places, .. } = options;
     let are_objects = objects::are_objects(sources, options.from)?;
     let found = if are_objects {
@@ -647,7 +640,7 @@ fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock])
         media: MediaUse::default(),
         pack: directory.layout().pack,
         bad: index.bad.clone(),
-        file_counts: index.file_counts.clone(),
+        file_counts: source.file_counts().to_vec(),
         columns: None,
         field_types: typed_fields(directory),
     }

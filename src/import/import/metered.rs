@@ -35,7 +35,7 @@ impl Progress for Metered<'_> {
 
     fn advance(&mut self, samples: u64, bytes: u64) {
         if let Some(stage) = self.stage {
-            let of = &self.counters.stages[stage_index(stage)];
+            let of = &self.counters.stages[stage as usize];
             of.samples.fetch_add(samples, Ordering::Relaxed);
             of.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -55,50 +55,39 @@ impl Drop for Metered<'_> {
 
 #[derive(Default)]
 struct Counters {
-    stages: [OfStage; 3],
-    time: Mutex<Time>,
+    stages: [StageCounters; 3],
+    /// The stage that runs, since when.
+    running: Mutex<Option<(usize, Instant)>>,
 }
 
-/// The work that a stage has done.
+/// The work that a stage has done, and the time that it took until it ended.
 #[derive(Default)]
-struct OfStage {
+struct StageCounters {
     samples: AtomicU64,
     bytes: AtomicU64,
-}
-
-/// How long the stages have taken.
-#[derive(Clone, Copy, Default)]
-struct Time {
-    /// Those that have ended.
-    ended: [Duration; 3],
-    /// The one that runs, since when.
-    running: Option<(usize, Instant)>,
-}
-
-impl Time {
-    fn so_far(&self) -> [Duration; 3] {
-        let mut times = self.ended;
-        if let Some((stage, began)) = self.running {
-            times[stage] += began.elapsed();
-        }
-        times
-    }
+    nanoseconds: AtomicU64,
 }
 
 impl Counters {
     /// A stage begins, or none; the one before has ended.
     fn begin(&self, stage: Option<Stage>) {
-        let mut time = self.time.lock();
-        let running = stage.map(|stage| (stage_index(stage), Instant::now()));
-        *time = Time { ended: time.so_far(), running };
+        let mut running = self.running.lock();
+        if let Some((ended, began)) = *running {
+            let took = began.elapsed().as_nanos() as u64;
+            self.stages[ended].nanoseconds.fetch_add(took, Ordering::Relaxed);
+        }
+        *running = stage.map(|stage| (stage as usize, Instant::now()));
     }
 }
 
 impl Measured for Counters {
     fn measure(&self, snapshot: &mut Snapshot) {
-        let times = self.time.lock().so_far();
-        for ((stage, of), time) in STAGES.into_iter().zip(&self.stages).zip(times) {
+        let running = self.running.lock(); // so that none ends meanwhile
+        for (at, (stage, of)) in STAGES.into_iter().zip(&self.stages).enumerate() {
             let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+            let began = running.filter(|(stage, _)| *stage == at).map(|(_, began)| began);
+            let time = began.map_or(Duration::ZERO, |began| began.elapsed())
+                + Duration::from_nanos(load(&of.nanoseconds));
             snapshot.count(&metrics::IMPORT_SAMPLES, &[stage], load(&of.samples));
             snapshot.count(&metrics::IMPORT_BYTES, &[stage], load(&of.bytes));
             snapshot.seconds(&metrics::IMPORT_SECONDS, &[stage], time.as_secs_f64());
@@ -106,13 +95,5 @@ impl Measured for Counters {
     }
 }
 
-/// The stages as a label has them.
+/// The stages as a label has them, in the order of [`Stage`].
 const STAGES: [&str; 3] = ["indexing", "writing", "committing"];
-
-fn stage_index(stage: Stage) -> usize {
-    match stage {
-        Stage::Indexing => 0,
-        Stage::Writing => 1,
-        Stage::Committing => 2,
-    }
-}

@@ -48,6 +48,7 @@ mod pass;
 mod plan;
 mod points;
 mod prepare;
+mod progress;
 mod purge;
 mod read_back;
 mod rebuild;

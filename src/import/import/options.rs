@@ -9,6 +9,7 @@ use serde::Serializer;
 
 use crate::import::field_types::{FieldColumn, FieldSpec};
 use crate::import::media_use::MediaUse;
+pub use crate::import::progress::{Progress, Stage};
 use crate::import::sources::expansion::DEFAULT_MAX_EXPANSION;
 use crate::import::sources::file_counts::FileCounts;
 use crate::import::sources::{BadEntry, BadReason, Decided, FileCount, SourceKind};
@@ -163,42 +164,10 @@ pub enum OnError {
     Skip,
 }
 
-/// Receives the progress of an import, on the thread that imports.
-pub trait Progress {
-    /// A new stage begins; `samples` and `bytes` are its totals, where known.
-    fn stage(&mut self, stage: Stage, samples: u64, bytes: u64);
-
-    /// This many more samples and bytes of the stage are done.
-    fn advance(&mut self, samples: u64, bytes: u64);
-
-    /// Called periodically: whether to stop. What is done is kept for a later `Resume`.
-    fn stop(&mut self) -> bool {
-        false
-    }
-}
-
 /// The error of an import that was asked to stop.
 pub(super) fn stopped() -> Error {
     let message = "the import was stopped";
     Error::new(ErrorKind::Interrupted, message).hint("resume with dlfs import --resume")
-}
-
-/// No progress reports.
-impl Progress for () {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-    fn advance(&mut self, _: u64, _: u64) {}
-}
-
-/// The stage of an import.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Stage {
-    /// Indexing the source.
-    Indexing,
-    /// Reading samples and writing chunks.
-    Writing,
-    /// Writing the directory and making everything durable.
-    Committing,
 }
 
 /// The result of an import.
@@ -398,5 +367,5 @@ pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCou
         let hint = bad.way().unwrap_or("repair them: without them there is no sample");
         return bad.into_error().hint(hint);
     }
-    FileCounts::of(counts).of_no_sample(kind)
+    FileCounts(counts.to_vec()).of_no_sample(kind)
 }

@@ -1,9 +1,9 @@
 //! Retries with back-off: how long an import waits for a target that is gone.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use dlfs_base::units::deadline;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -59,33 +59,29 @@ pub(super) struct Backoff(Duration);
 impl RetryBudget {
     /// Records that a call that began at `begun` has failed.
     pub(super) fn failed(&self, begun: Instant) {
-        self.lock().get_or_insert(begun + RETRY_FOR);
+        self.until.lock().get_or_insert(begun + RETRY_FOR);
     }
 
     /// Records progress: the next failure starts a new budget.
     pub(super) fn progressed(&self) {
-        *self.lock() = None;
+        *self.until.lock() = None;
     }
 
     /// The deadline of calls after a failure: together with the earlier attempts, `limit`.
     pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
-        self.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
+        self.until.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
     }
 
     /// Sleeps a little longer than last time; `false` when the budget is spent.
     pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
         let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
-        let until = *self.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
+        let until = *self.until.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
         if Instant::now() + next > until || stop.load(Ordering::Relaxed) {
             return false;
         }
         std::thread::sleep(next);
         pause.0 = next;
         true
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.until.lock().unwrap_or_else(PoisonError::into_inner) // one value, never half written
     }
 }
 

@@ -36,7 +36,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::columns::{ColumnSpec, ColumnTable, RowValues};
 use dlfs_format::format::superblock::used_bytes;
-use dlfs_format::format::{SampleMeta, fields};
+use dlfs_format::format::{FieldTypes, SampleMeta, fields};
 use dlfs_places::{Client, Object};
 
 /// Imports the streams `found` onto `media`.
@@ -81,7 +81,7 @@ pub(super) fn run(
     };
     let mut source = match again.zip(restored) {
         Some((again, restored)) => go_on(opened, again, &judged, checks, restored, expansion)?,
-        None => placed(Checked::new(opened.samples(), checks), options, 0),
+        None => placed(Checked::new(opened.samples(), checks, FieldTypes::default()), options, 0),
     };
     loop {
         import.note(&*source)?;
@@ -102,7 +102,7 @@ pub(super) fn run(
         return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
     let mut file_counts: Vec<FileCount> =
-        found.file_counts.into_iter().chain(source.appended()).collect();
+        found.file_counts.0.into_iter().chain(source.appended()).collect();
     set_piped_bytes(&mut file_counts, source.piped_bytes());
     if import.samples == 0 {
         return Err(no_samples(bad, kind, &file_counts));
@@ -133,10 +133,10 @@ impl Judged {
         fields: Option<Vec<Vec<u8>>>,
         checks: Checks<'_>,
     ) -> Result<StreamSource> {
-        let source = StreamSource::of_inputs(inputs, self.kind, fields)?;
         let &ImportOptions { prefix, nested, folders, .. } = checks.options;
         let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
-        Ok(source.decided(&members, self.is_open()).at_once(most_at_once(checks)))
+        let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, self.is_open())?;
+        Ok(source.at_once(most_at_once(checks)))
     }
 }
 
@@ -183,7 +183,7 @@ fn open<'a>(
         }
         SourceKind::TfRecord => {
             let inputs = Inputs::new(files, expansion.clone());
-            Opened::Other(Box::new(RecordStream::new(inputs).at_once(most_at_once(checks))))
+            Opened::Other(Box::new(RecordStream::new(inputs, most_at_once(checks), (0, 0))))
         }
         _ => {
             let mut inputs = Inputs::new(files, expansion.clone());
@@ -220,20 +220,20 @@ fn go_on<'a>(
     let StreamPlace { input, offset, record, windows, .. } = place;
     if let Opened::Rows(rows) = opened {
         let rows = rows.after(&place, restored.names, &restored.classes);
-        let source = Checked::new(Box::new(rows), checks).after(restored.field_types);
+        let source = Checked::new(Box::new(rows), checks, restored.field_types);
         return Ok(placed(source, checks.options, windows));
     }
     let inputs = Inputs::from(files, input, offset, expansion)?;
     let source: Box<dyn SampleStream> = match judged.kind {
         SourceKind::TfRecord => {
-            Box::new(RecordStream::new(inputs).at_once(most_at_once(checks)).after(offset, record))
+            Box::new(RecordStream::new(inputs, most_at_once(checks), (offset, record)))
         }
         _ => {
             let source = judged.archives(inputs, Some(restored.fields), checks)?;
             Box::new(source.after(offset, restored.names))
         }
     };
-    let source = Checked::new(source, checks).after(restored.field_types);
+    let source = Checked::new(source, checks, restored.field_types);
     Ok(placed(source, checks.options, windows))
 }
 
@@ -247,7 +247,7 @@ fn placed<'a>(
     match options.placement {
         PlacementOrder::Source => source,
         PlacementOrder::Shuffled => {
-            Box::new(Shuffled::new(source, options.seed, WINDOW_BYTES).after(windows))
+            Box::new(Shuffled::new(source, options.seed, WINDOW_BYTES, windows))
         }
     }
 }

@@ -21,9 +21,8 @@ pub(super) struct WriteBehind<T> {
     max_chunks: usize,
     spare_bufs: Vec<IoBuf>,
     spare_pieces: Vec<IoBuf>,
-    /// Flushes in flight, and the first one's failure.
-    flushes: Vec<PendingWrite>,
-    flush_failed: Option<Error>,
+    /// Flushes, which are no chunk's.
+    flushes: ChunkWrites,
     /// Bytes that the caller has read since the last poll.
     unpolled_bytes: usize,
 }
@@ -57,8 +56,7 @@ impl<T> WriteBehind<T> {
             max_chunks: (MAX_CHUNK_BYTES / buf_len).clamp(1, MAX_CHUNKS),
             spare_bufs: Vec::new(),
             spare_pieces: Vec::new(),
-            flushes: Vec::new(),
-            flush_failed: None,
+            flushes: ChunkWrites::default(),
             unpolled_bytes: 0,
         }
     }
@@ -112,10 +110,10 @@ impl<T> WriteBehind<T> {
     /// # Errors
     /// A flush could not be submitted.
     pub(super) fn flush(&mut self) -> Result<()> {
-        if self.flushes.is_empty() {
+        if self.flushes.under_way.is_empty() {
             for namespace in 0..self.channel.media().len() {
                 let under_way = self.channel.begin_flush(namespace)?;
-                self.flushes.push(under_way);
+                self.flushes.under_way.push((under_way, ReturnTo::None));
             }
         }
         Ok(())
@@ -126,7 +124,7 @@ impl<T> WriteBehind<T> {
     /// # Errors
     /// That failure: what was written before may be lost.
     pub(super) fn check_flushes(&mut self) -> Result<()> {
-        self.flush_failed.take().map_or(Ok(()), Err)
+        self.flushes.failed.take().map_or(Ok(()), Err)
     }
 
     /// All writes of the chunk are submitted: [`WriteBehind::ended`] returns its result.
@@ -157,7 +155,7 @@ impl<T> WriteBehind<T> {
 
     /// Returns whether nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.chunks.is_empty() && self.flushes.is_empty()
+        self.chunks.is_empty() && self.flushes.under_way.is_empty()
     }
 
     /// The oldest chunk in flight.
@@ -212,9 +210,9 @@ impl<T> WriteBehind<T> {
 
     /// Takes completed writes and flushes; returns whether there were any.
     fn reap(&mut self) -> bool {
-        let mut any = self.reap_flushes();
-        let WriteBehind { channel, open, chunks, spare_bufs, spare_pieces, .. } = self;
-        for parts in chunks.iter_mut().map(|(_, parts)| parts).chain([open]) {
+        let mut any = false;
+        let WriteBehind { channel, open, chunks, flushes, spare_bufs, spare_pieces, .. } = self;
+        for parts in chunks.iter_mut().map(|(_, parts)| parts).chain([open, flushes]) {
             for (write, home) in std::mem::take(&mut parts.under_way) {
                 let result = match channel.take(write) {
                     Ok(result) => result,
@@ -238,18 +236,6 @@ impl<T> WriteBehind<T> {
             }
         }
         any
-    }
-
-    fn reap_flushes(&mut self) -> bool {
-        let before = self.flushes.len();
-        for flush in std::mem::take(&mut self.flushes) {
-            match self.channel.take(flush) {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => self.flush_failed = self.flush_failed.take().or(Some(error)),
-                Err(flush) => self.flushes.push(flush),
-            }
-        }
-        self.flushes.len() < before
     }
 }
 

@@ -79,7 +79,7 @@ impl Mount {
         });
         let fd = fd.ok()? as c_int;
         mark_ours(&fd);
-        let inode = files::inode_of(fd).unwrap_or(0);
+        let inode = files::stat_of(fd).map_or(0, |stat| stat.st_ino);
         Some(Waiting { fd, inode, len: bytes.len() as u64, epoch: batch.epoch() })
     }
 }
@@ -98,7 +98,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if files::inode_of(self.fd) == Some(self.inode) {
+        if files::stat_of(self.fd).is_some_and(|stat| stat.st_ino == self.inode) {
             files::close(self.fd);
         }
     }

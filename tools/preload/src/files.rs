@@ -1,9 +1,11 @@
 //! Descriptors: a file is a sealed memfd with its bytes; what a descriptor stands for is its memfd's name.
 
-use std::ffi::{CStr, CString, c_int, c_long};
+use std::ffi::{CStr, CString, c_int};
+use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlfs::posix::{File, Node, PathError};
@@ -27,17 +29,9 @@ impl Place {
         }
     }
 
-    /// As `open(2)` of a file system that is mounted read-only.
-    pub(crate) fn open(&self, flags: c_int) -> Result<c_int, c_int> {
-        self.open_as(flags, false)
-    }
-
-    /// As [`Place::open`], for a stream: the C library's own reads are not seen, so a long file is copied whole.
-    pub(crate) fn open_whole(&self, flags: c_int) -> Result<c_int, c_int> {
-        self.open_as(flags, true)
-    }
-
-    fn open_as(&self, flags: c_int, whole: bool) -> Result<c_int, c_int> {
+    /// As `open(2)` of a file system that is mounted read-only. `whole`: for a stream; the C library's own reads are
+    /// not seen, so a long file is copied whole.
+    pub(crate) fn open(&self, flags: c_int, whole: bool) -> Result<c_int, c_int> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let is_path = flags & libc::O_PATH != 0;
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
@@ -124,11 +118,7 @@ impl Mount {
     }
 
     fn fill(&self, memory: &Memory, opened: &Opened, file: File) -> Result<(), c_int> {
-        let copied = match opened.files.dataset().image().folder() {
-            // Whole, since a folder has no checksums of pieces.
-            Some(_) => opened.files.read(file, &mut ()).map(|bytes| copy_whole(memory, &bytes)),
-            None => copy(memory, opened, file),
-        };
+        let copied = copy(memory, opened, file);
         let len = copied.map_err(|error| {
             if SAYS.swap(false, Ordering::Relaxed) {
                 own::say(&format!("{}: {}", self.prefix().escape_ascii(), error.report()));
@@ -150,8 +140,7 @@ impl Mount {
         let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
         if opened.folder.is_some() {
             opened.origin.opens.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: `found` is open, and does not end before the `File`, which closes nothing.
-            let there = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(found.fd()) });
+            let there = file_of(found.fd());
             let listed = opened.files.listed(file);
             if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &there)) {
                 return Ok(None);
@@ -168,10 +157,14 @@ impl Mount {
     }
 }
 
-/// Reads a file into `memory` in pieces that stay in a processor's cache; its length.
+/// Reads a file into `memory`, in pieces that stay in a processor's cache if it can be verified so; its length.
 fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64, c_int>> {
-    let Some(reads) = opened.files.open_in_pieces(file, &mut ())? else {
-        return opened.files.read(file, &mut ()).map(|bytes| copy_whole(memory, &bytes));
+    // A folder has no checksums of pieces.
+    let is_folder = opened.files.dataset().image().folder().is_some();
+    let reads = if is_folder { None } else { opened.files.open_in_pieces(file, &mut ())? };
+    let Some(reads) = reads else {
+        let bytes = opened.files.read(file, &mut ())?;
+        return Ok(write_at(memory.fd(), &bytes, 0).map(|()| bytes.len() as u64));
     };
     let mut at = 0;
     loop {
@@ -184,10 +177,6 @@ fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64
             Err(errno) => return Ok(Err(errno)),
         }
     }
-}
-
-fn copy_whole(memory: &Memory, bytes: &[u8]) -> Result<u64, c_int> {
-    write_at(memory.fd(), bytes, 0).map(|()| bytes.len() as u64)
 }
 
 /// The mount and the node that the descriptor stands for, if it is one of ours, of this program or of one that has
@@ -242,16 +231,8 @@ pub(crate) fn name_of_descriptor(fd: c_int, name: &mut [u8]) -> Option<usize> {
 
 /// `/proc/self/fd/N`, with NUL behind it. Allocates nothing.
 pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
-    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
-    let mut digits = [0; 10];
-    let mut rest = fd.unsigned_abs();
-    let mut first = 10;
-    while first == 10 || rest > 0 {
-        first -= 1;
-        digits[first] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    path[14..24 - first].copy_from_slice(&digits[first..]);
+    let mut path = [0; 26];
+    let _ = write!(&mut path[..], "/proc/self/fd/{fd}"); // 14 bytes and at most 11
     path
 }
 
@@ -268,7 +249,23 @@ pub(crate) struct Memory(c_int);
 impl Memory {
     /// An empty one.
     pub(crate) fn new(name: &CStr, flags: c_int) -> Result<Memory, c_int> {
-        memory(name, flags).map(Memory)
+        let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
+        let make = |flags: u32| {
+            let flags = flags | libc::MFD_ALLOW_SEALING | close_on_exec;
+            // SAFETY: the name ends with NUL.
+            called(unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) })
+        };
+        let no_exec = if NO_EXEC.load(Ordering::Relaxed) { libc::MFD_NOEXEC_SEAL } else { 0 };
+        let made = match make(no_exec) {
+            // A kernel before 6.3 does not know the flag.
+            Err(libc::EINVAL) if NO_EXEC.swap(false, Ordering::Relaxed) => make(0),
+            made => made,
+        };
+        made.map(|fd| Memory(fd as c_int)).inspect_err(|errno| {
+            if matches!(*errno, libc::EPERM | libc::ENOSYS) && SAYS.swap(false, Ordering::Relaxed) {
+                own::say("memfd_create is refused here (seccomp?), and files are such memory");
+            }
+        })
     }
 
     /// An existing file, for reading.
@@ -321,54 +318,16 @@ pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
     }
 }
 
-/// The inode number behind a descriptor.
-pub(crate) fn inode_of(fd: c_int) -> Option<u64> {
-    stat_of(fd).map(|stat| stat.st_ino)
-}
-
-/// An empty memfd.
-fn memory(name: &CStr, flags: c_int) -> Result<c_int, c_int> {
-    let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
-    let plain = libc::MFD_ALLOW_SEALING | close_on_exec;
-    let make = |flags: u32| {
-        // SAFETY: the name ends with NUL.
-        called(unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) })
-    };
-    let made = if NO_EXEC.load(Ordering::Relaxed) {
-        make(plain | libc::MFD_NOEXEC_SEAL)
-    } else {
-        make(plain)
-    };
-    let made = match made {
-        // A kernel before 6.3 does not know the flag.
-        Err(libc::EINVAL) if NO_EXEC.swap(false, Ordering::Relaxed) => make(plain),
-        made => made,
-    };
-    made.map(|fd| fd as c_int).inspect_err(|errno| {
-        if matches!(*errno, libc::EPERM | libc::ENOSYS) && SAYS.swap(false, Ordering::Relaxed) {
-            own::say("memfd_create is refused here (seccomp?), and files are such memory");
-        }
-    })
+/// The file that an open descriptor is of; the descriptor stays open.
+pub(crate) fn file_of(fd: c_int) -> ManuallyDrop<std::fs::File> {
+    // SAFETY: the callers keep it open, and the `File` closes nothing.
+    ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) })
 }
 
 /// Writes all of `bytes` at `at`. The descriptor's position stays at 0.
-pub(crate) fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
-    let mut written = 0;
-    while written < bytes.len() {
-        let rest = &bytes[written..];
-        let place = at as c_long + written as c_long;
-        // SAFETY: `rest` has its length.
-        let result = called(unsafe {
-            libc::syscall(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), place)
-        });
-        match result {
-            Ok(0) => return Err(libc::EIO),
-            Ok(len) => written += len as usize,
-            Err(libc::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
+fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
+    let written = file_of(fd).write_all_at(bytes, at);
+    written.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 pub(crate) fn close(fd: c_int) {

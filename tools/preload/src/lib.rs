@@ -42,17 +42,19 @@ mod report;
 mod settings;
 mod stat;
 
+use std::sync::atomic::Ordering;
+
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_env = "gnu")))]
 compile_error!(
     "libdlfs_preload.so knows only glibc on 64-bit Linux, where stat and stat64 are one"
 );
 
-/// Runs before `main`: finds the C library's functions and reads the settings.
+/// Runs before `main`, behind the functions that find the C library's own: reads the settings.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = {
     extern "C" fn start() {
-        real::resolve();
+        real::RESOLVED.store(true, Ordering::Release);
         settings::start();
     }
     start

@@ -11,8 +11,6 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_long, c_void};
 use std::fs::File;
-use std::mem::ManuallyDrop;
-use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,9 +101,13 @@ impl Mount {
         let stamp = stamp_of(stat);
         let position = Forked::empty();
         let long = Long { mount: self, file, identity, stamp, bytes, position };
-        lock(table()).insert(fd, Arc::new(long));
-        MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
+        insert(fd, Arc::new(long));
     }
+}
+
+fn insert(fd: c_int, long: Arc<Long>) {
+    lock(table()).insert(fd, long);
+    MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
 }
 
 /// How the folder's own file `fd` is read through the tiers, which get a duplicate of it.
@@ -128,8 +130,7 @@ pub(crate) fn duplicated(old: c_int, new: c_int) {
     if may_be(old) && may_hold(new) && !own::is_inside() {
         let before = own::errno();
         if let Some(long) = find(old) {
-            lock(table()).insert(new, long);
-            MAY_BE[new as usize / 64].fetch_or(1 << (new % 64), Ordering::Release);
+            insert(new, long);
         }
         own::set_errno(before);
     }
@@ -386,8 +387,7 @@ impl Lent {
 impl LentFile for Lent {
     fn with(&self, work: &mut dyn FnMut(&File)) {
         if self.is_there() {
-            // SAFETY: it is open, and not closed when the `File` ends.
-            work(&ManuallyDrop::new(unsafe { File::from_raw_fd(self.fd) }));
+            work(&files::file_of(self.fd));
         }
     }
 }

@@ -88,11 +88,13 @@ pub(crate) fn flush() {
 
 impl Mount {
     pub(crate) fn new(setting: Setting) -> Mount {
-        let opened = AtomicPtr::new(null_mut());
-        let opening = Forked::empty();
-        let in_use = AtomicBool::new(false);
-        let counters = Counters::default();
-        Mount { setting, opened, in_use, opening, counters }
+        Mount {
+            setting,
+            opened: AtomicPtr::default(),
+            in_use: AtomicBool::default(),
+            opening: Forked::empty(),
+            counters: Counters::default(),
+        }
     }
 
     pub(crate) fn prefix(&self) -> &[u8] {

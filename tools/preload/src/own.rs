@@ -110,19 +110,12 @@ pub(crate) fn open(path: &CStr, flags: c_int) -> Result<c_int, c_int> {
     called(fd).map(|fd| fd as c_int)
 }
 
-/// A character, or what stands for one that a terminal obeys.
-fn shown(letter: char) -> impl Iterator<Item = char> {
-    let (plain, escaped) = if letter.is_control() {
-        (None, Some(letter.escape_debug()))
-    } else {
-        (Some(letter), None)
-    };
-    plain.into_iter().chain(escaped.into_iter().flatten())
-}
-
-/// Writes one line to stderr, and nothing else: no lock, no buffer.
+/// Writes one line to stderr, and nothing else: no lock, no buffer. Shows what a terminal would obey.
 pub(crate) fn say(text: &str) {
-    let text: String = text.chars().flat_map(shown).collect();
+    let shown = |letter: char| {
+        if letter.is_control() { letter.escape_debug().to_string() } else { letter.to_string() }
+    };
+    let text: String = text.chars().map(shown).collect();
     write(2, &format!("libdlfs_preload.so: {text}\n"));
 }
 

@@ -23,20 +23,20 @@ pub(crate) fn place(folder: c_int, path: &CStr) -> Option<Place> {
         return None;
     }
     let path = path.to_bytes();
-    let (mount, path) = match path.first() {
+    let place = match path.first() {
         Some(b'/') => absolute(mounts, path)?,
         None => return None,
-        Some(_) if folder == libc::AT_FDCWD => relative(mounts, path)?,
-        Some(_) => below(mounts, folder, path)?,
+        Some(_) if folder == libc::AT_FDCWD => relative(path)?,
+        Some(_) => below(folder, path)?,
     };
-    (!own::is_inside()).then_some(Place { mount, path })
+    (!own::is_inside()).then_some(place)
 }
 
-fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>)> {
+fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<Place> {
     if let Some((mount, rest)) = mounts.iter().find_map(|mount| Some((mount, mount.below(path)?)))
         && !leaves(rest)
     {
-        return Some((mount, rest.to_vec()));
+        return Some(Place { mount, path: rest.to_vec() });
     }
     // Names such as `//data` and `/x/../data` are rare, and only they are looked at component by component.
     let mut last = 0;
@@ -45,12 +45,12 @@ fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Ve
         last = byte;
         odd
     });
-    if is_odd && path.len() <= MOST_BYTES { odd(mounts, path) } else { None }
+    if is_odd && path.len() <= MOST_BYTES { odd(path) } else { None }
 }
 
 /// As the kernel goes along the path: where it reaches a mount, the rest is below that.
 #[cold]
-fn odd(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>)> {
+fn odd(path: &[u8]) -> Option<Place> {
     // On the stack: the path may be nobody's.
     let mut plain = [0; MOST_BYTES + 1];
     let mut len = 0;
@@ -58,12 +58,12 @@ fn odd(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>
     for component in path.split(|byte| *byte == b'/') {
         end += component.len() + 1; // behind the component and its slash
         len = step(&mut plain, len, component);
-        let here = mounts.iter().find(|mount| mount.prefix() == &plain[..len]);
+        let here = mounts::all().iter().find(|mount| mount.prefix() == &plain[..len]);
         let rest = path.get(end - 1..).unwrap_or_default();
         if let Some(mount) = here
             && !leaves(rest)
         {
-            return Some((mount, rest.to_vec()));
+            return Some(Place { mount, path: rest.to_vec() });
         }
     }
     None
@@ -97,21 +97,27 @@ struct Working {
     is_near: AtomicBool,
 }
 
-fn relative(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>)> {
+fn relative(path: &[u8]) -> Option<Place> {
     let leaves = path.starts_with(b"..") || path.windows(3).any(|three| three == b"/..");
     if !leaves && !WORKING.is_near.load(Ordering::Relaxed) {
         return None;
     }
     let len = WORKING.len.load(Ordering::Acquire);
-    if len == 0 || len + 1 + path.len() > MOST_BYTES {
-        return None;
-    }
     let mut whole = [0; MOST_BYTES];
     let known = whole.iter_mut().zip(&WORKING.bytes).take(len);
     known.for_each(|(byte, known)| *byte = known.load(Ordering::Relaxed));
+    joined(&mut whole, len, path)
+}
+
+/// The place of a path from a folder, whose path are the first `len` bytes; 0: it is not known.
+fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<Place> {
+    let end = len + 1 + path.len();
+    if len == 0 || end > MOST_BYTES {
+        return None;
+    }
     whole[len] = b'/';
-    whole[len + 1..len + 1 + path.len()].copy_from_slice(path);
-    odd(mounts, &whole[..len + 1 + path.len()])
+    whole[len + 1..end].copy_from_slice(path);
+    odd(&whole[..end])
 }
 
 /// Asks the kernel for the working folder, and keeps it.
@@ -132,32 +138,23 @@ pub(crate) fn learn_working_folder() {
 }
 
 /// A path from a folder's descriptor: one of ours, or that of a folder above a mount.
-fn below(
-    mounts: &'static [Mount],
-    folder: c_int,
-    path: &[u8],
-) -> Option<(&'static Mount, Vec<u8>)> {
+fn below(folder: c_int, path: &[u8]) -> Option<Place> {
     if let Some((mount, node)) = files::identity(folder) {
         // If the descriptor is a file's, resolving the path says so.
         let above =
             own::inside(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;
-        return Some((mount, [&above[..], b"/", path].concat()));
+        return Some(Place { mount, path: [&above[..], b"/", path].concat() });
     }
     // Only where the first component is one of a mount's does it pay to ask where the folder is.
     let first = path.split(|byte| *byte == b'/').find(|part| !matches!(*part, b"" | b"."))?;
     let leads =
         |mount: &Mount| mount.prefix().split(|byte| *byte == b'/').any(|part| part == first);
-    if !mounts.iter().any(leads) {
+    if !mounts::all().iter().any(leads) {
         return None;
     }
     let mut whole = [0; MOST_BYTES];
     let len = files::name_of_descriptor(folder, &mut whole)?;
-    if len + 1 + path.len() > MOST_BYTES || whole[0] != b'/' {
-        return None;
-    }
-    whole[len] = b'/';
-    whole[len + 1..len + 1 + path.len()].copy_from_slice(path);
-    odd(mounts, &whole[..len + 1 + path.len()])
+    if whole[0] == b'/' { joined(&mut whole, len, path) } else { None }
 }
 
 /// The path without `//`, `/./` and `/../`, and without a slash at its end.

@@ -2,14 +2,14 @@
 //! `DLFS_REPORT` names.
 
 use std::ffi::CString;
-use std::fmt::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dlfs::dataset::{AheadStats, EpochCounts, FileCounts, Place};
+use dlfs::dataset::{Ahead, AheadStats, EpochCounts, FileCounts, Place};
 use dlfs::qpair::folder::FolderStats;
 
-use crate::mounts::{self, Mount};
+use crate::ahead::Held;
+use crate::mounts::{self, Mount, Opened};
 use crate::own;
 
 /// The destination of the report: `-` is stderr, other names are files that it is appended to.
@@ -38,78 +38,66 @@ pub(crate) fn write() {
 fn lines(mount: &Mount) -> String {
     let counters = &mount.counters;
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let FileCounts { opens, reads, bytes } = counters.of_files();
+    let so_far = counters.of_files();
+    let FileCounts { opens, reads, bytes } = so_far;
     let stats = load(&counters.stats);
     let folders = load(&counters.folders);
-    let mut text = String::new();
     if opens + stats + folders == 0 {
-        return text;
+        return String::new();
     }
-    let process = std::process::id();
-    let prefix = mount.prefix().escape_ascii();
-    // Writing to a string does not fail.
-    let _ = writeln!(
-        text,
-        "dlfs {process} {prefix}: opens {opens}, reads {reads}, bytes {bytes}, stats {stats}, folders {folders}"
-    );
-    let ahead = mount.if_opened().and_then(|opened| opened.ahead.get()?.as_ref());
-    if let Some(ahead) = ahead {
-        let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
-        let ended = ahead.ended().map_or(String::new(), |why| format!(", ended: {why}"));
-        let _ = writeln!(
-            text,
-            "dlfs {process} {prefix}: read ahead: samples {samples}, bytes {bytes}, hits {hits}, \
-             misses {misses}, unused {unused}{ended}"
-        );
+    let mut lines = vec![format!(
+        "opens {opens}, reads {reads}, bytes {bytes}, stats {stats}, folders {folders}"
+    )];
+    if let Some(opened) = mount.if_opened() {
+        lines.extend(opened.ahead.get().and_then(Option::as_ref).map(ahead));
+        lines.extend(opened.files.epochs_so_far(so_far).into_iter().map(epoch));
+        lines.extend(places(opened));
     }
-    text += &epochs(mount, &prefix.to_string());
-    let dataset = mount.if_opened().map(|opened| opened.files.dataset());
-    let tiers = dataset.and_then(|dataset| Some(dataset.image().tiers()?.stats().tiers));
-    let places = dataset.and_then(|dataset| dataset.places());
-    for (number, place) in places.into_iter().flat_map(|places| places.places).enumerate() {
-        let name = name_of(&place);
-        let reads = place.reads;
-        let bytes = place.bytes;
+    let begin = format!("dlfs {} {}", std::process::id(), mount.prefix().escape_ascii());
+    lines.iter().map(|line| format!("{begin}: {line}\n")).collect()
+}
+
+fn ahead(ahead: &Ahead<Held>) -> String {
+    let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
+    let ended = ahead.ended().map_or(String::new(), |why| format!(", ended: {why}"));
+    format!(
+        "read ahead: samples {samples}, bytes {bytes}, hits {hits}, misses {misses}, unused {unused}{ended}"
+    )
+}
+
+fn epoch(counts: EpochCounts) -> String {
+    let EpochCounts { epoch, files: FileCounts { opens, reads, bytes }, places } = counts;
+    let from = places.iter().map(|place| {
+        format!("; from {}: reads {}, bytes {}", name_of(place), place.reads, place.bytes)
+    });
+    let from: String = from.collect();
+    format!("epoch {epoch}: opens {opens}, reads {reads}, bytes {bytes}{from}")
+}
+
+/// A line for each place, and one for a plain folder.
+fn places(opened: &Opened) -> Vec<String> {
+    let dataset = opened.files.dataset();
+    let tiers = dataset.image().tiers().map(|tiers| tiers.stats().tiers);
+    let places = dataset.places().into_iter().flat_map(|places| places.places);
+    let mut lines = Vec::new();
+    for (number, place) in places.enumerate() {
         // The tiers come first.
         let opens = tiers.as_ref().and_then(|tiers| tiers.get(number)).map(|tier| tier.opens);
         let opens = opens.map_or(String::new(), |opens| format!(", opens {opens}"));
-        let _ = writeln!(
-            text,
-            "dlfs {process} {prefix}: from {name}: reads {reads}, bytes {bytes}{opens}"
-        );
+        let Place { reads, bytes, .. } = place;
+        lines.push(format!("from {}: reads {reads}, bytes {bytes}{opens}", name_of(&place)));
     }
-    let opened = mount.if_opened();
-    let folder = opened.and_then(|opened| opened.files.dataset().image().folder());
-    if let Some((opened, folder)) = opened.zip(folder) {
+    if let Some(folder) = dataset.image().folder() {
         let FolderStats { opens, reads, bytes } = folder.stats();
         let ours = opened.origin.of_files();
-        let opens = opens + ours.opens;
-        let reads = reads + ours.reads;
-        let bytes = bytes + ours.bytes;
-        let _ = writeln!(
-            text,
-            "dlfs {process} {prefix}: at the origin: opens {opens}, reads {reads}, bytes {bytes}"
-        );
+        lines.push(format!(
+            "at the origin: opens {}, reads {}, bytes {}",
+            opens + ours.opens,
+            reads + ours.reads,
+            bytes + ours.bytes
+        ));
     }
-    text
-}
-
-/// A line for each epoch.
-fn epochs(mount: &Mount, prefix: &str) -> String {
-    let process = std::process::id();
-    let so_far = mount.counters.of_files();
-    let epochs = mount.if_opened().map(|opened| opened.files.epochs_so_far(so_far));
-    let line = |counts: EpochCounts| {
-        let EpochCounts { epoch, files: FileCounts { opens, reads, bytes }, places } = counts;
-        let from = places.iter().map(|place| {
-            format!("; from {}: reads {}, bytes {}", name_of(place), place.reads, place.bytes)
-        });
-        let from: String = from.collect();
-        format!(
-            "dlfs {process} {prefix}: epoch {epoch}: opens {opens}, reads {reads}, bytes {bytes}{from}\n"
-        )
-    };
-    epochs.unwrap_or_default().into_iter().map(line).collect()
+    lines
 }
 
 fn name_of(place: &Place) -> &str {

@@ -47,7 +47,7 @@ impl ChunkReader for PageFile {
     type T = BufReader<FileAt<Arc<File>>>;
 
     fn get_read(&self, start: u64) -> ParquetResult<BufReader<FileAt<Arc<File>>>> {
-        Ok(BufReader::new(FileAt { file: self.file.clone(), offset: start }))
+        Ok(BufReader::new(FileAt::from(self.file.clone(), start)))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {

@@ -23,8 +23,6 @@ pub(crate) struct Root {
     path: PathBuf,
     canonical: PathBuf,
     links: Links,
-    /// Bytes in front of the names of its files.
-    front_len: usize,
 }
 
 impl Root {
@@ -37,20 +35,7 @@ impl Root {
         let canonical = path.canonicalize().map_err(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = fs::open(&canonical, flags, Mode::empty()).map_err(|error| name(error.into()))?;
-        Ok(Root { fd, path: path.to_path_buf(), canonical, links, front_len: 0 })
-    }
-
-    /// The same, with this many bytes in front of the names of its files.
-    pub(crate) fn behind(self, front_len: usize) -> Root {
-        Root { front_len, ..self }
-    }
-
-    /// A name without what is in front of it.
-    ///
-    /// # Errors
-    /// `Changed`: it is none of this folder's.
-    pub(crate) fn own_name<'n>(&self, name: &'n [u8]) -> Result<&'n [u8], BadReason> {
-        name.get(self.front_len..).ok_or(BadReason::Changed)
+        Ok(Root { fd, path: path.to_path_buf(), canonical, links })
     }
 
     /// The folder's path, as it was given.

@@ -2,8 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::ops::Deref;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 #[cfg(feature = "formats")]
@@ -17,6 +15,7 @@ use liblzma::{
 };
 
 use super::expansion::{Compressed, Decompressed, Expansion};
+pub(crate) use super::reading::{FileAt, read_some};
 use super::tfrecord;
 use dlfs_base::{Error, ErrorKind};
 
@@ -141,42 +140,8 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
 /// It cannot be read.
 pub(crate) fn of_file(file: &File) -> io::Result<Option<Compression>> {
     let mut head = [0; HEAD_BYTES];
-    let len = read_some(&mut FileAt { file, offset: 0 }, &mut head)?;
+    let len = read_some(&mut FileAt::new(file), &mut head)?;
     Ok(Compression::of(&head[..len]))
-}
-
-/// Reads until `into` is full or the input ends; returns the number of bytes.
-///
-/// # Errors
-/// Reading failed; bytes read before are lost.
-pub(crate) fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < into.len() {
-        match from.read(&mut into[filled..]) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
-}
-
-/// Reads a file at its own offset, so that the file's shared offset does not change.
-#[derive(Debug)]
-pub(crate) struct FileAt<F> {
-    /// The file.
-    pub file: F,
-    /// Offset of the next bytes.
-    pub offset: u64,
-}
-
-impl<F: Deref<Target = File>> Read for FileAt<F> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(into, self.offset)?;
-        self.offset += read as u64;
-        Ok(read)
-    }
 }
 
 /// Enough of a file to know its compression.

@@ -15,12 +15,8 @@ use dlfs_base::folders::is_dropping;
 /// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// A tar archive.
-    Tar(Option<Compression>),
-    /// TFRecords.
-    TfRecord(Option<Compression>),
-    /// Rows, in files of this kind.
-    Rows(SourceKind),
+    /// Samples of this kind, plain and grouped archives being one, in this compression.
+    Shard(SourceKind, Option<Compression>),
     /// A shard by its name, in a compression that is not supported.
     Packed(&'static str),
     /// Many samples in the named format, which is not supported.
@@ -42,48 +38,43 @@ impl Content {
         let mut buffer = [0; HEAD_BYTES];
         let len = read_some(&mut at(0), &mut buffer)?;
         let head = &buffer[..len];
-        let claimed = || claim(&name);
+        let rows = |kind| Content::Shard(kind, None);
         if let Some(compression) = Compression::of(head) {
             let mut inner = [0; HEAD_BYTES];
             let mut from = compression.undo(at(0), &Expansion::default())?;
             // Broken: its name tells what it should be, and reading it will report the error.
             let len = read_some(&mut from, &mut inner).unwrap_or(0);
             let inner = &inner[..len];
-            return Ok(match (shard(inner, Some(compression)), claimed()) {
-                (Some(shard), _) => shard,
-                (None, Some(claim)) => claim(Some(compression)),
-                (None, None) if is_json_lines(inner, from, &name) => {
-                    Content::Rows(SourceKind::JsonLines)
-                }
-                (None, None) => Content::Other,
+            return Ok(match shard(inner).or_else(|| claim(&name)) {
+                Some(kind) => Content::Shard(kind, Some(compression)),
+                None if is_json_lines(inner, from, &name) => rows(SourceKind::JsonLines),
+                None => Content::Other,
             });
         }
-        if let Some(shard) = shard(head, None) {
-            return Ok(shard);
+        if let Some(kind) = shard(head) {
+            return Ok(Content::Shard(kind, None));
         }
         if let Some(program) = compression::foreign(head) {
-            let is_shard = claimed().is_some() || is_json_lines_name(&name);
+            let is_shard = claim(&name).is_some() || is_json_lines_name(&name);
             return Ok(if is_shard { Content::Packed(program) } else { Content::Other });
         }
-        if let Some(claim) = claimed() {
-            return Ok(claim(None));
+        if let Some(kind) = claim(&name) {
+            return Ok(Content::Shard(kind, None));
         }
         Ok(match head {
             [] => Content::Empty,
-            [b'P', b'A', b'R', b'1', ..] => Content::Rows(SourceKind::Parquet),
-            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Content::Rows(SourceKind::Arrow),
-            [0xff, 0xff, 0xff, 0xff, ..] if is_arrow(&name) => Content::Rows(SourceKind::Arrow),
+            [b'P', b'A', b'R', b'1', ..] => rows(SourceKind::Parquet),
+            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => rows(SourceKind::Arrow),
+            [0xff, 0xff, 0xff, 0xff, ..] if is_arrow(&name) => rows(SourceKind::Arrow),
             [b'O', b'b', b'j', 1, ..] => Content::Unread("Avro file"),
             [b'O', b'R', b'C', ..] => Content::Unread("ORC file"),
             [b'F', b'E', b'A', b'1', ..] => Content::Unread("Feather file of version 1"),
             // Arrays and documents have this form too, by other names.
             [b'P', b'K', 3, 4, ..] if name.ends_with(b".zip") => Content::Unread("zip archive"),
             head if head.starts_with(b"SQLite format 3\0") => Content::Unread("SQLite database"),
-            _ if name == INDEX => {
-                row_indexes::kind_of(at(0))?.map_or(Content::Other, Content::Rows)
-            }
+            _ if name == INDEX => row_indexes::kind_of(at(0))?.map_or(Content::Other, rows),
             head if is_json_lines(head, at(head.len() as u64), &name) => {
-                Content::Rows(SourceKind::JsonLines)
+                rows(SourceKind::JsonLines)
             }
             _ => Content::Other,
         })
@@ -91,25 +82,19 @@ impl Content {
 
     /// Returns whether it holds samples that can be imported one by one, possibly after decompression.
     pub(crate) fn is_shard(self) -> bool {
-        use Content::{Packed, Rows, Tar, TfRecord};
-        matches!(self, Tar(_) | TfRecord(_) | Rows(_) | Packed(_))
+        matches!(self, Content::Shard(..) | Content::Packed(_))
     }
 
     /// The content of shards of this kind.
     pub(super) fn of_kind(kind: SourceKind) -> Content {
-        match kind {
-            SourceKind::TfRecord => Content::TfRecord(None),
-            kind if kind.is_rows() => Content::Rows(kind),
-            _ => Content::Tar(None),
-        }
+        let is_archive = kind != SourceKind::TfRecord && !kind.is_rows();
+        Content::Shard(if is_archive { SourceKind::Tar } else { kind }, None)
     }
 
     /// The kind of a shard, taking plain and grouped archives as one; `Auto` for anything else.
     pub(super) fn kind(self) -> SourceKind {
         match self {
-            Content::Tar(_) => SourceKind::Tar,
-            Content::TfRecord(_) => SourceKind::TfRecord,
-            Content::Rows(kind) => kind,
+            Content::Shard(kind, _) => kind,
             _ => SourceKind::Auto,
         }
     }
@@ -117,20 +102,20 @@ impl Content {
     /// Its name for messages.
     pub(crate) fn label(self) -> Cow<'static, str> {
         let plain = match self {
-            Content::Tar(_) => "tar archive",
-            Content::TfRecord(_) => "TFRecord shard",
-            Content::Rows(SourceKind::Parquet) => "Parquet file",
-            Content::Rows(SourceKind::Arrow) => "Arrow file",
-            Content::Rows(SourceKind::Mds) => "MDS index file",
-            Content::Rows(SourceKind::LitData) => "LitData index file",
-            Content::Rows(_) => "JSON Lines file",
+            Content::Shard(SourceKind::TfRecord, _) => "TFRecord shard",
+            Content::Shard(SourceKind::Parquet, _) => "Parquet file",
+            Content::Shard(SourceKind::Arrow, _) => "Arrow file",
+            Content::Shard(SourceKind::Mds, _) => "MDS index file",
+            Content::Shard(SourceKind::LitData, _) => "LitData index file",
+            Content::Shard(SourceKind::JsonLines, _) => "JSON Lines file",
+            Content::Shard(..) => "tar archive",
             Content::Packed(_) => "shard in another compression",
             Content::Unread(format) => format,
             Content::Empty => "empty file",
             Content::Other => "other file",
         };
         match self {
-            Content::Tar(Some(compression)) | Content::TfRecord(Some(compression)) => {
+            Content::Shard(_, Some(compression)) => {
                 format!("{plain} in {}", compression.name()).into()
             }
             _ => plain.into(),
@@ -138,25 +123,25 @@ impl Content {
     }
 }
 
-fn shard(head: &[u8], compression: Option<Compression>) -> Option<Content> {
+fn shard(head: &[u8]) -> Option<SourceKind> {
     if tar_members::looks_like(head) {
-        return Some(Content::Tar(compression));
+        return Some(SourceKind::Tar);
     }
-    tfrecord::looks_like(head).then_some(Content::TfRecord(compression))
+    tfrecord::looks_like(head).then_some(SourceKind::TfRecord)
 }
 
-/// The content that a name suggests if the bytes do not tell: the file is damaged, empty, or begins with an
+/// The kind that a name suggests if the bytes do not tell: the file is damaged, empty, or begins with an
 /// end mark.
-fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
+fn claim(name: &[u8]) -> Option<SourceKind> {
     let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
     let plain = packed.unwrap_or(name);
     let ends = |ends: &[&[u8]], name: &[u8]| ends.iter().any(|end| name.ends_with(end));
     if plain.ends_with(b".tar") || ends(TAR_ENDS, name) {
-        return Some(Content::Tar);
+        return Some(SourceKind::Tar);
     }
     let numbered = position(plain, b".tfrecord-").or_else(|| position(plain, b".tfrecords-"));
     let numbered = numbered.is_some_and(|at| !plain[at + 1..].contains(&b'.'));
-    (numbered || ends(TFRECORD_ENDS, plain)).then_some(Content::TfRecord)
+    (numbered || ends(TFRECORD_ENDS, plain)).then_some(SourceKind::TfRecord)
 }
 
 /// Returns whether the name is that of a shard, regardless of the content.
@@ -173,12 +158,11 @@ fn is_arrow(name: &[u8]) -> bool {
 /// The kind of the shards that have such a name, where it tells.
 pub(crate) fn named_kind(name: &[u8]) -> Option<SourceKind> {
     let name = base(name).to_ascii_lowercase();
-    match claim(&name).map(|claim| claim(None)) {
-        Some(Content::TfRecord(_)) => Some(SourceKind::TfRecord),
-        Some(_) => Some(SourceKind::Tar),
+    match claim(&name) {
         None if name.ends_with(b".parquet") => Some(SourceKind::Parquet),
         None if is_arrow(&name) => Some(SourceKind::Arrow),
         None => is_json_lines_name(&name).then_some(SourceKind::JsonLines),
+        claimed => claimed,
     }
 }
 
@@ -278,12 +262,11 @@ mod tests {
     #[test]
     fn shard_extensions_are_recognised_in_any_case_and_compression() {
         for tar in ["a.tar", "A.TAR", "x.tgz", "x.tar.zst", "x.TAR.XZ"] {
-            let claim = claim(tar.to_ascii_lowercase().as_bytes()).map(|claim| claim(None));
-            assert_eq!(claim, Some(Content::Tar(None)), "{tar}");
+            let claim = claim(tar.to_ascii_lowercase().as_bytes());
+            assert_eq!(claim, Some(SourceKind::Tar), "{tar}");
         }
         for records in ["a.tfrecord", "a.tfrecord.gz", "t.tfrecord-00001-of-00010", "k.tfrec"] {
-            let claim = claim(records.as_bytes()).map(|claim| claim(None));
-            assert_eq!(claim, Some(Content::TfRecord(None)), "{records}");
+            assert_eq!(claim(records.as_bytes()), Some(SourceKind::TfRecord), "{records}");
         }
         for other in ["a.jpg", "tar", "a.tar.idx", "t.tfrecord-00001-of-00010.idx", "a.gz"] {
             assert!(claim(other.as_bytes()).is_none(), "{other}");

@@ -6,7 +6,6 @@
 //! reports every decision.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,9 +20,8 @@ use super::index::BadEntry;
 use super::indexing::Indexing;
 use super::kind::SourceKind;
 use super::objects::warn_of_splits;
-use super::read_input::ReadInput;
 use super::row_indexes::MERGED;
-use super::shard::{self, FrontToBack};
+use super::shard::{self, front_to_back};
 use super::tar::Pair;
 use super::tree::{DetectedFile, Survey, Tree};
 use super::{SourceOptions, Store, folder, list, row_indexes, spool, tar};
@@ -81,11 +79,7 @@ impl Expanded {
             self.files.push(path.to_path_buf());
             return Ok(());
         }
-        let Some(names) = braces(path.as_os_str().as_bytes()) else {
-            return Err(absent(path));
-        };
-        for name in names {
-            let path = PathBuf::from(OsStr::from_bytes(&name));
+        for path in braces(path).ok_or_else(|| absent(path))? {
             let is_folder = path.is_dir();
             if is_folder { &mut self.folders } else { &mut self.files }.push(path);
         }
@@ -108,7 +102,7 @@ struct Indexed {
 impl Indexed {
     fn of(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
         let is_index = |file: &&DetectedFile| {
-            matches!(file.content, Content::Rows(SourceKind::Mds | SourceKind::LitData))
+            matches!(file.content.kind(), SourceKind::Mds | SourceKind::LitData)
         };
         let paths = detected.iter().filter(is_index).map(|file| tree.path_of(&file.name));
         let parts =
@@ -140,30 +134,40 @@ struct Judgement {
     file_counts: FileCounts,
     shards: Vec<(FoundFile, Content)>,
     bad: Vec<BadEntry>,
-    /// A file that is neither a shard nor a side file.
-    other: Option<(PathBuf, Content)>,
+    /// Set if a file is neither a shard nor a side file.
+    has_others: bool,
     /// A shard in a subfolder of the given folder.
     nested: Option<Vec<u8>>,
 }
 
 impl Judgement {
-    fn tree(&mut self, tree: &Tree, detected: Vec<DetectedFile>, bad: Vec<BadEntry>) {
-        let Indexed { parts, merged } = Indexed::of(tree, &detected);
-        self.file_counts.append(tree.index.file_counts.iter().cloned());
-        for DetectedFile { name, len_bytes, content } in detected {
+    /// Judges the files of a tree, of which only those of the `wanted` kind are taken, or all.
+    fn tree(&mut self, tree: &Tree, wanted: Option<SourceKind>) {
+        let (detected, bad) = tree.detect(wanted.is_none());
+        let is_mine = |content: Content| {
+            let is_wanted = |kind| matches!(content, Content::Packed(_)) || content.kind() == kind;
+            wanted.is_none_or(is_wanted)
+        };
+        let (mine, others): (Vec<_>, Vec<_>) =
+            detected.into_iter().partition(|detected| is_mine(detected.content));
+        let Indexed { parts, merged } = Indexed::of(tree, &mine);
+        self.file_counts.append(tree.index.file_counts.0.iter().cloned());
+        for DetectedFile { name, len_bytes, content } in others.into_iter().chain(mine) {
             let path = tree.path_of(&name);
             if parts.contains(&path) {
                 self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
-                continue;
-            }
-            if merged.contains(&path) {
+            } else if !is_mine(content) {
+                let is_side = is_side_file(&name) && !content.is_shard();
+                let what = if is_side { "side file".into() } else { content.label() };
+                self.file_counts.add(&what, Role::SetAside, len_bytes, &name);
+            } else if merged.contains(&path) {
                 self.file_counts.add(MERGED, Role::SetAside, len_bytes, &name);
-                continue;
+            } else {
+                if content.is_shard() && name.contains(&b'/') {
+                    self.nested.get_or_insert_with(|| name.clone());
+                }
+                self.file(FoundFile::new(path, name), len_bytes, content);
             }
-            if content.is_shard() && name.contains(&b'/') {
-                self.nested.get_or_insert_with(|| name.clone());
-            }
-            self.file(FoundFile::new(path, name), len_bytes, content);
         }
         for bad in bad {
             if is_side_file(&bad.name) {
@@ -182,8 +186,15 @@ impl Judgement {
             self.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
         } else {
             self.file_counts.add(&content.label(), Role::SetAside, len_bytes, &file.name);
-            self.other.get_or_insert((file.path, content));
+            self.has_others = true;
         }
+    }
+
+    fn check_packed(&self) -> Result<()> {
+        self.shards.iter().try_for_each(|(file, content)| match content {
+            Content::Packed(program) => Err(compression::packed(&file.path, program)),
+            _ => Ok(()),
+        })
     }
 
     /// Returns the shards as `kind`, which is not [`SourceKind::Auto`].
@@ -191,7 +202,7 @@ impl Judgement {
         let mut files: Vec<_> = self.shards.into_iter().map(|(file, _)| file).collect();
         tell_apart(&mut files);
         warn_of_splits(&files);
-        let file_counts = self.file_counts.into_counts();
+        let file_counts = self.file_counts;
         Found { kind, files, file_counts, bad: self.bad, ..Found::default() }
     }
 
@@ -228,22 +239,18 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
         };
     }
     for tree in &trees {
-        let (detected, bad) = tree.detect(true);
-        judgement.tree(tree, detected, bad);
+        judgement.tree(tree, None);
     }
     let mut kinds = judgement.shards.iter().map(|(_, content)| content.kind());
     let first = kinds.next().unwrap_or_default();
     let all_alike = kinds.all(|kind| kind == first);
-    if judgement.other.is_some() || !all_alike {
-        let message = match judgement.other {
-            Some(_) => "the source holds shards and other files",
-            None => "the source holds shards of several kinds",
-        };
-        return Err(judgement.refuse(message, MIXED));
+    if judgement.has_others {
+        return Err(judgement.refuse("the source holds shards and other files", MIXED));
     }
-    if let Some((file, Content::Packed(program))) = judgement.packed() {
-        return Err(compression::packed(&file.path, program));
+    if !all_alike {
+        return Err(judgement.refuse("the source holds shards of several kinds", MIXED));
     }
+    judgement.check_packed()?;
     if let Some(name) = &judgement.nested {
         let folder = name.rsplitn(2, |&byte| byte == b'/').last().unwrap_or_default();
         let folder = String::from_utf8_lossy(folder).escape_debug().to_string();
@@ -260,12 +267,6 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
     let decided = Decided::by(judgement.shards.iter().map(|(file, _)| pair(file)))?;
     let kind = decided.kind();
     Ok(Found { decided: Some(decided), ..judgement.found(kind) })
-}
-
-impl Judgement {
-    fn packed(&self) -> Option<&(FoundFile, Content)> {
-        self.shards.iter().find(|(_, content)| matches!(content, Content::Packed(_)))
-    }
 }
 
 /// Shards of the kind that the caller named; other files in folders are set aside.
@@ -288,40 +289,21 @@ fn shards_of(
         // A file named by the caller is what the caller says, and errors in it will be reported. But a
         // shell pattern also matches files that describe shards.
         let is_one = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
-        match content {
-            Content::Packed(_) => judgement.file(file, len_bytes, content),
-            _ if is_one && content.kind() == wanted.kind() => {
-                judgement.file(file, len_bytes, content);
-            }
-            _ if is_one => {
-                let what = format!("{} read as {kind}", content.label());
-                judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
-                judgement.shards.push((file, wanted));
-            }
-            _ => judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name),
+        let is_packed = matches!(content, Content::Packed(_));
+        if is_packed || is_one && content.kind() == wanted.kind() {
+            judgement.file(file, len_bytes, content);
+        } else if is_one {
+            let what = format!("{} read as {kind}", content.label());
+            judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
+            judgement.shards.push((file, wanted));
+        } else {
+            judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
         }
     }
     for tree in expanded.trees(options, indexing)? {
-        let (detected, bad) = tree.detect(false);
-        let (mine, others): (Vec<_>, Vec<_>) = detected.into_iter().partition(|detected| {
-            let content = detected.content;
-            matches!(content, Content::Packed(_)) || content.kind() == wanted.kind()
-        });
-        let Indexed { parts, .. } = Indexed::of(&tree, &mine);
-        for DetectedFile { name, len_bytes, content } in others {
-            if parts.contains(&tree.path_of(&name)) {
-                judgement.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
-                continue;
-            }
-            let is_side = is_side_file(&name) && !content.is_shard();
-            let what = if is_side { "side file".into() } else { content.label() };
-            judgement.file_counts.add(&what, Role::SetAside, len_bytes, &name);
-        }
-        judgement.tree(&tree, mine, bad);
+        judgement.tree(&tree, Some(wanted.kind()));
     }
-    if let Some((file, Content::Packed(program))) = judgement.packed() {
-        return Err(compression::packed(&file.path, program));
-    }
+    judgement.check_packed()?;
     if judgement.shards.is_empty() {
         let message = format!("the source holds no {kind} shards");
         let path = expanded.folders.into_iter().next().unwrap_or_default();
@@ -340,18 +322,18 @@ fn folders(
     indexing: &mut Indexing<'_>,
 ) -> Result<Found> {
     let mut file_counts = FileCounts::default();
-    surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts));
+    surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts.0));
     let folders = match trees.len() {
         1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
         // They share their classes, so they are indexed again, together.
         _ => {
-            let paths: Vec<PathBuf> = trees.into_iter().map(|tree| tree.path).collect();
+            let paths: Vec<PathBuf> =
+                trees.iter().map(|tree| tree.root.path().to_path_buf()).collect();
             indexing.again();
             Some(folder::index(&paths, options, indexing)?)
         }
     };
     let samples = folders.map(|(index, roots)| Samples::new(index, Store::Folders(roots)));
-    let file_counts = file_counts.into_counts();
     Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
 }
 
@@ -364,7 +346,6 @@ fn lists(paths: Vec<PathBuf>) -> Found {
         file_counts.add("list", Role::List, len_bytes, &file.name);
         files.push(file);
     }
-    let file_counts = file_counts.into_counts();
     Found { kind: SourceKind::List, files, file_counts, ..Found::default() }
 }
 
@@ -373,11 +354,9 @@ fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
     for (tree, survey) in trees.iter().zip(surveys) {
         if let Some((format, name)) = &survey.unread {
             let message = format!("the folder holds {format}s, which dlfs does not read");
-            let mut file_counts = FileCounts::default();
-            file_counts.append(survey.file_counts.iter().cloned());
             return Err(Error::new(ErrorKind::BadSource, message)
                 .path(tree.path_of(name))
-                .source(file_counts)
+                .source(survey.file_counts.clone())
                 .hint(UNREAD));
         }
     }
@@ -400,44 +379,24 @@ fn unless_no_list(path: &Path) -> Result<()> {
     }
     let (file, _) = shard::open(path)?;
     let mut head = vec![0; HEAD_BYTES];
-    let len = compression::read_some(&mut FileAt { file: &*file, offset: 0 }, &mut head)
+    let len = compression::read_some(&mut FileAt::new(&*file), &mut head)
         .map_err(|error| Error::from(error).path(path))?;
     let head = &head[..len];
     let compression = Compression::of(head).map(Compression::name);
     if let Some(program) = compression.or(compression::foreign(head)) {
         let message = format!("the source is compressed with {program} and does not hold a shard");
         return Err(match compression {
-            Some(_) => bad(message).hint(SAY_KIND),
+            Some(_) => bad(message).hint(list::SAY_KIND),
             None => compression::packed(path, program),
         });
     }
-    match list::classify(head, path)? {
-        list::TextKind::List => Ok(()),
-        list::TextKind::NoFiles(line) => {
-            let line = String::from_utf8_lossy(&line).escape_debug().to_string();
-            Err(bad("its lines name no file beneath its folder, so it is not a list".to_owned())
-                .source(io::Error::other(format!("its first line is {line}")))
-                .hint(
-                    "a list has path or path<TAB>label on each line; if it is one, say --from list",
-                ))
-        }
-        list::TextKind::NoNumber(label) => {
-            let label = String::from_utf8_lossy(&label).escape_debug().to_string();
-            let text =
-                format!("a label in a list is a number, and that of its first line is {label}");
-            Err(bad(text)
-                .hint("number the classes, or import folders that are called as the classes"))
-        }
-        list::TextKind::NoText => {
-            Err(bad("cannot tell what kind of source this is".to_owned()).hint(SAY_KIND))
-        }
-    }
+    list::check(head, path)
 }
 
 fn content_of(path: &Path) -> Result<(Content, u64)> {
     let (file, container) = shard::open(path)?;
     let name = path.as_os_str().as_bytes();
-    let content = Content::of(|offset| FileAt { file: &*file, offset }, name);
+    let content = Content::of(|offset| FileAt::from(&*file, offset), name);
     let content = content.map_err(|error| Error::from(error).path(path))?;
     Ok((content, container.len_bytes))
 }
@@ -452,11 +411,11 @@ fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let (file, container) = shard::open(path)?;
     Ok(match compression::of_file(&file).map_err(name)? {
-        None => tar::pair_at_beginning(FrontToBack::new(file, container.len_bytes)),
+        None => tar::pair_at_beginning(front_to_back(file, 0..container.len_bytes)),
         Some(compression) => {
-            let from = FileAt { file: &*file, offset: 0 };
+            let from = FileAt::new(&*file);
             let from = compression.undo(from, &Expansion::default()).map_err(name)?;
-            tar::pair_at_beginning(ReadInput::new(from))
+            tar::pair_at_beginning(from)
         }
     })
 }
@@ -466,7 +425,6 @@ fn no(kind: SourceKind, path: &Path) -> Error {
     Error::new(ErrorKind::InvalidArgument, message).path(path)
 }
 
-const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list|parquet|...";
 const UNREAD: &str = "turn them into files, tar shards or Parquet; or import each file as one sample \
                       with --from folder FOLDER";
 const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|... imports what the shards of that kind hold and sets \

@@ -81,7 +81,7 @@ impl fmt::Display for FileCount {
 
 /// Counts files by what they are.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct FileCounts(Vec<FileCount>);
+pub(crate) struct FileCounts(pub Vec<FileCount>);
 
 impl FileCounts {
     /// Counts a file.
@@ -112,32 +112,17 @@ impl FileCounts {
         }
     }
 
-    /// All counts.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// These counts.
-    pub(crate) fn of(counts: &[FileCount]) -> FileCounts {
-        FileCounts(counts.to_vec())
-    }
-
     /// The error for a source of this kind whose files give no sample.
     pub(crate) fn of_no_sample(self, kind: SourceKind) -> Error {
         let error = Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}"));
         let is_hidden = |count: &FileCount| [HIDDEN, HIDDEN_FOLDER].contains(&&*count.what);
-        match (self.is_empty(), self.0.iter().any(is_hidden)) {
+        match (self.0.is_empty(), self.0.iter().any(is_hidden)) {
             (true, _) => error,
             (_, false) => error.source(self),
             (_, true) => error
                 .source(self)
                 .hint("--hidden takes hidden files, and what file systems and tools leave behind"),
         }
-    }
-
-    /// All of them.
-    pub(crate) fn into_counts(self) -> Vec<FileCount> {
-        self.0
     }
 }
 

@@ -5,7 +5,7 @@
 //! last, so they shift no id.
 
 use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ use super::index::{BadEntry, BadReason, Container, Index};
 use super::indexing::Indexing;
 use super::{SourceOptions, stamp};
 use dlfs_base::Result;
-use dlfs_base::folders::{Links, MAX_LINKED_FOLDERS, is_dropping};
+use dlfs_base::folders::{MAX_LINKED_FOLDERS, is_dropping};
 
 /// Indexes the folders `paths` as one source, without the files that the options exclude: the image may lie in the
 /// folder that it is made from.
@@ -38,39 +38,21 @@ pub(crate) fn index(
         .collect::<Result<Vec<_>>>()?;
     let mut index = Index::default();
     index.only_field();
-    let mut tops = Vec::new();
-    let mut linked = HashSet::new();
-    for (container, root) in roots.iter().enumerate() {
+    for root in &roots {
         let path = root.path().to_path_buf();
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
-        let before = index.bad.len();
-        let container = container as u32;
-        let index = &mut index;
-        let linked = &mut linked;
-        let mut walk = Walk { root, linked, container, options, index, indexing };
-        tops.push(walk.list(&Folder::top(root)));
-        name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
-    index.classes = class_names(&tops);
-    for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
-        let before = index.bad.len();
-        let container = container as u32;
-        let index = &mut index;
-        let linked = &mut linked;
-        let mut walk = Walk { root, linked, container, options, index, indexing };
-        walk.classes(top);
-        name_the_root(root, roots.len(), &mut index.bad[before..]);
+    let linked = HashSet::new();
+    let mut walk =
+        Walk { roots: &roots, container: 0, linked, options, index: &mut index, indexing };
+    let list = |walk: &mut Walk<'_, '_>| walk.list(&Folder::top(walk.root()));
+    let tops: Vec<_> = (0..roots.len()).map(|container| walk.within(container, list)).collect();
+    walk.index.classes = class_names(&tops);
+    for (container, top) in tops.into_iter().enumerate() {
+        walk.within(container, |walk| walk.classes(top));
     }
     indexing.check()?;
     Ok((index, roots))
-}
-
-/// Adds the folder to bad entries if there are several folders, since a name does not say which one it is
-/// in.
-fn name_the_root(root: &Root, roots: usize, bad: &mut [BadEntry]) {
-    if roots > 1 {
-        bad.iter_mut().for_each(|bad| bad.within = Some(root.path().to_path_buf()));
-    }
 }
 
 fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
@@ -82,10 +64,11 @@ fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
 }
 
 struct Walk<'a, 'p> {
-    root: &'a Root,
-    /// The files to which several names may lead, by device and inode.
-    linked: &'a mut HashSet<(u64, u64)>,
+    roots: &'a [Root],
+    /// The number of the root that is walked.
     container: u32,
+    /// The files to which several names may lead, by device and inode.
+    linked: HashSet<(u64, u64)>,
     options: &'a SourceOptions,
     index: &'a mut Index,
     indexing: &'a mut Indexing<'p>,
@@ -162,7 +145,22 @@ impl Listing {
     }
 }
 
-impl Walk<'_, '_> {
+impl<'a> Walk<'a, '_> {
+    /// Does `work` in the root of this number. Adds that to bad entries if there are several: a name does not say
+    /// which one it is in.
+    fn within<T>(&mut self, container: usize, work: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.index.bad.len();
+        self.container = container as u32;
+        let done = work(self);
+        let bad = self.index.bad[before..].iter_mut().filter(|_| self.roots.len() > 1);
+        bad.for_each(|bad| bad.within = Some(self.roots[container].path().to_path_buf()));
+        done
+    }
+
+    fn root(&self) -> &'a Root {
+        &self.roots[self.container as usize]
+    }
+
     fn classes(&mut self, mut top: Listing) {
         top.folders.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         for folder in top.folders {
@@ -205,7 +203,7 @@ impl Walk<'_, '_> {
 
     fn list(&mut self, folder: &Folder) -> Listing {
         let mut listing = Listing::default();
-        let names = self.root.open_folder(&folder.path).and_then(|fd| Ok((names(&fd)?, fd)));
+        let names = self.root().open_folder(&folder.path).and_then(|fd| Ok((names(&fd)?, fd)));
         let ((text, mut found), fd) = match names {
             Ok(found) => found,
             Err(reason) => {
@@ -219,64 +217,94 @@ impl Walk<'_, '_> {
             if !self.indexing.goes_on() {
                 break;
             }
-            self.look(&fd, folder, name.of(&text), &mut listing);
+            let name = name.of(&text);
+            if let Err(reason) = self.look(&fd, folder, name, &mut listing) {
+                self.bad(join(&folder.path, name), reason);
+            }
         }
         listing
     }
 
-    fn look(&mut self, fd: &OwnedFd, folder: &Folder, name: &[u8], listing: &mut Listing) {
-        let stat = match fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            // It was listed a moment ago.
-            Err(Errno::NOENT) => return self.bad(join(&folder.path, name), BadReason::Changed),
-            Err(errno) => return self.bad(join(&folder.path, name), BadReason::from(errno)),
-        };
+    fn look(
+        &mut self,
+        fd: &OwnedFd,
+        folder: &Folder,
+        name: &[u8],
+        listing: &mut Listing,
+    ) -> Result<(), BadReason> {
+        let stat =
+            fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| match errno {
+                Errno::NOENT => BadReason::Changed, // it was listed a moment ago
+                errno => errno.into(),
+            })?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if !self.options.folders.hidden && is_dropping(name) {
             let is_folder = kind == FileType::Directory;
             let what = if is_folder { HIDDEN_FOLDER } else { HIDDEN };
             let bytes = if is_folder { 0 } else { stat.st_size as u64 };
-            return self.index.count(what, Role::SetAside, bytes, &join(&folder.path, name));
+            let path = join(&folder.path, name);
+            self.index.file_counts.add(what, Role::SetAside, bytes, &path);
+            return Ok(());
         }
-        match kind {
-            FileType::RegularFile => self.file(fd.as_fd(), folder, name, &stat, listing),
-            FileType::Directory => {
-                let path = join(&folder.path, name);
-                match folder.around.enter(&stat, false) {
-                    Some(around) => listing.folders.push(Folder { path, around }),
-                    None => self.bad(path, BadReason::Cyclic),
-                }
-            }
-            FileType::Symlink => self.link(folder, name, listing),
-            special => {
-                self.bad(join(&folder.path, name), BadReason::Special(kind_name(special)));
-            }
+        if kind == FileType::Symlink {
+            return self.link(folder, name, listing);
         }
+        let can_read = || {
+            // The check costs a system call, so it is skipped if everyone may read.
+            let is_open_to_all = stat.st_mode & 0o444 == 0o444;
+            let check = || fs::accessat(fd, name, Access::READ_OK, AtFlags::EACCESS);
+            if is_open_to_all { Ok(()) } else { check().map_err(BadReason::from) }
+        };
+        self.take(folder, name, &stat, false, &can_read, listing)
     }
 
-    fn file(
+    fn link(
         &mut self,
-        at: BorrowedFd<'_>,
+        folder: &Folder,
+        name: &[u8],
+        listing: &mut Listing,
+    ) -> Result<(), BadReason> {
+        let path = join(&folder.path, name);
+        let root = self.root();
+        let stat = root.stat(&path).map_err(|reason| match reason {
+            BadReason::Unreadable(libc::ENOENT) => BadReason::Dangling,
+            reason => reason,
+        })?;
+        let can_read = || root.open_file(&path).map(drop);
+        self.take(folder, name, &stat, true, &can_read, listing)?;
+        if root.leaves(&path) {
+            self.index.file_counts.add(LINK_OUT, Role::Followed, 0, &path);
+        }
+        Ok(())
+    }
+
+    /// Takes an entry of a folder, or that to which a link leads.
+    fn take(
+        &mut self,
         folder: &Folder,
         name: &[u8],
         stat: &Stat,
+        is_link: bool,
+        can_read: &dyn Fn() -> Result<(), BadReason>,
         listing: &mut Listing,
-    ) {
-        if self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
-            return;
+    ) -> Result<(), BadReason> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                if self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+                    return Ok(());
+                }
+                can_read()?;
+                self.count(folder, stat, is_link)?;
+                listing.push_file(name, stat.st_size as u64, stamp(stat));
+                self.indexing.found(1, stat.st_size as u64);
+            }
+            FileType::Directory => {
+                let around = folder.around.enter(stat, is_link).ok_or(BadReason::Cyclic)?;
+                listing.folders.push(Folder { path: join(&folder.path, name), around });
+            }
+            special => return Err(BadReason::Special(kind_name(special))),
         }
-        // The check costs a system call, so it is skipped if everyone may read.
-        let open_to_all = stat.st_mode & 0o444 == 0o444;
-        if !open_to_all
-            && let Err(errno) = fs::accessat(at, name, Access::READ_OK, AtFlags::EACCESS)
-        {
-            return self.bad(join(&folder.path, name), BadReason::from(errno));
-        }
-        if let Err(reason) = self.count(folder, stat, false) {
-            return self.bad(join(&folder.path, name), reason);
-        }
-        listing.push_file(name, stat.st_size as u64, stamp(stat));
-        self.indexing.found(1, stat.st_size as u64);
+        Ok(())
     }
 
     /// Counts a file as read, or, if it was found already, as made.
@@ -289,48 +317,6 @@ impl Walk<'_, '_> {
         }
         expansion.read(len);
         Ok(())
-    }
-
-    fn link(&mut self, folder: &Folder, name: &[u8], listing: &mut Listing) {
-        let path = join(&folder.path, name);
-        let links = self.options.folders.links;
-        let stat = match links {
-            Links::Refuse => Err(BadReason::Special("link, which is not followed")),
-            // The kernel follows links that leave, too.
-            Links::Inside => self.root.resolve(&path).and_then(|real| self.root.stat(&real)),
-            Links::Follow => self.root.stat(&path),
-        };
-        let stat = match stat {
-            Ok(stat) => stat,
-            Err(BadReason::Unreadable(libc::ENOENT)) => return self.bad(path, BadReason::Dangling),
-            Err(reason) => return self.bad(path, reason),
-        };
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        match kind {
-            FileType::RegularFile => {
-                // Checks that the link's target can be read.
-                if let Err(reason) = self.root.open_file(&path) {
-                    return self.bad(path, reason);
-                }
-                let len_bytes = stat.st_size as u64;
-                let stamp = stamp(&stat);
-                if !self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
-                    if let Err(reason) = self.count(folder, &stat, true) {
-                        return self.bad(path, reason);
-                    }
-                    listing.push_file(name, len_bytes, stamp);
-                    self.indexing.found(1, len_bytes);
-                }
-            }
-            FileType::Directory => match folder.around.enter(&stat, true) {
-                Some(around) => listing.folders.push(Folder { path: path.clone(), around }),
-                None => return self.bad(path, BadReason::Cyclic),
-            },
-            special => return self.bad(path, BadReason::Special(kind_name(special))),
-        }
-        if self.root.leaves(&path) {
-            self.index.count(LINK_OUT, Role::Followed, 0, &path);
-        }
     }
 
     fn bad(&mut self, name: Vec<u8>, reason: BadReason) {
@@ -366,7 +352,8 @@ fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
     Ok((text, names))
 }
 
-fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+/// The path of `name` in `folder`, which may be the top.
+pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(folder.len() + 1 + name.len());
     path.extend_from_slice(folder);
     if !folder.is_empty() {

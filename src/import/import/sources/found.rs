@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::Store;
-use super::file_counts::FileCount;
+use super::file_counts::FileCounts;
 use super::index::{BadEntry, Index};
 use super::kind::SourceKind;
 use super::tar::Pair;
@@ -26,7 +26,7 @@ pub(crate) struct Found {
     /// Samples that are files of folders or objects, indexed.
     pub(super) samples: Option<Samples>,
     /// How every file was treated.
-    pub file_counts: Vec<FileCount>,
+    pub file_counts: FileCounts,
     /// Entries beside shards that are not files.
     pub bad: Vec<BadEntry>,
 }

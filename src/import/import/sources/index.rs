@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
+use super::file_counts::{FileCounts, REPLACED, Role};
 use dlfs_format::format::builder::MAX_FIELD_NAMES_BYTES;
 use dlfs_format::format::columns::ColumnTable;
 
@@ -24,7 +24,7 @@ pub struct Index {
     /// Files or folders that hold the payloads: shards, or the roots of folder trees.
     pub containers: Vec<Container>,
     /// How every file of the source was treated.
-    pub file_counts: Vec<FileCount>,
+    pub(in crate::import) file_counts: FileCounts,
     /// Names of the fields. One field without a name, where a sample is a file or a record.
     pub fields: Vec<Vec<u8>>,
     /// Names of the classes, which labels index; empty if labels are numbers of the source.
@@ -175,10 +175,10 @@ pub enum BadReason {
     Syntax(&'static str),
 }
 
-impl From<&io::Error> for BadReason {
+impl From<io::Error> for BadReason {
     /// Only the operating system's errors have a number; others are a decoder's.
-    fn from(error: &io::Error) -> BadReason {
-        match (error.raw_os_error(), BadReason::within(error)) {
+    fn from(error: io::Error) -> BadReason {
+        match (error.raw_os_error(), BadReason::within(&error)) {
             (Some(number), _) => BadReason::Unreadable(number),
             (None, Some(reason)) => reason.clone(),
             (None, None) => BadReason::Decoder(format!("cannot be read: {error}")),
@@ -460,8 +460,14 @@ impl Index {
         0
     }
 
-    /// The same source without the rows of `drop`, which is sorted; ids are renumbered without gaps.
-    pub(crate) fn without(&self, drop: &[u64]) -> Index {
+    /// Drops the rows `drop`, which is sorted; ids are renumbered without gaps.
+    pub(crate) fn drop_rows(&mut self, drop: &[u64]) {
+        if !drop.is_empty() {
+            *self = self.without(drop);
+        }
+    }
+
+    fn without(&self, drop: &[u64]) -> Index {
         let left = || (0..self.len()).filter(|row| drop.binary_search(row).is_err());
         let columns = self.columns.as_ref().map(|all| {
             let mut kept = all.without_rows();
@@ -512,8 +518,7 @@ impl Index {
     /// Rows with a name that an earlier row has, sorted; each with the first row of that name.
     pub(crate) fn rows_with_a_taken_name(&self) -> Vec<(u64, u64)> {
         let mut order = self.rows_with_the_hash_of_another();
-        // Ties are broken by id, so that the first row with a name keeps it.
-        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        self.sort_by_name(&mut order); // so that the first row with a name keeps it
         let same = order.chunk_by(|&a, &b| self.name(a) == self.name(b));
         let taken = same.flat_map(|same| same[1..].iter().map(|&row| (row, same[0])));
         let mut taken: Vec<(u64, u64)> = taken.collect();
@@ -553,7 +558,7 @@ impl Index {
     /// earlier ones. Returns the later rows, sorted. A row with a field that the earlier one lacks is none of them.
     pub(super) fn take_replaced(&mut self) -> Vec<u64> {
         let mut order = self.rows_with_the_hash_of_another();
-        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        self.sort_by_name(&mut order);
         let mut taken: Vec<u64> = Vec::new();
         let mut kept: Vec<u64> = Vec::new(); // of one name, one for each container
         for row in order {
@@ -597,24 +602,21 @@ impl Index {
         let place = place.expect("the row has the field");
         let replaced = self.payload_lens[place].into();
         let name = self.name(row).to_vec();
-        self.count(REPLACED, Role::SetAside, replaced, &name);
+        self.file_counts.add(REPLACED, Role::SetAside, replaced, &name);
         self.payload_lens[place] = payload.len_bytes;
         self.payload_offsets[place] = payload.offset_or_stamp;
-    }
-
-    /// Counts a file of which the report speaks.
-    pub(super) fn count(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
-        let mut counts = FileCounts::default();
-        counts.append(std::mem::take(&mut self.file_counts));
-        counts.add(what, role, bytes, name);
-        self.file_counts = counts.into_counts();
     }
 
     /// All rows in the order of their names, and of their ids within a name.
     pub(super) fn by_name(&self) -> Vec<u64> {
         let mut order: Vec<u64> = (0..self.len()).collect();
-        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        self.sort_by_name(&mut order);
         order
+    }
+
+    /// Sorts rows by their names, and those of a name by their ids.
+    fn sort_by_name(&self, rows: &mut [u64]) {
+        rows.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
     }
 
     /// Few rows, among them all that share their name with another. Sorting numbers costs far less than

@@ -1,24 +1,11 @@
 //! Progress of indexing, and its cancellation.
 
+use crate::import::progress::{Progress, Stage};
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// A step of indexing, as reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Indexing begins, or begins again: counts start from zero.
-    Begin,
-    /// It has found more.
-    Found {
-        /// Samples.
-        samples: u64,
-        /// Their bytes.
-        bytes: u64,
-    },
-}
-
-/// Counts what is found and tells it to somebody who may stop it.
-pub(crate) struct Indexing<'t> {
-    tell: &'t mut dyn FnMut(Step) -> bool,
+/// Counts what is found and reports it.
+pub(crate) struct Indexing<'p> {
+    progress: &'p mut dyn Progress,
     samples: u64,
     bytes: u64,
     /// Files or records since the last report.
@@ -26,11 +13,12 @@ pub(crate) struct Indexing<'t> {
     is_stopped: bool,
 }
 
-impl<'t> Indexing<'t> {
-    /// Begins. `tell` returns whether to go on.
-    pub(crate) fn new(tell: &'t mut dyn FnMut(Step) -> bool) -> Indexing<'t> {
-        let is_stopped = !tell(Step::Begin);
-        Indexing { tell, samples: 0, bytes: 0, since: 0, is_stopped }
+impl<'p> Indexing<'p> {
+    /// Begins.
+    pub(crate) fn new(progress: &'p mut dyn Progress) -> Indexing<'p> {
+        let mut indexing = Indexing { progress, samples: 0, bytes: 0, since: 0, is_stopped: false };
+        indexing.again();
+        indexing
     }
 
     /// `samples` more were found, or a part of one, and their `bytes`; returns whether to go on.
@@ -39,9 +27,9 @@ impl<'t> Indexing<'t> {
         self.bytes = self.bytes.saturating_add(bytes); // a source claims any length
         self.since += 1;
         if self.since == MANY {
-            let step = Step::Found { samples: self.samples, bytes: self.bytes };
+            self.progress.advance(self.samples, self.bytes);
             (self.samples, self.bytes, self.since) = (0, 0, 0);
-            self.is_stopped |= !(self.tell)(step);
+            self.is_stopped |= self.progress.stop();
         }
         !self.is_stopped
     }
@@ -51,10 +39,11 @@ impl<'t> Indexing<'t> {
         !self.is_stopped
     }
 
-    /// Restarts the count: the entries found so far will be found again.
+    /// Restarts the count: the entries found so far will be found again. Counts start from zero.
     pub(super) fn again(&mut self) {
         (self.samples, self.bytes, self.since) = (0, 0, 0);
-        self.is_stopped |= !(self.tell)(Step::Begin);
+        self.progress.stage(Stage::Indexing, 0, 0);
+        self.is_stopped |= self.progress.stop();
     }
 
     /// # Errors
@@ -77,13 +66,19 @@ mod tests {
 
     #[test]
     fn lengths_that_a_source_claims_add_up_to_any_sum() {
-        let mut told = Vec::new();
-        let mut tell = |step| {
-            told.push(step);
-            true
-        };
-        let mut indexing = Indexing::new(&mut tell);
+        struct Told(Vec<(u64, u64)>);
+        impl Progress for Told {
+            fn stage(&mut self, _: Stage, samples: u64, bytes: u64) {
+                self.0.push((samples, bytes));
+            }
+
+            fn advance(&mut self, samples: u64, bytes: u64) {
+                self.0.push((samples, bytes));
+            }
+        }
+        let mut told = Told(Vec::new());
+        let mut indexing = Indexing::new(&mut told);
         assert!((0..MANY).all(|_| indexing.found(1, u64::MAX)));
-        assert_eq!(told, [Step::Begin, Step::Found { samples: MANY, bytes: u64::MAX }]);
+        assert_eq!(told.0, [(0, 0), (MANY, u64::MAX)]);
     }
 }

@@ -6,13 +6,14 @@ use std::path::Path;
 use super::compression::{self, Compression};
 use super::expansion::Expansion;
 use super::objects::{ObjectStreams, Shard};
-use super::read_input::ReadInput;
 use super::sample_stream::FieldBytes;
 use super::spool::{decompressed, is_stream, open_stream};
+use super::tar_members::Input;
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Streams, in order.
+#[derive(Default)]
 pub(in crate::import) struct Inputs {
     files: std::vec::IntoIter<FoundFile>,
     objects: Option<ObjectStreams>,
@@ -46,8 +47,7 @@ impl Inputs {
     pub(in crate::import) fn new(files: Vec<FoundFile>, expansion: Expansion) -> Inputs {
         let are_objects = files.iter().any(|file| file.object.is_some());
         let objects = are_objects.then(|| ObjectStreams::new(&files, 0));
-        let files = files.into_iter();
-        Inputs { files, objects, begun: 0, first: None, ahead: None, expansion }
+        Inputs { files: files.into_iter(), objects, expansion, ..Inputs::default() }
     }
 
     /// Objects from byte `offset` of the one with this number on.
@@ -85,7 +85,7 @@ impl Inputs {
         }
         let objects = Some(ObjectStreams::new(&files, begin));
         let files = files.into_iter();
-        Ok(Inputs { files, objects, begun: number, first, ahead: None, expansion })
+        Ok(Inputs { files, objects, begun: number, first, expansion, ..Inputs::default() })
     }
 
     /// How many objects were given, or left out at the beginning; `None`: they are files.
@@ -129,8 +129,8 @@ impl Inputs {
         }
         let Some((file, Stream::Bytes(mut stream))) = self.next()? else { return Ok(None) };
         let mut head = Vec::new();
-        let begin = Recorded { from: (&mut stream).take(MAX_LOOKED_AT_BYTES), read: &mut head };
-        let pair = tar::pair_at_beginning(ReadInput::new(begin));
+        let begin = Recorded { from: &mut *stream, read: &mut head };
+        let pair = tar::pair_at_beginning(begin.take(MAX_LOOKED_AT_BYTES));
         let shard = file.name.clone();
         self.ahead = Some((file, Stream::Bytes(Box::new(io::Cursor::new(head).chain(stream)))));
         Ok(pair.map(|pair| Decided::Pair { shard, pair }))
@@ -185,6 +185,8 @@ impl Stream {
     }
 }
 
+impl Input for Stream {}
+
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -199,12 +201,12 @@ impl Read for Stream {
 }
 
 /// Reads, and keeps what was read.
-struct Recorded<'a, R> {
-    from: R,
+struct Recorded<'a> {
+    from: &'a mut dyn Read,
     read: &'a mut Vec<u8>,
 }
 
-impl<R: Read> Read for Recorded<'_, R> {
+impl Read for Recorded<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let len = self.from.read(into)?;
         self.read.extend_from_slice(&into[..len]);

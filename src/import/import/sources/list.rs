@@ -1,5 +1,6 @@
 //! List files: one sample per line, `path` or `path<TAB>label`, relative to the list's folder.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::beneath::Root;
@@ -8,7 +9,7 @@ use super::indexing::Indexing;
 use super::stamp;
 use super::tar_members::clean_name;
 use dlfs_base::folders::Links;
-use dlfs_base::{Error, Result};
+use dlfs_base::{Error, ErrorKind, Result};
 
 /// Indexes the lists `paths` as one source, in the order of their lines.
 ///
@@ -42,43 +43,42 @@ pub(crate) fn index(
     Ok((index, roots))
 }
 
-/// The kind of a text file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum TextKind {
-    /// A list: one of its first lines names a file.
-    List,
-    /// Text whose first lines name no files; holds the first line.
-    NoFiles(Vec<u8>),
-    /// A list, but for the label of its first line, which is this and no number.
-    NoNumber(Vec<u8>),
-    /// Not text, or a first line that no list has.
-    NoText,
-}
-
-/// Classifies the file at `path`, which begins with `head`.
+/// Checks that the file at `path`, which begins with `head`, is a list: one of its first lines names a file.
 ///
 /// # Errors
-/// Its folder does not open.
-pub(crate) fn classify(head: &[u8], path: &Path) -> Result<TextKind> {
+/// Its folder does not open. `BadSource`: it is none; the error says what it is.
+pub(crate) fn check(head: &[u8], path: &Path) -> Result<()> {
     let root = Root::open(folder_of(path), Links::Follow)?;
     let is_there = |line: &[u8]| {
         let name = clean_name(split(line).0);
         // Anything that exists but is not a file is a bad line of a list.
         name.is_ok_and(|name| root.stat(&name).is_ok())
     };
+    let bad = |text: String| Error::new(ErrorKind::BadSource, text).path(path);
     let first = lines(head).next().unwrap_or_default();
-    if !may_be(head) {
-        let label = split(first).1.filter(|_| !head.contains(&0) && is_there(first));
-        return Ok(label.map_or(TextKind::NoText, |label| TextKind::NoNumber(shown(label))));
+    if may_be(head) {
+        if lines(head).take(LINES_LOOKED_AT).any(is_there) {
+            return Ok(());
+        }
+        let text = "its lines name no file beneath its folder, so it is not a list";
+        let hint = "a list has path or path<TAB>label on each line; if it is one, say --from list";
+        let line = format!("its first line is {}", shown(first));
+        return Err(bad(text.to_owned()).source(io::Error::other(line)).hint(hint));
     }
-    if lines(head).take(LINES_LOOKED_AT).any(is_there) {
-        return Ok(TextKind::List);
-    }
-    Ok(TextKind::NoFiles(shown(first)))
+    Err(match split(first).1.filter(|_| !head.contains(&0) && is_there(first)) {
+        Some(label) => {
+            let label = shown(label);
+            let text =
+                format!("a label in a list is a number, and that of its first line is {label}");
+            bad(text).hint("number the classes, or import folders that are called as the classes")
+        }
+        None => bad("cannot tell what kind of source this is".to_owned()).hint(SAY_KIND),
+    })
 }
 
-fn shown(text: &[u8]) -> Vec<u8> {
-    text[..text.len().min(MAX_LINE_SHOWN)].to_vec()
+fn shown(text: &[u8]) -> String {
+    let text = &text[..text.len().min(MAX_LINE_SHOWN)];
+    String::from_utf8_lossy(text).escape_debug().to_string()
 }
 
 fn may_be(head: &[u8]) -> bool {
@@ -135,6 +135,7 @@ fn number(text: &[u8]) -> Option<i64> {
 /// Enough lines to find an existing file even if some are missing.
 const LINES_LOOKED_AT: usize = 64;
 const MAX_LINE_SHOWN: usize = 80;
+pub(super) const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list|parquet|...";
 
 #[cfg(test)]
 mod tests {

@@ -28,7 +28,7 @@ mod inputs;
 mod kind;
 mod list;
 pub(in crate::import) mod objects;
-mod read_input;
+mod reading;
 mod record_stream;
 pub(in crate::import) mod row_indexes;
 pub mod sample_stream;
@@ -55,19 +55,18 @@ use xxhash_rust::xxh3::Xxh3;
 
 use self::beneath::Root;
 use self::expansion::Expansion;
-use self::file_counts::FileCounts;
 pub use self::file_counts::{FileCount, Role};
 pub(in crate::import) use self::found::Found;
 pub use self::found::{Decided, FoundFile};
 use self::found::{Samples, ends_of};
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 use self::index::{MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
-pub(in crate::import) use self::indexing::{Indexing, Step};
+pub(in crate::import) use self::indexing::Indexing;
 pub(in crate::import) use self::inputs::Inputs;
 pub use self::kind::SourceKind;
 use self::objects::{ObjectReads, ObjectRoot};
 pub(in crate::import) use self::record_stream::RecordStream;
-use self::shard::{FrontToBack, OpenShards};
+use self::shard::{OpenShards, front_to_back};
 use dlfs_base::checksum::{crc32c, crc32c_append};
 use dlfs_base::folders::{FolderOptions, Links};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -151,8 +150,8 @@ impl Source {
     /// `InvalidArgument`: the paths are of different kinds. Entries that cannot be imported are not an
     /// error: they are in [`Index::bad`].
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
-        let mut silent = |_| true;
-        let indexing = &mut Indexing::new(&mut silent);
+        let silent = &mut ();
+        let indexing = &mut Indexing::new(silent);
         Source::index_found(detect::look(paths, options, indexing)?, options, indexing)
     }
 
@@ -184,19 +183,25 @@ impl Source {
         };
         let Samples { mut index, mut store, origins } = samples;
         indexing.check()?;
-        file_counts::set_piped_bytes(&mut found.file_counts, piped_bytes(&index));
-        index.file_counts.splice(0..0, found.file_counts);
+        file_counts::set_piped_bytes(&mut found.file_counts.0, piped_bytes(&index));
+        index.file_counts.0.splice(0..0, found.file_counts.0);
         index.bad.splice(0..0, found.bad);
         match &mut store {
-            Store::Folders(roots) if options.prefix => put_roots_in_front(&mut index, roots),
+            Store::Folders(_) if options.prefix => put_containers_in_front(&mut index),
             Store::Objects(roots) if options.prefix && kind == SourceKind::Folder => {
-                let lens = put_containers_in_front(&mut index);
-                roots.iter_mut().zip(lens).for_each(|(root, len)| root.put_in_front(len));
+                put_containers_in_front(&mut index);
+                let roots = roots.iter_mut().zip(&index.containers);
+                roots.for_each(|(root, container)| root.cut = container.len_bytes as usize);
             }
             _ => {}
         }
-        let shards = Shards { files: &found.files, prefix: options.prefix };
-        drop_impossible_rows(&mut index, kind, &shards);
+        if matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
+            // As `tar -u` and `tar -r` mean it.
+            let replaced = index.take_replaced();
+            index.drop_rows(&replaced);
+            put_shards_in_front(&mut index, &found.files, options.prefix);
+        }
+        drop_impossible_rows(&mut index, kind);
         let decided = found.decided;
         Source { kind, decided, index, store, origins }.unless_empty()
     }
@@ -210,8 +215,8 @@ impl Source {
         // Some were left out.
         let kept: HashSet<String> = (0..self.index.len())
             .filter_map(|row| {
-                let payload = self.index.payloads(row).next()?;
-                Some(roots[payload.container as usize].address_of(self.index.name(row)))
+                let root = &roots[self.index.container_of(row)? as usize];
+                Some(root.address_of(self.index.name(row)))
             })
             .collect();
         let mut origins = OriginsBuilder::default();
@@ -227,15 +232,10 @@ impl Source {
         let Source { kind, index, .. } = &self;
         if index.is_empty() && index.bad.is_empty() {
             let path = index.containers.first().map(|container| container.path.clone());
-            let error = FileCounts::of(&index.file_counts).of_no_sample(*kind);
+            let error = index.file_counts.clone().of_no_sample(*kind);
             return Err(error.path(path.unwrap_or_default()));
         }
         Ok(self)
-    }
-
-    /// Returns whether its samples are objects of stores.
-    pub(in crate::import) fn is_objects(&self) -> bool {
-        matches!(self.store, Store::Objects(_))
     }
 
     /// The source with the index that another process made.
@@ -252,7 +252,7 @@ impl Source {
                         SourceKind::List => list::folder_of(&container.path),
                         _ => &container.path,
                     };
-                    Ok(Root::open(path, Links::Follow)?.behind(container.len_bytes as usize))
+                    Root::open(path, Links::Follow)
                 };
                 let roots = containers.map(open);
                 Store::Folders(roots.collect::<Result<_>>()?)
@@ -272,7 +272,7 @@ impl Source {
                 "a source that is unpacked while it is imported cannot be shared by processes";
             return Err(Error::new(ErrorKind::BadSource, text).hint("unpack it first"));
         }
-        if self.is_objects() {
+        if matches!(self.store, Store::Objects(_)) {
             let text = "objects of stores are imported by one process";
             return Err(Error::new(ErrorKind::BadSource, text).hint("use dlfs import"));
         }
@@ -285,7 +285,7 @@ impl Source {
 
     /// How the source's files were treated.
     pub fn file_counts(&self) -> &[FileCount] {
-        &self.index.file_counts
+        &self.index.file_counts.0
     }
 
     /// The kind of the source; never `Auto`.
@@ -305,7 +305,7 @@ impl Source {
 
     /// Drops the rows `drop` (sorted), which became unreadable; ids are renumbered without gaps.
     pub(crate) fn drop_rows(&mut self, drop: &[u64]) {
-        self.index = self.index.without(drop);
+        self.index.drop_rows(drop);
     }
 
     /// Puts what `take` finds in the payloads of fields in their stead; returns the rows for which it fails. `None`:
@@ -325,9 +325,10 @@ impl Source {
             let places: Vec<(usize, Payload)> = self.index.places(row).collect();
             for (place, payload) in places {
                 let index = &self.index;
-                let mut read = |into: &mut [u8]| read_member(index, &mut open, &payload, 0, into);
+                let mut read = |into: &mut [u8]| open.read(&index.containers, &payload, 0, into);
                 let len = payload.len_bytes.into();
-                let found = take(payload.field, &mut Front::new(len, &mut read, &mut buffer));
+                let found =
+                    take(payload.field, &mut Front { len, read: &mut read, buffer: &mut buffer });
                 match found {
                     Ok(Elements::All) => {}
                     Ok(Elements::Behind(skipped)) => self.index.skip_front(place, skipped),
@@ -348,15 +349,10 @@ impl Source {
     }
 
     fn open_shards(&self) -> OpenShards {
-        let mut open = OpenShards::default();
-        if let Store::Shards(files) = &self.store {
-            for (number, file) in files.iter().enumerate() {
-                if let Some(file) = file {
-                    open.keep(number as u32, file.clone());
-                }
-            }
+        match &self.store {
+            Store::Shards(nameless) => OpenShards::new(nameless),
+            _ => OpenShards::default(),
         }
-        open
     }
 
     /// A reader for one thread.
@@ -378,26 +374,14 @@ pub(in crate::import) enum Elements {
 
 /// A payload whose first bytes can be read.
 pub(in crate::import) struct Front<'a> {
-    len: u64,
-    read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
-    buffer: &'a mut Vec<u8>,
+    /// Its length.
+    pub(in crate::import) len: u64,
+    /// Fills what it is given with the first bytes.
+    pub(in crate::import) read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
+    pub(in crate::import) buffer: &'a mut Vec<u8>,
 }
 
-impl<'a> Front<'a> {
-    /// A payload of `len` bytes; `read` fills what it is given with the first of them.
-    pub(in crate::import) fn new(
-        len: u64,
-        read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
-        buffer: &'a mut Vec<u8>,
-    ) -> Front<'a> {
-        Front { len, read, buffer }
-    }
-
-    /// Its length.
-    pub(in crate::import) fn len(&self) -> u64 {
-        self.len
-    }
-
+impl Front<'_> {
     /// Its first `len` bytes, or all of them.
     pub(in crate::import) fn first(&mut self, len: u64) -> Result<&[u8], BadReason> {
         self.buffer.resize(len.min(self.len) as usize, 0);
@@ -443,15 +427,10 @@ impl SourceReader<'_> {
             return self.read_piece(row, payload, 0, into);
         }
         let mut stored = [0; tfrecord::CRC_BYTES];
-        let container = &self.source.index.containers[payload.container as usize];
-        let number = payload.container;
-        let offset = payload.offset_or_stamp;
-        self.open.read_two(number, container, offset, into, &mut stored)?;
+        self.open.read_two(&self.source.index.containers, payload, into, &mut stored)?;
         tfrecord::check_crc(crc32c(into), stored)
     }
-}
 
-impl SourceReader<'_> {
     /// Reads a payload of `row` in pieces into the space that `sink` provides: for samples too large to be
     /// held in memory.
     ///
@@ -484,9 +463,7 @@ impl SourceReader<'_> {
         }
         if is_checked {
             let mut stored = [0; tfrecord::CRC_BYTES];
-            let container = &self.source.index.containers[payload.container as usize];
-            let offset = tfrecord::crc_offset(payload);
-            self.open.read(payload.container, container, offset, &mut stored)?;
+            self.open.read(&self.source.index.containers, payload, len, &mut stored)?;
             tfrecord::check_crc(crc, stored)?;
         }
         Ok(())
@@ -505,10 +482,13 @@ impl SourceReader<'_> {
         }
         match &self.source.store {
             Store::Folders(roots) => {
+                let index = &self.source.index;
+                let front = index.containers[payload.container as usize].len_bytes as usize;
+                let name = index.name(row).get(front..).ok_or(BadReason::Changed)?;
                 let root = &roots[payload.container as usize];
-                read_file(root, self.source.index.name(row), payload.offset_or_stamp, at, into)
+                read_file(root, name, payload.offset_or_stamp, at, into)
             }
-            Store::Shards(_) => read_member(&self.source.index, &mut self.open, payload, at, into),
+            Store::Shards(_) => self.open.read(&self.source.index.containers, payload, at, into),
             Store::Objects(roots) => {
                 self.objects.read(roots, &self.source.index, row, payload, at, into)
             }
@@ -561,7 +541,7 @@ fn read_file(
     at: u64,
     into: &mut [u8],
 ) -> Result<(), BadReason> {
-    let file = File::from(root.open_file(root.own_name(name)?)?);
+    let file = File::from(root.open_file(name)?);
     match file.read_exact_at(into, at) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -572,19 +552,6 @@ fn read_file(
     // After the read, in order to detect a change during it.
     let stat = rustix::fs::fstat(&file)?;
     if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
-}
-
-/// Fills `into` from byte `at` of a payload in a shard.
-fn read_member(
-    index: &Index,
-    open: &mut OpenShards,
-    payload: &Payload,
-    at: u64,
-    into: &mut [u8],
-) -> Result<(), BadReason> {
-    let number = payload.container;
-    let container = &index.containers[payload.container as usize];
-    open.read(number, container, payload.offset_or_stamp + at, into)
 }
 
 /// A shard that is open: its file, and whether that has no name.
@@ -603,7 +570,7 @@ fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option
             continue;
         }
         let (file, container, nameless) = spool::open_or_spool(path, options)?;
-        let begin = FrontToBack::new(file.clone(), container.len_bytes);
+        let begin = front_to_back(file.clone(), 0..container.len_bytes);
         if found.kind == SourceKind::Tar
             && let Some(pair) = tar::pair_at_beginning(begin)
         {
@@ -628,7 +595,6 @@ fn index_shards(
     let mut rows = tar::Rows::new(judge, &options.expansion);
     indexing.again(); // files that hold samples were counted before
     let mut files = Vec::new();
-    let mut appended = FileCounts::default();
     for (number, FoundFile { path, name, .. }) in found.files.iter().enumerate() {
         if !indexing.goes_on() {
             break;
@@ -647,17 +613,14 @@ fn index_shards(
             tfrecord::index_shard(file, name, number, &mut index, indexing);
         } else if let Some(more) = rows.index_shard(file, number, &mut index, indexing) {
             let bytes = index.containers[number as usize].len_bytes - more.from;
-            appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
+            index.file_counts.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
         }
         if let Some(pair) = rows.judge.pair() {
             return Err(tar::undecided(path, pair));
         }
     }
-    index.file_counts.extend(appended.into_counts());
     let dead = rows.finish(&mut index);
-    if !dead.is_empty() {
-        index = index.without(&dead);
-    }
+    index.drop_rows(&dead);
     Ok(Samples::new(index, Store::Shards(files)))
 }
 
@@ -667,70 +630,42 @@ fn piped_bytes(index: &Index) -> u64 {
     piped.map(|shard| shard.len_bytes).sum()
 }
 
-/// Puts the folder or list in front of each name.
-fn put_roots_in_front(index: &mut Index, roots: &mut Vec<Root>) {
-    let lens = put_containers_in_front(index);
-    let behind = |(root, len): (Root, &usize)| root.behind(*len);
-    *roots = std::mem::take(roots).into_iter().zip(&lens).map(behind).collect();
-    for (container, len) in index.containers.iter_mut().zip(lens) {
-        container.len_bytes = len as u64;
-    }
-}
-
-/// Puts what tells a container from the others in front of its names; returns the bytes that each one added.
-fn put_containers_in_front(index: &mut Index) -> Vec<usize> {
+/// Puts what tells a container from the others in front of its names.
+fn put_containers_in_front(index: &mut Index) {
     let paths: Vec<&Path> = index.containers.iter().map(|container| &*container.path).collect();
     let ends = ends_of(&paths);
     let too_long = index.put_in_front(|_, container| Some(&ends[container as usize]));
     leave_out_too_long(index, &too_long);
-    ends.iter().map(|end| end.len() + 1).collect()
+    for (container, end) in index.containers.iter_mut().zip(&ends) {
+        container.len_bytes = end.len() as u64 + 1;
+    }
 }
 
 fn leave_out_too_long(index: &mut Index, rows: &[u64]) {
     for &row in rows {
         index.bad.push(index.bad_row(row, TOO_LONG_A_NAME));
     }
-    if !rows.is_empty() {
-        *index = index.without(rows);
-    }
+    index.drop_rows(rows);
 }
 
-/// The shards that rows are from.
-struct Shards<'a> {
-    files: &'a [FoundFile],
-    /// Puts them in front of all names.
-    prefix: bool,
-}
-
-impl Shards<'_> {
-    /// Puts the shard in front of names that an earlier shard has, or of all.
-    fn put_in_front(&self, index: &mut Index) {
-        let differ =
-            |&(row, first): &(u64, u64)| index.container_of(row) != index.container_of(first);
-        let taken = index.rows_with_a_taken_name();
-        let taken: HashSet<u64> = taken.iter().filter(|pair| differ(pair)).map(|it| it.0).collect();
-        if !self.prefix && taken.is_empty() {
-            return;
-        }
-        let front = |row, container: u32| {
-            let file = self.files.get(container as usize)?;
-            (self.prefix || taken.contains(&row)).then_some(&file.name[..])
-        };
-        let too_long = index.put_in_front(front);
-        leave_out_too_long(index, &too_long);
+/// Puts the shard in front of names that an earlier shard has, or of `all`.
+fn put_shards_in_front(index: &mut Index, files: &[FoundFile], all: bool) {
+    let differ = |&(row, first): &(u64, u64)| index.container_of(row) != index.container_of(first);
+    let taken = index.rows_with_a_taken_name();
+    let taken: HashSet<u64> = taken.iter().filter(|pair| differ(pair)).map(|it| it.0).collect();
+    if !all && taken.is_empty() {
+        return;
     }
+    let front = |row, container: u32| {
+        let file = files.get(container as usize)?;
+        (all || taken.contains(&row)).then_some(&file.name[..])
+    };
+    let too_long = index.put_in_front(front);
+    leave_out_too_long(index, &too_long);
 }
 
 /// Moves rows that no image can hold to the bad entries.
-fn drop_impossible_rows(index: &mut Index, kind: SourceKind, shards: &Shards<'_>) {
-    if matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
-        // As `tar -u` and `tar -r` mean it.
-        let replaced = index.take_replaced();
-        if !replaced.is_empty() {
-            *index = index.without(&replaced);
-        }
-        shards.put_in_front(index);
-    }
+fn drop_impossible_rows(index: &mut Index, kind: SourceKind) {
     let taken = match kind {
         // A folder has each name once; several of them, or anything else, may not.
         SourceKind::Folder if index.containers.len() == 1 => Vec::new(),
@@ -755,7 +690,5 @@ fn drop_impossible_rows(index: &mut Index, kind: SourceKind, shards: &Shards<'_>
         drop.extend(too_large);
         drop.sort_unstable();
     }
-    if !drop.is_empty() {
-        *index = index.without(&drop);
-    }
+    index.drop_rows(&drop);
 }

@@ -4,6 +4,7 @@ use std::io::{self, Read};
 
 use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
 use super::inputs::Stream;
+use super::reading::read_some;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
 use super::{FoundFile, Inputs, tfrecord};
@@ -11,6 +12,7 @@ use dlfs_base::Result;
 use dlfs_base::checksum::{crc32c, crc32c_append};
 
 /// The records of streams, one after the other; each is named after its stream and its number there.
+#[derive(Default)]
 pub(in crate::import) struct RecordStream {
     inputs: Inputs,
     /// Byte and number of the record that the first input is read from.
@@ -39,51 +41,21 @@ struct Unread {
 }
 
 impl RecordStream {
-    /// The records of `inputs`.
-    pub(in crate::import) fn new(inputs: Inputs) -> RecordStream {
-        let begin_at = (0, 0);
-        let bad = Vec::new();
-        let most_at_once = u64::MAX;
-        RecordStream {
-            inputs,
-            begin_at,
-            open: None,
-            piped_bytes: 0,
-            bad,
-            spare: None,
-            most_at_once,
-        }
-    }
-
-    /// The same, leaving records of more bytes to be [read in pieces](SampleStream::read_on).
-    pub(in crate::import) fn at_once(self, most: u64) -> RecordStream {
-        RecordStream { most_at_once: most, ..self }
-    }
-
-    /// Goes on at byte `offset` of the first input, with record `number` there.
-    pub(in crate::import) fn after(self, offset: u64, number: u64) -> RecordStream {
-        RecordStream { begin_at: (offset, number), ..self }
+    /// The records of `inputs`, leaving those of more bytes than `most_at_once` to be
+    /// [read in pieces](SampleStream::read_on). `begin_at`: byte and number of the record that the first input is read
+    /// from.
+    pub(in crate::import) fn new(
+        inputs: Inputs,
+        most_at_once: u64,
+        begin_at: (u64, u64),
+    ) -> RecordStream {
+        RecordStream { inputs, most_at_once, begin_at, ..RecordStream::default() }
     }
 
     fn end(&mut self) {
         if let Some(open) = self.open.take().filter(|open| is_stream(&open.file.path)) {
             self.piped_bytes += open.offset;
         }
-    }
-
-    fn take(&mut self, name: Vec<u8>, record: Record) -> Option<StreamSample> {
-        let reason = match record {
-            Record::Sound(bytes) if name.len() <= MAX_NAME_BYTES => {
-                return Some(StreamSample::new(name, vec![Some(bytes)]));
-            }
-            Record::Unread(len) if name.len() <= MAX_NAME_BYTES => {
-                return Some(StreamSample::unread(name, len));
-            }
-            Record::Sound(_) | Record::Unread(_) => TOO_LONG_A_NAME,
-            Record::Bad(reason) => reason,
-        };
-        self.reject(&name, reason);
-        None
     }
 }
 
@@ -104,11 +76,13 @@ impl SampleStream for RecordStream {
             let next = open.next(&mut self.spare, self.most_at_once);
             self.inputs.check()?;
             match next {
-                Ok(Some(record)) => {
-                    if let Some(sample) = self.take(name, record) {
-                        return Ok(Some(sample));
-                    }
+                Ok(Some(Ok((bytes, unread)))) if name.len() <= MAX_NAME_BYTES => {
+                    return Ok(Some(StreamSample {
+                        unread,
+                        ..StreamSample::new(name, vec![Some(bytes)])
+                    }));
                 }
+                Ok(Some(record)) => self.reject(&name, record.err().unwrap_or(TOO_LONG_A_NAME)),
                 Ok(None) => self.end(),
                 Err(reason) => {
                     let bad = BadEntry::new(&name, reason).within(&open.file.path);
@@ -155,14 +129,9 @@ impl SampleStream for RecordStream {
     }
 }
 
-/// A record that was read.
-enum Record {
-    Sound(FieldBytes),
-    /// So many bytes are to be read.
-    Unread(u64),
-    /// The next one can be read nevertheless.
-    Bad(BadReason),
-}
+/// The bytes of a record, and how many are to be read in pieces; or why it is bad, where the next one can be read
+/// nevertheless.
+type Record = Result<(FieldBytes, u64), BadReason>;
 
 impl Open {
     /// The next record, in the memory of `spare` if it has to be copied; `None` at the end.
@@ -174,77 +143,61 @@ impl Open {
         spare: &mut Option<Vec<u8>>,
         most_at_once: u64,
     ) -> Result<Option<Record>, BadReason> {
-        self.pass_over()?;
-        let mut header = [0; tfrecord::HEADER_BYTES];
-        match fill(&mut self.stream, &mut header).map_err(|error| BadReason::from(&error))? {
-            0 => return Ok(None),
-            tfrecord::HEADER_BYTES => {}
-            _ => return Err(BadReason::Truncated("the shard ends inside a record's header")),
+        if let Some(Unread { left, .. }) = self.unread.take() {
+            self.pass_over(left)?;
+            self.checksum()?;
         }
-        let len = tfrecord::length(&header)?;
+        let Some(len) = tfrecord::next_len(&mut self.stream)? else { return Ok(None) };
         self.number += 1;
         self.offset = self
             .offset
-            .saturating_add((header.len() + tfrecord::CRC_BYTES) as u64)
+            .saturating_add((tfrecord::HEADER_BYTES + tfrecord::CRC_BYTES) as u64)
             .saturating_add(len);
-        let is_too_large = len > MAX_SAMPLE_BYTES;
-        if len > most_at_once && !is_too_large {
-            self.unread = Some(Unread { left: len, crc: 0 });
-            return Ok(Some(Record::Unread(len)));
+        if len > MAX_SAMPLE_BYTES {
+            self.pass_over(len)?;
+            self.checksum()?;
+            return Ok(Some(Err(BadReason::TooLarge(len))));
         }
-        let record = if is_too_large {
-            io::copy(&mut (&mut self.stream).take(len), &mut io::sink())
-                .map(|passed| (passed, FieldBytes::from(Vec::new())))
-        } else {
-            self.payload(len, spare).map(|payload| (payload.len() as u64, payload))
-        };
-        let (read, payload) = record.map_err(|error| BadReason::from(&error))?;
-        let mut crc = [0; tfrecord::CRC_BYTES];
-        let is_whole = read == len
-            && fill(&mut self.stream, &mut crc).map_err(|error| BadReason::from(&error))?
-                == crc.len();
-        if !is_whole {
+        if len > most_at_once {
+            self.unread = Some(Unread { left: len, crc: 0 });
+            return Ok(Some(Ok((Vec::new().into(), len))));
+        }
+        let payload = self.payload(len, spare)?;
+        if payload.len() as u64 != len {
             return Err(ENDS_INSIDE);
         }
-        Ok(Some(match tfrecord::check_crc(crc32c(&payload), crc) {
-            _ if is_too_large => Record::Bad(BadReason::TooLarge(len)),
-            Ok(()) => Record::Sound(payload),
-            Err(reason) => Record::Bad(reason),
-        }))
+        let sound = tfrecord::check_crc(crc32c(&payload), self.checksum()?);
+        Ok(Some(sound.map(|()| (payload, 0))))
     }
 
     /// Reads on in a record, and compares its checksum at its end.
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         let Some(Unread { left, crc }) = self.unread.take() else { return Ok(0) };
         let most = left.min(into.len() as u64) as usize;
-        let read = fill(&mut self.stream, &mut into[..most]);
-        let read = read.map_err(|error| BadReason::from(&error))?;
-        if read < most {
-            return Err(ENDS_INSIDE);
-        }
-        let left = left - read as u64;
-        let crc = crc32c_append(crc, &into[..read]);
+        self.fill(&mut into[..most])?;
+        let left = left - most as u64;
+        let crc = crc32c_append(crc, &into[..most]);
         if left > 0 {
             self.unread = Some(Unread { left, crc });
-            return Ok(read);
+            return Ok(most);
         }
-        let mut stored = [0; tfrecord::CRC_BYTES];
-        match fill(&mut self.stream, &mut stored).map_err(|error| BadReason::from(&error))? {
-            tfrecord::CRC_BYTES => tfrecord::check_crc(crc, stored).map(|()| read),
-            _ => Err(ENDS_INSIDE),
-        }
+        tfrecord::check_crc(crc, self.checksum()?).map(|()| most)
     }
 
-    /// Passes over a record of which something is unread.
-    fn pass_over(&mut self) -> Result<(), BadReason> {
-        let Some(Unread { left, .. }) = self.unread.take() else { return Ok(()) };
-        let rest = left + tfrecord::CRC_BYTES as u64;
-        let passed = io::copy(&mut (&mut self.stream).take(rest), &mut io::sink());
-        if passed.map_err(|error| BadReason::from(&error))? == rest {
-            Ok(())
-        } else {
-            Err(ENDS_INSIDE)
-        }
+    fn pass_over(&mut self, len: u64) -> Result<(), BadReason> {
+        let passed = io::copy(&mut (&mut self.stream).take(len), &mut io::sink())?;
+        if passed == len { Ok(()) } else { Err(ENDS_INSIDE) }
+    }
+
+    /// The stored checksum behind a payload.
+    fn checksum(&mut self) -> Result<[u8; tfrecord::CRC_BYTES], BadReason> {
+        let mut stored = [0; tfrecord::CRC_BYTES];
+        self.fill(&mut stored)?;
+        Ok(stored)
+    }
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), BadReason> {
+        if read_some(&mut self.stream, into)? == into.len() { Ok(()) } else { Err(ENDS_INSIDE) }
     }
 
     /// The next `len` bytes, or as many as there are.
@@ -261,8 +214,3 @@ impl Open {
 }
 
 const ENDS_INSIDE: BadReason = BadReason::Truncated("the shard ends inside the record");
-
-/// Reads until `into` is full or the stream ends; returns the number of bytes.
-fn fill(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
-    super::compression::read_some(from, into)
-}

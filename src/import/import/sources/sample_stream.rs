@@ -137,12 +137,6 @@ impl StreamSample {
         StreamSample { name, label: None, fields, values: Vec::new(), unread: 0 }
     }
 
-    /// A sample of one field, which is to be read.
-    pub(crate) fn unread(name: Vec<u8>, len_bytes: u64) -> StreamSample {
-        let field = Some(Vec::new().into());
-        StreamSample { unread: len_bytes, ..StreamSample::new(name, vec![field]) }
-    }
-
     /// The lengths of its fields, in bytes.
     pub(crate) fn lens(&self) -> Vec<Option<u64>> {
         let len = |bytes: &FieldBytes| bytes.len() as u64 + self.unread;

@@ -1,7 +1,8 @@
 //! Shard files: opened, read sequentially with a small buffer, and read again at known offsets.
 
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io::{self, BufRead as _, BufReader, IoSliceMut};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::index::{BadReason, Container};
+use super::index::{BadReason, Container, Payload};
+use super::reading::FileAt;
 use super::stamp;
 use super::tar_members::Input;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -37,55 +39,27 @@ fn opened(path: &Path) -> Result<Option<(Arc<File>, Container)>, Errno> {
     Ok(Some((Arc::new(File::from(fd)), container)))
 }
 
-/// Reads a shard sequentially.
-#[derive(Debug)]
-pub(crate) struct FrontToBack {
-    file: Arc<File>,
-    len_bytes: u64,
-    /// File offset of the next refill.
-    next: u64,
-    buffer: Vec<u8>,
-    /// The part of the buffer that is filled and not yet returned.
-    ready: std::ops::Range<usize>,
-}
+/// A shard, or a part of it, that is read sequentially.
+pub(crate) type FrontToBack = BufReader<FileAt<Arc<File>>>;
 
-impl FrontToBack {
-    /// Starts at the first byte of `file`, which is `len_bytes` long.
-    pub(crate) fn new(file: Arc<File>, len_bytes: u64) -> FrontToBack {
-        FrontToBack::within(file, 0..len_bytes)
-    }
-
-    /// Reads these bytes of `file`, whose end is that of the shard.
-    pub(crate) fn within(file: Arc<File>, bytes: std::ops::Range<u64>) -> FrontToBack {
-        let buffer = vec![0; BUFFER_BYTES];
-        FrontToBack { file, len_bytes: bytes.end, next: bytes.start, buffer, ready: 0..0 }
-    }
+/// Reads these bytes of `file`, whose end is that of the shard: bytes appended after opening are not part of it.
+pub(crate) fn front_to_back(file: Arc<File>, bytes: Range<u64>) -> FrontToBack {
+    let Range { start: offset, end } = bytes;
+    BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end })
 }
 
 impl Input for FrontToBack {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.ready.is_empty() {
-            // Bytes appended after opening are not part of the source.
-            let left = self.len_bytes.saturating_sub(self.next).min(BUFFER_BYTES as u64) as usize;
-            let read = read_at(&self.file, &mut self.buffer[..left], self.next)?;
-            self.next += read as u64;
-            self.ready = 0..read;
-        }
-        let taken = self.ready.len().min(into.len());
-        into[..taken].copy_from_slice(&self.buffer[self.ready.start..][..taken]);
-        self.ready.start += taken;
-        Ok(taken)
-    }
-
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        let buffered = bytes.min(self.ready.len() as u64);
-        self.ready.start += buffered as usize;
-        self.next = self.next.saturating_add(bytes - buffered);
+        let buffered = bytes.min(self.buffer().len() as u64);
+        self.consume(buffered as usize);
+        // The buffer is empty if more is skipped.
+        let file = self.get_mut();
+        file.offset = file.offset.saturating_add(bytes - buffered);
         Ok(())
     }
 
     fn len_bytes(&self) -> Option<u64> {
-        Some(self.len_bytes)
+        Some(self.get_ref().end)
     }
 }
 
@@ -97,35 +71,40 @@ pub(crate) struct OpenShards {
 }
 
 impl OpenShards {
-    /// Fills `into` from `offset` of the shard `number`.
+    /// Opens each shard when it is needed, but for these files, which have no name any more.
+    pub(crate) fn new(nameless: &[Option<Arc<File>>]) -> OpenShards {
+        let open = (0..).zip(nameless).filter_map(|(number, file)| Some((number, file.clone()?)));
+        OpenShards { open: open.collect(), next_out: 0 }
+    }
+
+    /// Fills `into` from byte `at` of a payload.
     ///
     /// # Errors
     /// `Changed`: the shard differs from what was indexed. `Unreadable`: it does not open or read.
     pub(crate) fn read(
         &mut self,
-        number: u32,
-        container: &Container,
-        offset: u64,
+        containers: &[Container],
+        payload: &Payload,
+        at: u64,
         into: &mut [u8],
     ) -> Result<(), BadReason> {
-        let file = self.file(number, container)?;
-        file.read_exact_at(into, offset).map_err(reason)
+        let file = self.file(containers, payload.container)?;
+        file.read_exact_at(into, payload.offset_or_stamp + at).map_err(reason)
     }
 
-    /// Fills `into` from `offset` of the shard `number`, and `behind` from the bytes after that: one system
-    /// call.
+    /// Fills `into` with a payload, and `behind` from the bytes after that: one system call.
     ///
     /// # Errors
     /// As [`OpenShards::read`].
     pub(crate) fn read_two(
         &mut self,
-        number: u32,
-        container: &Container,
-        offset: u64,
+        containers: &[Container],
+        payload: &Payload,
         into: &mut [u8],
         behind: &mut [u8],
     ) -> Result<(), BadReason> {
-        let file = self.file(number, container)?;
+        let file = self.file(containers, payload.container)?;
+        let offset = payload.offset_or_stamp;
         let mut both = [IoSliceMut::new(into), IoSliceMut::new(behind)];
         let read = match rustix::io::preadv(&file, &mut both, offset) {
             Ok(read) => read,
@@ -140,15 +119,11 @@ impl OpenShards {
         file.read_exact_at(&mut behind[of_behind..], end + of_behind as u64).map_err(reason)
     }
 
-    /// Uses `file`, which has no name any more, as shard `number`.
-    pub(crate) fn keep(&mut self, number: u32, file: Arc<File>) {
-        self.open.push((number, file));
-    }
-
-    fn file(&mut self, number: u32, container: &Container) -> Result<Arc<File>, BadReason> {
+    fn file(&mut self, containers: &[Container], number: u32) -> Result<Arc<File>, BadReason> {
         if let Some((_, file)) = self.open.iter().find(|(open, _)| *open == number) {
             return Ok(file.clone());
         }
+        let container = &containers[number as usize];
         let found = opened(&container.path).map_err(|errno| match errno {
             Errno::NOENT | Errno::NOTDIR => BadReason::Changed,
             errno => errno.into(),
@@ -168,15 +143,6 @@ fn reason(error: io::Error) -> BadReason {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => BadReason::Changed,
         _ => BadReason::unreadable(error),
-    }
-}
-
-fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    loop {
-        match file.read_at(into, offset) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            other => return other,
-        }
     }
 }
 

@@ -22,27 +22,23 @@ pub(in crate::import) struct Shuffled<'a> {
 }
 
 impl<'a> Shuffled<'a> {
-    /// Shuffles `from`, `window_bytes` at a time.
+    /// Shuffles `from`, `window_bytes` at a time, behind so many windows.
     pub(in crate::import) fn new(
         from: Box<dyn SampleStream + 'a>,
         seed: u64,
         window_bytes: usize,
+        windows: u64,
     ) -> Shuffled<'a> {
         Shuffled {
             from,
             key: Key::derive(seed, &[STREAM_WINDOW]),
             window_bytes,
-            windows: 0,
+            windows,
             window: Vec::new(),
             alone: None,
             order: None,
             next: 0,
         }
-    }
-
-    /// Goes on behind so many windows.
-    pub(in crate::import) fn after(self, windows: u64) -> Shuffled<'a> {
-        Shuffled { windows, ..self }
     }
 
     fn fill(&mut self) -> Result<()> {

@@ -18,7 +18,6 @@ use super::index::{
 };
 use super::inputs::{Inputs, Stream};
 use super::kind::SourceKind;
-use super::read_input::ReadInput;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
 use super::tar::{Judge, key_and_field, parse_label, undecided};
@@ -26,9 +25,10 @@ use super::tar_members::{Member, MemberKind, Members};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Reads the samples of streams, one after the other.
+#[derive(Default)]
 pub struct StreamSource {
     inputs: Inputs,
-    members: Option<(PathBuf, Members<ReadInput<Stream>>)>,
+    members: Option<(PathBuf, Members<Stream>)>,
     appended: FileCounts,
     /// Members that are left out, or are of a kind of which the report speaks.
     counted: FileCounts,
@@ -74,14 +74,18 @@ impl StreamSource {
             FoundFile::new(path, name)
         };
         let files = paths.into_iter().map(file).collect();
-        StreamSource::of_inputs(Inputs::new(files, Expansion::default()), kind, fields)
+        let inputs = Inputs::new(files, Expansion::default());
+        StreamSource::of_inputs(inputs, kind, fields, &SourceOptions::default(), false)
     }
 
-    /// As [`new`](Self::new), for any inputs.
+    /// As [`new`](Self::new), for any inputs, with the members and names that `options` ask for. `is_open`: looks for
+    /// groups, since the kind was not given.
     pub(in crate::import) fn of_inputs(
         inputs: Inputs,
         kind: SourceKind,
         fields: Option<Vec<Vec<u8>>>,
+        options: &SourceOptions,
+        is_open: bool,
     ) -> Result<StreamSource> {
         if !matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
             let message = format!("a stream of the kind {kind} cannot be imported as it comes");
@@ -90,32 +94,13 @@ impl StreamSource {
         }
         let grouped = kind == SourceKind::WebDataset;
         let fields = if grouped { fields } else { Some(Vec::new()) };
-        Ok(StreamSource {
-            inputs,
-            members: None,
-            appended: FileCounts::default(),
-            counted: FileCounts::default(),
-            piped_bytes: 0,
-            judge: Judge::new(grouped, &SourceOptions::default(), false).of_stream(),
-            prefix: false,
-            shard: Vec::new(),
-            fields_grow: fields.is_none(),
-            fields,
-            open: None,
-            open_at: 0,
-            begin_at: 0,
-            names: HashSet::new(),
-            here: HashSet::new(),
-            bad: Vec::new(),
-            spare: Spare::default(),
-            most_at_once: u64::MAX,
-        })
-    }
-
-    /// The same, with the members and names that `options` ask for, and looking for groups if the kind was not given.
-    pub(in crate::import) fn decided(self, options: &SourceOptions, is_open: bool) -> StreamSource {
-        let judge = Judge::new(self.judge.grouped, options, is_open).of_stream();
-        StreamSource { judge, prefix: options.prefix, ..self }
+        let mut judge = Judge::new(grouped, options, is_open);
+        judge.is_stream = true;
+        let fields_grow = fields.is_none();
+        let prefix = options.prefix;
+        let most_at_once = u64::MAX;
+        let empty = StreamSource::default();
+        Ok(StreamSource { inputs, judge, prefix, fields_grow, fields, most_at_once, ..empty })
     }
 
     /// The same, leaving files of more bytes to be [read in pieces](SampleStream::read_on), where each is a sample.
@@ -133,29 +118,22 @@ impl StreamSource {
         if member.kind == MemberKind::Folder {
             return None;
         }
-        match self.try_take(member) {
-            Ok(sample) => sample,
-            Err(reason) => {
-                self.push_bad(&member.name, reason);
-                None
-            }
-        }
+        self.try_take(member).unwrap_or_else(|reason| {
+            self.push_bad(&member.name, reason);
+            None
+        })
     }
 
     fn try_take(&mut self, member: &Member) -> Result<Option<StreamSample>, BadReason> {
-        let counted = &mut self.counted;
-        let mut count = |what: &str, role, name: &[u8]| {
-            counted.add(what, role, member.len_bytes, name);
-        };
-        let Some(name) = self.judge.name_of(member, &mut count)? else {
+        let Some(name) = self.judge.name_of(member, &mut self.counted)? else {
             return Ok(None);
         };
         if !self.judge.grouped {
-            if member.len_bytes > self.most_at_once {
-                return Ok(Some(StreamSample::unread(name, member.len_bytes)));
-            }
-            let fields = vec![Some(self.payload(member.len_bytes)?)];
-            return Ok(Some(StreamSample::new(name, fields)));
+            let unread = if member.len_bytes > self.most_at_once { member.len_bytes } else { 0 };
+            let bytes =
+                if unread > 0 { Vec::new().into() } else { self.payload(member.len_bytes)? };
+            self.judge.count(&name, member.len_bytes, &mut self.counted);
+            return Ok(Some(StreamSample { unread, ..StreamSample::new(name, vec![Some(bytes)]) }));
         }
         let (key, field) = key_and_field(&name)?;
         let done = match &self.open {
@@ -255,7 +233,7 @@ impl StreamSource {
     /// length.
     fn payload(&mut self, len_bytes: u64) -> Result<FieldBytes, BadReason> {
         let (_, members) = self.members.as_mut().expect("a member was just read from it");
-        if let Some(payload) = members.lend_payload(|input, len| input.get_mut().lend(len)) {
+        if let Some(payload) = members.lend_payload(Stream::lend) {
             return Ok(payload);
         }
         let mut payload = self.spare.take();
@@ -268,7 +246,7 @@ impl StreamSource {
                 has_room.map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
                 payload.resize(filled + more, 0);
             }
-            filled += members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
+            filled += members.read_payload(&mut payload[filled..])?;
         }
         Ok(payload.into())
     }
@@ -286,8 +264,8 @@ impl SampleStream for StreamSource {
 
     fn appended(&self) -> Vec<FileCount> {
         let mut counts = self.counted.clone();
-        counts.append(self.appended.clone().into_counts());
-        counts.into_counts()
+        counts.append(self.appended.0.iter().cloned());
+        counts.0
     }
 
     fn piped_bytes(&self) -> u64 {
@@ -300,7 +278,7 @@ impl SampleStream for StreamSource {
 
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         let Some((_, members)) = &mut self.members else { return Ok(0) };
-        Ok(members.read_payload(into)?)
+        members.read_payload(into)
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {
@@ -308,7 +286,7 @@ impl SampleStream for StreamSource {
     }
 
     fn place(&self) -> Option<StreamPlace> {
-        let is_clean = self.bad.is_empty() && self.appended.is_empty() && !self.fields_grow;
+        let is_clean = self.bad.is_empty() && self.appended.0.is_empty() && !self.fields_grow;
         let begun = self.inputs.begun_objects().filter(|_| is_clean)?;
         let (input, offset) = match &self.members {
             None => (begun, 0),
@@ -328,15 +306,15 @@ impl SampleStream for StreamSource {
                     self.here.clear();
                 }
                 self.shard = file.name;
-                self.members = Some((file.path, Members::from(ReadInput::new(stream), at)));
+                self.members = Some((file.path, Members::from(stream, at)));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
             let done = match members.next_member() {
                 Ok(Some(member)) => self.take(&member),
                 Ok(None) => self.end_of_stream(),
-                Err(error) => {
+                Err(reason) => {
                     let name = path.as_os_str().as_bytes();
-                    let bad = BadEntry::new(name, error.into()).rest(members.rest());
+                    let bad = BadEntry::new(name, reason).rest(members.rest());
                     self.bad.push(bad);
                     self.end_of_stream()
                 }

@@ -19,11 +19,12 @@ use std::sync::Arc;
 use super::SourceOptions;
 use super::content::{is_note, is_side_file, named_kind};
 use super::expansion::{Expands, Expansion};
-use super::file_counts::{HIDDEN, NESTED, Role};
+use super::file_counts::{FileCounts, HIDDEN, NESTED, Role};
+use super::folder::join;
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
 use super::indexing::Indexing;
 use super::kind::SourceKind;
-use super::shard::FrontToBack;
+use super::shard::front_to_back;
 use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
 use dlfs_base::folders::{FolderOptions, is_dropping};
 use dlfs_base::{Error, ErrorKind};
@@ -48,7 +49,7 @@ pub(super) struct Judge {
     /// Set if consecutive files with one key form a sample, as in WebDataset.
     pub(super) grouped: bool,
     /// Set if nothing that was read can be read again.
-    is_stream: bool,
+    pub(super) is_stream: bool,
     /// Set if hidden files, and those that tools leave behind, are taken.
     hidden: bool,
     /// Set if archives within archives are to be taken apart.
@@ -65,11 +66,6 @@ impl Judge {
         Judge { grouped, is_stream: false, hidden, nested, pairs }
     }
 
-    /// The same, for archives that are read once.
-    pub(super) fn of_stream(self) -> Judge {
-        Judge { is_stream: true, ..self }
-    }
-
     /// Files of two shards are no pair.
     pub(super) fn begin_shard(&mut self) {
         self.pairs.iter_mut().for_each(|pairs| pairs.last = None);
@@ -80,18 +76,18 @@ impl Judge {
         self.pairs.as_ref()?.found.as_ref()
     }
 
-    /// The name of a member that is no folder; `None`: it is left out. `count` is told what the report speaks of.
+    /// The name of a member that is no folder; `None`: it is left out, and in `counts`.
     ///
     /// # Errors
     /// Why it cannot be imported.
     pub(super) fn name_of(
         &mut self,
         member: &Member,
-        count: &mut dyn FnMut(&str, Role, &[u8]),
+        counts: &mut FileCounts,
     ) -> Result<Option<Vec<u8>>, BadReason> {
         let name = clean_name(&member.name)?;
         if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
-            count(what, Role::SetAside, &name);
+            counts.add(what, Role::SetAside, member.len_bytes, &name);
             return Ok(None);
         }
         if let Some(pairs) = &mut self.pairs {
@@ -106,16 +102,27 @@ impl Judge {
             _ if member.len_bytes > MAX_SAMPLE_BYTES => {
                 return Err(BadReason::TooLarge(member.len_bytes));
             }
-            _ if self.grouped || !is_archive(&name) => {}
-            _ if self.nested && self.is_stream => {
+            _ if !self.nested || !self.is_archive(&name) => {}
+            _ if self.is_stream => {
                 return Err(BadReason::InStream(
                     "is an archive, which a stream does not take apart",
                 ));
             }
-            _ if self.nested => return Err(NOT_TAKEN_APART),
-            _ => count(NESTED, Role::Sample, &name),
+            _ => return Err(NOT_TAKEN_APART),
         }
         Ok(Some(name))
+    }
+
+    /// Counts a sample that is an archive: the report speaks of it.
+    pub(super) fn count(&self, name: &[u8], len_bytes: u64, counts: &mut FileCounts) {
+        if self.is_archive(name) {
+            counts.add(NESTED, Role::Sample, len_bytes, name);
+        }
+    }
+
+    /// Returns whether a sample of plain archives has the name of one.
+    fn is_archive(&self, name: &[u8]) -> bool {
+        !self.grouped && named_kind(name) == Some(SourceKind::Tar)
     }
 }
 
@@ -136,18 +143,6 @@ struct Link {
     target: Vec<u8>,
     /// The row that no target may come behind: a hard link means the file as it was then.
     before: u64,
-}
-
-/// How a member was used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MemberUse {
-    /// Its payload belongs to the last row; it may be a class number.
-    Payload {
-        /// Set if the payload is the row's label.
-        label: bool,
-    },
-    /// It is ignored.
-    Nothing,
 }
 
 impl Rows {
@@ -182,16 +177,16 @@ impl Rows {
         index: &mut Index,
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
-        let input = FrontToBack::within(file.clone(), archive.bytes.clone());
+        let input = front_to_back(file.clone(), archive.bytes.clone());
         let mut members = Members::from(input, archive.bytes.start);
         loop {
             let mut member = match members.next_member() {
                 Ok(Some(member)) => member,
                 Ok(None) => return members.appended(),
-                Err(error) => {
+                Err(reason) => {
                     let rest = members.rest();
                     let shard = &index.containers[container as usize].path;
-                    let bad = BadEntry::new(shard.as_os_str().as_bytes(), error.into()).rest(rest);
+                    let bad = BadEntry::new(shard.as_os_str().as_bytes(), reason).rest(rest);
                     index.bad.push(bad);
                     return members.appended();
                 }
@@ -205,10 +200,12 @@ impl Rows {
                 continue;
             }
             let before = index.len();
-            let took = self.take(&member, container, index);
-            if took == (MemberUse::Payload { label: true })
-                && let Some(label) = read_label(&mut members, &member)
-            {
+            let is_label = self.take(&member, container, index).unwrap_or_else(|reason| {
+                let shard = &index.containers[container as usize].path;
+                index.bad.push(BadEntry::new(&member.name, reason).within(shard));
+                false
+            });
+            if is_label && let Some(label) = read_label(&mut members, &member) {
                 index.set_last_label(label);
             }
             if !indexing.found(index.len() - before, member.len_bytes) {
@@ -228,19 +225,6 @@ impl Rows {
         let folder = name.strip_suffix(b".tar").filter(|it| is_taken && !it.ends_with(b"/"))?;
         let bytes = member.offset..member.offset + member.len_bytes;
         Some(Archive { bytes, folder: folder.to_vec(), depth: depth + 1 })
-    }
-
-    /// Appends a member to `index`: as a row, as a payload of the last row, or as a bad entry.
-    fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> MemberUse {
-        match self.try_take(member, container, index) {
-            Ok(took) => took,
-            Err(reason) => {
-                let shard = &index.containers[container as usize].path;
-                let bad = BadEntry::new(&member.name, reason).within(shard);
-                index.bad.push(bad);
-                MemberUse::Nothing
-            }
-        }
     }
 
     /// Sets the payloads of link rows, and the labels of plain archives.
@@ -264,42 +248,39 @@ impl Rows {
     /// The folder whose folders are the classes: the deepest one that holds all files, and none itself.
     fn folder_of_classes(&self) -> Vec<u8> {
         let holds_files = |folder: &[u8]| self.folders.get(folder).copied().unwrap_or(false);
-        let below = |folder: &[u8]| -> BTreeSet<&[u8]> {
-            self.folders.keys().filter_map(|other| first_below(other, folder)).collect()
+        let below = |folder: &[u8]| -> Vec<&[u8]> {
+            let all = self.folders.keys().filter_map(|other| first_below(other, folder));
+            all.collect::<BTreeSet<_>>().into_iter().collect()
         };
         let mut above = Vec::new();
-        loop {
-            let folders = below(&above);
-            let (false, 1, Some(only)) = (holds_files(&above), folders.len(), folders.first())
-            else {
-                return above;
-            };
-            let next =
-                if above.is_empty() { only.to_vec() } else { [&above[..], b"/", only].concat() };
+        while !holds_files(&above)
+            && let [only] = below(&above)[..]
+        {
+            let next = join(&above, only);
             if holds_files(&next) || below(&next).is_empty() {
-                return above;
+                break;
             }
             above = next;
         }
+        above
     }
 
-    fn try_take(
+    /// Appends a member to `index`, as a row or as a payload of the last one; returns whether its payload is the row's
+    /// label, if it is a number.
+    fn take(
         &mut self,
         member: &Member,
         container: u32,
         index: &mut Index,
-    ) -> Result<MemberUse, BadReason> {
+    ) -> Result<bool, BadReason> {
         if member.kind == MemberKind::Folder {
             if self.judge.hidden || !is_dropping(&member.name) {
                 self.note_folder(&member.name);
             }
-            return Ok(MemberUse::Nothing);
+            return Ok(false);
         }
-        let mut count = |what: &str, role, name: &[u8]| {
-            index.count(what, role, member.len_bytes, name);
-        };
-        let Some(name) = self.judge.name_of(member, &mut count)? else {
-            return Ok(MemberUse::Nothing);
+        let Some(name) = self.judge.name_of(member, &mut index.file_counts)? else {
+            return Ok(false);
         };
         let target = match &member.kind {
             MemberKind::HardLink(target) => Some((clean_name(target)?, index.len())),
@@ -316,16 +297,19 @@ impl Rows {
             }
             payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
             self.push_grouped(key, payload, index);
-            return Ok(MemberUse::Payload { label: field == b"cls" });
+            return Ok(field == b"cls");
         }
         self.note_folder_of(&name);
         index.only_field();
         index.push(&name, None);
         index.push_payload(payload);
-        if let Some((target, before)) = target {
-            self.links.push(Link { row: index.len() - 1, target, before });
+        match target {
+            Some((target, before)) => {
+                self.links.push(Link { row: index.len() - 1, target, before });
+            }
+            None => self.judge.count(&name, member.len_bytes, &mut index.file_counts),
         }
-        Ok(MemberUse::Payload { label: false })
+        Ok(false)
     }
 
     fn push_grouped(&mut self, key: &[u8], payload: Payload, index: &mut Index) {
@@ -365,7 +349,11 @@ impl Rows {
         for link in &self.links {
             let made = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
             match follow(link, &targets).and_then(|row| made(row).map(|()| row)) {
-                Ok(row) => index.copy_plain_payload(row, link.row),
+                Ok(row) => {
+                    index.copy_plain_payload(row, link.row);
+                    let name = index.name(link.row).to_vec();
+                    self.judge.count(&name, index.payload_bytes(row), &mut index.file_counts);
+                }
                 Err(reason) => {
                     index.bad.push(index.bad_row(link.row, reason));
                     dead.push(link.row);
@@ -462,11 +450,6 @@ fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
     }
     let is_side = || is_note(name) || is_side_file(name) && key_and_field(name).is_err();
     (grouped && is_side()).then_some("side file")
-}
-
-/// Returns whether a member has the name of an archive.
-fn is_archive(name: &[u8]) -> bool {
-    named_kind(name) == Some(SourceKind::Tar)
 }
 
 /// Two members with one key and two fields, one behind the other.

@@ -6,21 +6,27 @@
 //! ([`Members::appended`]). No stated length determines an allocation, except for extended headers, which
 //! have a limit.
 
-use std::io;
+use std::io::{self, Read};
 
 use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
+use super::reading::read_some;
 
 /// The input of an archive.
-pub(crate) trait Input {
-    /// Reads some bytes; 0 at the end.
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
-
+pub(crate) trait Input: Read + Sized {
     /// Skips `bytes` bytes; may end up past the end.
-    fn skip(&mut self, bytes: u64) -> io::Result<()>;
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        io::copy(&mut self.by_ref().take(bytes), &mut io::sink()).map(drop)
+    }
 
     /// Total length, if known.
-    fn len_bytes(&self) -> Option<u64>;
+    fn len_bytes(&self) -> Option<u64> {
+        None
+    }
 }
+
+impl Input for Box<dyn Read + Send + '_> {}
+
+impl<R: Read> Input for io::Take<R> {}
 
 /// Reads members one after the other.
 #[derive(Debug)]
@@ -91,26 +97,6 @@ pub(crate) struct Appended {
     pub from: u64,
 }
 
-/// Why the rest of an archive cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TarError {
-    /// The archive is broken.
-    #[error("{0}")]
-    Bad(BadReason),
-    /// Reading failed.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
-impl From<TarError> for BadReason {
-    fn from(error: TarError) -> BadReason {
-        match error {
-            TarError::Bad(reason) => reason,
-            TarError::Io(error) => BadReason::from(&error),
-        }
-    }
-}
-
 /// Data of extended headers for the next member.
 #[derive(Default)]
 struct Extended {
@@ -172,7 +158,7 @@ impl<I: Input> Members<I> {
     ///
     /// # Errors
     /// The archive ends early or a header is broken: the rest cannot be read.
-    pub(crate) fn next_member(&mut self) -> Result<Option<Member>, TarError> {
+    pub(crate) fn next_member(&mut self) -> Result<Option<Member>, BadReason> {
         let mut extended = Extended::default();
         self.pass_over_member()?;
         self.member_at = self.position;
@@ -181,13 +167,13 @@ impl<I: Input> Members<I> {
             self.header_at = self.position;
             let mut block = [0; BLOCK_BYTES];
             match self.read_block(&mut block)? {
-                0 => return Err(truncated("the archive has no end mark")),
+                0 => return Err(BadReason::Truncated("the archive has no end mark")),
                 BLOCK_BYTES => {}
-                _ => return Err(truncated("inside a header")),
+                _ => return Err(BadReason::Truncated("inside a header")),
             }
             if is_zero(&block) {
                 if !extended.is_empty() {
-                    return Err(syntax("an extended header without a member"));
+                    return Err(BadReason::Syntax("an extended header without a member"));
                 }
                 if !self.begin_next_archive(&mut block)? {
                     return Ok(None);
@@ -197,7 +183,7 @@ impl<I: Input> Members<I> {
             match header.kind {
                 b'x' | b'X' => {
                     if extended.pax {
-                        return Err(syntax("two extended headers for one member"));
+                        return Err(BadReason::Syntax("two extended headers for one member"));
                     }
                     extended.pax = true;
                     let records = self.read_extended(header.len_bytes)?;
@@ -208,11 +194,13 @@ impl<I: Input> Members<I> {
                     let mut global = Extended::default();
                     global.read_pax(&records)?;
                     if !global.is_empty() {
-                        return Err(syntax("a global header that names or sizes members"));
+                        return Err(BadReason::Syntax(
+                            "a global header that names or sizes members",
+                        ));
                     }
                 }
-                b'L' => extended.set_name(self.read_long(header.len_bytes)?)?,
-                b'K' => extended.set_link(self.read_long(header.len_bytes)?)?,
+                b'L' => once(&mut extended.name, self.read_long(header.len_bytes)?, TWO_NAMES)?,
+                b'K' => once(&mut extended.link, self.read_long(header.len_bytes)?, TWO_LINKS)?,
                 _ => return self.member(header, extended).map(Some),
             }
         }
@@ -222,14 +210,19 @@ impl<I: Input> Members<I> {
     ///
     /// # Errors
     /// The archive ends within the member, or the operating system reported an error.
-    pub(crate) fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
+    pub(crate) fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         let most = self.payload_left.min(into.len() as u64) as usize;
         if most == 0 {
             return Ok(0);
         }
-        let read = self.input.read(&mut into[..most])?;
+        let read = loop {
+            match self.input.read(&mut into[..most]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => break read?,
+            }
+        };
         if read == 0 {
-            return Err(truncated("inside a member"));
+            return Err(BadReason::Truncated("inside a member"));
         }
         self.position += read as u64;
         self.left -= read as u64;
@@ -252,7 +245,7 @@ impl<I: Input> Members<I> {
     }
 
     /// After an end mark: searches for the header of another archive and puts it in `block`.
-    fn begin_next_archive(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, TarError> {
+    fn begin_next_archive(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, BadReason> {
         loop {
             self.header_at = self.position;
             *block = [0; BLOCK_BYTES];
@@ -266,14 +259,14 @@ impl<I: Input> Members<I> {
         }
         // Requires the magic: leftover buffer contents after the mark may resemble a v7 header.
         if block[257..262] != *b"ustar" || check_sum(block).is_err() {
-            return Err(syntax("what follows the end mark is not an archive"));
+            return Err(BadReason::Syntax("what follows the end mark is not an archive"));
         }
         let from = self.header_at;
         self.appended.get_or_insert(Appended { archives: 0, from }).archives += 1;
         Ok(true)
     }
 
-    fn member(&mut self, header: Header, extended: Extended) -> Result<Member, TarError> {
+    fn member(&mut self, header: Header, extended: Extended) -> Result<Member, BadReason> {
         let len_bytes = extended.len_bytes.unwrap_or(header.len_bytes);
         let name = extended.sparse_name.or(extended.name).unwrap_or(header.name);
         let link = extended.link.unwrap_or(header.link);
@@ -292,12 +285,14 @@ impl<I: Input> Members<I> {
             b'5' => (MemberKind::Folder, false),
             b'6' => (MemberKind::Special("FIFO"), false),
             0 if is_folder => (MemberKind::Folder, false),
-            b'0' if is_folder => return Err(syntax("a file whose name ends like a folder's")),
+            b'0' if is_folder => {
+                return Err(BadReason::Syntax("a file whose name ends like a folder's"));
+            }
             _ => (MemberKind::File, true),
         };
         // Some tools skip such bytes and some do not; for hard links all agree.
         if !has_payload && len_bytes != 0 && header.kind != b'1' {
-            return Err(syntax("a length where there can be no payload"));
+            return Err(BadReason::Syntax("a length where there can be no payload"));
         }
         // If the archive ends in the map of a sparse member, what follows says so, and the member is named.
         let is_there = has_payload && self.pass_over_map(header.goes_on)?;
@@ -305,21 +300,21 @@ impl<I: Input> Members<I> {
         let offset = self.position;
         self.enter(len_bytes)?;
         if self.input.len_bytes().is_some_and(|len| offset.saturating_add(len_bytes) > len) {
-            return Err(truncated("inside a member"));
+            return Err(BadReason::Truncated("inside a member"));
         }
         Ok(Member { name, kind, len_bytes, offset })
     }
 
     /// Makes the next `len_bytes` bytes the current member.
-    fn enter(&mut self, len_bytes: u64) -> Result<(), TarError> {
+    fn enter(&mut self, len_bytes: u64) -> Result<(), BadReason> {
         let padded = len_bytes.checked_next_multiple_of(BLOCK_BYTES as u64);
         let padded = padded.filter(|padded| self.position.checked_add(*padded).is_some());
-        self.left = padded.ok_or_else(|| syntax("a length past all limits"))?;
+        self.left = padded.ok_or(BadReason::Syntax("a length past all limits"))?;
         self.payload_left = len_bytes;
         Ok(())
     }
 
-    fn pass_over_member(&mut self) -> Result<(), TarError> {
+    fn pass_over_member(&mut self) -> Result<(), BadReason> {
         if self.left > 0 {
             self.input.skip(self.left)?;
             self.position += self.left;
@@ -330,7 +325,7 @@ impl<I: Input> Members<I> {
 
     /// Passes over the blocks of a sparse file's map in GNU's old form, which the length of the member does not count.
     /// `false`: the archive ends in them.
-    fn pass_over_map(&mut self, mut goes_on: bool) -> Result<bool, TarError> {
+    fn pass_over_map(&mut self, mut goes_on: bool) -> Result<bool, BadReason> {
         while goes_on {
             let mut block = [0; BLOCK_BYTES];
             if self.read_block(&mut block)? < BLOCK_BYTES {
@@ -342,21 +337,15 @@ impl<I: Input> Members<I> {
     }
 
     /// Reads one block, or the rest of the input; returns the number of bytes.
-    fn read_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<usize, TarError> {
-        let mut filled = 0;
-        while filled < BLOCK_BYTES {
-            match self.input.read(&mut block[filled..])? {
-                0 => break,
-                read => filled += read,
-            }
-        }
+    fn read_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<usize, BadReason> {
+        let filled = read_some(&mut self.input, block)?;
         self.position += filled as u64;
         Ok(filled)
     }
 
-    fn read_extended(&mut self, len_bytes: u64) -> Result<Vec<u8>, TarError> {
+    fn read_extended(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
         if len_bytes > MAX_EXTENDED_BYTES {
-            return Err(syntax("an extended header of more than 1 MiB"));
+            return Err(BadReason::Syntax("an extended header of more than 1 MiB"));
         }
         self.enter(len_bytes)?;
         self.payload_left = self.left;
@@ -367,13 +356,13 @@ impl<I: Input> Members<I> {
         }
         // Some tools stop at the stated length, others at the first NUL in the padding.
         if bytes[len_bytes as usize..].iter().any(|&byte| byte != 0) {
-            return Err(syntax("an extended header that goes on behind its end"));
+            return Err(BadReason::Syntax("an extended header that goes on behind its end"));
         }
         bytes.truncate(len_bytes as usize);
         Ok(bytes)
     }
 
-    fn read_long(&mut self, len_bytes: u64) -> Result<Vec<u8>, TarError> {
+    fn read_long(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
         Ok(until_nul(&self.read_extended(len_bytes)?).to_vec())
     }
 }
@@ -383,34 +372,18 @@ impl Extended {
         self.name.is_none() && self.link.is_none() && self.len_bytes.is_none() && !self.sparse
     }
 
-    fn set_name(&mut self, name: Vec<u8>) -> Result<(), TarError> {
-        match self.name.replace(name) {
-            None => Ok(()),
-            Some(_) => Err(syntax("two long names for one member")),
-        }
-    }
-
-    fn set_link(&mut self, link: Vec<u8>) -> Result<(), TarError> {
-        match self.link.replace(link) {
-            None => Ok(()),
-            Some(_) => Err(syntax("two long link names for one member")),
-        }
-    }
-
     /// Records of the form `length key=value\n`, where the length includes itself.
-    fn read_pax(&mut self, mut records: &[u8]) -> Result<(), TarError> {
+    fn read_pax(&mut self, mut records: &[u8]) -> Result<(), BadReason> {
         // NUL padding ends them too: some writers use it.
         while records.first().is_some_and(|&byte| byte != 0) {
-            let (key, value, rest) = pax_record(records).ok_or_else(|| syntax(BROKEN_PAX))?;
+            let (key, value, rest) = pax_record(records).ok_or(BROKEN_PAX)?;
             records = rest;
             match key {
-                b"path" => self.set_name(value.to_vec())?,
-                b"linkpath" => self.set_link(value.to_vec())?,
+                b"path" => once(&mut self.name, value.to_vec(), TWO_NAMES)?,
+                b"linkpath" => once(&mut self.link, value.to_vec(), TWO_LINKS)?,
                 b"size" => {
-                    let len = decimal(value).ok_or_else(|| syntax(BROKEN_PAX))?;
-                    if self.len_bytes.replace(len).is_some() {
-                        return Err(syntax("two lengths for one member"));
-                    }
+                    let len = decimal(value).ok_or(BROKEN_PAX)?;
+                    once(&mut self.len_bytes, len, "two lengths for one member")?;
                 }
                 b"GNU.sparse.name" => {
                     self.sparse = true;
@@ -421,6 +394,11 @@ impl Extended {
         }
         Ok(())
     }
+}
+
+/// Sets what a member may have once.
+fn once<T>(slot: &mut Option<T>, value: T, twice: &'static str) -> Result<(), BadReason> {
+    slot.replace(value).map_or(Ok(()), |_| Err(BadReason::Syntax(twice)))
 }
 
 /// Digits alone.
@@ -464,7 +442,7 @@ struct Header {
 }
 
 impl Header {
-    fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Header, TarError> {
+    fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Header, BadReason> {
         check_sum(block)?;
         let mut name = until_nul(&block[..100]).to_vec();
         let magic = &block[257..263];
@@ -476,14 +454,16 @@ impl Header {
             name = [prefix, b"/", &name].concat();
         } else if has_prefix {
             // Python's tarfile reads it as a prefix; GNU tar does not, and writes it only in dumps.
-            return Err(syntax("a header with a name's prefix, of a format that has none"));
+            return Err(BadReason::Syntax(
+                "a header with a name's prefix, of a format that has none",
+            ));
         }
         let len_bytes =
-            number(&block[124..136]).ok_or_else(|| syntax("a length is not a number"))?;
+            number(&block[124..136]).ok_or(BadReason::Syntax("a length is not a number"))?;
         // They are unused here, but Python's tarfile ends a listing if one is not a number.
         let others = [100..108, 108..116, 116..124, 136..148, 329..337, 337..345];
         if others.into_iter().any(|at| block[at.start] != 0xff && number(&block[at]).is_none()) {
-            return Err(syntax("a header with an invalid number"));
+            return Err(BadReason::Syntax("a header with an invalid number"));
         }
         let link = until_nul(&block[157..257]).to_vec();
         let goes_on = kind == b'S' && block[482] != 0;
@@ -503,16 +483,17 @@ fn is_zero(block: &[u8]) -> bool {
     block.iter().all(|&byte| byte == 0)
 }
 
-fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarError> {
+fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), BadReason> {
     let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { block[at] };
     let unsigned: u64 = (0..BLOCK_BYTES).map(|at| u64::from(counted(at))).sum();
     // Old writers sum signed characters.
     let signed: i64 = (0..BLOCK_BYTES).map(|at| i64::from(counted(at) as i8)).sum();
-    let stored = number(&block[148..156]).ok_or_else(|| syntax("no header where one should be"))?;
+    let stored =
+        number(&block[148..156]).ok_or(BadReason::Syntax("no header where one should be"))?;
     if stored == unsigned || i64::try_from(stored) == Ok(signed) {
         Ok(())
     } else {
-        Err(syntax("a header's checksum differs"))
+        Err(BadReason::Syntax("a header's checksum differs"))
     }
 }
 
@@ -565,21 +546,15 @@ pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
     }
 }
 
-fn syntax(what: &'static str) -> TarError {
-    TarError::Bad(BadReason::Syntax(what))
-}
-
-fn truncated(r#where: &'static str) -> TarError {
-    TarError::Bad(BadReason::Truncated(r#where))
-}
-
 const BLOCK_BYTES: usize = 512;
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
 const SPARSE: &str = "is a sparse file, which is not expanded: pack it again without --sparse";
 const DUMP: &str = "is a folder's dump, which some tools take for a file";
 const LABEL: &str = "is a volume's label, which some tools take for a file";
+const TWO_NAMES: &str = "two long names for one member";
+const TWO_LINKS: &str = "two long link names for one member";
 const MAX_DIGITS: usize = 20;
-const BROKEN_PAX: &str = "an extended header's records are broken";
+const BROKEN_PAX: BadReason = BadReason::Syntax("an extended header's records are broken");
 
 #[cfg(test)]
 mod tests {

@@ -11,11 +11,13 @@
 //! payload is read, so that no payload is read twice.
 
 use std::fs::File;
+use std::io::Read;
 use std::sync::Arc;
 
-use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, Payload, TOO_LONG_A_NAME};
+use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, TOO_LONG_A_NAME};
 use super::indexing::Indexing;
-use super::shard::FrontToBack;
+use super::reading::read_some;
+use super::shard::{FrontToBack, front_to_back};
 use super::tar_members::Input;
 use dlfs_base::checksum::crc32c;
 
@@ -31,15 +33,12 @@ pub(crate) fn index_shard(
     if stem.len() + MAX_NUMBER_BYTES > MAX_NAME_BYTES {
         return index.bad.push(BadEntry::new(stem, TOO_LONG_A_NAME).within(&shard.path));
     }
-    let mut records = Records {
-        input: FrontToBack::new(file, shard.len_bytes),
-        offset: 0,
-        len_bytes: shard.len_bytes,
-    };
+    let mut input = front_to_back(file, 0..shard.len_bytes);
+    let mut at = 0;
     for number in 0.. {
         let mut name = stem.to_vec();
         name.extend_from_slice(format!("/{number}").as_bytes());
-        match records.next_record() {
+        match next_record(&mut input, &mut at) {
             Ok(None) => return,
             Ok(Some((offset, len))) => match index.push_file(&name, None, len, offset, container) {
                 Ok(()) if !indexing.found(1, len) => return,
@@ -47,7 +46,7 @@ pub(crate) fn index_shard(
                 Err(reason) => index.bad.push(BadEntry::new(&name, reason).within(&shard.path)),
             },
             Err(reason) => {
-                let rest = records.offset..shard.len_bytes;
+                let rest = at..shard.len_bytes;
                 let bad = BadEntry::new(&name, reason).within(&shard.path).rest(rest);
                 return index.bad.push(bad);
             }
@@ -65,48 +64,35 @@ pub(crate) fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
 }
 
-/// Offset of a payload's stored checksum.
-pub(crate) fn crc_offset(payload: &Payload) -> u64 {
-    payload.offset_or_stamp + u64::from(payload.len_bytes)
-}
-
-struct Records {
-    input: FrontToBack,
-    offset: u64,
-    len_bytes: u64,
-}
-
-impl Records {
-    /// Offset and length of the next payload; `None` at the end of the shard.
-    fn next_record(&mut self) -> Result<Option<(u64, u64)>, BadReason> {
-        if self.offset == self.len_bytes {
-            return Ok(None);
-        }
-        let mut header = [0; HEADER_BYTES];
-        self.fill(&mut header)?;
-        let len = length(&header)?;
-        let offset = self.offset + HEADER_BYTES as u64;
-        let end = len.checked_add(CRC_BYTES as u64).and_then(|len| offset.checked_add(len));
-        let end = end.filter(|&end| end <= self.len_bytes);
-        let end = end.ok_or(BadReason::Truncated("the shard ends inside the record"))?;
-        self.input.skip(end - offset).map_err(BadReason::unreadable)?;
-        self.offset = end;
-        Ok(Some((offset, len)))
+/// Offset and length of the next payload, whose record begins at `at`; `None` at the end of the shard.
+fn next_record(input: &mut FrontToBack, at: &mut u64) -> Result<Option<(u64, u64)>, BadReason> {
+    let shard_end = input.get_ref().end;
+    if *at == shard_end {
+        return Ok(None);
     }
+    let len = next_len(input)?.ok_or(ENDS_IN_HEADER)?;
+    let offset = *at + HEADER_BYTES as u64;
+    let end = len.checked_add(CRC_BYTES as u64).and_then(|len| offset.checked_add(len));
+    let end = end.filter(|&end| end <= shard_end);
+    let end = end.ok_or(BadReason::Truncated("the shard ends inside the record"))?;
+    input.skip(end - offset)?;
+    *at = end;
+    Ok(Some((offset, len)))
+}
 
-    fn fill(&mut self, into: &mut [u8]) -> Result<(), BadReason> {
-        let mut filled = 0;
-        while filled < into.len() {
-            match self.input.read(&mut into[filled..]).map_err(BadReason::unreadable)? {
-                0 => return Err(BadReason::Truncated("the shard ends inside a record's header")),
-                read => filled += read,
-            }
-        }
-        Ok(())
+/// Reads the header of the next record, which says its length; `None` at the end of the input.
+pub(super) fn next_len(from: &mut dyn Read) -> Result<Option<u64>, BadReason> {
+    let mut header = [0; HEADER_BYTES];
+    match read_some(from, &mut header)? {
+        0 => Ok(None),
+        HEADER_BYTES => length(&header).map(Some),
+        _ => Err(ENDS_IN_HEADER),
     }
 }
 
-pub(super) fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
+const ENDS_IN_HEADER: BadReason = BadReason::Truncated("the shard ends inside a record's header");
+
+fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
     let (len, crc) = header.split_first_chunk::<8>().expect("the header is longer than 8 bytes");
     check("length", crc32c(len), crc.try_into().expect("12 - 8 bytes"))?;
     Ok(u64::from_le_bytes(*len))

@@ -9,24 +9,22 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::FileType;
 
-use super::SourceOptions;
 use super::beneath::Root;
-use super::compression::FileAt;
 use super::content::{Content, is_shard_name, is_side_file};
-use super::file_counts::{FileCount, Role};
-use super::folder;
+use super::file_counts::{FileCount, FileCounts, Role};
 use super::index::{BadEntry, BadReason, Index};
 use super::indexing::Indexing;
+use super::reading::FileAt;
+use super::{SourceOptions, folder, shard};
 use dlfs_base::Result;
 
 /// A folder and its contents.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    /// Its path.
-    pub path: PathBuf,
     /// Its files, indexed as samples.
     pub index: Index,
     /// The open folder.
@@ -56,7 +54,7 @@ impl Tree {
     ) -> Result<Tree> {
         let (index, mut roots) = folder::index(&[path.to_path_buf()], options, indexing)?;
         let root = roots.pop().expect("one folder has one root");
-        Ok(Tree { path: path.to_path_buf(), index, root })
+        Ok(Tree { index, root })
     }
 
     /// Counts its files by sort, and reads some of each if `looks` is set.
@@ -99,10 +97,9 @@ impl Tree {
         if unread < looked_at {
             survey.unread = None;
         }
-        survey.file_counts = counts.into_values().map(|count| count.total).collect();
-        let larger_first =
-            |a: &FileCount, b: &FileCount| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what));
-        survey.file_counts.sort_unstable_by(larger_first);
+        let mut counts: Vec<_> = counts.into_values().map(|count| count.total).collect();
+        counts.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what)));
+        survey.file_counts = FileCounts(counts);
         survey
     }
 
@@ -150,24 +147,23 @@ impl Tree {
 
     /// The content of a file; an unreadable file is not classified: reading it will report the error.
     fn content(&self, name: &[u8]) -> Content {
-        let file = self.root.open_file(name).ok().map(File::from).or_else(|| {
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-            let fd = rustix::fs::open(self.path_of(name), flags, Mode::empty()).ok()?;
-            Some(File::from(fd))
-        });
         let is_file = |file: &File| {
             rustix::fs::fstat(file)
                 .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
         };
-        let content = file
-            .filter(is_file)
-            .and_then(|file| Content::of(|offset| FileAt { file: &file, offset }, name).ok());
+        let beneath = self.root.open_file(name).ok().map(File::from).filter(is_file);
+        // Behind a link out of the folder.
+        let there = || Some(shard::open(&self.path_of(name)).ok()?.0);
+        let content = beneath
+            .map(Arc::new)
+            .or_else(there)
+            .and_then(|file| Content::of(|offset| FileAt::from(&*file, offset), name).ok());
         content.unwrap_or(Content::Other)
     }
 
     /// The path of a file beneath the folder.
     pub(crate) fn path_of(&self, name: &[u8]) -> PathBuf {
-        self.path.join(std::ffi::OsStr::from_bytes(name))
+        self.root.path().join(std::ffi::OsStr::from_bytes(name))
     }
 }
 
@@ -179,7 +175,7 @@ pub(crate) struct Survey {
     /// The format and a name, if all of them have unsupported formats.
     pub unread: Option<(&'static str, Vec<u8>)>,
     /// All files, counted by extension, each as a sample.
-    pub file_counts: Vec<FileCount>,
+    pub file_counts: FileCounts,
 }
 
 /// Files of one sort.

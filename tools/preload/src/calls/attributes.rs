@@ -5,12 +5,12 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use dlfs::posix::Node;
 use libc::{AT_EMPTY_PATH, AT_FDCWD, size_t, ssize_t};
 
-use super::{returned, text};
+use super::{Text, returned, text};
 use crate::mounts::{Mount, Opened};
 use crate::paths::Place;
 use crate::real::{Stat, StatFs, StatVfs, Statx};
 use crate::stat::Full;
-use crate::{files, own, paths, real, stat as shapes};
+use crate::{files, own, paths, stat as shapes};
 
 /// The file or folder that is asked about: a place, or what a descriptor stands for.
 enum Subject {
@@ -79,37 +79,26 @@ impl Subject {
 
 /// `stat` and its kin: `$subject` has the arguments in front of the result, `$behind` the flags behind it.
 macro_rules! stats {
-    ($($name:ident($($argument:ident: $kind:ty),*; $($flags:ident)?) $subject:expr;)*) => {$(
+    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*; $($flags:ident)?) $subject:expr;)*) => {$(
         instead! {
-            fn $name($($argument: $kind,)* out: *mut Stat $(, $flags: c_int)?) -> c_int {
+            fn $($name)|+ ($($argument: $kind,)* out: *mut Stat $(, $flags: c_int)?) -> c_int {
                 match $subject {
                     Some(subject) => subject.tell(Full::of, |full| out.write(full.stat())),
-                    None => real::$name($($argument,)* out $(, $flags)?),
+                    None => real($($argument,)* out $(, $flags)?),
                 }
             }
         }
     )*};
 }
 
-type Text = *const c_char;
-
 stats! {
-    stat(path: Text;) at(path);
-    stat64(path: Text;) at(path);
-    lstat(path: Text;) at(path);
-    lstat64(path: Text;) at(path);
-    __xstat(version: c_int, path: Text;) at(path);
-    __xstat64(version: c_int, path: Text;) at(path);
-    __lxstat(version: c_int, path: Text;) at(path);
-    __lxstat64(version: c_int, path: Text;) at(path);
-    fstat(fd: c_int;) Subject::of_descriptor(fd);
-    fstat64(fd: c_int;) Subject::of_descriptor(fd);
-    __fxstat(version: c_int, fd: c_int;) Subject::of_descriptor(fd);
-    __fxstat64(version: c_int, fd: c_int;) Subject::of_descriptor(fd);
-    fstatat(folder: c_int, path: Text; flags) Subject::of(folder, text(path), flags);
-    fstatat64(folder: c_int, path: Text; flags) Subject::of(folder, text(path), flags);
-    __fxstatat(version: c_int, folder: c_int, path: Text; flags) Subject::of(folder, text(path), flags);
-    __fxstatat64(version: c_int, folder: c_int, path: Text; flags) Subject::of(folder, text(path), flags);
+    stat | stat64 | lstat | lstat64(path: Text;) at(path);
+    __xstat | __xstat64 | __lxstat | __lxstat64(version: c_int, path: Text;) at(path);
+    fstat | fstat64(fd: c_int;) Subject::of_descriptor(fd);
+    __fxstat | __fxstat64(version: c_int, fd: c_int;) Subject::of_descriptor(fd);
+    fstatat | fstatat64(folder: c_int, path: Text; flags) Subject::of(folder, text(path), flags);
+    __fxstatat | __fxstatat64(version: c_int, folder: c_int, path: Text; flags)
+        Subject::of(folder, text(path), flags);
 }
 
 /// The subject of a path alone.
@@ -125,59 +114,60 @@ instead! {
     fn statx(folder: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut Statx) -> c_int {
         match Subject::of(folder, text(path), flags) {
             Some(subject) => subject.tell(Full::of, |full| out.write(full.statx())),
-            None => real::statx(folder, path, flags, mask, out),
+            None => real(folder, path, flags, mask, out),
         }
     }
 
     fn faccessat(folder: c_int, path: Text, mode: c_int, flags: c_int) -> c_int {
         match Subject::of(folder, text(path), flags) {
             Some(subject) => subject.access(mode),
-            None => real::faccessat(folder, path, mode, flags),
+            None => real(folder, path, mode, flags),
         }
     }
-}
 
-macro_rules! of_mount {
-    ($($name:ident, $descriptor:ident, $shape:ident: $kind:ty;)*) => {$(
-        instead! {
-            fn $name(path: Text, out: *mut $kind) -> c_int {
-                match at(path) {
-                    Some(subject) => subject.tell(shapes::$shape, |stat| out.write(stat)),
-                    None => real::$name(path, out),
-                }
-            }
+    fn access | eaccess | euidaccess(path: Text, mode: c_int) -> c_int {
+        at(path).map_or_else(|| real(path, mode), |subject| subject.access(mode))
+    }
 
-            fn $descriptor(fd: c_int, out: *mut $kind) -> c_int {
-                match Subject::of_descriptor(fd) {
-                    Some(subject) => subject.tell(shapes::$shape, |stat| out.write(stat)),
-                    None => real::$descriptor(fd, out),
-                }
-            }
-        }
-    )*};
-}
+    fn statfs | statfs64(path: Text, out: *mut StatFs) -> c_int {
+        let answer = |subject: Subject| subject.tell(shapes::statfs, |stat| out.write(stat));
+        at(path).map_or_else(|| real(path, out), answer)
+    }
 
-of_mount! {
-    statfs, fstatfs, statfs: StatFs;
-    statfs64, fstatfs64, statfs: StatFs;
-    statvfs, fstatvfs, statvfs: StatVfs;
-    statvfs64, fstatvfs64, statvfs: StatVfs;
-}
+    fn fstatfs | fstatfs64(fd: c_int, out: *mut StatFs) -> c_int {
+        let answer = |subject: Subject| subject.tell(shapes::statfs, |stat| out.write(stat));
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, out), answer)
+    }
 
-macro_rules! accesses {
-    ($($name:ident;)*) => {$(
-        instead! {
-            fn $name(path: Text, mode: c_int) -> c_int {
-                at(path).map_or_else(|| real::$name(path, mode), |subject| subject.access(mode))
-            }
-        }
-    )*};
-}
+    fn statvfs | statvfs64(path: Text, out: *mut StatVfs) -> c_int {
+        let answer = |subject: Subject| subject.tell(shapes::statvfs, |stat| out.write(stat));
+        at(path).map_or_else(|| real(path, out), answer)
+    }
 
-accesses! {
-    access;
-    eaccess;
-    euidaccess;
+    fn fstatvfs | fstatvfs64(fd: c_int, out: *mut StatVfs) -> c_int {
+        let answer = |subject: Subject| subject.tell(shapes::statvfs, |stat| out.write(stat));
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, out), answer)
+    }
+
+    fn getxattr | lgetxattr(path: Text, name: Text, out: *mut c_void, len: size_t) -> ssize_t {
+        let answer = |subject: Subject| put(subject.xattr(CStr::from_ptr(name)), out, len);
+        at(path).map_or_else(|| real(path, name, out, len), answer)
+    }
+
+    fn fgetxattr(fd: c_int, name: Text, out: *mut c_void, len: size_t) -> ssize_t {
+        let answer = |subject: Subject| put(subject.xattr(CStr::from_ptr(name)), out, len);
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, name, out, len), answer)
+    }
+
+    fn listxattr | llistxattr(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
+        let answer = |subject: Subject| put(subject.xattr_names(), out.cast(), len);
+        at(path).map_or_else(|| real(path, out, len), answer)
+    }
+
+    fn flistxattr(fd: c_int, out: *mut c_char, len: size_t) -> ssize_t {
+        let answer = |subject: Subject| put(subject.xattr_names(), out.cast(), len);
+        Subject::of_descriptor(fd).map_or_else(|| real(fd, out, len), answer)
+    }
 }
 
 /// Copies bytes for the caller, or with a length of 0 only says how many there are.
@@ -196,30 +186,4 @@ unsafe fn put(bytes: Result<Vec<u8>, c_int>, out: *mut c_void, len: size_t) -> s
         }
         Ok(bytes.len() as isize)
     }))
-}
-
-macro_rules! xattrs {
-    ($($name:ident, $list:ident, $subject:expr, $what:ident: $kind:ty;)*) => {$(
-        instead! {
-            fn $name($what: $kind, name: Text, out: *mut c_void, len: size_t) -> ssize_t {
-                match $subject($what) {
-                    Some(subject) => put(subject.xattr(CStr::from_ptr(name)), out, len),
-                    None => real::$name($what, name, out, len),
-                }
-            }
-
-            fn $list($what: $kind, out: *mut c_char, len: size_t) -> ssize_t {
-                match $subject($what) {
-                    Some(subject) => put(subject.xattr_names(), out.cast(), len),
-                    None => real::$list($what, out, len),
-                }
-            }
-        }
-    )*};
-}
-
-xattrs! {
-    getxattr, listxattr, at, path: Text;
-    lgetxattr, llistxattr, at, path: Text;
-    fgetxattr, flistxattr, Subject::of_descriptor, fd: c_int;
 }

@@ -10,20 +10,20 @@ use dlfs::process::{is_ours, mark_ours};
 
 use super::returned;
 use crate::own::{self, called};
-use crate::{files, long, mounts, real};
+use crate::{files, long, mounts};
 
 instead! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         // To mark them all for `exec` is right for ours, too.
         if !has_any() || first > last || flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
-            return real::close_range(first, last, flags);
+            return real(first, last, flags);
         }
         returned(close_others(first, last, flags).map(|()| 0))
     }
 
-    fn closefrom(first: c_int) {
+    fn closefrom(first: c_int) -> () {
         if !has_any() {
-            return real::closefrom(first);
+            return real(first);
         }
         let first = c_uint::try_from(first).unwrap_or(0); // as the C library does
         if close_others(first, c_uint::MAX, 0).is_err() {
@@ -36,17 +36,17 @@ instead! {
     }
 
     fn dup2(old: c_int, new: c_int) -> c_int {
-        put(old, new, || real::dup2(old, new))
+        put(old, new, || real(old, new))
     }
 
     fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-        put(old, new, || real::dup3(old, new, flags))
+        put(old, new, || real(old, new, flags))
     }
 
     // The lock ends with the program's own descriptors.
     fn flock(fd: c_int, operation: c_int) -> c_int {
         long::before_lock(fd);
-        real::flock(fd, operation)
+        real(fd, operation)
     }
 }
 

@@ -1,23 +1,21 @@
 //! Folders: open, list, close.
 
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::ptr::null_mut;
 
 use dlfs::posix::Node;
 use libc::{AT_FDCWD, DIR, dirent};
 
-use super::{place, returned};
+use super::{Text, place, returned};
 use crate::folders::OpenFolder;
 use crate::paths::Place;
 use crate::real::{Filter, Order};
-use crate::{files, own, real};
+use crate::{files, own};
 
 instead! {
-    fn opendir(path: *const c_char) -> *mut DIR {
-        match place(AT_FDCWD, path) {
-            Some(place) => returned(own::inside(|| open(&place))),
-            None => real::opendir(path),
-        }
+    fn opendir(path: Text) -> *mut DIR {
+        let answer = |place: Place| returned(own::inside(|| open(&place)));
+        place(AT_FDCWD, path).map_or_else(|| real(path), answer)
     }
 
     fn fdopendir(fd: c_int) -> *mut DIR {
@@ -26,13 +24,13 @@ instead! {
                 Ok(OpenFolder::open(mount, mount.opened()?, folder, fd))
             })),
             Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
-            None => real::fdopendir(fd),
+            None => real(fd),
         }
     }
 
     fn closedir(folder: *mut DIR) -> c_int {
         if OpenFolder::of(folder).is_none() {
-            return real::closedir(folder);
+            return real(folder);
         }
         let fd = OpenFolder::close(folder);
         if fd >= 0 {
@@ -41,32 +39,21 @@ instead! {
         0
     }
 
-    fn rewinddir(folder: *mut DIR) {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.seek(0),
-            None => real::rewinddir(folder),
-        }
+    fn rewinddir(folder: *mut DIR) -> () {
+        OpenFolder::of(folder).map_or_else(|| real(folder), |ours| ours.seek(0))
     }
 
     fn telldir(folder: *mut DIR) -> c_long {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.position(),
-            None => real::telldir(folder),
-        }
+        OpenFolder::of(folder).map_or_else(|| real(folder), |ours| ours.position())
     }
 
-    fn seekdir(folder: *mut DIR, position: c_long) {
-        match OpenFolder::of(folder) {
-            Some(ours) => ours.seek(position),
-            None => real::seekdir(folder, position),
-        }
+    fn seekdir(folder: *mut DIR, position: c_long) -> () {
+        OpenFolder::of(folder).map_or_else(|| real(folder, position), |ours| ours.seek(position))
     }
 
     fn dirfd(folder: *mut DIR) -> c_int {
-        match OpenFolder::of(folder) {
-            Some(ours) => returned(own::inside(|| ours.descriptor())),
-            None => real::dirfd(folder),
-        }
+        let answer = |ours: &mut OpenFolder| returned(own::inside(|| ours.descriptor()));
+        OpenFolder::of(folder).map_or_else(|| real(folder), answer)
     }
 }
 
@@ -77,63 +64,54 @@ fn open(place: &Place) -> Result<*mut DIR, c_int> {
     }
 }
 
-macro_rules! lists {
-    ($($next:ident, $into:ident, $scan:ident;)*) => {$(
-        instead! {
-            fn $next(folder: *mut DIR) -> *mut dirent {
-                match OpenFolder::of(folder) {
-                    Some(ours) => {
-                        let next = own::inside(|| ours.next());
-                        returned(next.map(|entry| entry.unwrap_or(null_mut())))
-                    }
-                    None => real::$next(folder),
-                }
+instead! {
+    fn readdir | readdir64(folder: *mut DIR) -> *mut dirent {
+        match OpenFolder::of(folder) {
+            Some(ours) => {
+                let next = own::inside(|| ours.next());
+                returned(next.map(|entry| entry.unwrap_or(null_mut())))
             }
-
-            fn $into(folder: *mut DIR, entry: *mut dirent, result: *mut *mut dirent) -> c_int {
-                let Some(ours) = OpenFolder::of(folder) else {
-                    return real::$into(folder, entry, result);
-                };
-                match own::inside(|| ours.next()) {
-                    Ok(Some(next)) => {
-                        let len = usize::from((*next).d_reclen);
-                        next.cast::<u8>().copy_to_nonoverlapping(entry.cast(), len);
-                        result.write(entry);
-                        0
-                    }
-                    Ok(None) => {
-                        result.write(null_mut());
-                        0
-                    }
-                    Err(errno) => errno,
-                }
-            }
-
-            fn $scan(
-                path: *const c_char,
-                out: *mut *mut *mut dirent,
-                filter: Filter,
-                order: Order,
-            ) -> c_int {
-                match place(AT_FDCWD, path) {
-                    Some(place) => match own::inside(|| open(&place)) {
-                        Ok(folder) => {
-                            let scanned = scan(folder, out, filter, order);
-                            closedir(folder);
-                            returned(scanned)
-                        }
-                        Err(errno) => returned(Err(errno)),
-                    },
-                    None => real::$scan(path, out, filter, order),
-                }
-            }
+            None => real(folder),
         }
-    )*};
-}
+    }
 
-lists! {
-    readdir, readdir_r, scandir;
-    readdir64, readdir64_r, scandir64;
+    fn readdir_r | readdir64_r(folder: *mut DIR, entry: *mut dirent, result: *mut *mut dirent) -> c_int {
+        let Some(ours) = OpenFolder::of(folder) else {
+            return real(folder, entry, result);
+        };
+        match own::inside(|| ours.next()) {
+            Ok(Some(next)) => {
+                let len = usize::from((*next).d_reclen);
+                next.cast::<u8>().copy_to_nonoverlapping(entry.cast(), len);
+                result.write(entry);
+                0
+            }
+            Ok(None) => {
+                result.write(null_mut());
+                0
+            }
+            Err(errno) => errno,
+        }
+    }
+
+    fn scandir | scandir64(
+        path: Text,
+        out: *mut *mut *mut dirent,
+        filter: Filter,
+        order: Order,
+    ) -> c_int {
+        match place(AT_FDCWD, path) {
+            Some(place) => match own::inside(|| open(&place)) {
+                Ok(folder) => {
+                    let scanned = scan(folder, out, filter, order);
+                    closedir(folder);
+                    returned(scanned)
+                }
+                Err(errno) => returned(Err(errno)),
+            },
+            None => real(path, out, filter, order),
+        }
+    }
 }
 
 /// Copies the entries that `filter` takes, in `order`, into memory from `malloc`.

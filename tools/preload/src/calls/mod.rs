@@ -1,17 +1,48 @@
 //! The functions that programs call instead of the C library's, by what they do.
 
 /// Defines functions that programs call instead of the C library's of the same names; their bodies may be unsafe.
+/// In them, `real` is the C library's own.
 macro_rules! instead {
-    ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {$(
+    () => {};
+    (fn $name:ident $(| $more:ident)+ ($($arguments:tt)*) -> $result:ty $body:block $($rest:tt)*) => {
+        instead! { fn $name($($arguments)*) -> $result $body }
+        instead! { fn $($more)|+ ($($arguments)*) -> $result $body }
+        instead! { $($rest)* }
+    };
+    (fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty $body:block $($rest:tt)*) => {
         /// As the C library's.
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($argument: $kind),*) $(-> $result)? {
+        unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            #[inline]
+            unsafe fn real($($argument: $kind),*) -> $result {
+                static REAL: crate::real::Real = crate::real::Real::new(concat!(stringify!($name), "\0"));
+                // In front of `START`: sections with a number come first.
+                #[used]
+                #[unsafe(link_section = ".init_array.00101")]
+                static FIND: extern "C" fn() = {
+                    extern "C" fn find() {
+                        REAL.address();
+                    }
+                    find
+                };
+                let address = REAL.address();
+                if address.is_null() {
+                    crate::own::set_errno(libc::ENOSYS);
+                    return crate::real::Failed::FAILED;
+                }
+                // SAFETY: the C library's function of this name has this type.
+                let function: unsafe extern "C" fn($($kind),*) -> $result =
+                    unsafe { std::mem::transmute(address) };
+                // SAFETY: the arguments are those of our own caller.
+                unsafe { function($($argument),*) }
+            }
             // SAFETY: a program calls this as the C library's function of this name, and owes that one what its manual
             // says: strings end with NUL, results have room, and a stream or folder is open. Our own functions ask for
             // no more, and the C library's gets the arguments as they are.
             unsafe { $body }
         }
-    )*};
+        instead! { $($rest)* }
+    };
 }
 
 mod attributes;
@@ -28,11 +59,14 @@ use crate::paths::{self, Place};
 use crate::real::Failed;
 use crate::{mounts, own};
 
+/// A string of C.
+type Text = *const c_char;
+
 /// The text of a path or a mode; `None` for NULL, and while there are no mounts: then nobody needs its length.
 ///
 /// # Safety
 /// `text` is NULL or ends with NUL, and stays as long as the result is used.
-unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
+unsafe fn text<'a>(text: Text) -> Option<&'a CStr> {
     let is_wanted = !text.is_null() && !mounts::all().is_empty();
     // SAFETY: not NULL here, so it ends with NUL.
     is_wanted.then(|| unsafe { CStr::from_ptr(text) })
@@ -43,7 +77,7 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
 /// # Safety
 /// As [`text`].
 #[inline]
-unsafe fn place(folder: c_int, path: *const c_char) -> Option<Place> {
+unsafe fn place(folder: c_int, path: Text) -> Option<Place> {
     // SAFETY: the text is dropped before this returns.
     paths::place(folder, unsafe { text(path) }?)
 }

@@ -1,82 +1,63 @@
 //! Opening files. `mode` is read where the C library's function takes it as a variadic argument: the two
 //! are passed alike on 64-bit Linux, and it only goes on to that function.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_int};
 
 use libc::{AT_FDCWD, FILE, mode_t};
 
-use super::{place, returned, text};
-use crate::{files, own, paths, real};
-
-type Text = *const c_char;
+use super::{Text, place, returned, text};
+use crate::paths::Place;
+use crate::{files, own};
 
 macro_rules! opens {
-    ($($name:ident($($argument:ident: $kind:ty),*), $folder:expr, $path:ident, $flags:expr;)*) => {$(
+    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*), $folder:expr, $path:ident, $flags:expr;)*) => {$(
         instead! {
-            fn $name($($argument: $kind),*) -> c_int {
-                match place($folder, $path) {
-                    Some(place) => returned(own::inside(|| place.open($flags))),
-                    None => real::$name($($argument),*),
-                }
+            fn $($name)|+ ($($argument: $kind),*) -> c_int {
+                let answer = |place: Place| returned(own::inside(|| place.open($flags, false)));
+                place($folder, $path).map_or_else(|| real($($argument),*), answer)
             }
         }
     )*};
 }
 
 opens! {
-    open(path: Text, flags: c_int, mode: mode_t), AT_FDCWD, path, flags;
-    open64(path: Text, flags: c_int, mode: mode_t), AT_FDCWD, path, flags;
-    openat(folder: c_int, path: Text, flags: c_int, mode: mode_t), folder, path, flags;
-    openat64(folder: c_int, path: Text, flags: c_int, mode: mode_t), folder, path, flags;
-    __open_2(path: Text, flags: c_int), AT_FDCWD, path, flags;
-    __open64_2(path: Text, flags: c_int), AT_FDCWD, path, flags;
-    __openat_2(folder: c_int, path: Text, flags: c_int), folder, path, flags;
-    __openat64_2(folder: c_int, path: Text, flags: c_int), folder, path, flags;
-    creat(path: Text, mode: mode_t), AT_FDCWD, path, CREATES;
-    creat64(path: Text, mode: mode_t), AT_FDCWD, path, CREATES;
+    open | open64(path: Text, flags: c_int, mode: mode_t), AT_FDCWD, path, flags;
+    openat | openat64(folder: c_int, path: Text, flags: c_int, mode: mode_t), folder, path, flags;
+    __open_2 | __open64_2(path: Text, flags: c_int), AT_FDCWD, path, flags;
+    __openat_2 | __openat64_2(folder: c_int, path: Text, flags: c_int), folder, path, flags;
+    creat | creat64(path: Text, mode: mode_t), AT_FDCWD, path, CREATES;
 }
 
 const CREATES: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
 
-macro_rules! streams {
-    ($($name:ident, $again:ident;)*) => {$(
-        instead! {
-            fn $name(path: Text, mode: Text) -> *mut FILE {
-                match place(AT_FDCWD, path) {
-                    Some(place) => returned(own::inside(|| stream(&place, text(mode)))),
-                    None => real::$name(path, mode),
-                }
-            }
+instead! {
+    fn fopen | fopen64(path: Text, mode: Text) -> *mut FILE {
+        let answer = |place: Place| returned(own::inside(|| stream(&place, text(mode))));
+        place(AT_FDCWD, path).map_or_else(|| real(path, mode), answer)
+    }
 
-            fn $again(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
-                let Some(place) = place(AT_FDCWD, path) else {
-                    return real::$again(path, mode, stream);
-                };
-                match own::inside(|| place.open_whole(flags_of(text(mode))?)) {
-                    // The kernel opens the memory a second time, for the stream that the C library has.
-                    Ok(fd) => {
-                        let name = files::path_of(fd);
-                        let stream = real::$again(name.as_ptr().cast(), mode, stream);
-                        files::close(fd);
-                        stream
-                    }
-                    Err(errno) => {
-                        libc::fclose(stream); // as the C library does when it cannot open the path
-                        returned(Err(errno))
-                    }
-                }
+    fn freopen | freopen64(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
+        let Some(place) = place(AT_FDCWD, path) else {
+            return real(path, mode, stream);
+        };
+        match own::inside(|| place.open(flags_of(text(mode))?, true)) {
+            // The kernel opens the memory a second time, for the stream that the C library has.
+            Ok(fd) => {
+                let name = files::path_of(fd);
+                let stream = real(name.as_ptr().cast(), mode, stream);
+                files::close(fd);
+                stream
+            }
+            Err(errno) => {
+                libc::fclose(stream); // as the C library does when it cannot open the path
+                returned(Err(errno))
             }
         }
-    )*};
+    }
 }
 
-streams! {
-    fopen, freopen;
-    fopen64, freopen64;
-}
-
-fn stream(place: &paths::Place, mode: Option<&CStr>) -> Result<*mut FILE, c_int> {
-    let fd = place.open_whole(flags_of(mode)?)?;
+fn stream(place: &Place, mode: Option<&CStr>) -> Result<*mut FILE, c_int> {
+    let fd = place.open(flags_of(mode)?, true)?;
     // SAFETY: the descriptor is open, and a `CStr` ends with NUL; without a mode there are no flags.
     let stream = unsafe { libc::fdopen(fd, mode.unwrap_or_default().as_ptr()) };
     if stream.is_null() {

@@ -6,11 +6,9 @@ use std::ptr::null_mut;
 use dlfs::posix::{Folder, Node};
 use libc::{AT_FDCWD, size_t, ssize_t};
 
-use super::{place, returned};
+use super::{Text, place, returned};
 use crate::paths::Place;
-use crate::{files, own, paths, real};
-
-type Text = *const c_char;
+use crate::{files, own, paths};
 
 instead! {
     // A folder of a mount is refused, because the kernel cannot be there. Only the mount's top folder can be entered,
@@ -24,51 +22,36 @@ instead! {
                 Ok(Node::Folder(_)) => return refuse(&place.path),
             }
         }
-        entered(real::chdir(path))
+        entered(real(path))
     }
 
     fn fchdir(fd: c_int) -> c_int {
         match files::identity(fd) {
             Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
             Some((_, Node::Folder(_))) => refuse(b"it"),
-            None => entered(real::fchdir(fd)),
+            None => entered(real(fd)),
         }
     }
 
     // There are no links below a mount.
     fn readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        match place(AT_FDCWD, path) {
-            Some(place) => no_link(&place),
-            None => real::readlink(path, out, len),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path, out, len), |place| no_link(&place))
     }
 
     fn readlinkat(folder: c_int, path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        match place(folder, path) {
-            Some(place) => no_link(&place),
-            None => real::readlinkat(folder, path, out, len),
-        }
+        place(folder, path).map_or_else(|| real(folder, path, out, len), |place| no_link(&place))
     }
 
     fn realpath(path: Text, out: *mut c_char) -> *mut c_char {
-        match place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, out),
-            None => real::realpath(path, out),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path, out), |place| real_path(&place, out))
     }
 
     fn __realpath_chk(path: Text, out: *mut c_char, len: size_t) -> *mut c_char {
-        match place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, out),
-            None => real::__realpath_chk(path, out, len),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path, out, len), |place| real_path(&place, out))
     }
 
     fn canonicalize_file_name(path: Text) -> *mut c_char {
-        match place(AT_FDCWD, path) {
-            Some(place) => real_path(&place, null_mut()),
-            None => real::canonicalize_file_name(path),
-        }
+        place(AT_FDCWD, path).map_or_else(|| real(path), |place| real_path(&place, null_mut()))
     }
 }
 

@@ -4,24 +4,26 @@
 //! a function or allocates, unless the descriptor is one of ours.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
-use crate::{long, real};
+use crate::long;
+use crate::real::RESOLVED;
 
 macro_rules! reads {
-    ($($name:ident($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $most:expr;)*) => {$(
+    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $most:expr;)*) => {$(
         instead! {
-            fn $name(fd: c_int, out: *mut c_void, len: size_t $(, $argument: $kind)*) -> ssize_t {
+            fn $($name)|+ (fd: c_int, out: *mut c_void, len: size_t $(, $argument: $kind)*) -> ssize_t {
                 let at: Option<off_t> = $at;
                 // A buffer that is too short ends the program, by the C library.
                 let read = if len <= $most { long::read(fd, out, len, at) } else { None };
                 match read {
                     Some(read) => read,
-                    None if !real::is_resolved() => {
+                    None if !RESOLVED.load(Ordering::Acquire) => {
                         libc::syscall(libc::$number, fd, out, len, at.unwrap_or(0)) as ssize_t
                     }
-                    None => real::$name(fd, out, len, $($argument),*),
+                    None => real(fd, out, len, $($argument),*),
                 }
             }
         }
@@ -29,30 +31,26 @@ macro_rules! reads {
 }
 
 reads! {
-    read(), SYS_read, None, size_t::MAX;
-    __read(), SYS_read, None, size_t::MAX;
+    read | __read(), SYS_read, None, size_t::MAX;
     __read_chk(room: size_t), SYS_read, None, room;
-    pread(at: off_t), SYS_pread64, Some(at), size_t::MAX;
-    pread64(at: off_t), SYS_pread64, Some(at), size_t::MAX;
-    __pread64(at: off_t), SYS_pread64, Some(at), size_t::MAX;
-    __pread_chk(at: off_t, room: size_t), SYS_pread64, Some(at), room;
-    __pread64_chk(at: off_t, room: size_t), SYS_pread64, Some(at), room;
+    pread | pread64 | __pread64(at: off_t), SYS_pread64, Some(at), size_t::MAX;
+    __pread_chk | __pread64_chk(at: off_t, room: size_t), SYS_pread64, Some(at), room;
 }
 
 macro_rules! parts {
-    ($($name:ident($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $flags:expr;)*) => {$(
+    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $flags:expr;)*) => {$(
         instead! {
-            fn $name(fd: c_int, parts: *const iovec, count: c_int $(, $argument: $kind)*) -> ssize_t {
+            fn $($name)|+ (fd: c_int, parts: *const iovec, count: c_int $(, $argument: $kind)*) -> ssize_t {
                 let at: Option<off_t> = $at;
                 let flags: c_int = $flags;
                 let read = if flags == 0 { long::read_parts(fd, parts, count, at) } else { None };
                 match read {
                     Some(read) => read,
-                    None if !real::is_resolved() => {
+                    None if !RESOLVED.load(Ordering::Acquire) => {
                         let at = at.unwrap_or(-1); // of `preadv2`: where the descriptor stands
                         libc::syscall(libc::$number, fd, parts, count, at, 0, flags) as ssize_t
                     }
-                    None => real::$name(fd, parts, count, $($argument),*),
+                    None => real(fd, parts, count, $($argument),*),
                 }
             }
         }
@@ -61,31 +59,28 @@ macro_rules! parts {
 
 parts! {
     readv(), SYS_readv, None, 0;
-    preadv(at: off_t), SYS_preadv, Some(at), 0;
-    preadv64(at: off_t), SYS_preadv, Some(at), 0;
-    preadv2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
-    preadv64v2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
+    preadv | preadv64(at: off_t), SYS_preadv, Some(at), 0;
+    preadv2 | preadv64v2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
 }
 
+/// Without a look at the C library's own: the kernel's call does the same.
 macro_rules! maps {
-    ($($name:ident;)*) => {$(
-        instead! {
-            fn $name(
-                at: *mut c_void,
-                len: size_t,
-                access: c_int,
-                flags: c_int,
-                fd: c_int,
-                offset: off_t,
-            ) -> *mut c_void {
-                long::mapped(fd, offset);
-                libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) as *mut c_void
-            }
+    ($($name:ident)*) => {$(
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            at: *mut c_void,
+            len: size_t,
+            access: c_int,
+            flags: c_int,
+            fd: c_int,
+            offset: off_t,
+        ) -> *mut c_void {
+            long::mapped(fd, offset);
+            // SAFETY: the arguments are those of our own caller, who owes the kernel the same.
+            unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) as *mut c_void }
         }
     )*};
 }
 
-maps! {
-    mmap;
-    mmap64;
-}
+maps! { mmap mmap64 }

@@ -1,15 +1,13 @@
 //! Calls that would change something: nothing below a mount can be changed, as of a file system that is mounted
 //! read-only.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{AT_FDCWD, gid_t, mode_t, size_t, uid_t};
 
-use super::{place, returned};
+use super::{Text, place, returned};
+use crate::own;
 use crate::paths::Place;
-use crate::{own, real};
-
-type Text = *const c_char;
 
 /// Changing what is there: it must be there.
 fn change(place: &Place) -> c_int {
@@ -36,43 +34,32 @@ fn make(place: &Place) -> c_int {
 }
 
 macro_rules! writes {
-    ($($what:ident $name:ident($($argument:ident: $kind:ty),*), $folder:expr, $path:ident;)*) => {$(
+    ($($what:ident $($name:ident)|+ ($($argument:ident: $kind:ty),*), $folder:expr, $path:ident;)*) => {$(
         instead! {
-            fn $name($($argument: $kind),*) -> c_int {
-                match place($folder, $path) {
-                    Some(place) => $what(&place),
-                    None => real::$name($($argument),*),
-                }
+            fn $($name)|+ ($($argument: $kind),*) -> c_int {
+                place($folder, $path).map_or_else(|| real($($argument),*), |place| $what(&place))
             }
         }
     )*};
 }
 
 writes! {
-    remove_name unlink(path: Text), AT_FDCWD, path;
+    remove_name unlink | remove | rmdir(path: Text), AT_FDCWD, path;
     remove_name unlinkat(folder: c_int, path: Text, flags: c_int), folder, path;
-    remove_name remove(path: Text), AT_FDCWD, path;
-    remove_name rmdir(path: Text), AT_FDCWD, path;
-    make mkdir(path: Text, mode: mode_t), AT_FDCWD, path;
+    make mkdir | mkfifo(path: Text, mode: mode_t), AT_FDCWD, path;
     make mkdirat(folder: c_int, path: Text, mode: mode_t), folder, path;
     make mknod(path: Text, mode: mode_t, device: libc::dev_t), AT_FDCWD, path;
-    make mkfifo(path: Text, mode: mode_t), AT_FDCWD, path;
     make symlink(to: Text, path: Text), AT_FDCWD, path;
     make symlinkat(to: Text, folder: c_int, path: Text), folder, path;
-    change truncate(path: Text, len: libc::off_t), AT_FDCWD, path;
-    change truncate64(path: Text, len: libc::off_t), AT_FDCWD, path;
+    change truncate | truncate64(path: Text, len: libc::off_t), AT_FDCWD, path;
     change chmod(path: Text, mode: mode_t), AT_FDCWD, path;
     change fchmodat(folder: c_int, path: Text, mode: mode_t, flags: c_int), folder, path;
-    change chown(path: Text, owner: uid_t, group: gid_t), AT_FDCWD, path;
-    change lchown(path: Text, owner: uid_t, group: gid_t), AT_FDCWD, path;
+    change chown | lchown(path: Text, owner: uid_t, group: gid_t), AT_FDCWD, path;
     change fchownat(folder: c_int, path: Text, owner: uid_t, group: gid_t, flags: c_int), folder, path;
     change utimensat(folder: c_int, path: Text, times: *const libc::timespec, flags: c_int), folder, path;
-    change setxattr(path: Text, name: Text, value: *const c_void, len: size_t, flags: c_int),
+    change setxattr | lsetxattr(path: Text, name: Text, value: *const c_void, len: size_t, flags: c_int),
         AT_FDCWD, path;
-    change lsetxattr(path: Text, name: Text, value: *const c_void, len: size_t, flags: c_int),
-        AT_FDCWD, path;
-    change removexattr(path: Text, name: Text), AT_FDCWD, path;
-    change lremovexattr(path: Text, name: Text), AT_FDCWD, path;
+    change removexattr | lremovexattr(path: Text, name: Text), AT_FDCWD, path;
 }
 
 /// Answers a call with two paths: below one mount nothing changes, and from one file system to another nothing moves.
@@ -86,20 +73,19 @@ fn two(from: Option<Place>, to: Option<Place>) -> Option<c_int> {
 }
 
 macro_rules! moves {
-    ($($name:ident($($argument:ident: $kind:ty),*), $old:expr, $from:ident, $new:expr, $to:ident;)*) => {$(
+    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*), $old:expr, $from:ident, $new:expr, $to:ident;)*) => {$(
         instead! {
-            fn $name($($argument: $kind),*) -> c_int {
+            fn $($name)|+ ($($argument: $kind),*) -> c_int {
                 let answer = two(place($old, $from), place($new, $to));
-                answer.unwrap_or_else(|| real::$name($($argument),*))
+                answer.unwrap_or_else(|| real($($argument),*))
             }
         }
     )*};
 }
 
 moves! {
-    link(from: Text, to: Text), AT_FDCWD, from, AT_FDCWD, to;
+    link | rename(from: Text, to: Text), AT_FDCWD, from, AT_FDCWD, to;
     linkat(old: c_int, from: Text, new: c_int, to: Text, flags: c_int), old, from, new, to;
-    rename(from: Text, to: Text), AT_FDCWD, from, AT_FDCWD, to;
     renameat(old: c_int, from: Text, new: c_int, to: Text), old, from, new, to;
     renameat2(old: c_int, from: Text, new: c_int, to: Text, flags: c_uint), old, from, new, to;
 }

@@ -76,12 +76,7 @@ impl Index {
     /// # Errors
     /// The bytes are no rows, or no rows of this index.
     pub(in crate::import) fn load_rows(&self, from: &mut Cursor<'_>) -> Result<Index, FormatError> {
-        let mut index = Index {
-            containers: self.containers.clone(),
-            fields: self.fields.clone(),
-            classes: self.classes.clone(),
-            ..Index::default()
-        };
+        let mut index = self.select(std::iter::empty());
         index.names = Names {
             bytes: from.string()?.to_vec(),
             blocks: take_all(from, u64::from_le_bytes)?,

@@ -55,7 +55,8 @@ pub(super) fn folders(folders: &[Listed]) -> Samples {
         let refused = listed.refused.iter();
         index.bad.extend(refused.map(|key| BadEntry::new(key.as_bytes(), ODD).within(&path)));
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
-        roots.push(ObjectRoot::new(listed.client.clone(), listed.prefix.clone(), 0));
+        let client = listed.client.clone();
+        roots.push(ObjectRoot { client, prefix: listed.prefix.clone(), cut: 0 });
     }
     Samples { index, store: Store::Objects(roots), origins }
 }
@@ -104,13 +105,12 @@ pub(super) fn lists(
     index.only_field();
     let mut roots = Roots::default();
     for list in lists {
+        let bad = |line: &[u8], reason| BadEntry::new(&shown_line(line), reason).within(&list.path);
         let mut lines = Vec::new();
         for line in list::lines(&list.text) {
             match wanted(line, list, hosts, open, &mut roots)? {
                 Ok(wanted) => lines.push((line, wanted)),
-                Err(reason) => {
-                    index.bad.push(BadEntry::new(&shown_line(line), reason).within(&list.path))
-                }
+                Err(reason) => index.bad.push(bad(line, reason)),
             }
         }
         for lines in lines.chunks(AT_ONCE) {
@@ -120,20 +120,19 @@ pub(super) fn lists(
                     Ok(object) => {
                         let Wanted { root, name, label } = wanted;
                         let len = object.len_bytes;
-                        index
-                            .push_file(name.as_bytes(), *label, len, object.stamp(), *root as u32)
-                            .inspect(|()| {
-                                push_origin(&mut origins, roots.all[*root].client(), &object);
-                            })
-                            .map(|()| len)
+                        let name = name.as_bytes();
+                        let pushed =
+                            index.push_file(name, *label, len, object.stamp(), *root as u32);
+                        if pushed.is_ok() {
+                            push_origin(&mut origins, &roots.all[*root].client, &object);
+                        }
+                        pushed.map(|()| len)
                     }
                     Err(error) => Err(super::read::reason(error)?),
                 };
                 match pushed {
                     Ok(len_bytes) => drop(indexing.found(1, len_bytes)),
-                    Err(reason) => {
-                        index.bad.push(BadEntry::new(&shown_line(line), reason).within(&list.path))
-                    }
+                    Err(reason) => index.bad.push(bad(line, reason)),
                 }
             }
             indexing.check()?;
@@ -158,7 +157,7 @@ impl Roots {
     fn number(&mut self, client: Client, prefix: String, cut: usize) -> usize {
         let key = (client.place().clone(), prefix.clone(), cut);
         *self.numbers.entry(key).or_insert_with(|| {
-            self.all.push(ObjectRoot::new(client, prefix, cut));
+            self.all.push(ObjectRoot { client, prefix, cut });
             self.all.len() - 1
         })
     }
@@ -174,7 +173,7 @@ struct Wanted {
 impl Wanted {
     fn head(&self, roots: &[ObjectRoot]) -> Result<Object> {
         let root = &roots[self.root];
-        root.client().head(&root.key_of(self.name.as_bytes()))
+        root.client.head(&root.key_of(self.name.as_bytes()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The listing of a prefix, compactly: a bucket may hold many millions of objects.
 
-use crate::import::sources::file_counts::{FileCount, FileCounts, HIDDEN, Role};
+use crate::import::sources::file_counts::{FileCounts, HIDDEN, Role};
 use crate::import::sources::indexing::Indexing;
 use dlfs_base::Result;
 use dlfs_base::folders::is_dropping;
@@ -19,7 +19,7 @@ pub(super) struct Listed {
     /// Keys that cannot be named.
     pub(super) refused: Vec<String>,
     /// Objects that are left out, whatever they hold.
-    pub(super) set_aside: Vec<FileCount>,
+    pub(super) set_aside: FileCounts,
     names: String,
     rows: Vec<Row>,
     tags: Vec<u8>,
@@ -66,7 +66,7 @@ impl Listed {
             prefix,
             is_given,
             refused: Vec::new(),
-            set_aside: Vec::new(),
+            set_aside: FileCounts::default(),
             names: String::new(),
             rows: Vec::new(),
             tags: Vec::new(),
@@ -110,7 +110,7 @@ impl Listed {
             counts.add(HIDDEN, Role::SetAside, len_bytes, name);
         }
         *self = self.only(&|name| !is_dropping(name));
-        self.set_aside = counts.into_counts();
+        self.set_aside = counts;
     }
 
     pub(super) fn len(&self) -> usize {

@@ -19,7 +19,6 @@ use crate::import::sources::found::{Decided, Found, FoundFile, tell_apart};
 use crate::import::sources::indexing::Indexing;
 use crate::import::sources::kind::SourceKind;
 use crate::import::sources::list;
-use crate::import::sources::read_input::ReadInput;
 use crate::import::sources::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
 use crate::import::sources::spool::decompressed;
 use crate::import::sources::tar::{self, Pair};
@@ -92,7 +91,7 @@ pub(in crate::import) fn look(
         SourceKind::Folder => samples(listed),
         SourceKind::List => lists(&listed, &mut clients, indexing),
         SourceKind::Auto => auto(listed, &mut clients, indexing),
-        kind => shards(listed, kind),
+        kind => shards(listed, kind, false),
     }
 }
 
@@ -110,18 +109,18 @@ impl Clients<'_> {
         if let Some(client) = self.open.get(&store) {
             return Ok(client.clone());
         }
+        let too_many = |text: &'static str| {
+            let error = Error::new(ErrorKind::InvalidArgument, text);
+            Err(error.hint("import them in parts, with --append"))
+        };
         if self.open.len() == MOST_URLS {
-            let text = "the sources are URLs with more than 100,000 users and queries";
-            return Err(Error::new(ErrorKind::InvalidArgument, text)
-                .hint("import them in parts, with --append"));
+            return too_many("the sources are URLs with more than 100,000 users and queries");
         }
         let beside = self.threads.iter().find(|client| client.place().is_same_server(place));
         let client = match beside {
             Some(client) => client.beside(place)?,
             None if self.threads.len() == MOST_THREADS => {
-                let text = "the sources are in more than 64 stores";
-                return Err(Error::new(ErrorKind::InvalidArgument, text)
-                    .hint("import them in parts, with --append"));
+                return too_many("the sources are in more than 64 stores");
             }
             None => {
                 let client = Client::open(place, self.options)?;
@@ -141,10 +140,8 @@ fn list_all(
 ) -> Result<Vec<Listed>> {
     let mut places = Vec::new();
     for path in paths {
-        for name in braces(path.as_os_str().as_bytes())
-            .unwrap_or_else(|| vec![path.as_os_str().as_bytes().to_vec()])
-        {
-            let place = Place::of_path(Path::new(OsStr::from_bytes(&name)))?;
+        for path in braces(path).unwrap_or_else(|| vec![path.clone()]) {
+            let place = Place::of_path(&path)?;
             places.push((clients.of(&place)?, place));
         }
     }
@@ -166,23 +163,20 @@ fn list_all(
             {
                 return Err(error);
             }
-            Some(Err(error)) => Some(error),
-            None => None,
+            Some(Err(error)) => error,
+            None => {
+                let text = "there is no object with this prefix";
+                Error::new(ErrorKind::NotFound, text).target(place.to_string())
+            }
         };
         let prefix = match place.key() {
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        let listed = Listed::beneath(client, &prefix, indexing);
-        match (listed, absent) {
-            (Ok(listed), _) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
-            (Err(error), _) if is_away(&error) => return Err(error),
-            (_, Some(absent)) => return Err(absent),
-            (Ok(_), None) => {
-                let text = "there is no object with this prefix";
-                return Err(Error::new(ErrorKind::NotFound, text).target(place.to_string()));
-            }
-            (Err(error), None) => return Err(error),
+        match Listed::beneath(client, &prefix, indexing) {
+            Ok(listed) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
+            Err(error) if place.is_folder() || is_away(&error) => return Err(error),
+            _ => return Err(absent),
         }
     }
     Ok(all)
@@ -221,7 +215,7 @@ fn auto(
         return match content.kind() {
             SourceKind::Auto => Err(not_read(&content.label(), one)),
             SourceKind::Tar => tars(listed),
-            kind => shards_only(listed, kind),
+            kind => shards(listed, kind, true),
         };
     }
     if listed.iter().all(|one| one.is_given) {
@@ -249,7 +243,7 @@ fn tars(listed: Vec<Listed>) -> Result<Found> {
         Decided::by(tars.take(MOST_LOOKED_AT).map(|(one, row)| {
             Ok((one.name(row).as_bytes().to_vec(), pair_at_beginning(one, row)?))
         }))?;
-    let found = shards_only(listed, decided.kind())?;
+    let found = shards(listed, decided.kind(), true)?;
     Ok(Found { decided: Some(decided), ..found })
 }
 
@@ -278,7 +272,7 @@ fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
         piece: Cursor::default(),
     };
     let plain = decompressed(Box::new(reader), Path::new(one.name(row)), &Expansion::default())?;
-    Ok(tar::pair_at_beginning(ReadInput::new(plain)))
+    Ok(tar::pair_at_beginning(plain))
 }
 
 /// Reads an object front to back, in pieces that grow: mostly the first one is enough.
@@ -314,34 +308,6 @@ fn is_index(name: &[u8]) -> bool {
     name.rsplit(|byte| *byte == b'/').next() == Some(INDEX)
 }
 
-/// Shards of a kind that was detected: whatever else there is must describe them.
-fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<Found> {
-    for one in &listed {
-        let parts: HashSet<PathBuf> =
-            indexes(one, kind)?.into_iter().flat_map(|(parts, _)| parts).collect();
-        let is_other = |row: &usize| {
-            let name = one.name(*row).as_bytes();
-            let is_part = if has_index(kind) {
-                is_index(name) || parts.contains(Path::new(one.name(*row)))
-            } else {
-                is_shard_of(kind, one.name(*row))
-            };
-            !one.is_given && !is_part && !is_side_file(name)
-        };
-        let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
-        if let Some(row) = (0..one.len()).find(is_other).filter(|_| by_name) {
-            let text = "there are shards and other objects";
-            return Err(Error::new(ErrorKind::BadSource, text)
-                .target(format!("{}{}", one.address(), one.name(row)))
-                .hint(
-                    "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from \
-                     folder imports each object as one sample, as it is",
-                ));
-        }
-    }
-    shards(listed, kind)
-}
-
 /// Returns whether an object may be a shard of this kind, by its name.
 fn is_shard_of(kind: SourceKind, name: &str) -> bool {
     let name = name.as_bytes();
@@ -366,46 +332,65 @@ fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)
     .collect()
 }
 
-/// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
-fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<Found> {
+/// Checks that what lies beside shards of a kind that was detected describes them, or is named by these indexes.
+fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBuf)]) -> Result<()> {
+    let parts: HashSet<&PathBuf> = indexes.iter().flat_map(|(parts, _)| parts).collect();
+    let is_other = |row: &usize| {
+        let name = one.name(*row);
+        let is_part = if has_index(kind) {
+            is_index(name.as_bytes()) || parts.contains(&PathBuf::from(name))
+        } else {
+            is_shard_of(kind, name)
+        };
+        !one.is_given && !is_part && !is_side_file(name.as_bytes())
+    };
+    (0..one.len()).find(is_other).map_or(Ok(()), |row| {
+        let text = "there are shards and other objects";
+        Err(Error::new(ErrorKind::BadSource, text)
+            .target(format!("{}{}", one.address(), one.name(row)))
+            .hint(
+                "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from folder \
+                 imports each object as one sample, as it is",
+            ))
+    })
+}
+
+/// Shards of this kind, which the caller named or that was `detected`. Beneath a prefix, those are the objects with
+/// such names, or if none has one, all.
+fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found> {
     let mut files = Vec::new();
     let mut file_counts = FileCounts::default();
     let what = &*Content::of_kind(kind).label();
     for one in &listed {
-        file_counts.append(one.set_aside.iter().cloned());
+        file_counts.append(one.set_aside.0.iter().cloned());
         let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
-        let merged = row_indexes::merged(&indexes(one, kind)?);
+        let indexes = indexes(one, kind)?;
+        if detected && by_name {
+            check_others(one, kind, &indexes)?;
+        }
+        let merged = row_indexes::merged(&indexes);
         for row in 0..one.len() {
             let name = one.name(row).as_bytes();
             let len = one.len_bytes(row);
-            if has_index(kind) && !is_index(name) {
-                let (what, role) = if is_side_file(name) {
-                    ("side file", Role::SetAside)
-                } else {
-                    ("shard of an index", Role::Shard)
-                };
-                file_counts.add(what, role, len, name);
-                continue;
-            }
-            if merged.contains(Path::new(one.name(row))) {
-                file_counts.add(row_indexes::MERGED, Role::SetAside, len, name);
-                continue;
-            }
             let is_shard =
                 if by_name { is_shard_of(kind, one.name(row)) } else { !is_side_file(name) };
-            if !one.is_given && !is_shard {
-                file_counts.add("side file", Role::SetAside, len, name);
+            let other = if has_index(kind) && !is_index(name) {
+                let is_side = is_side_file(name);
+                Some(if is_side { SIDE } else { ("shard of an index", Role::Shard) })
+            } else if merged.contains(Path::new(one.name(row))) {
+                Some((row_indexes::MERGED, Role::SetAside))
+            } else {
+                (!one.is_given && !is_shard).then_some(SIDE)
+            };
+            if let Some((what, role)) = other {
+                file_counts.add(what, role, len, name);
                 continue;
             }
             // Whoever names a whole data set is told which splits are taken.
             let split =
                 split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
-            match split {
-                Some(split) => {
-                    file_counts.add(&format!("{what}, split {split}"), Role::Shard, len, name);
-                }
-                None => file_counts.add(what, Role::Shard, len, name),
-            }
+            let split = split.map_or(String::new(), |split| format!(", split {split}"));
+            file_counts.add(&format!("{what}{split}"), Role::Shard, len, name);
             let path = PathBuf::from(
                 one.client.place().with_key(format!("{}{}", one.prefix, one.name(row))).to_string(),
             );
@@ -421,7 +406,6 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<Found> {
     if listed.iter().all(|one| one.client.place().scheme() != Scheme::Hf) {
         warn_of_splits(&files);
     }
-    let file_counts = file_counts.into_counts();
     Ok(Found { kind, files, file_counts, ..Found::default() })
 }
 
@@ -434,12 +418,11 @@ fn samples(listed: Vec<Listed>) -> Result<Found> {
     let samples = Some(index::folders(&listed));
     let mut file_counts = FileCounts::default();
     for one in &listed {
-        file_counts.append(one.set_aside.iter().cloned());
+        file_counts.append(one.set_aside.0.iter().cloned());
         (0..one.len()).for_each(|row| {
             file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
         });
     }
-    let file_counts = file_counts.into_counts();
     Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
 }
 
@@ -462,7 +445,6 @@ fn lists(
     }
     let hosts = &clients.options.list_hosts;
     let samples = Some(index::lists(&texts, hosts, &mut |place| clients.of(place), indexing)?);
-    let file_counts = file_counts.into_counts();
     Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
 }
 
@@ -473,6 +455,8 @@ fn not_read(what: &str, one: &Listed) -> Error {
         .hint("copy them here first, or import each object as one sample with --from folder")
 }
 
+/// Objects that describe others.
+const SIDE: (&str, Role) = ("side file", Role::SetAside);
 /// Each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
 /// Archives of which the beginning is looked at, to tell WebDataset from plain ones.

@@ -16,28 +16,15 @@ use dlfs_places::{Client, Object, Pending, Reader};
 /// The location of the objects of some rows: a key is the prefix, and the row's name without its first bytes.
 #[derive(Debug)]
 pub(in crate::import) struct ObjectRoot {
-    client: Client,
-    prefix: String,
-    cut: usize,
+    pub(super) client: Client,
+    pub(super) prefix: String,
+    pub(in crate::import::sources) cut: usize,
 }
 
 impl ObjectRoot {
-    pub(super) fn new(client: Client, prefix: String, cut: usize) -> ObjectRoot {
-        ObjectRoot { client, prefix, cut }
-    }
-
-    pub(super) fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// Its address, to be shown.
     pub(super) fn address(&self) -> String {
         self.client.place().with_key(&*self.prefix).to_string()
-    }
-
-    /// Notes that so many bytes are in front of the names of its rows.
-    pub(in crate::import::sources) fn put_in_front(&mut self, len: usize) {
-        self.cut = len;
     }
 
     /// The address of a row's object, to be shown.

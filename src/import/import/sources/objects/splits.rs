@@ -53,11 +53,6 @@ fn canonical(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns whether the source is a data set of the hub, from which splits can be taken.
-fn has_splits(listed: &Listed) -> bool {
-    listed.client.place().scheme() == Scheme::Hf
-}
-
 /// The objects of these splits; files beside the data, such as its description, stay.
 ///
 /// # Errors
@@ -66,7 +61,7 @@ pub(super) fn only(listed: Vec<Listed>, splits: &[String]) -> Result<Vec<Listed>
     if splits.is_empty() {
         return Ok(listed);
     }
-    if let Some(other) = listed.iter().find(|one| !has_splits(one)) {
+    if let Some(other) = listed.iter().find(|one| one.client.place().scheme() != Scheme::Hf) {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
         return Err(Error::new(ErrorKind::InvalidArgument, text).target(other.address()));
     }
