@@ -270,7 +270,8 @@ pub(super) fn typed_fields(directory: &Directory) -> Vec<(Vec<u8>, FieldType)> {
     directory.field_types().iter().map(named).collect()
 }
 
-fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
+/// The type of a field of an image.
+pub(super) fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
     let image = image?;
     let field = image.fields().iter().position(|own| own == name)?;
     image.field_types().of(field).cloned()

@@ -58,7 +58,7 @@ impl Stated {
         if sums.is_empty() {
             return Ok(());
         }
-        let mut from = input.read()?;
+        let mut from = input.read(0, None)?;
         let mut len = 0;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
