@@ -139,18 +139,3 @@ impl State {
         self.thawing.range(pages).next().is_none()
     }
 }
-
-impl std::fmt::Debug for Lends {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self.state.lock();
-        let lenders = state.lenders.len();
-        let thawing = state.thawing.len();
-        f.debug_struct("Lends").field("lenders", &lenders).field("thawing", &thawing).finish()
-    }
-}
-
-impl std::fmt::Debug for Lender {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lender")
-    }
-}

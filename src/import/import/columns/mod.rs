@@ -105,13 +105,12 @@ impl ColumnFile {
 
     /// The columns of the image and those of the file.
     pub(super) fn join(&self, image: Option<&Directory>) -> Vec<ColumnSpec> {
-        let mut columns = columns_of(image);
-        for own in &self.columns {
-            if !columns.iter().any(|column| column.name == own.name) {
-                columns.push(own.clone());
-            }
-        }
-        columns
+        joined(columns_of(image), self.columns.iter())
+    }
+
+    /// The values of the sample with this name.
+    fn values(&self, name: &[u8]) -> RowValues<'_> {
+        self.table.row(self.row(name) as usize)
     }
 
     /// The values of the rows of a source.
@@ -143,6 +142,19 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>> {
 pub(super) fn columns_of(image: Option<&Directory>) -> Vec<ColumnSpec> {
     let columns = image.map_or(&[][..], Directory::columns);
     columns.iter().map(|column| column.spec().clone()).collect()
+}
+
+/// `columns`, and those of `more` that have other names.
+fn joined<'c>(
+    mut columns: Vec<ColumnSpec>,
+    more: impl Iterator<Item = &'c ColumnSpec>,
+) -> Vec<ColumnSpec> {
+    for own in more {
+        if !columns.iter().any(|column| column.name == own.name) {
+            columns.push(own.clone());
+        }
+    }
+    columns
 }
 
 impl<'a> RowColumns<'a> {

@@ -21,7 +21,7 @@ use super::store::Store;
 use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
 use super::web::Web;
-use super::{Place, PlaceOptions};
+use crate::{Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
 

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
-use super::input::InStore;
 use super::pages::no_page;
+use crate::import::formats::input::InStore;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::objects::Shard;
 use dlfs_base::error::zeroed_vec;

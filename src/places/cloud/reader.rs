@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use super::client::{Client, Pending};
 use super::flow::{Piece, Ranges, ahead};
 use super::pool::{Kept, RangeBuf};
-use super::{Lent, Object};
+use crate::{Lent, Object};
 use dlfs_base::error::Result;
 
 /// Reads objects one after the other. [`next_object`](Reader::next_object) goes to the first or next one; then

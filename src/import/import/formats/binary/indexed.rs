@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::input::{InStore, Input, LOOKING_UP};
+use crate::import::formats::input::{InStore, Input, LOOKING_UP};
 use crate::import::sources::row_indexes::{self, MAX_INDEX_BYTES};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};

@@ -7,9 +7,9 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, Error as Cause};
 
-use super::Place;
 use super::bodies::{beginning, whole};
 use super::watch::{Note, Watching};
+use crate::Place;
 
 /// A web server.
 pub(super) struct Web {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use sha2::Digest;
 use xxhash_rust::{xxh3::Xxh3, xxh32::Xxh32, xxh64::Xxh64};
 
-use super::input::Input;
+use crate::import::formats::input::Input;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// The length and hashes that an index states for a file, named as in Python's `hashlib` and `xxhash`.

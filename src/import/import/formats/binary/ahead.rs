@@ -4,9 +4,9 @@ use arrow_array::RecordBatch;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::arrow_cells::BatchCells;
-use super::column::{Cells, Column, is_wanted};
 use super::guard::caught;
-use super::rows::{RowError, RowReader};
+use crate::import::formats::column::{Cells, Column, is_wanted};
+use crate::import::formats::rows::{RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::StreamPlace;

@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::http_client::addresses;
+use super::http_client::{Limits, addresses};
 use super::pool::{Pool, RangeBuf};
 use dlfs_base::process::Forked;
 
@@ -89,13 +89,6 @@ pub(super) struct Direct {
     idle: Forked<Mutex<Vec<Idle>>>,
     /// Hosts that answer otherwise.
     irregular: Mutex<HashSet<String>>,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    pub(super) connect: Duration,
-    pub(super) silence: Duration,
-    pub(super) idle: Duration,
 }
 
 #[derive(Debug)]

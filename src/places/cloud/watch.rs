@@ -15,11 +15,11 @@ use object_store::client::{
 use parking_lot::Mutex;
 use reqwest::Client;
 
-use super::PlaceStats;
 use super::bodies::{beginning, whole};
-use super::direct::{Direct, Landing, Limits};
-use super::http_client;
+use super::direct::{Direct, Landing};
+use super::http_client::{self, Limits};
 use super::keys::sift;
+use crate::PlaceStats;
 
 /// A record of one request; it travels with the request.
 #[derive(Debug, Clone, Default)]

@@ -21,7 +21,7 @@ use super::store::{Pages, Store};
 use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
 use super::web::Web;
-use super::{Cancel, Object, Place, PlaceOptions, PlaceStats};
+use crate::{Cancel, Object, Place, PlaceOptions, PlaceStats};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::process::Forked;

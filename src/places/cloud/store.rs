@@ -12,13 +12,13 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
 use object_store::{BackoffConfig, ClientOptions, GetOptions, GetResult, ObjectStore, RetryConfig};
 
-use super::direct::Limits;
 use super::failure::Failure;
+use super::http_client::Limits;
 use super::hub::{self, Hub, access};
 use super::profile;
 use super::watch::{Note, Noted, Seen, Watching};
 use super::web::Web;
-use super::{Place, PlaceOptions, Scheme};
+use crate::{Place, PlaceOptions, Scheme};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A store, as the client library has it.

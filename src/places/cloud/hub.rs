@@ -14,11 +14,11 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use tokio::sync::OnceCell;
 
-use super::address::{escape, unescape};
 use super::bodies::whole;
 use super::failure::Failure;
 use super::watch::{Note, Noted, Seen, Watching};
-use super::{Object, Place, PlaceOptions};
+use crate::address::{escape, unescape};
+use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A data set of the hub, at a revision.

@@ -15,10 +15,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::array_header::{ArrayHeader, HeaderForm};
-use super::column::{CellKind, Cells, Column, is_wanted};
 use super::hashes::Stated;
-use super::input::{Input, LOOKING_UP};
-use super::rows::{RowError, RowReader};
+use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
+use crate::import::formats::input::{Input, LOOKING_UP};
+use crate::import::formats::rows::{RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::read_some;

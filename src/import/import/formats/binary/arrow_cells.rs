@@ -14,7 +14,7 @@ use arrow_schema::{DataType, Field, Schema};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::column::{CellKind, Cells, Column};
+use crate::import::formats::column::{CellKind, Cells, Column};
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::FieldBytes;
 use dlfs_format::format::field_type::{Element, FieldType};

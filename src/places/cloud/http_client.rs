@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{HeaderMap, LOCATION};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService};
@@ -11,9 +12,16 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Url};
 use tokio::net::{ToSocketAddrs, lookup_host};
 
-use super::direct::Limits;
 use super::redirect::{MOST_REDIRECTS, Refused, follow};
 use dlfs_base::random;
+
+/// How long connecting may take, an answer may pause, and a connection may wait for the next request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) connect: Duration,
+    pub(super) silence: Duration,
+    pub(super) idle: Duration,
+}
 
 /// Connections to all hosts.
 ///
