@@ -7,7 +7,7 @@ use serde::Deserialize;
 use sha2::Digest;
 use xxhash_rust::{xxh3::Xxh3, xxh32::Xxh32, xxh64::Xxh64};
 
-use super::input::Input;
+use crate::import::formats::input::Input;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// The length and hashes that an index states for a file, named as in Python's `hashlib` and `xxhash`.
@@ -58,7 +58,7 @@ impl Stated {
         if sums.is_empty() {
             return Ok(());
         }
-        let mut from = input.read()?;
+        let mut from = input.read(0, None)?;
         let mut len = 0;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {

@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,9 +16,10 @@ use parking_lot::Mutex;
 use reqwest::Client;
 
 use super::bodies::{beginning, whole};
-use super::direct::{Direct, Landing, Limits};
-use super::http_client;
+use super::direct::{Direct, Landing};
+use super::http_client::{self, Limits};
 use super::keys::sift;
+use crate::PlaceStats;
 
 /// A record of one request; it travels with the request.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +49,7 @@ impl Note {
 /// A record of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    pub(super) requests: AtomicU64,
+    pub(super) counts: Mutex<PlaceStats>,
     /// The record of the last request for a listing: no note travels with those.
     pub(super) list: Note,
     /// Keys that were listed and cannot be named.
@@ -131,7 +131,7 @@ impl HttpService for Watched {
             if let Some(note) = &note {
                 *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
             }
-            self.seen.requests.fetch_add(1, Ordering::Relaxed);
+            self.seen.counts.lock().requests += 1;
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
             // Whoever reads an object counts its bytes.
             let is_object = request.extensions().get::<Note>().is_some();
