@@ -245,5 +245,3 @@ pub(super) fn each<T>(
     }
     Ok(())
 }
-
-}
