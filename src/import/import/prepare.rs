@@ -378,18 +378,15 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
 /// The namespaces cannot be read.
 pub(super) fn has_unfinished_import(media: &Media, current: &Current) -> Result<bool> {
     let mut channel = media.channel();
-    for (namespace, device) in (0..).zip(media.devices()) {
-        if device.namespace().len_bytes() < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
-            continue;
-        }
-        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
-        let is_unfinished = match Journal::parse(&bytes) {
-            Ok(journal) => {
+    for namespace in 0..media.len() {
+        let is_unfinished = match Journal::read(&mut channel, namespace) {
+            Ok(journal) => journal.is_some_and(|journal| {
                 journal.layout.uuid == current.directory.uuid()
                     && journal.generation > current.directory.generation()
-            }
-            // A later release may resume it.
-            Err(error) => matches!(error, FormatError::Version { .. }),
+            }),
+            // Another release may resume it.
+            Err(error) if error.kind() == ErrorKind::Unsupported => true,
+            Err(error) => return Err(error),
         };
         if is_unfinished {
             return Ok(true);
@@ -409,16 +406,8 @@ fn nothing_to_resume() -> Error {
 fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
     let mut journals = Vec::new();
     for namespace in 0..media.len() {
-        let len = media.devices()[usize::from(namespace)].namespace().len_bytes();
-        if len < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
-            return Ok(None);
-        }
-        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
-        match Journal::parse(&bytes) {
-            Ok(journal) => journals.push(journal),
-            Err(error @ FormatError::Version { .. }) => return Err(error.into()),
-            Err(_) => return Ok(None),
-        }
+        let Some(journal) = Journal::read(channel, namespace)? else { return Ok(None) };
+        journals.push(journal);
     }
     let first = journals[0];
     let mut order = vec![usize::MAX; journals.len()];
@@ -480,7 +469,8 @@ fn blank(bytes: &mut [u8], at: u64) {
 }
 
 fn has_journal(bytes: &[u8]) -> bool {
-    bytes.get(JOURNAL_OFFSET as usize..).is_some_and(|bytes| Journal::parse(bytes).is_ok())
+    let found = bytes.get(JOURNAL_OFFSET as usize..).map(Journal::parse);
+    found.is_some_and(|found| found != Ok(None)) // that of another release too
 }
 
 /// Offsets and lengths to read: both ends whole, and single blocks between them.

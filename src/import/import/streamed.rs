@@ -336,7 +336,7 @@ impl<'a> StreamImport<'a> {
         let Some(points) = &mut self.points else { return Ok(()) };
         points.write(&mut self.chunks)?;
         if !self.only_names_matter {
-            points.note(self.state, self.samples, self.sample_bytes, source);
+            points.note(self.samples, self.sample_bytes, source);
         }
         Ok(())
     }

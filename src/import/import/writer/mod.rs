@@ -31,6 +31,7 @@ use xxhash_rust::xxh3::xxh3_128;
 pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
 pub(super) use placing::{Placer, Started, Thread, check};
 
+use crate::import::many::WrittenPart;
 use crate::import::writer::placing::Work;
 use crate::import::writer::window::{NewRow, Window};
 use dlfs_base::process::Forked;
@@ -85,8 +86,8 @@ struct PlacingThread {
 enum Written {
     /// A generation.
     Image(WriteReport),
-    /// A part of one, of which its thread says more.
-    Part,
+    /// A part of one.
+    Part(WrittenPart),
 }
 
 impl Writer {
@@ -123,9 +124,9 @@ impl Writer {
     /// Those of `place`, until it has started.
     pub(super) fn start_part(
         options: &WriterOptions,
-        place: impl FnOnce(&Thread) -> Result<()> + Send + 'static,
+        place: impl FnOnce(&Thread) -> Result<WrittenPart> + Send + 'static,
     ) -> Result<Writer> {
-        Writer::start(options, move |thread| place(&thread).map(|()| Written::Part))
+        Writer::start(options, move |thread| place(&thread).map(Written::Part))
     }
 
     fn start_image(options: WriterOptions, open: impl placing::Open) -> Result<Writer> {
@@ -277,7 +278,7 @@ impl Writer {
         }
         match self.end()? {
             Written::Image(report) => Ok(report),
-            Written::Part => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
+            Written::Part(_) => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
         }
     }
 
@@ -285,9 +286,9 @@ impl Writer {
     ///
     /// # Errors
     /// Those of writing: the part is not there.
-    pub(super) fn finish_part(mut self) -> Result<()> {
+    pub(super) fn finish_part(mut self) -> Result<WrittenPart> {
         match self.end()? {
-            Written::Part => Ok(()),
+            Written::Part(part) => Ok(part),
             Written::Image(_) => Err(Error::new(ErrorKind::Internal, "a generation is no part")),
         }
     }

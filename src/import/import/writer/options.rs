@@ -38,7 +38,7 @@ impl Default for WriterOptions {
 }
 
 /// The order of a writer's samples on media.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum WriteOrder {
     /// Each window is shuffled: a chunk is a random sample of its window.
     #[default]

@@ -1,6 +1,6 @@
 //! Verifies a written part by reading it back, for networks without digests.
 
-use crate::import::many::written::PartRecord;
+use crate::import::many::record::WrittenPart;
 use crate::import::media::Channel;
 use crate::import::part_sum::PartSum;
 use crate::import::read_back::crc_of;
@@ -16,7 +16,7 @@ use dlfs_format::format::{ChunkHead, ChunkHeader, ImageLayout};
 pub(super) fn check_part(
     channel: &mut Channel,
     layout: &ImageLayout,
-    part: &PartRecord,
+    part: &WrittenPart,
 ) -> Result<()> {
     let mut cell = part.first_cell;
     let mut sum = PartSum::default();

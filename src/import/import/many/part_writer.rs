@@ -1,0 +1,83 @@
+//! A writer of one part.
+
+use crate::import::many::placing;
+use crate::import::many::record::WrittenPart;
+use crate::import::many::write_plan::WritePlan;
+use crate::import::writer::{NewSample, Writer};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_io::qpair::ConnectOptions;
+
+/// Onto which namespace a part is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PartPlace {
+    /// The namespace of its number: part `k` goes to number `k` modulo the number of namespaces. A second attempt
+    /// while the first one runs is `Busy`.
+    #[default]
+    Own,
+    /// Its own, or the next one that nobody else writes to: for engines that decide which attempt counts.
+    AnyFree,
+}
+
+/// Writes the samples of one part. Dropping it without [`finish`](Self::finish) discards them.
+#[derive(Debug)]
+pub struct PartWriter(Writer);
+
+impl PartWriter {
+    /// Begins to write part number `key` of `plan`.
+    ///
+    /// # Errors
+    /// `Busy`: another attempt, or another part, is written there. `InvalidArgument`: the namespace is not prepared for
+    /// this plan, or the plan is committed. Errors of opening.
+    pub fn begin(
+        plan: &WritePlan,
+        key: u64,
+        place: PartPlace,
+        connect: &ConnectOptions,
+    ) -> Result<PartWriter> {
+        let count = plan.image().len() as u64;
+        let tries = if place == PartPlace::Own { 1 } else { count };
+        let mut busy = None;
+        for step in 0..tries {
+            let namespace = (key % count + step) % count;
+            match PartWriter::begin_on(plan, key, namespace as u16, connect) {
+                Err(error) if error.kind() == ErrorKind::Busy => busy = Some(error),
+                begun => return begun,
+            }
+        }
+        Err(busy.unwrap_or_else(|| Error::new(ErrorKind::Internal, "a plan has namespaces")))
+    }
+
+    fn begin_on(
+        plan: &WritePlan,
+        key: u64,
+        namespace: u16,
+        connect: &ConnectOptions,
+    ) -> Result<PartWriter> {
+        let options = plan.options();
+        let plan = plan.clone();
+        let connect = connect.clone();
+        let place = move |thread: &_| placing::run(&plan, key, namespace, &connect, thread);
+        Writer::start_part(&options, place).map(PartWriter)
+    }
+
+    /// The writer, to which samples are written. Its ids count those of this part.
+    pub fn samples(&mut self) -> &mut Writer {
+        &mut self.0
+    }
+
+    /// As [`Writer::write`]; returns how many samples of the part were before.
+    ///
+    /// # Errors
+    /// As [`Writer::write`].
+    pub fn write(&mut self, sample: &NewSample<'_>) -> Result<u64> {
+        self.0.write(sample).map(|id| id.0)
+    }
+
+    /// Writes what is left, and makes the part durable. It may have no samples.
+    ///
+    /// # Errors
+    /// Those of writing: the part is not there.
+    pub fn finish(self) -> Result<WrittenPart> {
+        self.0.finish_part()
+    }
+}
