@@ -90,10 +90,7 @@ fn purge_beside(image: &mut Image, source: &[Sample], beside: &[CellRange]) -> D
     let spec = ChunkSpec {
         layout: image.layout,
         generation,
-        part_first: part.first,
-        part_seed: part.seed,
-        part_window: part.window,
-        part_count: part.count,
+        part,
         fields: directory.fields().to_vec(),
         field_types: Default::default(),
         columns: Vec::new(),

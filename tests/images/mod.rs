@@ -159,10 +159,7 @@ impl Image {
         let spec = ChunkSpec {
             layout: self.layout,
             generation,
-            part_first: first,
-            part_seed: seed,
-            part_window: window,
-            part_count: part.count,
+            part,
             fields: fields.iter().map(|name| name.as_bytes().to_vec()).collect(),
             field_types: self.field_types.clone(),
             columns: self.columns(current.as_ref().map(|(directory, _)| directory)),
@@ -215,7 +212,7 @@ impl Image {
                             id,
                             name,
                             label: *label,
-                            values: self.values.row((id.0 - spec.part_first) as usize),
+                            values: self.values.row((id.0 - spec.part.first) as usize),
                         };
                         chunk.push(&meta, record).unwrap()
                     }
@@ -252,7 +249,12 @@ impl Image {
     ) {
         let run = space.allocate(*sequence, chunk.cells()).unwrap();
         self.time_ns += 10;
-        let finished = chunk.finish(*sequence, self.time_ns, run.namespace, run.cell);
+        let finished = chunk.finish(ChunkLocation {
+            sequence: *sequence,
+            time_ns: self.time_ns,
+            namespace: run.namespace,
+            cell: run.cell,
+        });
         let offset = self.layout.offset_of(run.cell).unwrap();
         self.write(run.namespace, offset, finished.bytes());
         builder.add_chunk(&finished.header).unwrap();
@@ -274,7 +276,7 @@ impl Image {
             id,
             name: &sample.name,
             label: sample.label,
-            values: self.values.row((id.0 - spec.part_first) as usize),
+            values: self.values.row((id.0 - spec.part.first) as usize),
         };
         let sums = RecordSums::of(&sample.record);
         let len = sample.record.len() as u32;

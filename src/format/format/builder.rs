@@ -24,14 +24,8 @@ pub struct ChunkSpec {
     pub layout: ImageLayout,
     /// The generation being written.
     pub generation: Generation,
-    /// First id of the part.
-    pub part_first: u64,
-    /// Seed of the part's placement.
-    pub part_seed: u64,
-    /// Shuffle window of the part's placement; 0 keeps source order.
-    pub part_window: u64,
-    /// Number of the part's samples; 0 while a stream is read, whose window is 0 or 1.
-    pub part_count: u64,
+    /// The part; its count is 0 while a stream is read, whose window is 0 or 1.
+    pub part: Part,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
     /// The types of the fields.
@@ -52,12 +46,6 @@ pub struct FinishedChunk {
 }
 
 impl ChunkSpec {
-    pub(crate) fn part(&self) -> Part {
-        let first = self.part_first;
-        let count = self.part_count;
-        Part { first, count, seed: self.part_seed, window: self.part_window }
-    }
-
     /// Bytes that the fields take in a table: `names`, the encoded ones, and the types.
     pub(crate) fn fields_len(&self, names: &[u8]) -> usize {
         names.len() + self.field_types.column_len(kind::FIELD_TYPES)
@@ -206,27 +194,19 @@ impl ChunkBuilder {
         self.encoded.get_or_insert_with(|| {
             let mut encoded = fields.clone();
             let max_len = max_table_bytes(&spec.layout);
-            table.encode(&spec.part(), max_len, &mut encoded);
+            table.encode(&spec.part, max_len, &mut encoded);
             encoded
         })
     }
 
-    /// Completes the chunk as number `sequence` of its generation, for the first of the
-    /// [`cells`](Self::cells) where it will be written.
+    /// Completes the chunk for the `location` of the [`cells`](Self::cells) where it will be written.
     ///
     /// # Panics
     /// If it has no sample.
-    pub fn finish(
-        mut self,
-        sequence: u64,
-        time_ns: u64,
-        namespace: u16,
-        cell: u64,
-    ) -> FinishedChunk {
+    pub fn finish(mut self, location: ChunkLocation) -> FinishedChunk {
         assert!(self.num_samples() > 0, "a chunk has samples");
         self.encode_table();
         let table = self.encoded.take().expect("encoded just above");
-        let location = ChunkLocation { sequence, time_ns, namespace, cell };
         let header = header_of(
             &self.spec,
             self.first_slot,
@@ -267,7 +247,7 @@ impl ChunkBuilder {
         table.push(meta, len, sums.crc32c(), false);
         table.push_pieces(sums.pieces());
         let max_len = max_table_bytes(&spec.layout);
-        table.encode(&spec.part(), max_len, &mut encoded);
+        table.encode(&spec.part, max_len, &mut encoded);
         Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(encoded))
     }
 
@@ -284,7 +264,7 @@ impl ChunkBuilder {
 }
 
 /// Place and time of a chunk's write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkLocation {
     /// Its number within the generation.
     pub sequence: u64,
@@ -315,9 +295,9 @@ fn header_of(
         num_fields: spec.fields.len() as u16,
         header_len: HEAD_BYTES as u32,
         data_len,
-        part_first: spec.part_first,
-        part_seed: spec.part_seed,
-        part_window: spec.part_window,
+        part_first: spec.part.first,
+        part_seed: spec.part.seed,
+        part_window: spec.part.window,
         table_crc: 0,
     }
 }
@@ -371,18 +351,10 @@ mod tests {
 
     fn builder(fields: Vec<Vec<u8>>) -> Result<ChunkBuilder, FormatError> {
         let layout = layout(64 << 10);
-        let generation = Generation(1);
-        let part_first = 0;
-        let part_seed = 0;
-        let part_window = 0;
-        let part_count = 0;
         let spec = ChunkSpec {
             layout,
-            generation,
-            part_first,
-            part_seed,
-            part_window,
-            part_count,
+            generation: Generation(1),
+            part: Part { first: 0, count: 0, seed: 0, window: 0 },
             fields,
             field_types: FieldTypes::default(),
             columns: Vec::new(),
@@ -406,7 +378,7 @@ mod tests {
         }
         assert_eq!(chunk.push(&meta(3, &name(3)), b"x").unwrap(), Fit::NextChunk);
         assert_eq!(chunk.push(&meta(3, b"short"), b"x").unwrap(), Fit::Here);
-        let finished = chunk.finish(0, 0, 0, 1);
+        let finished = chunk.finish(ChunkLocation { cell: 1, ..Default::default() });
         let head = finished.header.head();
         assert!(head.header_len <= 16 << 10);
         assert_eq!((head.num_samples, head.data_start()), (4, 16 << 10));
@@ -421,7 +393,7 @@ mod tests {
         }
         assert_eq!(chunk.fit(&meta(room, b""), 0), Fit::NextChunk);
         assert_eq!(chunk.push_purged(SampleId(room)), Fit::NextChunk);
-        let finished = chunk.finish(0, 0, 0, 1);
+        let finished = chunk.finish(ChunkLocation { cell: 1, ..Default::default() });
         let data_start = finished.header.head().data_start();
         assert!(data_start <= 16 << 10);
         assert_eq!(finished.bytes().len() as u64, data_start, "no data, no block for it");
@@ -443,7 +415,7 @@ mod tests {
             count += 1;
         }
         let cells = chunk.cells();
-        let finished = chunk.finish(0, 0, 0, 9);
+        let finished = chunk.finish(ChunkLocation { cell: 9, ..Default::default() });
         assert_eq!(finished.bytes().len() as u64, cells * 4096);
         assert!(cells < 6 && count > 700, "{cells} cells of {count} samples");
         assert!(finished.header.head().header_len <= 16 << 10);
@@ -456,7 +428,7 @@ mod tests {
         for (id, len) in [(0, 4000), (1, 900), (2, 5000), (3, 0), (4, 7)] {
             assert_eq!(chunk.push(&meta(id, b"name"), &vec![1; len]).unwrap(), Fit::Here);
         }
-        let finished = chunk.finish(0, 0, 0, 1);
+        let finished = chunk.finish(ChunkLocation { cell: 1, ..Default::default() });
         assert_eq!(finished.range.start % 4096, 0);
         let behind = &finished.bytes()[finished.header.head().header_len as usize..];
         assert!(behind.iter().all(|byte| *byte != 0xee), "padding is zero");

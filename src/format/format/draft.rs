@@ -99,7 +99,7 @@ impl<'a> ChunkDraft<'a> {
         self.encoded.extend_from_slice(&self.fields);
         let spec = self.spec;
         let max_len = max_table_bytes(&self.spec.layout);
-        self.table.encode(&spec.part(), max_len, &mut self.encoded);
+        self.table.encode(&spec.part, max_len, &mut self.encoded);
         let len = DraftLen {
             header_bytes: (HEAD_BYTES + self.encoded.len()) as u64,
             data_bytes: self.fill.end(),

@@ -89,8 +89,7 @@ fn void_other_copy(edit: &Edit) -> Result<()> {
     let generation = current.directory.generation();
     let own = copy_index(generation);
     let other = 1 - copy_index(generation);
-    let found = (0..media.len()).map(|namespace| channel.superblocks(namespace));
-    let found = found.collect::<Result<Vec<_>>>()?;
+    let found = media.superblocks()?;
     let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));
     // Without any other copy there is nothing to declare: the first generation never had one.
     let none_is_there = (0..found.len()).all(is_erased);

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use crate::import::chunks::{Discard, Job};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
-use crate::import::device::{open_for_import, open_for_stream};
+use crate::import::device::{open_for_import, open_for_stream, remove};
 use crate::import::field_types::{self, Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
 use crate::import::metered::Metered;
 use crate::import::options::{
-    BadEntries, ColumnCounts, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
-    RowOptions, Stage, no_samples,
+    BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, RowOptions,
+    Stage, no_samples,
 };
 use crate::import::pass::Outcome;
 use crate::import::plan::{Plan, RowOrder, Rows};
@@ -74,10 +74,7 @@ pub fn import(
         error.kind() == ErrorKind::BadSource || created.iter().all(|path| is_blank(path))
     };
     if result.as_ref().is_err_and(goes) {
-        for path in created {
-            // If this fails, the user sees the file and can delete it.
-            let _ = std::fs::remove_file(path);
-        }
+        remove(&created);
     }
     result
 }
@@ -160,10 +157,7 @@ pub(super) fn open_source(
     if are_shards || found.kind.is_rows() || in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));
     }
-    unless_bad(Source::index_found(found, &source_options, indexing)?, options)
-}
-
-fn unless_bad(source: Source, options: &ImportOptions) -> Result<OpenSource> {
+    let source = Source::index_found(found, &source_options, indexing)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }
@@ -321,22 +315,13 @@ pub(super) struct Import<'a> {
     bad: Vec<BadEntry>,
 }
 
-/// The result of one round over the source, ready to commit.
-struct Written {
-    commit: Commit,
-    chunks: u64,
-    found: u64,
-    media: MediaUse,
-    columns: Option<ColumnCounts>,
-}
-
 impl Import<'_> {
     fn run(&mut self, progress: &mut dyn Progress) -> Result<ImportReport> {
         let mut used: Vec<CellRange> = Vec::new();
         loop {
             self.size_part()?;
             match self.round(&mut used, progress)? {
-                Ok(written) => return Ok(self.report(written)),
+                Ok(report) => return Ok(report),
                 Err(bad) => self.leave_out(bad)?,
             }
         }
@@ -362,7 +347,7 @@ impl Import<'_> {
         &self,
         used: &mut Vec<CellRange>,
         progress: &mut dyn Progress,
-    ) -> Result<Result<Written, Vec<(u64, BadEntry)>>> {
+    ) -> Result<Result<ImportReport, Vec<(u64, BadEntry)>>> {
         let journal = &self.state.journal;
         let current = self.state.current.as_ref();
         let (rows, spec, classes) = self.shape()?;
@@ -391,7 +376,7 @@ impl Import<'_> {
             source: &self.source,
             media: &self.state.media,
             lease: &self.lease,
-            threads: self.threads(),
+            threads: threads(self.options.reader_threads, &self.state.media),
             look: self.state.resumed,
             skip_chunks: 0,
             only_check: false,
@@ -423,9 +408,14 @@ impl Import<'_> {
         if let Some(bad) = self.commit(&commit, &mut pass, connection_lost, durable_chunks)? {
             return Ok(Err(bad));
         }
-        let media = plan.media.with_commit(&commit);
-        let columns = rows.values.as_ref().map(RowColumns::counts);
-        Ok(Ok(Written { commit, chunks, found, media, columns }))
+        Ok(Ok(ImportReport {
+            chunks,
+            chunks_found: found,
+            media: plan.media.with_commit(&commit),
+            bad: self.all_bad(),
+            columns: rows.values.as_ref().map(RowColumns::counts),
+            ..report_of(&self.source, &commit.directory, &commit.superblocks)
+        }))
     }
 
     /// Commits. After a lost connection it first verifies every chunk that may have been lost.
@@ -508,10 +498,7 @@ impl Import<'_> {
         let spec = ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
-            part_first: journal.part.first,
-            part_seed: journal.part.seed,
-            part_window: journal.part.window,
-            part_count: journal.part.count,
+            part: journal.part,
             fields,
             field_types,
             columns,
@@ -558,22 +545,6 @@ impl Import<'_> {
 
     pub(super) fn all_bad(&self) -> Vec<BadEntry> {
         self.source.index().bad.iter().chain(&self.bad).cloned().collect()
-    }
-
-    fn threads(&self) -> usize {
-        threads(self.options.reader_threads, &self.state.media)
-    }
-
-    fn report(&self, written: Written) -> ImportReport {
-        let Commit { directory, superblocks, .. } = &written.commit;
-        ImportReport {
-            chunks: written.chunks,
-            chunks_found: written.found,
-            media: written.media,
-            bad: self.all_bad(),
-            columns: written.columns,
-            ..report_of(&self.source, directory, superblocks)
-        }
     }
 }
 

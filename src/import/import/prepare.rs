@@ -227,9 +227,7 @@ pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
 }
 
 fn judge_now(media: &Media) -> Result<Result<SuperblockSet, SuperblockSetError>> {
-    let mut channel = media.channel();
-    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
-    Ok(select_generation(&copies.collect::<Result<Vec<_>>>()?))
+    Ok(select_generation(&media.superblocks()?))
 }
 
 fn fresh(
@@ -410,30 +408,35 @@ fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal
         journals.push(journal);
     }
     let first = journals[0];
-    let mut order = vec![usize::MAX; journals.len()];
-    for (given, journal) in journals.iter().enumerate() {
-        let place = order.get_mut(usize::from(journal.namespace));
-        match place.filter(|place| **place == usize::MAX && first.layout == journal.layout) {
-            Some(place) if usize::from(journal.layout.num_namespaces) == journals.len() => {
-                *place = given;
-            }
-            _ => {
-                let message = "the namespaces are not those of one unfinished import";
-                return Err(Error::new(ErrorKind::InvalidArgument, message));
-            }
-        }
-    }
+    let places = journals.iter().map(|journal: &Journal| (journal.layout, journal.namespace));
+    let order = order_of(&places.collect::<Vec<_>>()).ok_or_else(|| {
+        let message = "the namespaces are not those of one unfinished import";
+        Error::new(ErrorKind::InvalidArgument, message)
+    })?;
     if !journals.iter().all(|journal| first.is_of_the_same_import(journal)) {
         return Ok(None);
     }
     Ok(Some((Journal { namespace: 0, ..first }, order)))
 }
 
+/// For each namespace of an image, which of those given it is, by the layout and number that each says. `None`: they
+/// are not those of one whole image.
+pub(super) fn order_of(places: &[(ImageLayout, u16)]) -> Option<Vec<usize>> {
+    let layout = places.first()?.0;
+    let mut order = vec![usize::MAX; places.len()];
+    for (given, (found, number)) in places.iter().enumerate() {
+        let place = order.get_mut(usize::from(*number)).filter(|place| **place == usize::MAX)?;
+        (*found == layout).then_some(())?;
+        *place = given;
+    }
+    (usize::from(layout.num_namespaces) == places.len()).then_some(order)
+}
+
 /// Refuses to overwrite possible user data. A large namespace is sampled in many places, and read whole at
 /// both ends, where other formats have their signatures.
 fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> Result<()> {
     for namespace in 0..media.len() {
-        let device = media.devices()[usize::from(namespace)].namespace();
+        let device = media.namespace(namespace);
         let refused = |what: &str, hint: &'static str| {
             let message = format!("there is {what} here already");
             Err(Error::new(ErrorKind::Refused, message).target(device.address.clone()).hint(hint))
@@ -505,7 +508,7 @@ fn give_up(channel: &mut Channel) -> Result<()> {
     let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
     for of_committed in [false, true] {
         for namespace in 0..channel.media().len() {
-            let len = channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
+            let len = channel.media().namespace(namespace).len_bytes();
             let is_there = |at: &u64| at + SUPERBLOCK_BYTES as u64 <= len;
             for at in marks.into_iter().filter(is_there) {
                 if (Some(at) == last) == of_committed {

@@ -120,14 +120,11 @@ impl<'a> Purge<'a> {
         if self.chunks > 0 || is_left(self.edit)? {
             give_back(self.edit)?;
         }
-        let directory = &self.edit.current.directory;
         Ok(EditReport {
-            uuid: directory.uuid(),
-            generation: directory.generation(),
             samples: dead,
-            live_samples: directory.num_live(),
             chunks: self.chunks,
             freed_bytes: self.freed_bytes,
+            ..EditReport::of(&self.edit.current.directory)
         })
     }
 
@@ -453,10 +450,7 @@ impl<'a> Rewriter<'a> {
             let spec = ChunkSpec {
                 layout: self.layout,
                 generation: self.purge.edit.next_generation(),
-                part_first: part.first,
-                part_seed: part.seed,
-                part_window: part.window,
-                part_count: part.count,
+                part,
                 fields: self.old.fields().to_vec(),
                 field_types: self.old.field_types().clone(),
                 columns: self.old.columns().iter().map(|column| column.spec().clone()).collect(),
@@ -479,15 +473,12 @@ impl<'a> Rewriter<'a> {
         let start = self.layout.offset_of(cells.cell)?;
         let end = start + cells.cells * self.layout.cell_bytes();
         self.purge.edit.media.grow(cells.namespace, end)?;
-        let location = ChunkLocation {
+        let FinishedChunk { header, mut buf, range } = chunk.finish(ChunkLocation {
             sequence,
             time_ns: self.purge.time_ns,
             namespace: cells.namespace,
             cell: cells.cell,
-        };
-        let finished =
-            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
-        let FinishedChunk { header, mut buf, range } = finished;
+        });
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
         self.purge.edit.lease.check()?;
@@ -506,7 +497,7 @@ impl<'a> Rewriter<'a> {
 }
 
 fn damaged(id: SampleId, offset: u64, channel: &Channel, namespace: u16) -> Error {
-    let device = channel.media().devices()[usize::from(namespace)].namespace();
+    let device = channel.media().namespace(namespace);
     Error::new(ErrorKind::Corrupt, "a sample that is to be kept is damaged")
         .sample(id)
         .target(device.address)

@@ -121,8 +121,7 @@ impl Block {
         channel: &mut Channel,
         namespace: u16,
     ) -> Result<Option<dlfs_base::buf::IoBuf>> {
-        let device = &channel.media().devices()[usize::from(namespace)];
-        if device.namespace().len_bytes() < self.at + self.len as u64 {
+        if channel.media().namespace(namespace).len_bytes() < self.at + self.len as u64 {
             return Ok(None);
         }
         channel.read(namespace, self.at, self.len).map(Some)

@@ -1,6 +1,7 @@
 //! The commits of both kinds of parts: once, under leases, with an error that lists the parts that are missing.
 
 use crate::import::commit;
+use crate::import::edit::listed;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
 use crate::import::mark::Mark;
@@ -71,14 +72,9 @@ pub(super) fn check_stop(progress: &mut dyn Progress) -> Result<()> {
 
 /// The error of parts that are missing, the first hundred of them listed.
 pub(super) fn not_complete(missing: &[u64], hint: &'static str) -> Error {
-    let listed: Vec<String> = missing.iter().take(MAX_LISTED).map(u64::to_string).collect();
-    let more = match missing.len() - listed.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     let text = match missing {
         [one] => format!("part {one} is not complete"),
-        _ => format!("the parts {}{more} are not complete", listed.join(", ")),
+        _ => format!("the parts {} are not complete", listed(missing, MAX_LISTED)),
     };
     Error::new(ErrorKind::NotFound, text).hint(hint)
 }

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::import::device::open_for_import;
+use crate::import::device::{open_for_import, or_remove};
 use crate::import::journal::Journal;
 use crate::import::mark::{Mark, State};
 use crate::import::media::{Channel, Media};
@@ -140,17 +140,14 @@ impl<P: Parts> Plan<P> {
             Some(namespace) => std::slice::from_ref(&self.image[usize::from(namespace)]),
             None => &self.image,
         };
-        let mut created = Vec::new();
-        let devices = open_for_import(image, Onto::Resume, connect, &mut created)?;
-        if let Some(missing) = created.first() {
-            for path in &created {
-                // If this fails, an empty file is left.
-                let _ = std::fs::remove_file(path);
+        or_remove(|created| {
+            let devices = open_for_import(image, Onto::Resume, connect, created)?;
+            if let Some(missing) = created.first() {
+                let text = "the namespace that was planned with is not there";
+                return Err(Error::new(ErrorKind::NotFound, text).path(missing));
             }
-            let text = "the namespace that was planned with is not there";
-            return Err(Error::new(ErrorKind::NotFound, text).path(missing));
-        }
-        Media::new(devices)
+            Media::new(devices)
+        })
     }
 
     /// The mark of a namespace, if that is prepared for this plan.
@@ -158,7 +155,7 @@ impl<P: Parts> Plan<P> {
     /// # Errors
     /// `InvalidArgument`: it is not, or the plan is committed. `Stale`: the image has changed since. Those of reading.
     pub(super) fn mark(&self, namespace: u16, channel: &mut Channel) -> Result<Option<Mark>> {
-        let address = channel.media().devices()[usize::from(namespace)].namespace().address;
+        let address = channel.media().namespace(namespace).address;
         let refused = |text: &'static str, hint: &'static str| {
             let error = Error::new(ErrorKind::InvalidArgument, text);
             Err(error.target(address.clone()).hint(hint))

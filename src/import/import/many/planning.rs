@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::import::columns::ColumnFile;
-use crate::import::device::open_for_import;
+use crate::import::device::{open_for_import, or_remove};
 use crate::import::importer::{Import, OpenSource, Ready, open_source, ready};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::Plan;
@@ -73,8 +73,8 @@ pub fn plan_import(
             Error::new(ErrorKind::BadSource, text).hint("unpack it, or import it with dlfs import")
         );
     };
-    let mut created = Vec::new();
-    let result = open_for_import(image, options.onto, connect, &mut created).and_then(|devices| {
+    or_remove(|created| {
+        let devices = open_for_import(image, options.onto, connect, created)?;
         let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
         let media = prepare::in_image_order(&Media::new(devices)?)?;
         let lease = Lease::take(&media, options.lease)?;
@@ -82,14 +82,7 @@ pub fn plan_import(
             Ready::Import(import) => planned(*import, plan, progress),
             Ready::Done(_) => Err(Error::new(ErrorKind::Internal, "a new image is complete")),
         }
-    });
-    if result.is_err() {
-        for path in created {
-            // If this fails, the user sees the file and can delete it.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-    result
+    })
 }
 
 fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> Result<PlanReport> {

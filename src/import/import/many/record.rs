@@ -111,9 +111,9 @@ impl WritePlan {
                     && cell < end
             };
             let Some(record) = parse(&block).filter(of_here) else {
-                let device = &channel.media().devices()[usize::from(namespace)];
                 let text = format!("the record of a written part, in cell {cell}, is damaged");
-                return Err(Error::new(ErrorKind::Corrupt, text).target(device.namespace().address));
+                return Err(Error::new(ErrorKind::Corrupt, text)
+                    .target(channel.media().namespace(namespace).address));
             };
             records.push(record);
             (cell, end) = (record.previous, record.first_cell);

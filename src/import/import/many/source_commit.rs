@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::import::chunks::is_head_of;
 use crate::import::lease::Lease;
 use crate::import::many::commit::{Done, check_stop, not_complete, once, write};
 use crate::import::many::plan_file::Plan;
@@ -17,8 +18,8 @@ use crate::import::temporary::TemporaryColumn;
 use crate::import::writer::WriteReport;
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::DirectoryBuilder;
 use dlfs_format::directory::commit::{freed_by_next, reserve_current};
-use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ChunkSpec, FormatError, Space};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
@@ -38,20 +39,17 @@ pub fn commit_import(
     let plan = &file.plan;
     let media = plan.open(None, connect)?;
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
-    let report = |directory: &Directory, image_bytes| WriteReport {
-        uuid: directory.uuid(),
-        generation: directory.generation(),
-        samples: plan.journal.part.count,
-        sample_bytes: plan.parts.sample_bytes,
-        live_samples: directory.num_live(),
-        chunks: file.chunks.len() as u64,
-        image_bytes,
-    };
     let done = once(&plan.journal, &media, std::slice::from_ref(&lease), || {
         check_parts(plan, &media)?;
         commit_parts(&file, &media, &lease, progress)
     })?;
-    Ok((report(&done.directory, done.used_bytes), plan.image.clone()))
+    let report = WriteReport {
+        samples: plan.journal.part.count,
+        sample_bytes: plan.parts.sample_bytes,
+        chunks: file.chunks.len() as u64,
+        ..WriteReport::of(&done.directory, done.used_bytes)
+    };
+    Ok((report, plan.image.clone()))
 }
 
 /// Refuses to commit unless all parts are complete.
@@ -146,16 +144,8 @@ fn header_of(
     };
     let block = channel.read(namespace, offset, BLOCK_BYTES)?;
     let head = ChunkHead::parse(&block).map_err(|error| wrong(format!("is damaged: {error}")))?;
-    let is_planned = head.layout == spec.layout
-        && head.id.generation == spec.generation
-        && head.id.sequence == chunk.sequence
-        && head.time_ns == time_ns
-        && head.first_slot == chunk.first_slot
-        && u32::from(head.num_samples) == chunk.num_slots
-        && (head.part_first, head.part_seed, head.part_window)
-            == (spec.part_first, spec.part_seed, spec.part_window)
-        && head.check_location(&spec.layout, namespace, chunk.cells.cell).is_ok();
-    if !is_planned {
+    let is_planned = is_head_of(&head, spec, &chunk.location(time_ns), chunk.first_slot);
+    if !is_planned || u32::from(head.num_samples) != chunk.num_slots {
         return Err(wrong("is not the one that was planned".into()));
     }
     let len = (head.header_len as usize).next_multiple_of(BLOCK_BYTES);

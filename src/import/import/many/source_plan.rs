@@ -83,14 +83,10 @@ impl Plan<SourceParts> {
     /// The properties that all its chunks share.
     pub(super) fn spec(&self) -> ChunkSpec {
         let journal = &self.journal;
-        let part = self.journal.part;
         ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
-            part_first: part.first,
-            part_seed: part.seed,
-            part_window: part.window,
-            part_count: part.count,
+            part: journal.part,
             fields: self.fields.clone(),
             field_types: self.field_types.clone(),
             columns: self.columns.clone(),

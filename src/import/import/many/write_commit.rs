@@ -101,7 +101,9 @@ impl WritePlan {
             self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
         })?;
         self.give_back(&media, &done.directory)?;
-        Ok(report(&done))
+        let len = |id| u64::from(done.directory.len_bytes(SampleId(id)).unwrap_or(0));
+        let sample_bytes = (0..done.directory.num_samples()).map(len).sum();
+        Ok(WriteReport { sample_bytes, ..WriteReport::of(&done.directory, done.used_bytes) })
     }
 
     /// The lease of the image, which is that of namespace 0, and those of the other namespaces: nobody writes a part
@@ -282,20 +284,6 @@ fn check_names(directory: &Directory) -> Result<()> {
     let text = format!("the samples {} and {} have the same name, {name:?}", one.0, other.0);
     Err(Error::new(ErrorKind::InvalidArgument, text)
         .hint("plan again, and give the samples of all parts names of their own"))
-}
-
-fn report(Done { directory, used_bytes }: &Done) -> WriteReport {
-    let samples = directory.num_samples();
-    let len = |id| u64::from(directory.len_bytes(SampleId(id)).unwrap_or(0));
-    WriteReport {
-        uuid: directory.uuid(),
-        generation: directory.generation(),
-        samples,
-        sample_bytes: (0..samples).map(len).sum(),
-        live_samples: directory.num_live(),
-        chunks: directory.num_chunks().into(),
-        image_bytes: *used_bytes,
-    }
 }
 
 const HINT: &str = "write each of them, and commit again";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::import::device::open_for_import;
+use crate::import::device::{open_for_import, or_remove};
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{Parts, Plan, WRITTEN, damaged, not_prepared};
@@ -66,16 +66,10 @@ impl WritePlan {
         if !refused.is_empty() {
             return Err(Error::new(ErrorKind::InvalidArgument, refused));
         }
-        let mut created = Vec::new();
-        let result = open_for_import(image, options.image.onto, connect, &mut created)
-            .and_then(|devices| WritePlan::prepare(devices, options, classes));
-        if result.is_err() {
-            for path in created {
-                // If this fails, the user sees the file and can delete it.
-                let _ = std::fs::remove_file(path);
-            }
-        }
-        result
+        or_remove(|created| {
+            let devices = open_for_import(image, options.image.onto, connect, created)?;
+            WritePlan::prepare(devices, options, classes)
+        })
     }
 
     fn prepare(
@@ -173,10 +167,7 @@ impl WritePlan {
     pub(super) fn lane(&self, namespace: u16, channel: &mut Channel) -> Result<Lane> {
         match self.0.mark(namespace, channel)? {
             Some(Mark { state: State::Written(lane), .. }) => Ok(lane),
-            _ => {
-                let device = &channel.media().devices()[usize::from(namespace)];
-                Err(not_prepared(device.namespace().address))
-            }
+            _ => Err(not_prepared(channel.media().namespace(namespace).address)),
         }
     }
 

@@ -31,6 +31,7 @@ use xxhash_rust::xxh3::xxh3_128;
 pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
 pub(super) use placing::{Placer, Started, Thread, check};
 
+use crate::import::device::open_for_import;
 use crate::import::many::WrittenPart;
 use crate::import::writer::placing::Work;
 use crate::import::writer::window::{NewRow, Window};
@@ -52,7 +53,6 @@ pub struct Writer {
     order: WriteOrder,
     /// For each field of the image, its place in a [`NewSample`].
     field_order: Vec<usize>,
-    columns: Vec<ColumnSpec>,
     started: Started,
     /// With [`WriteOrder::Whole`]: which id comes next.
     placement: Option<Placement>,
@@ -104,9 +104,8 @@ impl Writer {
     ) -> Result<Writer> {
         let image = image.to_vec();
         let connect = connect.clone();
-        Writer::start_image(options, move |onto, created| {
-            crate::import::device::open_for_import(&image, onto, &connect, created)
-        })
+        let open = move |onto, created: &mut _| open_for_import(&image, onto, &connect, created);
+        Writer::start_image(options, Box::new(open))
     }
 
     /// As [`create`](Self::create), onto open namespaces.
@@ -115,7 +114,7 @@ impl Writer {
     /// As [`create`](Self::create).
     pub fn create_on(devices: &[Arc<dyn Device>], options: WriterOptions) -> Result<Writer> {
         let devices = devices.to_vec();
-        Writer::start_image(options, move |_, _| Ok(devices))
+        Writer::start_image(options, Box::new(move |_, _| Ok(devices)))
     }
 
     /// Begins to write a part of an image that others commit; `place` is the work of its thread.
@@ -129,7 +128,7 @@ impl Writer {
         Writer::start(options, move |thread| place(&thread).map(Written::Part))
     }
 
-    fn start_image(options: WriterOptions, open: impl placing::Open) -> Result<Writer> {
+    fn start_image(options: WriterOptions, open: placing::Open) -> Result<Writer> {
         Writer::start(&options.clone(), move |thread| {
             placing::run(&options, open, &thread).map(Written::Image)
         })
@@ -161,7 +160,6 @@ impl Writer {
             window_bytes,
             order,
             field_order,
-            columns: started.columns.clone(),
             placement: started.whole.map(Placement::new),
             written: 0,
             window,
@@ -194,7 +192,7 @@ impl Writer {
 
     /// The typed columns: those of the options and of the image.
     pub fn columns(&self) -> &[ColumnSpec] {
-        &self.columns
+        &self.started.columns
     }
 
     /// Samples written so far.
@@ -328,7 +326,8 @@ impl Writer {
     /// An error unless the columns hold its values.
     fn check_values(&self, sample: &NewSample<'_>) -> Result<()> {
         for (name, value) in sample.values {
-            let Some(column) = self.columns.iter().find(|column| column.name == *name) else {
+            let Some(column) = self.started.columns.iter().find(|column| column.name == *name)
+            else {
                 return Err(invalid(sample, format!("there is no column {name}")));
             };
             if !column.kind.holds(*value) {
@@ -409,7 +408,7 @@ impl Writer {
         let thread = self.thread.as_ref().ok_or_else(ended_early)?;
         let thread = thread.get().ok_or_else(forked)?;
         let next = thread.spare.try_recv().ok();
-        let next = next.unwrap_or_else(|| Window::new(&self.columns, self.window_bytes));
+        let next = next.unwrap_or_else(|| Window::new(&self.started.columns, self.window_bytes));
         let full = std::mem::replace(&mut self.window, next);
         if thread.work.send(Work::Place(full)).is_ok() {
             return Ok(());

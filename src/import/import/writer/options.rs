@@ -2,6 +2,7 @@
 
 use crate::import::options::ImportOptions;
 use dlfs_base::units::Generation;
+use dlfs_format::directory::Directory;
 use dlfs_format::format::columns::{ColumnSpec, Value};
 use dlfs_format::format::{FieldTypes, Uuid};
 
@@ -104,6 +105,21 @@ pub struct WriteReport {
     pub chunks: u64,
     /// Bytes of the image in use, on all namespaces.
     pub image_bytes: u64,
+}
+
+impl WriteReport {
+    /// The report of a generation whose samples are all new, but for their bytes.
+    pub(in crate::import) fn of(directory: &Directory, image_bytes: u64) -> WriteReport {
+        WriteReport {
+            uuid: directory.uuid(),
+            generation: directory.generation(),
+            samples: directory.num_samples(),
+            sample_bytes: 0,
+            live_samples: directory.num_live(),
+            chunks: directory.num_chunks().into(),
+            image_bytes,
+        }
+    }
 }
 
 const DEFAULT_WINDOW_BYTES: usize = 64 << 20;
