@@ -28,10 +28,8 @@ use dlfs_format::format::{
 pub(super) struct ChunkStream<'a> {
     pub(super) state: &'a ImportState,
     lease: &'a Lease,
-    pub(super) part: Part,
-    fields: Vec<Vec<u8>>,
-    field_types: FieldTypes,
-    columns: Vec<ColumnSpec>,
+    /// The properties of the next chunk.
+    pub(super) spec: ChunkSpec,
     /// The chunks that are being written, each by its first slot.
     pub(super) writes: WriteBehind<Slot>,
     pub(super) space: Space,
@@ -105,10 +103,7 @@ impl<'a> ChunkStream<'a> {
         ChunkStream {
             state,
             lease,
-            part: state.journal.part,
-            fields: Vec::new(),
-            field_types: FieldTypes::default(),
-            columns,
+            spec: state.journal.spec(Vec::new(), FieldTypes::default(), columns),
             writes: WriteBehind::new(state.media.channel(), buf_len),
             space,
             builder: None,
@@ -124,12 +119,13 @@ impl<'a> ChunkStream<'a> {
 
     /// Names and types of the fields of all samples.
     pub(super) fn set_fields(&mut self, fields: &[Vec<u8>], types: FieldTypes) {
-        (self.fields, self.field_types) = (fields.to_vec(), types);
+        self.spec.fields = fields.to_vec();
+        self.spec.field_types = types;
     }
 
     /// The typed columns of all chunks, in place of those that were given, before the first sample.
     pub(super) fn set_columns(&mut self, columns: Vec<ColumnSpec>) {
-        self.columns = columns;
+        self.spec.columns = columns;
     }
 
     /// The names of the classes: labels are indexes into them.
@@ -154,7 +150,7 @@ impl<'a> ChunkStream<'a> {
     /// As [`push`](Self::push).
     pub(super) fn begin_part(&mut self, part: Part) -> Result<()> {
         self.finish_chunk()?;
-        self.part = part;
+        self.spec.part = part;
         Ok(())
     }
 
@@ -186,7 +182,7 @@ impl<'a> ChunkStream<'a> {
             let slot = self.next_slot();
             if self.open.is_none() {
                 let buf = self.writes.chunk_buf();
-                self.open = Some(ChunkBuilder::new(self.spec(), slot, buf)?);
+                self.open = Some(ChunkBuilder::new(self.spec.clone(), slot, buf)?);
             }
             let chunk = self.open.as_mut().expect("opened just above");
             match chunk.fit(meta, record.len) {
@@ -234,7 +230,7 @@ impl<'a> ChunkStream<'a> {
     ) -> Result<()> {
         self.open = None;
         let NewRecord { len, give } = record;
-        let spec = self.spec();
+        let spec = self.spec.clone();
         let unknown = RecordSums::unknown(len);
         let header = |sums: &RecordSums, location| {
             ChunkBuilder::oversize(&spec, slot, meta, len, sums, location)
@@ -359,18 +355,6 @@ impl<'a> ChunkStream<'a> {
             self.take_ended()?;
         }
         Ok(())
-    }
-
-    pub(super) fn spec(&self) -> ChunkSpec {
-        let journal = &self.state.journal;
-        ChunkSpec {
-            layout: journal.layout,
-            generation: journal.generation,
-            part: self.part,
-            fields: self.fields.clone(),
-            field_types: self.field_types.clone(),
-            columns: self.columns.clone(),
-        }
     }
 
     /// Writes what is open, and commits the generation.

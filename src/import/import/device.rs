@@ -83,33 +83,8 @@ pub(super) fn open_for_import(
     image: &[Address],
     onto: Onto,
     connect: &ConnectOptions,
-    created: &mut Vec<PathBuf>,
-) -> Result<Vec<Arc<dyn Device>>> {
-    // Each thread waits for its own writes, and what goes into the page cache is copied there
-    // and then: a ring would only hand it to yet another thread.
-    open_to_write(image, onto, connect, created, FileCalls::Pread)
-}
-
-/// As [`open_for_import`], for samples that come as a stream.
-///
-/// # Errors
-/// As [`open_for_import`].
-pub(super) fn open_for_stream(
-    image: &[Address],
-    onto: Onto,
-    connect: &ConnectOptions,
-    created: &mut Vec<PathBuf>,
-) -> Result<Vec<Arc<dyn Device>>> {
-    // One thread reads the stream: others copy into the page cache, and flush it, while it goes on.
-    open_to_write(image, onto, connect, created, FileCalls::Auto)
-}
-
-fn open_to_write(
-    image: &[Address],
-    onto: Onto,
-    connect: &ConnectOptions,
-    created: &mut Vec<PathBuf>,
     calls: FileCalls,
+    created: &mut Vec<PathBuf>,
 ) -> Result<Vec<Arc<dyn Device>>> {
     let Resolved { sites, named } = catalog::resolve(image)?;
     let image = &sites[0][..];

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::import::chunks::{Discard, Job};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
-use crate::import::device::{open_for_import, open_for_stream, remove};
+use crate::import::device::{open_for_import, remove};
 use crate::import::field_types::{self, Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -19,7 +19,7 @@ use crate::import::media_use::MediaUse;
 use crate::import::metered::Metered;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, RowOptions,
-    Stage, no_samples,
+    Stage, no_samples, other_fields,
 };
 use crate::import::pass::Outcome;
 use crate::import::plan::{Plan, RowOrder, Rows};
@@ -42,6 +42,7 @@ use dlfs_format::format::space::without;
 use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, used_bytes};
 use dlfs_format::format::{CellRange, ChunkSpec, Placement, Superblock};
 use dlfs_io::address::Address;
+use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// Imports `sources` onto the image at `image`.
@@ -64,11 +65,14 @@ pub fn import(
     let progress = &mut Metered::new(progress);
     let source = open_source(sources, image, options, progress)?;
     let mut created = Vec::new();
-    let open = match &source {
-        OpenSource::Indexed(_) => open_for_import,
-        OpenSource::Streams(_) => open_for_stream,
+    let calls = match &source {
+        // Each thread waits for its own writes, and what goes into the page cache is copied there and then: a ring
+        // would only hand it to yet another thread.
+        OpenSource::Indexed(_) => FileCalls::Pread,
+        // One thread reads the stream: others copy into the page cache, and flush it, while it goes on.
+        OpenSource::Streams(_) => FileCalls::Auto,
     };
-    let result = open(image, options.onto, connect, &mut created)
+    let result = open_for_import(image, options.onto, connect, calls, &mut created)
         .and_then(|devices| run(source, devices, options, progress));
     let goes = |error: &Error| {
         error.kind() == ErrorKind::BadSource || created.iter().all(|path| is_blank(path))
@@ -495,14 +499,7 @@ impl Import<'_> {
             Some(directory) => directory.field_types().clone(),
             None => self.typing.types(),
         };
-        let spec = ChunkSpec {
-            layout: journal.layout,
-            generation: journal.generation,
-            part: journal.part,
-            fields,
-            field_types,
-            columns,
-        };
+        let spec = journal.spec(fields, field_types, columns);
         let order = RowOrder::Ids;
         Ok((Rows { index, source_fields, class_numbers, values, order }, spec, classes))
     }
@@ -579,13 +576,7 @@ const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
 fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
     let foreign = own.iter().find(|field| !image.contains(field));
     if foreign.is_some() || image.is_empty() != own.is_empty() {
-        let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
-        let message = format!(
-            "samples of the source have the fields [{}], those of the image [{}]",
-            list(own),
-            list(image)
-        );
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
+        return Err(other_fields("source", own, image));
     }
     if image.is_empty() {
         return Ok(vec![Some(0)]);

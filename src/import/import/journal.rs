@@ -11,9 +11,10 @@ use crate::import::media::Channel;
 use crate::import::state::{BLOCK_BYTES, Block};
 use dlfs_base::Result;
 use dlfs_base::units::Generation;
+use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::error::at_most;
 use dlfs_format::format::geometry::check_generation;
-use dlfs_format::format::{FormatError, ImageLayout, Part};
+use dlfs_format::format::{ChunkSpec, FieldTypes, FormatError, ImageLayout, Part};
 
 /// A journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +66,17 @@ impl Journal {
         at_most("number of a namespace", self.namespace.into(), u64::from(num_namespaces) - 1)?;
         check_generation(self.generation.0)?;
         self.part.check()
+    }
+
+    /// The properties of the chunks of its import.
+    pub(super) fn spec(
+        &self,
+        fields: Vec<Vec<u8>>,
+        field_types: FieldTypes,
+        columns: Vec<ColumnSpec>,
+    ) -> ChunkSpec {
+        let Journal { layout, generation, part, .. } = *self;
+        ChunkSpec { layout, generation, part, fields, field_types, columns }
     }
 
     /// Returns whether the same import wrote `other` on another namespace.

@@ -14,7 +14,7 @@ use crate::import::scan::Scan;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::directory::commit::{freed_by_next, reserve_current};
+use dlfs_format::directory::commit::{Commit, freed_by_next, reserve_current};
 use dlfs_format::format::chunk::ChunkKind;
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::geometry::check_layout;
@@ -49,6 +49,13 @@ pub(super) struct ImportState {
     pub(super) resumed: bool,
     /// Set if all of it is on the media and committed.
     pub(super) done: bool,
+}
+
+impl From<Commit> for Current {
+    fn from(commit: Commit) -> Current {
+        let Commit { directory, superblocks, .. } = commit;
+        Current { directory: Arc::new(directory), superblocks }
+    }
 }
 
 impl Current {

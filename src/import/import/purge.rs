@@ -13,7 +13,6 @@ use crate::import::edit::{Edit, EditReport, writable};
 use crate::import::give_back::{give_back, is_left};
 use crate::import::media::Channel;
 use crate::import::options::{EditOptions, Progress, Stage};
-use crate::import::prepare::Current;
 use crate::import::retry::with_retry;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{Generation, Lba, SampleId, Slot};
@@ -159,8 +158,7 @@ impl<'a> Purge<'a> {
         let cell_bytes = commit.directory.layout().cell_bytes();
         let freed = commit.directory.freed().iter().map(|range| range.cells);
         self.freed_bytes += freed.sum::<u64>() * cell_bytes;
-        let directory = Arc::new(commit.directory);
-        self.edit.current = Current { directory, superblocks: commit.superblocks };
+        self.edit.current = commit.into();
     }
 
     /// The inner error: nothing of `todo` fits.

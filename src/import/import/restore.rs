@@ -55,7 +55,7 @@ impl ChunkStream<'_> {
                 fields: header.fields().map(<[u8]>::to_vec).collect(),
                 field_types: header.field_types().clone(),
                 columns: header.columns().cloned().collect(),
-                ..self.spec()
+                ..self.spec.clone()
             };
             // All chunks of an import have the same fields and columns.
             if first.get_or_insert_with(|| own.clone()) != &own {
@@ -97,7 +97,6 @@ impl ChunkStream<'_> {
     fn read_next_chunk(&mut self) -> Result<Option<(ChunkHeader, IoBuf)>> {
         let layout = self.state.journal.layout;
         let slot = self.next_slot();
-        let spec = self.spec();
         let Some(place) = self.space.clone().allocate(self.sequence, 1) else { return Ok(None) };
         let namespace = place.namespace;
         let start = layout.offset_of(place.cell)?;
@@ -115,7 +114,7 @@ impl ChunkStream<'_> {
             namespace,
             cell: place.cell,
         };
-        if !is_head_of(&head, &spec, &location, slot) || !is_within(head.len_bytes()) {
+        if !is_head_of(&head, &self.spec, &location, slot) || !is_within(head.len_bytes()) {
             return Ok(None);
         }
         let is_oversize = head.len_bytes() > u64::from(layout.chunk_size_bytes);

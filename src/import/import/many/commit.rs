@@ -1,5 +1,7 @@
 //! The commits of both kinds of parts: once, under leases, with an error that lists the parts that are missing.
 
+use std::sync::Arc;
+
 use crate::import::commit;
 use crate::import::edit::listed;
 use crate::import::journal::Journal;
@@ -7,18 +9,10 @@ use crate::import::lease::Lease;
 use crate::import::mark::Mark;
 use crate::import::media::Media;
 use crate::import::options::Progress;
-use crate::import::prepare;
+use crate::import::prepare::{self, Current};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::Space;
-use dlfs_format::format::superblock::used_bytes;
-
-/// A generation that is committed.
-pub(super) struct Done {
-    pub(super) directory: Directory,
-    /// Bytes of the image in use.
-    pub(super) used_bytes: u64,
-}
 
 /// Commits by `commit`, unless that was done before, and removes the marks: the plan is of no more use.
 ///
@@ -28,8 +22,8 @@ pub(super) fn once(
     journal: &Journal,
     media: &Media,
     leases: &[Lease],
-    commit: impl FnOnce() -> Result<Done>,
-) -> Result<Done> {
+    commit: impl FnOnce() -> Result<Current>,
+) -> Result<Current> {
     let result = match committed(journal, media)? {
         Some(done) => Ok(done),
         None => commit(),
@@ -54,11 +48,10 @@ pub(super) fn write(
     media: &Media,
     lease: &Lease,
     space: &mut Space,
-) -> Result<Done> {
+) -> Result<Current> {
     let commit = commit::prepare(media, directory, space)?;
     commit::write(media, lease, &commit)?;
-    let used_bytes = used_bytes(&commit.superblocks);
-    Ok(Done { directory: commit.directory, used_bytes })
+    Ok(commit.into())
 }
 
 /// The error of a commit that the caller wanted to stop.
@@ -83,7 +76,7 @@ pub(super) fn not_complete(missing: &[u64], hint: &'static str) -> Error {
 ///
 /// # Errors
 /// `Stale`: the image has changed since. Those of reading it.
-fn committed(journal: &Journal, media: &Media) -> Result<Option<Done>> {
+fn committed(journal: &Journal, media: &Media) -> Result<Option<Current>> {
     let newest = media.channel().superblocks(0)?.newest().copied();
     if newest.is_none_or(|newest| newest.layout.uuid != journal.layout.uuid) {
         return Ok(None);
@@ -100,8 +93,8 @@ fn committed(journal: &Journal, media: &Media) -> Result<Option<Done>> {
         );
         return Err(Error::new(ErrorKind::Stale, text));
     }
-    let directory = prepare::read_directory(media, superblock)?;
-    Ok(Some(Done { directory, used_bytes: used_bytes(&opened.superblocks) }))
+    let directory = Arc::new(prepare::read_directory(media, superblock)?);
+    Ok(Some(Current { directory, superblocks: opened.superblocks }))
 }
 
 /// Parts that an error lists.

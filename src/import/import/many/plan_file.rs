@@ -28,6 +28,7 @@ use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::error::equal;
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
+use dlfs_io::qpair::file::FileCalls;
 
 /// A plan: what all parts share, and what they are.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -141,7 +142,7 @@ impl<P: Parts> Plan<P> {
             None => &self.image,
         };
         or_remove(|created| {
-            let devices = open_for_import(image, Onto::Resume, connect, created)?;
+            let devices = open_for_import(image, Onto::Resume, connect, FileCalls::Pread, created)?;
             if let Some(missing) = created.first() {
                 let text = "the namespace that was planned with is not there";
                 return Err(Error::new(ErrorKind::NotFound, text).path(missing));

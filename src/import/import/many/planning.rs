@@ -20,6 +20,7 @@ use dlfs_format::format::Placement;
 use dlfs_format::format::Uuid;
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
+use dlfs_io::qpair::file::FileCalls;
 
 /// The report of planning an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +75,7 @@ pub fn plan_import(
         );
     };
     or_remove(|created| {
-        let devices = open_for_import(image, options.onto, connect, created)?;
+        let devices = open_for_import(image, options.onto, connect, FileCalls::Pread, created)?;
         let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
         let media = prepare::in_image_order(&Media::new(devices)?)?;
         let lease = Lease::take(&media, options.lease)?;

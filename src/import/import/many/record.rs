@@ -13,8 +13,10 @@ use dlfs_base::{Error, ErrorKind, Result};
 pub struct WrittenPart {
     /// The plan's id.
     pub(super) plan: [u8; 16],
-    pub(super) key: u64,
-    pub(super) namespace: u16,
+    /// The number of the part.
+    pub key: u64,
+    /// The index of its namespace.
+    pub namespace: u16,
     /// When it was complete, in ns since 1970.
     pub(super) time_ns: u64,
     /// Cell of the record of the part before; 0: there is none.
@@ -23,39 +25,17 @@ pub struct WrittenPart {
     pub(super) first_cell: u64,
     /// The cell of this record.
     pub(super) record_cell: u64,
-    pub(super) chunks: u64,
-    pub(super) samples: u64,
-    pub(super) sample_bytes: u64,
+    /// Its chunks.
+    pub chunks: u64,
+    /// Its samples.
+    pub samples: u64,
+    /// Their bytes.
+    pub sample_bytes: u64,
     /// A hash of all chunks: see `part_sum.rs`.
     pub(super) digest: u64,
 }
 
 impl WrittenPart {
-    /// The number of the part.
-    pub fn key(&self) -> u64 {
-        self.key
-    }
-
-    /// The index of its namespace.
-    pub fn namespace(&self) -> u16 {
-        self.namespace
-    }
-
-    /// Its samples.
-    pub fn samples(&self) -> u64 {
-        self.samples
-    }
-
-    /// Their bytes.
-    pub fn sample_bytes(&self) -> u64 {
-        self.sample_bytes
-    }
-
-    /// Its chunks.
-    pub fn chunks(&self) -> u64 {
-        self.chunks
-    }
-
     /// As bytes, to be sent to whoever commits.
     pub fn to_bytes(&self) -> Vec<u8> {
         RECORD.seal(self, &[]).expect("a few numbers fit into a block")

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::import::chunks::is_head_of;
 use crate::import::lease::Lease;
-use crate::import::many::commit::{Done, check_stop, not_complete, once, write};
+use crate::import::many::commit::{check_stop, not_complete, once, write};
 use crate::import::many::plan_file::Plan;
 use crate::import::many::planned_names::PlannedNames;
 use crate::import::many::source_plan::{SourceParts, SourcePlan};
@@ -47,7 +47,7 @@ pub fn commit_import(
         samples: plan.journal.part.count,
         sample_bytes: plan.parts.sample_bytes,
         chunks: file.chunks.len() as u64,
-        ..WriteReport::of(&done.directory, done.used_bytes)
+        ..WriteReport::of(&done.directory, &done.superblocks)
     };
     Ok((report, plan.image.clone()))
 }
@@ -73,7 +73,7 @@ fn commit_parts(
     media: &Media,
     lease: &Lease,
     progress: &mut dyn Progress,
-) -> Result<Done> {
+) -> Result<Current> {
     let plan = &file.plan;
     let journal = &plan.journal;
     let spec = plan.spec();

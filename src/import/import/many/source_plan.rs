@@ -82,15 +82,8 @@ impl Plan<SourceParts> {
 
     /// The properties that all its chunks share.
     pub(super) fn spec(&self) -> ChunkSpec {
-        let journal = &self.journal;
-        ChunkSpec {
-            layout: journal.layout,
-            generation: journal.generation,
-            part: journal.part,
-            fields: self.fields.clone(),
-            field_types: self.field_types.clone(),
-            columns: self.columns.clone(),
-        }
+        let Plan { journal, fields, field_types, columns, .. } = self;
+        journal.spec(fields.clone(), field_types.clone(), columns.clone())
     }
 }
 

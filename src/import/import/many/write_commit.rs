@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use zerocopy::IntoBytes;
 
 use crate::import::lease::Lease;
-use crate::import::many::commit::{Done, check_stop, not_complete, once, write};
+use crate::import::many::commit::{check_stop, not_complete, once, write};
 use crate::import::many::record::WrittenPart;
 use crate::import::many::write_plan::WritePlan;
 use crate::import::mark::Lane;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{Progress, Stage};
 use crate::import::part_sum::PartSum;
-use crate::import::prepare;
+use crate::import::prepare::{self, Current};
 use crate::import::scan::BLOCK_BYTES;
 use crate::import::temporary::TemporaryColumn;
 use crate::import::writer::WriteReport;
@@ -44,7 +44,7 @@ impl WritePlan {
         }
         self.commit_chosen(connect, progress, |found| {
             let is_missing = |part: &&WrittenPart| !found.contains(part);
-            let missing: Vec<u64> = parts.iter().filter(is_missing).map(WrittenPart::key).collect();
+            let missing: Vec<u64> = parts.iter().filter(is_missing).map(|part| part.key).collect();
             if missing.is_empty() { Ok(parts.to_vec()) } else { Err(not_complete(&missing, HINT)) }
         })
     }
@@ -103,7 +103,7 @@ impl WritePlan {
         self.give_back(&media, &done.directory)?;
         let len = |id| u64::from(done.directory.len_bytes(SampleId(id)).unwrap_or(0));
         let sample_bytes = (0..done.directory.num_samples()).map(len).sum();
-        Ok(WriteReport { sample_bytes, ..WriteReport::of(&done.directory, done.used_bytes) })
+        Ok(WriteReport { sample_bytes, ..WriteReport::of(&done.directory, &done.superblocks) })
     }
 
     /// The lease of the image, which is that of namespace 0, and those of the other namespaces: nobody writes a part
@@ -144,7 +144,7 @@ impl WritePlan {
         lanes: &[Lane],
         parts: &[WrittenPart],
         progress: &mut dyn Progress,
-    ) -> Result<Done> {
+    ) -> Result<Current> {
         let journal = self.journal();
         let samples: u64 = parts.iter().map(|part| part.samples).sum();
         if samples == 0 {

@@ -21,6 +21,7 @@ use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::{ImageLayout, Uuid};
 use dlfs_io::address::Address;
+use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// The plan that all writers of one image share: the image's location, and the properties of its samples. It takes a
@@ -67,7 +68,8 @@ impl WritePlan {
             return Err(Error::new(ErrorKind::InvalidArgument, refused));
         }
         or_remove(|created| {
-            let devices = open_for_import(image, options.image.onto, connect, created)?;
+            let devices =
+                open_for_import(image, options.image.onto, connect, FileCalls::Pread, created)?;
             WritePlan::prepare(devices, options, classes)
         })
     }

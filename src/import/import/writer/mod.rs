@@ -33,6 +33,7 @@ pub(super) use placing::{Placer, Started, Thread, check};
 
 use crate::import::device::open_for_import;
 use crate::import::many::WrittenPart;
+use crate::import::options::other_fields;
 use crate::import::writer::placing::Work;
 use crate::import::writer::window::{NewRow, Window};
 use dlfs_base::process::Forked;
@@ -43,6 +44,7 @@ use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::meta::check_label;
 use dlfs_format::format::{FieldTypes, Placement, fields};
 use dlfs_io::address::Address;
+use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// Writes the samples of a program as a new image, or appends them to one.
@@ -104,7 +106,9 @@ impl Writer {
     ) -> Result<Writer> {
         let image = image.to_vec();
         let connect = connect.clone();
-        let open = move |onto, created: &mut _| open_for_import(&image, onto, &connect, created);
+        let open = move |onto, created: &mut _| {
+            open_for_import(&image, onto, &connect, FileCalls::Pread, created)
+        };
         Writer::start_image(options, Box::new(open))
     }
 
@@ -452,15 +456,8 @@ fn order_of(image: &[Vec<u8>], given: &[Vec<u8>]) -> Result<Vec<usize>> {
     }
     let place = |name: &Vec<u8>| given.iter().position(|own| own == name);
     let order: Option<Vec<usize>> = image.iter().map(place).collect();
-    order.filter(|order| order.len() == given.len()).ok_or_else(|| {
-        let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
-        let text = format!(
-            "samples of the writer have the fields [{}], those of the image [{}]",
-            list(given),
-            list(image)
-        );
-        Error::new(ErrorKind::InvalidArgument, text)
-    })
+    let order = order.filter(|order| order.len() == given.len());
+    order.ok_or_else(|| other_fields("writer", given, image))
 }
 
 /// The error for a sample that cannot be written.

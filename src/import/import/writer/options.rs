@@ -4,7 +4,8 @@ use crate::import::options::ImportOptions;
 use dlfs_base::units::Generation;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::columns::{ColumnSpec, Value};
-use dlfs_format::format::{FieldTypes, Uuid};
+use dlfs_format::format::superblock::used_bytes;
+use dlfs_format::format::{FieldTypes, Superblock, Uuid};
 
 /// Options of a [`Writer`](super::Writer).
 #[derive(Debug, Clone)]
@@ -109,7 +110,7 @@ pub struct WriteReport {
 
 impl WriteReport {
     /// The report of a generation whose samples are all new, but for their bytes.
-    pub(in crate::import) fn of(directory: &Directory, image_bytes: u64) -> WriteReport {
+    pub(in crate::import) fn of(directory: &Directory, superblocks: &[Superblock]) -> WriteReport {
         WriteReport {
             uuid: directory.uuid(),
             generation: directory.generation(),
@@ -117,7 +118,7 @@ impl WriteReport {
             sample_bytes: 0,
             live_samples: directory.num_live(),
             chunks: directory.num_chunks().into(),
-            image_bytes,
+            image_bytes: used_bytes(superblocks),
         }
     }
 }

@@ -19,7 +19,6 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::builder::encode_fields;
 use dlfs_format::format::columns::{ColumnSpec, check_columns};
-use dlfs_format::format::superblock::used_bytes;
 use dlfs_format::format::{ChunkSpec, FieldTypes, ImageLayout, Part, Placement, Uuid};
 use dlfs_io::qpair::Device;
 
@@ -311,7 +310,7 @@ impl<'a> Placer<'a> {
             samples: self.next - self.first,
             sample_bytes: self.sample_bytes,
             chunks,
-            ..WriteReport::of(&commit.directory, used_bytes(&commit.superblocks))
+            ..WriteReport::of(&commit.directory, &commit.superblocks)
         })
     }
 }
