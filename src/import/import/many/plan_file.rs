@@ -20,6 +20,8 @@ use crate::import::journal::Journal;
 use crate::import::mark::{Mark, State};
 use crate::import::media::{Channel, Media};
 use crate::import::options::Onto;
+use crate::import::prepare::write_journals;
+use crate::import::retry::with_retry;
 use dlfs_base::buf::zeroed_vec;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -186,6 +188,25 @@ impl<P: Parts> Plan<P> {
         // Only a part of a new image may begin without a mark, and lanes have theirs from the beginning.
         let is_marked = mark.as_ref().map_or(journal.generation == Generation(1), is_own);
         if is_planned && is_marked { Ok(mark) } else { Err(not_prepared(address)) }
+    }
+
+    /// Gives each namespace its journal, and the mark of `state` if it has one from the beginning.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub(super) fn prepare(&self, media: &Media, state: Option<State>) -> Result<()> {
+        with_retry(media.retry_budget(), || {
+            let mut channel = media.channel();
+            let layout = &self.journal.layout;
+            for namespace in 0..media.len() {
+                media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
+                Mark::remove(&mut channel, namespace)?;
+            }
+            write_journals(media, &self.journal)?;
+            let Some(state) = state else { return Ok(()) };
+            let mut marks = (0..media.len()).map(|namespace| self.mark_of(namespace, state));
+            marks.try_for_each(|mark| mark.write(&mut channel))
+        })
     }
 
     /// A mark of this plan.

@@ -8,12 +8,11 @@ use crate::import::importer::{Import, OpenSource, Ready, open_source, ready};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::Plan;
 use crate::import::many::source_plan::{SourceParts, of_part};
-use crate::import::mark::{Mark, State};
+use crate::import::mark::State;
 use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, Progress, Stage};
 use crate::import::plan::{self, ChunkLayout};
-use crate::import::prepare::{self, ImportState, write_journals};
-use crate::import::retry::with_retry;
+use crate::import::prepare;
 use crate::import::sources::BadEntry;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::Placement;
@@ -92,8 +91,9 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     let (plan, chunks) = write(&import, path)?;
     let bad = import.all_bad();
     let Import { state, lease, .. } = import;
-    let prepared =
-        lease.explain(with_retry(state.media.retry_budget(), || prepare_namespaces(&state, &plan)));
+    // What a plan appends to is an image that others may change, and its mark says whether they have.
+    let mark = state.current.as_ref().map(|_| State::Planned);
+    let prepared = lease.explain(plan.prepare(&state.media, mark));
     if let Err(error) = prepared {
         // It would be of no use, and the next plan would be refused because of it.
         let _ = std::fs::remove_file(path);
@@ -108,24 +108,6 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
         sample_bytes: plan.parts.sample_bytes,
         bad,
     })
-}
-
-/// Gives each namespace its journal. What a plan appends to is an image that others may change, and its mark says
-/// whether they have.
-fn prepare_namespaces(state: &ImportState, plan: &Plan<SourceParts>) -> Result<()> {
-    let mut channel = state.media.channel();
-    let layout = &state.journal.layout;
-    for namespace in 0..state.media.len() {
-        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
-        Mark::remove(&mut channel, namespace)?;
-    }
-    write_journals(&state.media, &state.journal)?;
-    if state.current.is_some() {
-        for namespace in 0..state.media.len() {
-            plan.mark_of(namespace, State::Planned).write(&mut channel)?;
-        }
-    }
-    Ok(())
 }
 
 /// Lays all chunks out, and writes the plan with them and their rows to the file at `path`.

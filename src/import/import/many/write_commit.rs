@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use zerocopy::IntoBytes;
 
+use crate::import::give_back::trim;
 use crate::import::lease::Lease;
 use crate::import::many::commit::{check_stop, not_complete, once, write};
 use crate::import::many::record::WrittenPart;
@@ -21,7 +22,7 @@ use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::chunk::{ChunkId, HEAD_BYTES};
-use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Space};
+use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout};
 use dlfs_io::qpair::ConnectOptions;
 
 impl WritePlan {
@@ -100,7 +101,8 @@ impl WritePlan {
             let (lanes, found) = self.read_lanes(&mut media.channel())?;
             self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
         })?;
-        self.give_back(&media, &done.directory)?;
+        // Records, and attempts that do not count.
+        trim(&media, &done, &leases[0])?;
         let len = |id| u64::from(done.directory.len_bytes(SampleId(id)).unwrap_or(0));
         let sample_bytes = (0..done.directory.num_samples()).map(len).sum();
         Ok(WriteReport { sample_bytes, ..WriteReport::of(&done.directory, &done.superblocks) })
@@ -173,21 +175,6 @@ impl WritePlan {
         }
         leases.iter().try_for_each(Lease::check)?;
         write(directory, media, &leases[0], &mut space)
-    }
-
-    /// Gives records, and attempts that do not count, back to the file system.
-    fn give_back(&self, media: &Media, directory: &Directory) -> Result<()> {
-        let layout = directory.layout();
-        let mut space = Space::new(layout, &media.capacities());
-        let snapshot = prepare::opened(media)?.superblock().snapshot_range();
-        directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
-        for (namespace, device) in (0..).zip(media.devices()) {
-            let bytes = |cell: u64| layout.offset_of(cell).map_err(Error::from);
-            let unused = space.free_below_end(namespace);
-            let unused = unused.map(|cells| Ok(bytes(cells.start)?..bytes(cells.end)?));
-            device.trim(&unused.collect::<Result<Vec<_>>>()?, bytes(space.end_cell(namespace))?)?;
-        }
-        Ok(())
     }
 }
 

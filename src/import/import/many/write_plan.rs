@@ -14,8 +14,7 @@ use crate::import::many::planning::{addresses, draw_id};
 use crate::import::mark::{Lane, Mark, State};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
-use crate::import::prepare::{self, write_journals};
-use crate::import::retry::with_retry;
+use crate::import::prepare;
 use crate::import::writer::{self, WriteOrder, WriterOptions};
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -105,16 +104,8 @@ impl WritePlan {
                     lease_ms: image.lease.as_millis() as u64, // far below 2^64
                 },
             };
-            with_retry(state.media.retry_budget(), || {
-                let mut channel = state.media.channel();
-                let end_cell = journal.layout.first_cell();
-                let lane = State::Written(Lane { last_record: 0, end_cell });
-                for namespace in 0..state.media.len() {
-                    state.media.grow(namespace, end_cell * journal.layout.cell_bytes())?;
-                    plan.mark_of(namespace, lane).write(&mut channel)?;
-                }
-                write_journals(&state.media, &journal)
-            })?;
+            let lane = Lane { last_record: 0, end_cell: journal.layout.first_cell() };
+            plan.prepare(&state.media, Some(State::Written(lane)))?;
             Ok(WritePlan(plan))
         }))
     }
