@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::import::media::{Channel, Media};
-use crate::import::retry::{Backoff, RetryBudget, is_transient};
+use crate::import::retry::{RetryBudget, with_retry};
 use crate::import::state::{BLOCK_BYTES, Block};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_io::qpair::Fence;
@@ -56,7 +56,8 @@ impl Lease {
         }
         let mut holder = Holder::new(&media, limit)?;
         let dead = holder.wait_for_dead_holder()?;
-        if !holder.claim_with_retry(dead)? {
+        // Again if sending the block took too long, or a connection broke.
+        if !with_retry(&RetryBudget::default(), || holder.claim(dead))? {
             return Err(busy(&media));
         }
         let (stop, stopped) = bounded(0);
@@ -161,19 +162,6 @@ impl Holder {
                 Some(now) if now != first => return Err(busy(&self.media)),
                 Some(_) if left.is_zero() => return Ok(Some(first)),
                 Some(_) => {}
-            }
-        }
-    }
-
-    /// Claims again if sending the block took too long, or a connection broke.
-    fn claim_with_retry(&mut self, before: Option<Holding>) -> Result<bool> {
-        let mut pause = Backoff::default();
-        let never = AtomicBool::new(false);
-        let retry_budget = RetryBudget::default();
-        loop {
-            match self.claim(before) {
-                Err(error) if is_transient(&error) && retry_budget.wait(&mut pause, &never) => {}
-                result => return result,
             }
         }
     }

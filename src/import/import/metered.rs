@@ -35,7 +35,7 @@ impl Progress for Metered<'_> {
 
     fn advance(&mut self, samples: u64, bytes: u64) {
         if let Some(stage) = self.stage {
-            let of = &self.counters.stages[stage_index(stage)];
+            let of = &self.counters.stages[stage as usize];
             of.samples.fetch_add(samples, Ordering::Relaxed);
             of.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -89,7 +89,7 @@ impl Counters {
     /// A stage begins, or none; the one before has ended.
     fn begin(&self, stage: Option<Stage>) {
         let mut time = self.time.lock();
-        let running = stage.map(|stage| (stage_index(stage), Instant::now()));
+        let running = stage.map(|stage| (stage as usize, Instant::now()));
         *time = Time { ended: time.so_far(), running };
     }
 }
@@ -106,13 +106,5 @@ impl Measured for Counters {
     }
 }
 
-/// The stages as a label has them.
+/// The stages as a label has them, in the order of [`Stage`].
 const STAGES: [&str; 3] = ["indexing", "writing", "committing"];
-
-fn stage_index(stage: Stage) -> usize {
-    match stage {
-        Stage::Indexing => 0,
-        Stage::Writing => 1,
-        Stage::Committing => 2,
-    }
-}
