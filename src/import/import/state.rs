@@ -1,7 +1,9 @@
 //! The frame of every state that an unfinished import keeps on media: its journal, checkpoint, lease and marks.
 //!
 //! A state is a struct in JSON, in a block of a fixed length that says which state it is. A torn block has another
-//! checksum, and counts as none; the state of another release is refused, since nothing here can continue it.
+//! checksum, and counts as none; the state of another release is refused, since nothing here can continue it. States of
+//! a few numbers end in their first 512 bytes, which a device writes whole or not at all: one that replaces another
+//! leaves either of them.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,26 +13,25 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::import::media::Channel;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FormatError;
-use dlfs_format::format::checksum::crc32c;
+use dlfs_format::format::checksum::{crc32c, crc32c_append};
 
-/// The head of a block. The JSON follows, then bytes that belong to it, then zeroes, and in the last 4 bytes of the
-/// block the CRC32C of all before.
+/// The head of a block. The JSON follows, then bytes that belong to it, then zeroes.
 ///
 /// | bytes  | field      | meaning                                                              |
 /// |--------|------------|----------------------------------------------------------------------|
 /// | 0..8   | `magic`    | which state it is                                                    |
 /// | 8..10  | `version`  | 3; before that, the fields of a state were laid out each in its way  |
-/// | 10..12 | `reserved` | zero                                                                 |
-/// | 12..16 | `len`      | bytes of the JSON                                                    |
+/// | 10..12 | `len`      | bytes of the JSON                                                    |
+/// | 12..16 | `crc`      | CRC32C of all other bytes of the block                               |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Head {
     magic: [u8; 8],
     version: U16,
-    reserved: U16,
-    len: U32,
+    len: U16,
+    crc: U32,
 }
-const _: () = assert!(size_of::<Head>() == 16);
+const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
 
 /// The place of a state, and how it is known there.
 pub(super) struct Block {
@@ -49,16 +50,16 @@ impl Block {
         let head = Head {
             magic: self.magic,
             version: VERSION.into(),
-            reserved: 0.into(),
-            len: u32::try_from(json.len()).ok()?.into(),
+            len: u16::try_from(json.len()).ok()?.into(),
+            crc: 0.into(),
         };
         let mut block = [head.as_bytes(), &json, tail].concat();
-        let end = self.len - CRC_BYTES;
-        if block.len() > end {
+        if block.len() > self.len {
             return None;
         }
-        block.resize(end, 0);
-        block.extend_from_slice(&crc32c(&block).to_le_bytes());
+        block.resize(self.len, 0);
+        let crc = crc_of(&block);
+        block[CRC_AT..HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
         Some(block)
     }
 
@@ -71,20 +72,17 @@ impl Block {
         block: &'b [u8],
     ) -> std::result::Result<Option<(T, &'b [u8])>, FormatError> {
         let what = self.what;
-        let Some((sealed, crc)) = block.get(..self.len).and_then(<[u8]>::split_last_chunk) else {
-            return Ok(None);
-        };
-        let Some((head, body)) =
-            Head::read_from_prefix(sealed).ok().filter(|(head, _)| head.magic == self.magic)
+        let Some(block) = block.get(..self.len).filter(|block| block.starts_with(&self.magic))
         else {
             return Ok(None);
         };
-        if *crc != crc32c(sealed).to_le_bytes() {
-            return Ok(None);
-        }
+        let (head, body) = Head::read_from_prefix(block).expect("longer than its head");
         let found = head.version.get();
         if found != VERSION {
             return Err(FormatError::Version { what, found, known: VERSION });
+        }
+        if head.crc.get() != crc_of(block) {
+            return Ok(None);
         }
         let len = head.len.get();
         let (json, tail) = body.split_at_checked(len as usize).ok_or(FormatError::OutOfRange {
@@ -135,10 +133,16 @@ impl Block {
     }
 }
 
+/// The checksum of a block, which is in its head.
+fn crc_of(block: &[u8]) -> u32 {
+    crc32c_append(crc32c(&block[..CRC_AT]), &block[HEAD_BYTES..])
+}
+
 /// Bytes of a block that nothing but a state of a few numbers needs.
 pub(super) const BLOCK_BYTES: usize = 4096;
 
-const CRC_BYTES: usize = 4;
+const HEAD_BYTES: usize = 16;
+const CRC_AT: usize = 12;
 const VERSION: u16 = 3;
 
 #[cfg(test)]
@@ -164,6 +168,9 @@ mod tests {
         }
         assert_eq!(opened(&bytes[..BLOCK_BYTES - 1]), Ok(None));
         assert_eq!(opened(&[0; BLOCK_BYTES]), Ok(None));
+        let other = BLOCK.seal(&[8, 9], &[]).unwrap();
+        let torn = [&other[..512], &BLOCK.seal(&[7], &[]).unwrap()[512..]].concat();
+        assert_eq!(torn, other, "what is short is written whole or not at all");
         assert_eq!(BLOCK.seal(&0, &[0; BLOCK_BYTES]), None, "it has no room");
     }
 
@@ -171,9 +178,6 @@ mod tests {
     fn the_state_of_another_release_is_refused() {
         let mut bytes = BLOCK.seal(&[7], &[]).unwrap();
         bytes[8] = 2;
-        assert_eq!(opened(&bytes), Ok(None), "its checksum says that it was torn");
-        let (sealed, crc) = bytes.split_last_chunk_mut().unwrap();
-        *crc = crc32c(sealed).to_le_bytes();
         assert!(matches!(opened(&bytes), Err(FormatError::Version { found: 2, .. })));
         let other = BLOCK.seal(&"text", &[]).unwrap();
         assert!(matches!(opened(&other), Err(FormatError::Unread { .. })));

@@ -21,7 +21,7 @@ use dlfs::units::{Generation, SampleId};
 use super::Target;
 use super::device::Plate;
 use super::images::{Image, folder, sample};
-use super::media::{ask, number, refit_block, refit_chunk, refit_snapshot};
+use super::media::{ask, number, refit_block, refit_chunk, refit_snapshot, refit_state};
 use super::script::{self, Script};
 
 /// Opens an image, looks up, reads and verifies.
@@ -144,9 +144,13 @@ fn refit(namespaces: &mut [Vec<u8>]) {
                 _ => {}
             }
         }
-        let states = [JOURNAL_OFFSET as usize, LEASE_OFFSET];
-        for block in COPY_OFFSETS.map(|at| at as usize).into_iter().chain(states) {
-            refit_block(bytes.get_mut(block..block + 4096).unwrap_or_default());
+        for (at, refit) in [
+            (COPY_OFFSETS[0] as usize, refit_block as fn(&mut [u8])),
+            (COPY_OFFSETS[1] as usize, refit_block),
+            (JOURNAL_OFFSET as usize, refit_state),
+            (LEASE_OFFSET, refit_state),
+        ] {
+            refit(bytes.get_mut(at..at + 4096).unwrap_or_default());
         }
     }
     // A superblock identifies its snapshot by the checksum of the snapshot's head.
@@ -292,7 +296,7 @@ fn unfinished() -> &'static [Namespaces] {
 fn resume_scripts() -> Vec<Vec<u8>> {
     let whole = (0..5).flat_map(|which| [vec![which, 0], vec![which, 1], vec![which, 2]]);
     // The version, the length of the JSON, and some of its bytes.
-    let fields = [8, 12].into_iter().chain((16..216).step_by(20)).flat_map(|field| {
+    let fields = [8, 10].into_iter().chain((16..216).step_by(20)).flat_map(|field| {
         let change = script::number(JOURNAL_OFFSET as usize + field, 1, 4, 1);
         [[vec![0, 0], change.clone()].concat(), [vec![1, 0], change].concat()]
     });
