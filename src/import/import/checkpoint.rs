@@ -52,7 +52,7 @@ pub(super) struct Checkpoint {
     num_objects: u64,
     /// The newest first; two at most.
     points: Vec<Point>,
-    /// Of each object, or of equally many of them, 16 bits of the hash: they lie behind the JSON.
+    /// 16 bits of the hash of each object, or of equally many of them: they lie behind the JSON.
     #[serde(skip)]
     marks: Vec<u16>,
 }

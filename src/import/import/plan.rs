@@ -141,7 +141,7 @@ pub(super) struct ChunkLayout {
 }
 
 impl ChunkLayout {
-    /// Where it is written, and with which time stamp.
+    /// The place of its write, with this time stamp.
     pub(super) fn location(&self, time_ns: u64) -> ChunkLocation {
         let CellRange { namespace, cell, .. } = self.cells;
         ChunkLocation { sequence: self.sequence, time_ns, namespace, cell }

@@ -34,7 +34,7 @@ pub(super) struct Piece {
 /// Writes pieces, one behind the other.
 pub(super) struct PieceWriter<'f> {
     pub(super) file: &'f mut File,
-    /// Where the next one begins.
+    /// Offset of the next one.
     pub(super) at: u64,
 }
 

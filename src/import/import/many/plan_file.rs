@@ -49,11 +49,11 @@ pub(super) struct Plan<P> {
     pub(super) parts: P,
 }
 
-/// Where the samples of the parts come from.
+/// The source of the samples of the parts.
 pub(super) trait Parts: Serialize + DeserializeOwned {
-    /// What the plan begins with.
+    /// The first bytes of the plan.
     const MAGIC: [u8; 8];
-    /// What to do with a plan of the other parts.
+    /// The way out with a plan of the other parts.
     const OTHERWISE: &str;
 }
 
@@ -246,7 +246,7 @@ pub(super) fn damaged() -> Error {
         .hint("copy it again from where it was made, or make another")
 }
 
-/// What plans begin with: of parts from sources, and of parts that programs write.
+/// The first bytes of plans: of parts from sources, and of parts that programs write.
 pub(super) const FROM_SOURCES: [u8; 8] = *b"DLFSPLAN";
 pub(super) const WRITTEN: [u8; 8] = *b"DLFSWPLN";
 const NO_PLAN: &str = "this is not the plan of an import in parts, or one of other parts";

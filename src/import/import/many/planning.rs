@@ -91,7 +91,7 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     let (plan, chunks) = write(&import, path)?;
     let bad = import.all_bad();
     let Import { state, lease, .. } = import;
-    // What a plan appends to is an image that others may change, and its mark says whether they have.
+    // Others may change an image that is appended to, and its mark says whether they have.
     let mark = state.current.as_ref().map(|_| State::Planned);
     let prepared = lease.explain(plan.prepare(&state.media, mark));
     if let Err(error) = prepared {

@@ -21,7 +21,7 @@ pub struct WrittenPart {
     pub(super) time_ns: u64,
     /// Cell of the record of the part before; 0: there is none.
     pub(super) previous: u64,
-    /// Where its chunks begin, one behind the other.
+    /// The first cell of its chunks, which lie one behind the other.
     pub(super) first_cell: u64,
     /// The cell of this record.
     pub(super) record_cell: u64,

@@ -25,7 +25,7 @@ use dlfs_format::format::cursor::{Cursor, put_number};
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::{CellRange, FormatError, Part, Placement};
 
-/// What the head of such a plan says of its parts.
+/// The parts, as the head of such a plan describes them.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct SourceParts {
     pub(super) kind: SourceKind,
