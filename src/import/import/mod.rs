@@ -61,6 +61,7 @@ mod temporary;
 mod worker;
 mod write_behind;
 mod writer;
+mod written_part;
 
 pub use edit::{EditReport, delete, delete_ids, delete_on};
 pub use field_types::{FieldColumn, FieldSpec};

@@ -1,9 +1,9 @@
 //! Verifies a written part by reading it back, for networks without digests.
 
-use crate::import::many::record::WrittenPart;
 use crate::import::media::Channel;
 use crate::import::part_sum::PartSum;
 use crate::import::read_back::whole_chunk;
+use crate::import::written_part::WrittenPart;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::ImageLayout;
 

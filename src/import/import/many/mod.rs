@@ -31,7 +31,7 @@
 //!   (`give_up.rs`), under the lease of each namespace: no part writes where that change does.
 //!
 //! Read `plan_file.rs` and `commit.rs` first; then, for sources, `source_plan.rs`, `planning.rs`, `source_part.rs` and
-//! `source_commit.rs`; for programs `write_plan.rs`, `record.rs`, `part_writer.rs`, `placing.rs` and `write_commit.rs`.
+//! `source_commit.rs`; for programs `write_plan.rs`, `record.rs`, `part_writer.rs`, `placing.rs`, `write_commit.rs`.
 
 mod check;
 mod commit;
@@ -50,7 +50,8 @@ mod write_plan;
 
 pub use part_writer::{PartPlace, PartWriter};
 pub use planning::{PlanReport, plan_import};
-pub use record::WrittenPart;
 pub use source_commit::commit_import;
 pub use source_part::{PartReport, import_part};
 pub use write_plan::WritePlan;
+
+pub use crate::import::written_part::WrittenPart;

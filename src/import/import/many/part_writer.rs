@@ -1,9 +1,9 @@
 //! A writer of one part.
 
 use crate::import::many::placing;
-use crate::import::many::record::WrittenPart;
 use crate::import::many::write_plan::WritePlan;
 use crate::import::writer::{NewSample, Writer};
+use crate::import::written_part::WrittenPart;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_io::qpair::ConnectOptions;
 

@@ -32,10 +32,10 @@ pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
 pub(super) use placing::{Placer, Started, Thread, check};
 
 use crate::import::device::open_for_import;
-use crate::import::many::WrittenPart;
 use crate::import::options::other_fields;
 use crate::import::writer::placing::Work;
 use crate::import::writer::window::{NewRow, Window};
+use crate::import::written_part::WrittenPart;
 use dlfs_base::process::Forked;
 use dlfs_base::threads;
 use dlfs_base::units::{SampleId, Slot};
