@@ -2,6 +2,7 @@
 
 use dlfs::buf::IoBuf;
 use dlfs::directory::{Directory, DirectoryBuilder};
+use dlfs::format::builder::ChunkLocation;
 use dlfs::format::{ChunkBuilder, ChunkSpec, ImageLayout, Pack, Part, Placement, SampleMeta, Uuid};
 use dlfs::units::{Generation, Slot};
 
@@ -34,7 +35,9 @@ pub fn directory_of(samples: u64) -> Directory {
             let len = 200 + (id.0.wrapping_mul(0x9e37_79b9) >> 16) as u32 % 400;
             chunk.add(&meta, len).expect("a valid name");
         }
-        let finished = chunk.finish(sequence as u64, 1, 0, 16 * (sequence as u64 + 1));
+        let sequence = sequence as u64;
+        let cell = 16 * (sequence + 1);
+        let finished = chunk.finish(ChunkLocation { sequence, time_ns: 1, namespace: 0, cell });
         builder.add_chunk(&finished.header).expect("chunks in their order");
         buf = finished.buf;
     }

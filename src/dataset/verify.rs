@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::buf::IoBuf;
 use crate::directory::{ChunkInfo, Directory};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::pieces::whole;
 use crate::format::superblock_set::select_generation;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};

@@ -3,6 +3,7 @@
 use crate::images::{Image, Sample, folder, sample};
 use dlfs::buf::IoBuf;
 use dlfs::directory::{Directory, DirectoryBuilder, EntryKind};
+use dlfs::format::builder::ChunkLocation;
 use dlfs::format::{ChunkBuilder, ChunkSpec, FormatError, Pack, Part, Placement, SampleMeta};
 use dlfs::units::{Generation, SampleId, Slot};
 use proptest::prelude::*;
@@ -264,7 +265,10 @@ fn a_million_samples_of_64_a_chunk_cost_at_most_20_bytes_each_and_are_found_in_4
                 )
                 .unwrap();
         }
-        let finished = chunk.finish(first / 64, 1, 0, first / 64 + 1);
+        let sequence = first / 64;
+        let cell = sequence + 1;
+        let location = ChunkLocation { sequence, time_ns: 1, namespace: 0, cell };
+        let finished = chunk.finish(location);
         builder.add_chunk(&finished.header).unwrap();
         buf = finished.buf;
     }

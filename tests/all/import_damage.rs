@@ -9,8 +9,8 @@ use crate::import_support::{Random, contents, options, paths, tree};
 use dlfs::dataset::{Image, OpenOptions, VerifyReport};
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::superblock::SUPERBLOCK_BYTES;
-use dlfs::format::{ChunkHead, ChunkHeader};
-use dlfs::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET};
+use dlfs::format::{ChunkHead, ChunkHeader, Part};
+use dlfs::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use dlfs::import::{self, Onto, delete_on, import_onto};
 use dlfs::qpair::Device;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
@@ -223,9 +223,10 @@ pub fn a_journal_that_names_ids_which_the_image_does_not_have_is_refused() {
     let whole = disks.contents().remove(0);
     for (superblocks, first) in [(true, 11_u64), (true, 1 << 40), (false, 11), (false, 1 << 40)] {
         let mut bytes = whole.clone();
-        let journal = JOURNAL_OFFSET as usize;
-        bytes[journal + 48..journal + 56].copy_from_slice(&first.to_le_bytes());
-        reseal(&mut bytes, journal, JOURNAL_BYTES);
+        let at = JOURNAL_OFFSET as usize..JOURNAL_OFFSET as usize + JOURNAL_BYTES;
+        let journal = Journal::parse(&bytes[at.clone()]).unwrap().unwrap();
+        let part = Part { first, ..journal.part };
+        bytes[at].copy_from_slice(&Journal { part, ..journal }.encode());
         if !superblocks {
             bytes[..SUPERBLOCK_BYTES].fill(0);
             bytes[32 << 10..(32 << 10) + SUPERBLOCK_BYTES].fill(0);

@@ -45,7 +45,7 @@ fn every_rank_computes_the_same_plans_and_no_copies_overlap() {
     let run = TrainingRun::new(&all, order, 0..7, 3, Tail::Keep).unwrap();
     // Two tiers on each of three ranks, together too small for all samples.
     let tiers =
-        [30, 40, 20].map(|blocks| [blocks, 2 * blocks].map(|num_blocks| Tier { num_blocks }));
+[30, 40, 20].map(|blocks: u64| [blocks, 2 * blocks]);
     let plan_all = || {
         let mut planner = Planner::new(&run, &lengths[..], BLOCK_LEN_BYTES).unwrap();
         let mut copies = Vec::new();
@@ -60,7 +60,7 @@ fn every_rank_computes_the_same_plans_and_no_copies_overlap() {
     for (rank, copy) in copies {
         let blocks = u64::from(lengths[copy.sample.0 as usize].div_ceil(BLOCK_LEN_BYTES).max(1));
         let tier = tiers[rank as usize][usize::from(copy.tier)];
-        assert!(copy.lba.0 + blocks <= tier.num_blocks, "rank {rank}: {copy:?}");
+        assert!(copy.lba.0 + blocks <= tier, "rank {rank}: {copy:?}");
         let place = (rank, copy.tier, copy.lba.0);
         assert_eq!(held.insert(place, blocks), None, "two copies at {place:?}");
     }

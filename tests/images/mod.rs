@@ -249,7 +249,12 @@ impl Image {
     ) {
         let run = space.allocate(*sequence, chunk.cells()).unwrap();
         self.time_ns += 10;
-        let finished = chunk.finish(*sequence, self.time_ns, run.namespace, run.cell);
+        let finished = chunk.finish(ChunkLocation {
+            sequence: *sequence,
+            time_ns: self.time_ns,
+            namespace: run.namespace,
+            cell: run.cell,
+        });
         let offset = self.layout.offset_of(run.cell).unwrap();
         self.write(run.namespace, offset, finished.bytes());
         builder.add_chunk(&finished.header).unwrap();

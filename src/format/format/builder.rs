@@ -24,7 +24,7 @@ pub struct ChunkSpec {
     pub layout: ImageLayout,
     /// The generation being written.
     pub generation: Generation,
-    /// The part. Its number of samples is 0 while a stream is read, whose window is 0 or 1.
+    /// The part; its count is 0 while a stream is read, whose window is 0 or 1.
     pub part: Part,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
@@ -199,22 +199,14 @@ impl ChunkBuilder {
         })
     }
 
-    /// Completes the chunk as number `sequence` of its generation, for the first of the
-    /// [`cells`](Self::cells) where it will be written.
+    /// Completes the chunk for the `location` of the [`cells`](Self::cells) where it will be written.
     ///
     /// # Panics
     /// If it has no sample.
-    pub fn finish(
-        mut self,
-        sequence: u64,
-        time_ns: u64,
-        namespace: u16,
-        cell: u64,
-    ) -> FinishedChunk {
+    pub fn finish(mut self, location: ChunkLocation) -> FinishedChunk {
         assert!(self.num_samples() > 0, "a chunk has samples");
         self.encode_table();
         let table = self.encoded.take().expect("encoded just above");
-        let location = ChunkLocation { sequence, time_ns, namespace, cell };
         let header = header_of(
             &self.spec,
             self.first_slot,
@@ -272,7 +264,7 @@ impl ChunkBuilder {
 }
 
 /// Place and time of a chunk's write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkLocation {
     /// Its number within the generation.
     pub sequence: u64,
@@ -357,10 +349,9 @@ mod tests {
 
     fn builder(fields: Vec<Vec<u8>>) -> Result<ChunkBuilder, FormatError> {
         let layout = layout(64 << 10);
-        let generation = Generation(1);
         let spec = ChunkSpec {
             layout,
-            generation,
+            generation: Generation(1),
             part: Part::default(),
             fields,
             field_types: FieldTypes::default(),
@@ -385,7 +376,7 @@ mod tests {
         }
         assert_eq!(chunk.push(&meta(3, &name(3)), b"x").unwrap(), Fit::NextChunk);
         assert_eq!(chunk.push(&meta(3, b"short"), b"x").unwrap(), Fit::Here);
-        let finished = chunk.finish(0, 0, 0, 1);
+        let finished = chunk.finish(ChunkLocation { cell: 1, ..Default::default() });
         let head = finished.header.head();
         assert!(head.header_len <= 16 << 10);
         assert_eq!((head.num_samples, head.data_start()), (4, 16 << 10));
@@ -400,7 +391,7 @@ mod tests {
         }
         assert_eq!(chunk.fit(&meta(room, b""), 0), Fit::NextChunk);
         assert_eq!(chunk.push_purged(SampleId(room)), Fit::NextChunk);
-        let finished = chunk.finish(0, 0, 0, 1);
+        let finished = chunk.finish(ChunkLocation { cell: 1, ..Default::default() });
         let data_start = finished.header.head().data_start();
         assert!(data_start <= 16 << 10);
         assert_eq!(finished.bytes().len() as u64, data_start, "no data, no block for it");
@@ -422,7 +413,7 @@ mod tests {
             count += 1;
         }
         let cells = chunk.cells();
-        let finished = chunk.finish(0, 0, 0, 9);
+        let finished = chunk.finish(ChunkLocation { cell: 9, ..Default::default() });
         assert_eq!(finished.bytes().len() as u64, cells * 4096);
         assert!(cells < 6 && count > 700, "{cells} cells of {count} samples");
         assert!(finished.header.head().header_len <= 16 << 10);
@@ -435,7 +426,7 @@ mod tests {
         for (id, len) in [(0, 4000), (1, 900), (2, 5000), (3, 0), (4, 7)] {
             assert_eq!(chunk.push(&meta(id, b"name"), &vec![1; len]).unwrap(), Fit::Here);
         }
-        let finished = chunk.finish(0, 0, 0, 1);
+        let finished = chunk.finish(ChunkLocation { cell: 1, ..Default::default() });
         assert_eq!(finished.range.start % 4096, 0);
         let behind = &finished.bytes()[finished.header.head().header_len as usize..];
         assert!(behind.iter().all(|byte| *byte != 0xee), "padding is zero");

@@ -25,7 +25,7 @@ use crate::format::cursor::{
 use crate::format::error::{at_most, equal};
 
 /// The type of a typed column's values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum ColumnType {
     /// Numbers of 64 bits with a sign, but for the least one.
     Int,
@@ -112,7 +112,7 @@ const TYPES: [(ColumnType, &str); 5] = [
 ];
 
 /// Name and type of a typed column.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ColumnSpec {
     /// Its name: see [`check_column_name`].
     pub name: String,

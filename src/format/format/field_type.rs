@@ -64,7 +64,8 @@ impl FileForm {
 }
 
 /// The type of a field.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct FieldType {
     element: Element,
     /// True if each sample has its own number of the arrays that `dims` describe.
@@ -241,6 +242,20 @@ impl fmt::Display for FieldType {
     }
 }
 
+impl TryFrom<String> for FieldType {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<FieldType, String> {
+        text.parse()
+    }
+}
+
+impl From<FieldType> for String {
+    fn from(kind: FieldType) -> String {
+        kind.to_string()
+    }
+}
+
 impl FromStr for FieldType {
     type Err = String;
 
@@ -289,7 +304,7 @@ impl FromStr for FileForm {
 }
 
 /// The types of the fields of an image, in their order; by default no field has one.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FieldTypes(Vec<Option<FieldType>>);
 
 impl FieldTypes {

@@ -23,7 +23,19 @@ pub struct Extent {
 }
 
 /// Consecutive cells that hold one chunk, generation record or snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct CellRange {
     /// Index of the namespace.
     pub namespace: u16,
@@ -34,7 +46,7 @@ pub struct CellRange {
 }
 
 /// Properties of the whole image that never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct ImageLayout {
     /// The image.
     pub uuid: Uuid,

@@ -6,7 +6,7 @@ use dlfs_base::units::ALIGN_BYTES;
 
 /// How samples follow each other in a chunk. Part of the format: the directory stores lengths only, and
 /// computes offsets by laying the samples out again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Pack {
     /// A sample touches no more 4,096-byte blocks than its length needs, if that costs at most 1/8 of its
     /// length in padding. A read of one sample then transfers one block less.
@@ -16,6 +16,7 @@ pub enum Pack {
     Tight,
     /// Each sample begins at a multiple of 4,096. Never on media: this is the layout of a folder that is
     /// read without an import.
+    #[serde(skip)]
     Paged,
 }
 

@@ -12,7 +12,7 @@ use dlfs_base::units::{SampleId, Slot};
 /// divided into windows of that many samples, the last one shorter, and a keyed permutation shuffles each
 /// window. A source whose length is known has one window; a stream is shuffled window by window as it
 /// arrives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Part {
     /// First id, and first slot.
     pub first: u64,

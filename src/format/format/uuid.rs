@@ -4,7 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The identity of an image: 16 random bytes, the same in every structure of the image.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {

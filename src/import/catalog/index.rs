@@ -73,12 +73,9 @@ impl Index {
                 samples: chunk.num_slots,
                 deleted: chunk.num_slots - directory.live_in_chunk(c),
             };
-            index.bytes += entry.bytes;
-            index.samples += u64::from(entry.samples);
-            index.deleted += u64::from(entry.deleted);
             index.chunks.insert(key(directory.chunk_id(c)), entry);
         }
-        Ok(index)
+        Ok(index.with_totals())
     }
 
     /// The entry of a chunk.
@@ -95,6 +92,10 @@ impl Index {
                 *entry = *known;
             }
         }
+        self.with_totals()
+    }
+
+    fn with_totals(mut self) -> Index {
         self.deleted = self.chunks.values().map(|entry| u64::from(entry.deleted)).sum();
         self.samples = self.chunks.values().map(|entry| u64::from(entry.samples)).sum();
         self.bytes = total(self.chunks.values().map(|entry| entry.bytes));

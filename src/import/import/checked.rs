@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 
-use crate::import::columns::{ColumnFile, FieldColumns};
+use crate::import::columns::{ColumnFile, FieldColumns, columns_of};
 use crate::import::field_types::{FieldSpec, Typing, is_named};
 use crate::import::options::ImportOptions;
 use crate::import::sources::BadReason;
@@ -12,6 +12,7 @@ use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::sample_stream::{SampleStream, StreamSample};
 use dlfs_base::Result;
 use dlfs_format::directory::Directory;
+use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::{FieldTypes, fields};
 
 /// The references that samples are checked against.
@@ -24,6 +25,13 @@ pub(super) struct Checks<'a> {
     pub(super) options: &'a ImportOptions,
     /// The columns from fields, known with the first sample whose fields have their types.
     pub(super) field_columns: &'a OnceCell<FieldColumns>,
+}
+
+impl Checks<'_> {
+    /// The typed columns of the image and those of the file.
+    pub(super) fn columns(&self) -> Vec<ColumnSpec> {
+        self.file.map_or_else(|| columns_of(self.image), |file| file.join(self.image))
+    }
 }
 
 /// The samples of a stream that pass, with their elements and values.

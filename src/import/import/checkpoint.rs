@@ -4,87 +4,25 @@
 //! next one begins. A block beside the journal says it: after so many samples, so far into this object. It is believed
 //! only together with the journal of its import, if the objects up to that place are the same, and if every chunk
 //! before it is on the media, which checksums decide. Otherwise the stream is read from its beginning.
+//!
+//! The image has the names of classes only once it is committed. Until then those that rows have named lie between the
+//! first superblock and the journal; a point says how many of them it needs, with their hash.
 
-use xxhash_rust::xxh3::Xxh3;
-use zerocopy::little_endian::{U16, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use std::io::{Read, Write};
+
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::import::journal::Journal;
 use crate::import::sources::sample_stream::StreamPlace;
-use dlfs_base::units::Generation;
-use dlfs_format::format::Uuid;
-use dlfs_format::format::checksum::crc32c;
-
-/// A checkpoint as it lies on media: one block of 4,096 bytes, on namespace 0.
-///
-/// | bytes      | field         | meaning                                                        |
-/// |------------|---------------|----------------------------------------------------------------|
-/// | 0..8       | `magic`       | "DLFSCKPT"                                                     |
-/// | 8..10      | `version`     | 2                                                              |
-/// | 10..12     | `num_marks`   | marks that are used                                            |
-/// | 12..16     | `reserved_a`  | zero                                                           |
-/// | 16..32     | `uuid`        | the image                                                      |
-/// | 32..40     | `generation`  | the generation that the import makes                           |
-/// | 40..48     | `time_ns`     | the time in its journal                                        |
-/// | 48..56     | `kind`        | hash of what the objects are read as                           |
-/// | 56..64     | `num_objects` | objects that were listed                                       |
-/// | 64..144    | `newest`      | the newest point: ten numbers, below                           |
-/// | 144..224   | `before`      | the one before it; zero if there is none                       |
-/// | 224..4080  | `marks`       | u16 of the hash of each object, or of equally many of them     |
-/// | 4080..4092 | `reserved_b`  | zero                                                           |
-/// | 4092..4096 | `crc`         | CRC32C of bytes 0..4092                                        |
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawCheckpoint {
-    magic: [u8; 8],
-    version: U16,
-    num_marks: U16,
-    reserved_a: [u8; 4],
-    uuid: [u8; 16],
-    generation: U64,
-    time_ns: U64,
-    kind: U64,
-    num_objects: U64,
-    newest: RawPoint,
-    before: RawPoint,
-    marks: [U16; MAX_MARKS],
-    reserved_b: [u8; 12],
-    crc: [u8; 4],
-}
-const _: () = assert!(size_of::<RawCheckpoint>() == CHECKPOINT_BYTES);
-
-/// A point of a checkpoint.
-///
-/// | bytes  | field      | meaning                                                               |
-/// |--------|------------|-----------------------------------------------------------------------|
-/// | 0..8   | `samples`  | samples before it, from the first one of the import                   |
-/// | 8..16  | `windows`  | windows that were shuffled before it                                  |
-/// | 16..24 | `input`    | the object in which the next sample begins, from 0                    |
-/// | 24..32 | `offset`   | where in it that is, after decompression; of an Arrow file: the batch |
-/// | 32..40 | `left_out` | samples from there on that come before it: rows of a group or batch   |
-/// | 40..48 | `record`   | the number of that sample in the object, where its name depends on it |
-/// | 48..56 | `named`    | hash of other objects that samples before it named, as JSON Lines do  |
-/// | 56..64 | `classes`  | classes that samples before it named first                            |
-/// | 64..72 | `names`    | hash of their names                                                   |
-/// | 72..80 | `objects`  | hash of all objects up to this one                                    |
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawPoint {
-    samples: U64,
-    windows: U64,
-    input: U64,
-    offset: U64,
-    left_out: U64,
-    record: U64,
-    named: U64,
-    classes: U64,
-    names: U64,
-    objects: U64,
-}
-const _: () = assert!(size_of::<RawPoint>() == 80);
+use crate::import::state::{BLOCK_BYTES, Block};
+use dlfs_format::format::cursor::{Cursor, put_string};
 
 /// A place in the source, between two samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Point {
     /// Samples before it.
     pub(super) samples: u64,
@@ -97,7 +35,7 @@ pub(super) struct Point {
 }
 
 /// How many classes samples have named, and which.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct PointClasses {
     /// Their number.
     pub(super) count: u64,
@@ -106,15 +44,16 @@ pub(super) struct PointClasses {
 }
 
 /// The content of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Checkpoint {
-    uuid: Uuid,
-    generation: Generation,
-    time_ns: u64,
-    kind: u64,
+    /// Hash of the journal, and of what the objects are read as.
+    import: u64,
+    /// Objects that were listed.
     num_objects: u64,
-    /// The newest first.
+    /// The newest first; two at most.
     points: Vec<Point>,
+    /// 16 bits of the hash of each object, or of equally many of them: they lie behind the JSON.
+    #[serde(skip)]
     marks: Vec<u16>,
 }
 
@@ -174,7 +113,7 @@ impl ObjectList {
     }
 
     fn marks(&self) -> Vec<u16> {
-        let together = self.each.len().div_ceil(MAX_MARKS).max(1);
+        let together = at_once(self.each.len() as u64) as usize; // at most as many as there are
         let mark = |objects: &[u64]| {
             let mut hash = Xxh3::new();
             objects.iter().for_each(|object| hash.update(&object.to_le_bytes()));
@@ -187,13 +126,9 @@ impl ObjectList {
 impl Checkpoint {
     /// The checkpoint of the import of `journal`, which reads `objects` as `kind`; it has no point yet.
     pub(super) fn new(journal: &Journal, kind: &str, objects: &ObjectList) -> Checkpoint {
-        let mut hash = Xxh3::new();
-        hash.update(kind.as_bytes());
+        let import = (journal.layout.uuid, journal.generation, journal.time_ns, kind);
         Checkpoint {
-            uuid: journal.layout.uuid,
-            generation: journal.generation,
-            time_ns: journal.time_ns,
-            kind: hash.digest(),
+            import: xxh3_64(format!("{import:?}").as_bytes()),
             num_objects: objects.each.len() as u64,
             points: Vec::new(),
             marks: objects.marks(),
@@ -215,18 +150,13 @@ impl Checkpoint {
         other: &Checkpoint,
         objects: &ObjectList,
     ) -> Result<&[Point], Changed> {
-        let same = (other.uuid, other.generation, other.time_ns, other.kind)
-            == (self.uuid, self.generation, self.time_ns, self.kind);
-        let Some(newest) = self.points.first().filter(|_| same) else { return Ok(&[]) };
+        let is_same = other.import == self.import;
+        let Some(newest) = self.points.first().filter(|_| is_same) else { return Ok(&[]) };
         if self.is_at(newest, objects) {
             return Ok(&self.points);
         }
-        let together = self.num_objects.div_ceil(MAX_MARKS as u64).max(1);
-        let now = if together == other.num_objects.div_ceil(MAX_MARKS as u64).max(1) {
-            &other.marks[..]
-        } else {
-            &[]
-        };
+        let together = at_once(self.num_objects);
+        let now = if together == at_once(other.num_objects) { &other.marks[..] } else { &[] };
         let differs = |at: &usize| self.marks.get(*at) != now.get(*at);
         let last = newest.place.input / together;
         let at = (0..=last as usize).find(differs).unwrap_or(last as usize) as u64;
@@ -240,86 +170,88 @@ impl Checkpoint {
         (objects.each.len() as u64) > input && objects.up_to_place(&place) == Some(point.objects)
     }
 
-    /// The block to write at [`CHECKPOINT_OFFSET`].
-    pub(super) fn encode(&self) -> [u8; CHECKPOINT_BYTES] {
-        let mut raw = RawCheckpoint::new_zeroed();
-        raw.magic = MAGIC;
-        raw.version = VERSION.into();
-        raw.num_marks = (self.marks.len() as u16).into();
-        raw.uuid = self.uuid.0;
-        raw.generation = self.generation.0.into();
-        raw.time_ns = self.time_ns.into();
-        raw.kind = self.kind.into();
-        raw.num_objects = self.num_objects.into();
-        for (to, point) in [&mut raw.newest, &mut raw.before].into_iter().zip(&self.points) {
-            let StreamPlace { input, offset, left_out, record, named, windows } = point.place;
-            *to = RawPoint {
-                samples: point.samples.into(),
-                windows: windows.into(),
-                input: input.into(),
-                offset: offset.into(),
-                left_out: left_out.into(),
-                record: record.into(),
-                named: named.into(),
-                classes: point.classes.count.into(),
-                names: point.classes.names.into(),
-                objects: point.objects.into(),
-            };
-        }
-        for (to, mark) in raw.marks.iter_mut().zip(&self.marks) {
-            *to = (*mark).into();
-        }
-        raw.crc = crc32c(&raw.as_bytes()[..CHECKPOINT_BYTES - 4]).to_le_bytes();
-        zerocopy::transmute!(raw)
+    /// The block to write where [`CHECKPOINT`] says.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let marks: Vec<u8> = self.marks.iter().flat_map(|mark| mark.to_le_bytes()).collect();
+        CHECKPOINT.seal(self, &marks).expect("two points and all marks fit into a block")
     }
 
-    /// Reads a checkpoint. `None`: there is none, or it is damaged, or a later release wrote it.
+    /// Reads a checkpoint. `None`: there is none, or it is damaged, or another release wrote it.
     pub(super) fn parse(bytes: &[u8]) -> Option<Checkpoint> {
-        let (raw, _) = RawCheckpoint::read_from_prefix(bytes).ok()?;
-        let crc = crc32c(&bytes[..CHECKPOINT_BYTES - 4]).to_le_bytes();
-        if (raw.magic, raw.version.get(), raw.crc) != (MAGIC, VERSION, crc) {
-            return None;
-        }
-        let points = [raw.newest, raw.before].map(|point| Point {
-            samples: point.samples.get(),
-            place: StreamPlace {
-                input: point.input.get(),
-                offset: point.offset.get(),
-                left_out: point.left_out.get(),
-                record: point.record.get(),
-                named: point.named.get(),
-                windows: point.windows.get(),
-            },
-            classes: PointClasses { count: point.classes.get(), names: point.names.get() },
-            objects: point.objects.get(),
-        });
-        let marks = raw.marks.get(..usize::from(raw.num_marks.get()))?;
-        Some(Checkpoint {
-            uuid: Uuid(raw.uuid),
-            generation: Generation(raw.generation.get()),
-            time_ns: raw.time_ns.get(),
-            kind: raw.kind.get(),
-            num_objects: raw.num_objects.get(),
-            points: points.into_iter().filter(|point| point.samples > 0).collect(),
-            marks: marks.iter().map(|mark| mark.get()).collect(),
-        })
+        let (checkpoint, tail) = CHECKPOINT.open::<Checkpoint>(bytes).ok()??;
+        let count = checkpoint.num_objects.div_ceil(at_once(checkpoint.num_objects)) as usize;
+        let marks = tail.as_chunks().0.get(..count)?;
+        let marks = marks.iter().map(|mark| u16::from_le_bytes(*mark)).collect();
+        Some(Checkpoint { marks, ..checkpoint })
     }
 }
 
-/// Offset of the checkpoint on namespace 0: behind the journal.
-pub(super) const CHECKPOINT_OFFSET: u64 = 20 << 10;
+/// How many of so many objects have one mark together.
+fn at_once(num_objects: u64) -> u64 {
+    num_objects.div_ceil(MAX_MARKS).max(1)
+}
 
-/// Bytes of a checkpoint.
-pub(super) const CHECKPOINT_BYTES: usize = 4096;
+impl PointClasses {
+    /// Those with these names.
+    pub(super) fn of(names: &[Vec<u8>]) -> PointClasses {
+        let mut hash = Xxh3::new();
+        for name in names {
+            hash.update(&(name.len() as u64).to_le_bytes());
+            hash.update(name);
+        }
+        PointClasses { count: names.len() as u64, names: hash.digest() }
+    }
 
-const MAX_MARKS: usize = 1928;
-const VERSION: u16 = 2;
-const MAGIC: [u8; 8] = *b"DLFSCKPT";
+    /// The names of these classes, if `names` begins with them.
+    pub(super) fn among<'n>(&self, names: &'n [Vec<u8>]) -> Option<&'n [Vec<u8>]> {
+        let names = names.get(..usize::try_from(self.count).ok()?)?;
+        (PointClasses::of(names) == *self).then_some(names)
+    }
+}
+
+/// The block of the names of classes to write where [`CLASSES`] says. `None`: they have no room there.
+pub(super) fn encode_names(names: &[Vec<u8>]) -> Option<Vec<u8>> {
+    let mut all = Vec::new();
+    names.iter().for_each(|name| put_string(&mut all, name));
+    if all.len() > MAX_NAMES_BYTES {
+        return None;
+    }
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(&all).ok()?;
+    CLASSES.seal(&names.len(), &encoder.finish().ok()?)
+}
+
+/// The names in such a block; none if it is damaged, or of another release.
+pub(super) fn parse_names(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (count, packed) = CLASSES.open::<usize>(bytes).ok()??;
+    let mut all = Vec::new();
+    DeflateDecoder::new(packed).take(MAX_NAMES_BYTES as u64).read_to_end(&mut all).ok()?;
+    let mut from = Cursor::new(CLASSES.what, &all);
+    let mut names = Vec::new();
+    while from.len() > 0 {
+        names.push(from.string().ok()?.to_vec());
+    }
+    (names.len() == count).then_some(names)
+}
+
+/// On namespace 0, behind the journal.
+pub(super) const CHECKPOINT: Block =
+    Block { what: "checkpoint of an import", magic: *b"DLFSCKPT", at: 20 << 10, len: BLOCK_BYTES };
+
+/// On namespace 0, behind the first superblock copy.
+pub(super) const CLASSES: Block =
+    Block { what: "classes of an import", magic: *b"DLFSCLSN", at: 4 << 10, len: 12 << 10 };
+
+/// As many as fit behind the longest JSON of two points.
+const MAX_MARKS: u64 = 1600;
+/// More names do not fit, however well they compress.
+const MAX_NAMES_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dlfs_format::format::{ImageLayout, Pack, Part};
+    use dlfs_base::units::Generation;
+    use dlfs_format::format::{ImageLayout, Pack, Part, Uuid};
 
     fn journal() -> Journal {
         Journal {
@@ -361,7 +293,7 @@ mod tests {
         let samples: Vec<u64> = found.points.iter().map(|point| point.samples).collect();
         assert_eq!(samples, [30, 20], "the newest, and the one before it");
         for bit in 0..bytes.len() * 8 {
-            let mut damaged = bytes;
+            let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Checkpoint::parse(&damaged), None, "bit {bit}");
         }
@@ -385,7 +317,7 @@ mod tests {
 
     #[test]
     fn an_object_that_changed_before_the_point_is_named_and_later_ones_do_not_matter() {
-        for count in [1, 5, 1928, 1929, 20_000] {
+        for count in [1, 5, MAX_MARKS, MAX_MARKS + 1, 20_000] {
             let objects = list(count, None);
             let mut checkpoint = Checkpoint::new(&journal(), "tar", &objects);
             let input = count / 2;
@@ -400,7 +332,7 @@ mod tests {
             for changed in [0, input / 2, input] {
                 let Changed { among } = now(count, Some(changed)).unwrap_err();
                 assert!(among.contains(&changed), "{changed} of {count}: {among:?}");
-                assert!(count > 1928 || among.end - among.start == 1, "{among:?}");
+                assert!(count > MAX_MARKS || among.end - among.start == 1, "{among:?}");
             }
             if input + 1 < count {
                 assert_eq!(now(count, Some(count - 1)), Ok(1), "it is not read yet");
@@ -408,6 +340,57 @@ mod tests {
                 assert!(now(input, None).is_err(), "the one that was being read is gone");
             }
             assert_eq!(now(count + 3, None), Ok(1), "others have come");
+        }
+    }
+
+    #[test]
+    fn the_longest_checkpoint_has_room() {
+        let most = u64::MAX;
+        let place = StreamPlace {
+            input: most,
+            offset: most,
+            left_out: most,
+            record: most,
+            named: most,
+            windows: most,
+        };
+        let classes = PointClasses { count: most, names: most };
+        let point = Point { samples: most, place, classes, objects: most };
+        let marks = vec![7; MAX_MARKS as usize];
+        let points = vec![point, point];
+        let checkpoint = Checkpoint { import: most, num_objects: MAX_MARKS, points, marks };
+        assert_eq!(Checkpoint::parse(&checkpoint.encode()), Some(checkpoint));
+    }
+
+    fn numbered(count: u64) -> Vec<Vec<u8>> {
+        (0..count).map(|at| format!("n{:08}", at * 7919).into_bytes()).collect()
+    }
+
+    #[test]
+    fn names_of_classes_read_back_in_their_order_and_a_point_knows_its_own() {
+        let names = [numbered(1000), vec![Vec::new(), vec![b'x'; 9000]]].concat();
+        let bytes = encode_names(&names).unwrap();
+        assert_eq!((bytes.len(), parse_names(&bytes).as_ref()), (CLASSES.len, Some(&names)));
+        assert_eq!(parse_names(&bytes[..8192]), None);
+        let point = PointClasses::of(&names[..700]);
+        assert_eq!(point.among(&names), Some(&names[..700]));
+        assert_eq!(point.among(&names[1..]), None);
+        assert_eq!(point.among(&names[..699]), None);
+    }
+
+    #[test]
+    fn names_of_classes_that_have_no_room_are_not_kept() {
+        assert_eq!(encode_names(&numbered(1 << 20)), None);
+        assert_eq!(encode_names(&[vec![0; 1 << 21]]), None);
+    }
+
+    #[test]
+    fn every_flipped_bit_of_the_names_is_seen() {
+        let bytes = encode_names(&numbered(20)).unwrap();
+        for bit in (0..bytes.len() * 8).step_by(7) {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(parse_names(&damaged), None, "bit {bit}");
         }
     }
 }

@@ -11,12 +11,13 @@ use crate::import::media_use::MediaUse;
 use crate::import::part_sum::PartSum;
 use crate::import::prepare::{self, ImportState};
 use crate::import::read_back::check_chunks;
-use crate::import::write_behind::{FLUSH_EVERY_BYTES, PIECE_BYTES, ReturnTo, WriteBehind};
-use dlfs_base::units::{ALIGN_BYTES, Slot};
+use crate::import::write_behind::{BlockStream, FLUSH_EVERY_BYTES, ReturnTo, WriteBehind};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::Slot;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, DirectoryBuilder};
-use dlfs_format::format::builder::{ChunkLocation, FinishedChunk};
+use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::{
     CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit,
@@ -27,14 +28,14 @@ use dlfs_format::format::{
 pub(super) struct ChunkStream<'a> {
     pub(super) state: &'a ImportState,
     lease: &'a Lease,
-    pub(super) part: Part,
-    fields: Vec<Vec<u8>>,
-    field_types: FieldTypes,
-    columns: Vec<ColumnSpec>,
+    /// The properties of the next chunk.
+    pub(super) spec: ChunkSpec,
     /// The chunks that are being written, each by its first slot.
     pub(super) writes: WriteBehind<Slot>,
     pub(super) space: Space,
-    collected: Collected,
+    /// The directory of the generation that is committed at the end; `None`: others commit the part.
+    builder: Option<Box<DirectoryBuilder>>,
+    sum: PartSum,
     open: Option<ChunkBuilder>,
     pub(super) sequence: u64,
     pub(super) found: u64,
@@ -42,14 +43,6 @@ pub(super) struct ChunkStream<'a> {
     unflushed_bytes: u64,
     /// Set if a file was made longer than it has to be.
     is_longer: bool,
-}
-
-/// Destination of the headers of the chunks.
-enum Collected {
-    /// The directory of the generation that is committed at the end.
-    Directory(Box<DirectoryBuilder>),
-    /// A part that others commit.
-    Part(Box<PartSum>),
 }
 
 /// The bytes of a sample: how many, and where they are.
@@ -93,7 +86,10 @@ impl<'a> ChunkStream<'a> {
             None => DirectoryBuilder::new(layout),
         };
         let space = prepare::free_space(&state.media, &layout, state.current.as_ref());
-        Ok(ChunkStream::onto(state, lease, columns, space, Collected::Directory(builder.into())))
+        Ok(ChunkStream {
+            builder: Some(builder.into()),
+            ..ChunkStream::of_part(state, lease, columns, space)
+        })
     }
 
     /// Begins a part in `space`, with slot 0.
@@ -103,27 +99,15 @@ impl<'a> ChunkStream<'a> {
         columns: Vec<ColumnSpec>,
         space: Space,
     ) -> ChunkStream<'a> {
-        ChunkStream::onto(state, lease, columns, space, Collected::Part(Box::default()))
-    }
-
-    fn onto(
-        state: &'a ImportState,
-        lease: &'a Lease,
-        columns: Vec<ColumnSpec>,
-        space: Space,
-        collected: Collected,
-    ) -> ChunkStream<'a> {
         let buf_len = ChunkBuilder::buf_len_bytes(&state.journal.layout);
         ChunkStream {
             state,
             lease,
-            part: state.journal.part,
-            fields: Vec::new(),
-            field_types: FieldTypes::default(),
-            columns,
+            spec: state.journal.spec(Vec::new(), FieldTypes::default(), columns),
             writes: WriteBehind::new(state.media.channel(), buf_len),
             space,
-            collected,
+            builder: None,
+            sum: PartSum::default(),
             open: None,
             sequence: 0,
             found: 0,
@@ -135,24 +119,25 @@ impl<'a> ChunkStream<'a> {
 
     /// Names and types of the fields of all samples.
     pub(super) fn set_fields(&mut self, fields: &[Vec<u8>], types: FieldTypes) {
-        (self.fields, self.field_types) = (fields.to_vec(), types);
+        self.spec.fields = fields.to_vec();
+        self.spec.field_types = types;
     }
 
     /// The typed columns of all chunks, in place of those that were given, before the first sample.
     pub(super) fn set_columns(&mut self, columns: Vec<ColumnSpec>) {
-        self.columns = columns;
+        self.spec.columns = columns;
     }
 
     /// The names of the classes: labels are indexes into them.
     pub(super) fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
-        if let Collected::Directory(builder) = &mut self.collected {
+        if let Some(builder) = &mut self.builder {
             builder.set_classes(classes);
         }
     }
 
     /// The objects that are imported.
     pub(super) fn add_origins(&mut self, origins: &OriginsBuilder) {
-        if let Collected::Directory(builder) = &mut self.collected {
+        if let Some(builder) = &mut self.builder {
             let mut group = Vec::new();
             origins.encode(self.state.journal.generation, &mut group);
             builder.add_origins(&group);
@@ -165,7 +150,7 @@ impl<'a> ChunkStream<'a> {
     /// As [`push`](Self::push).
     pub(super) fn begin_part(&mut self, part: Part) -> Result<()> {
         self.finish_chunk()?;
-        self.part = part;
+        self.spec.part = part;
         Ok(())
     }
 
@@ -176,10 +161,7 @@ impl<'a> ChunkStream<'a> {
 
     /// The slot behind the last chunk that is complete.
     pub(super) fn closed_slot(&self) -> Slot {
-        match &self.collected {
-            Collected::Directory(builder) => builder.next_slot(),
-            Collected::Part(sum) => Slot(sum.samples),
-        }
+        self.builder.as_ref().map_or(Slot(self.sum.samples), |builder| builder.next_slot())
     }
 
     /// The slot behind the last chunk that is written, and all before it.
@@ -200,7 +182,7 @@ impl<'a> ChunkStream<'a> {
             let slot = self.next_slot();
             if self.open.is_none() {
                 let buf = self.writes.chunk_buf();
-                self.open = Some(ChunkBuilder::new(self.spec(), slot, buf)?);
+                self.open = Some(ChunkBuilder::new(self.spec.clone(), slot, buf)?);
             }
             let chunk = self.open.as_mut().expect("opened just above");
             match chunk.fit(meta, record.len) {
@@ -228,19 +210,14 @@ impl<'a> ChunkStream<'a> {
             return Ok(());
         };
         let location = self.next_location(chunk.cells())?;
-        let finished =
-            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
+        let finished = chunk.finish(location);
         self.collect(&finished.header)?;
-        self.media.add(&DraftLen::of(&finished.header), &self.state.journal.layout);
-        let offset = self.begin_put(location, 0)?;
-        if self.is_there(location, 0, finished.bytes())? {
+        let offset = self.begin_put(location)?;
+        if self.is_there(location, offset, finished.bytes())? {
             self.writes.give_back(finished.buf);
             return Ok(());
         }
-        let FinishedChunk { header, mut buf, range } = finished;
-        let tail = buf.split_off(range.end);
-        let body = buf.split_off(range.start);
-        self.writes.write(location.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
+        let header = self.writes.write_chunk(location.namespace, offset, finished)?;
         self.close(header.head())
     }
 
@@ -253,7 +230,7 @@ impl<'a> ChunkStream<'a> {
     ) -> Result<()> {
         self.open = None;
         let NewRecord { len, give } = record;
-        let spec = self.spec();
+        let spec = self.spec.clone();
         let unknown = RecordSums::unknown(len);
         let header = |sums: &RecordSums, location| {
             ChunkBuilder::oversize(&spec, slot, meta, len, sums, location)
@@ -266,11 +243,13 @@ impl<'a> ChunkStream<'a> {
         // generation, since writes to them may be in flight.
         let written = self.put_pieces(location, data_at, give).inspect_err(|_| self.sequence -= 1);
         let header: ChunkHeader = header(&written?, location)?;
-        let mut front = vec![0; data_at as usize];
+        let mut front = IoBuf::zeroed(data_at as usize);
         header.encode_into(&mut front);
         self.collect(&header)?;
-        self.media.add(&DraftLen::of(&header), &self.state.journal.layout);
-        self.put(location, 0, &front)?;
+        let offset = self.begin_put(location)?;
+        if !self.is_there(location, offset, &front)? {
+            self.writes.write(location.namespace, offset, front, ReturnTo::None)?;
+        }
         self.close(header.head())
     }
 
@@ -278,36 +257,27 @@ impl<'a> ChunkStream<'a> {
     fn put_pieces(
         &mut self,
         location: ChunkLocation,
-        mut at: u64,
+        at: u64,
         give: &mut Give<'_>,
     ) -> Result<RecordSums> {
-        let mut sums = RecordSums::default();
-        let mut piece = Vec::with_capacity(PIECE_BYTES);
-        give(&mut |mut bytes| {
-            sums.push(bytes);
-            while !bytes.is_empty() {
-                let (first, rest) = bytes.split_at(bytes.len().min(PIECE_BYTES - piece.len()));
-                piece.extend_from_slice(first);
-                if piece.len() == PIECE_BYTES {
-                    self.put(location, at, &piece)?;
-                    at += PIECE_BYTES as u64;
-                    piece.clear();
-                }
-                bytes = rest;
-            }
-            Ok(())
+        let offset = self.begin_put(location)? + at;
+        let lease = self.lease;
+        let mut stream = BlockStream::new(&mut self.writes, location.namespace, offset);
+        stream.look = self.state.resumed;
+        give(&mut |bytes| {
+            lease.check()?;
+            stream.push(bytes)
         })?;
-        if !piece.is_empty() {
-            self.put(location, at, &piece)?;
-        }
-        Ok(sums)
+        stream.finish()
     }
 
+    /// Counts a chunk, and adds it to what is committed.
     pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
-        match &mut self.collected {
-            Collected::Directory(builder) => builder.add_chunk(header)?,
-            Collected::Part(sum) => sum.add(header.head()),
+        if let Some(builder) = &mut self.builder {
+            builder.add_chunk(header)?;
         }
+        self.sum.add(header.head());
+        self.media.add(&DraftLen::of(header), &self.state.journal.layout);
         Ok(())
     }
 
@@ -329,7 +299,7 @@ impl<'a> ChunkStream<'a> {
         let media = &self.state.media;
         let device = &media.devices()[usize::from(namespace)];
         // Others commit a part, and would not cut it.
-        let is_cut = matches!(self.collected, Collected::Directory(_));
+        let is_cut = self.builder.is_some();
         if is_cut && device.namespace().len_bytes() < len_bytes && device.capabilities().can_grow {
             // It may not become that long, and that long it need not be.
             self.is_longer |= media.grow(namespace, len_bytes + GROW_BYTES).is_ok();
@@ -337,37 +307,18 @@ impl<'a> ChunkStream<'a> {
         media.grow(namespace, len_bytes)
     }
 
-    /// Ensures that `bytes`, at most a piece, lie `at` bytes into the chunk at `location`, zero-padded to the
-    /// end of a block.
-    fn put(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<()> {
-        let offset = self.begin_put(location, at)?;
-        let mut piece = self.writes.piece();
-        let whole = bytes.len().next_multiple_of(ALIGN_BYTES);
-        piece[..bytes.len()].copy_from_slice(bytes);
-        piece[bytes.len()..whole].fill(0);
-        if self.is_there(location, at, &piece[..whole])? {
-            return Ok(());
-        }
-        piece.truncate(whole);
-        self.writes.write(location.namespace, offset, piece, ReturnTo::Piece)
-    }
-
-    /// The offset to write to, if the lease is still held.
-    fn begin_put(&self, location: ChunkLocation, at: u64) -> Result<u64> {
+    /// The offset of a chunk to be written, if the lease is still held.
+    fn begin_put(&self, location: ChunkLocation) -> Result<u64> {
         self.lease.check()?;
-        Ok(self.state.journal.layout.offset_of(location.cell)? + at)
+        Ok(self.state.journal.layout.offset_of(location.cell)?)
     }
 
-    /// Returns whether a resumed import finds `bytes` already in place.
-    fn is_there(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
-        if !self.state.resumed {
-            return Ok(false);
-        }
-        let offset = self.state.journal.layout.offset_of(location.cell)? + at;
-        let found = self.writes.channel().read(location.namespace, offset, bytes.len())?;
-        let same = found[..] == *bytes;
-        self.found += u64::from(same && at == 0);
-        Ok(same)
+    /// Returns whether a resumed import finds the header of a chunk, or all of it, in place.
+    fn is_there(&mut self, location: ChunkLocation, offset: u64, bytes: &[u8]) -> Result<bool> {
+        let is_there =
+            self.state.resumed && self.writes.is_there(location.namespace, offset, bytes)?;
+        self.found += u64::from(is_there);
+        Ok(is_there)
     }
 
     /// Completes a chunk. A lost connection ends the import: what may be lost with it cannot be read from
@@ -406,18 +357,6 @@ impl<'a> ChunkStream<'a> {
         Ok(())
     }
 
-    fn spec(&self) -> ChunkSpec {
-        let journal = &self.state.journal;
-        ChunkSpec {
-            layout: journal.layout,
-            generation: journal.generation,
-            part: self.part,
-            fields: self.fields.clone(),
-            field_types: self.field_types.clone(),
-            columns: self.columns.clone(),
-        }
-    }
-
     /// Writes what is open, and commits the generation.
     ///
     /// # Errors
@@ -425,7 +364,7 @@ impl<'a> ChunkStream<'a> {
     pub(super) fn commit(mut self) -> Result<Streamed> {
         self.finish_chunk()?;
         self.drain()?;
-        let Collected::Directory(mut builder) = self.collected else {
+        let Some(mut builder) = self.builder else {
             return Err(Error::new(ErrorKind::Internal, "a part is committed with the others"));
         };
         if let Some(current) = &self.state.current {
@@ -455,12 +394,7 @@ impl<'a> ChunkStream<'a> {
     pub(super) fn end_part(mut self) -> Result<(PartSum, Space)> {
         self.finish_chunk()?;
         self.drain()?;
-        match self.collected {
-            Collected::Part(sum) => Ok((*sum, self.space)),
-            Collected::Directory(_) => {
-                Err(Error::new(ErrorKind::Internal, "an image is committed, not ended"))
-            }
-        }
+        Ok((self.sum, self.space))
     }
 }
 

@@ -3,14 +3,16 @@
 use crate::import::media::{Channel, pieces};
 use crate::import::plan::{ChunkLayout, RowOrder, Rows, RowsAhead};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
-use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
+use crate::import::write_behind::{BlockStream, PIECE_BYTES, ReturnTo, WriteBehind};
 use dlfs_base::buf::IoBuf;
-use dlfs_base::units::{ALIGN_BYTES, SampleId, Slot};
+use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, Result};
-use dlfs_format::format::builder::{ChunkLocation, FinishedChunk};
+use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::checksum::crc32c;
+use dlfs_format::format::chunk::{ChunkId, ChunkKind};
 use dlfs_format::format::{
-    ChunkBuilder, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleEntry, SampleMeta, fields,
+    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Part, Placement, RecordSums, SampleEntry,
+    SampleMeta, fields,
 };
 
 /// The parameters that all chunks of an import share.
@@ -109,23 +111,17 @@ impl<'a, T> ChunkWriter<'a, T> {
             builder.add(&self.meta(slot, row), len)?;
             self.writes.has_read(len as usize);
         }
-        let location = self.location(chunk);
-        let finished =
-            builder.finish(location.sequence, location.time_ns, location.namespace, location.cell);
-        let FinishedChunk { header, mut buf, range } = finished;
+        let finished = builder.finish(chunk.location(self.job.time_ns));
         if let Some(failure) = self.reader.take_failure() {
-            self.writes.give_back(buf);
+            self.writes.give_back(finished.buf);
             return Ok(Started::SourceFailed(failure));
         }
         if !bad.is_empty() {
-            self.writes.give_back(buf);
+            self.writes.give_back(finished.buf);
             return Ok(Started::Bad(bad));
         }
-        let tail = buf.split_off(range.end);
-        let body = buf.split_off(range.start);
         let offset = self.job.spec.layout.offset_of(chunk.cells.cell)?;
-        self.writes.write(chunk.cells.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
-        Ok(Started::Writing(header))
+        self.writes.write_chunk(chunk.cells.namespace, offset, finished).map(Started::Writing)
     }
 
     /// Builds a chunk of one oversize sample: its data is written as it is read, its header last.
@@ -135,7 +131,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
         let meta = self.meta(slot, row);
-        let location = self.location(chunk);
+        let location = chunk.location(job.time_ns);
         let unknown = RecordSums::unknown(len);
         let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, &unknown, location)?;
         let start = job.spec.layout.offset_of(chunk.cells.cell)?;
@@ -169,8 +165,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         let start = layout.offset_of(chunk.cells.cell)?;
         let cells_len = chunk.cells.cells * layout.cell_bytes();
         let whole = cells_len.min(layout.chunk_size_bytes.into()) as usize;
-        let len =
-            self.writes.channel().media().devices()[usize::from(namespace)].namespace().len_bytes();
+        let len = self.writes.channel().media().namespace(namespace).len_bytes();
         if start + whole as u64 > len {
             return Ok(None);
         }
@@ -193,21 +188,11 @@ impl<'a, T> ChunkWriter<'a, T> {
     fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
         let head = header.head();
         let job = self.job;
-        let location = self.location(chunk);
-        let same_location =
-            head.check_location(&job.spec.layout, location.namespace, location.cell).is_ok();
-        let same_chunk = head.layout == job.spec.layout
-            && head.id.generation == job.spec.generation
-            && head.id.sequence == location.sequence
-            && head.time_ns == location.time_ns
-            && head.first_slot == chunk.first_slot
+        is_head_of(head, job.spec, &chunk.location(job.time_ns), chunk.first_slot)
             && u32::from(head.num_samples) == chunk.num_slots
-            && head.part == job.spec.part.uncounted()
             && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]))
             && *header.field_types() == job.spec.field_types
-            && header.columns().eq(&job.spec.columns);
-        same_location
-            && same_chunk
+            && header.columns().eq(&job.spec.columns)
             && header.samples().all(|sample| {
                 let row = self.row_at(sample.slot);
                 let meta = self.meta(sample.slot, row);
@@ -259,15 +244,6 @@ impl<'a, T> ChunkWriter<'a, T> {
         }
     }
 
-    fn location(&self, chunk: &ChunkLayout) -> ChunkLocation {
-        ChunkLocation {
-            sequence: chunk.sequence,
-            time_ns: self.job.time_ns,
-            namespace: chunk.cells.namespace,
-            cell: chunk.cells.cell,
-        }
-    }
-
     fn row_at(&self, slot: Slot) -> u64 {
         self.job.rows.row_at(slot, self.job.placement)
     }
@@ -305,75 +281,22 @@ impl PieceSink for Discard<'_> {
     }
 }
 
-/// Writes consecutive blocks from bytes that arrive in any quantity.
-struct BlockStream<'a, T> {
-    writes: &'a mut WriteBehind<T>,
-    namespace: u16,
-    offset: u64,
-    piece: Option<IoBuf>,
-    filled: usize,
-    sums: RecordSums,
-}
-
-impl<T> PieceSink for BlockStream<'_, T> {
-    fn space(&mut self) -> Result<&mut [u8]> {
-        let piece = match &mut self.piece {
-            Some(piece) => piece,
-            none => none.insert(self.writes.piece()),
-        };
-        Ok(&mut piece[self.filled..])
-    }
-
-    fn filled(&mut self, len: usize) -> Result<()> {
-        let piece = self.piece.as_ref().expect("space was asked for");
-        self.sums.push(&piece[self.filled..self.filled + len]);
-        self.filled += len;
-        if self.filled == PIECE_BYTES { self.write() } else { Ok(()) }
-    }
-}
-
-impl<'a, T> BlockStream<'a, T> {
-    fn new(writes: &'a mut WriteBehind<T>, namespace: u16, offset: u64) -> BlockStream<'a, T> {
-        BlockStream {
-            writes,
-            namespace,
-            offset,
-            piece: None,
-            filled: 0,
-            sums: RecordSums::default(),
-        }
-    }
-
-    fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            let space = self.space()?;
-            let len = bytes.len().min(space.len());
-            space[..len].copy_from_slice(&bytes[..len]);
-            self.filled(len)?;
-            bytes = &bytes[len..];
-        }
-        Ok(())
-    }
-
-    /// Writes the rest, padded with zeroes; returns the checksums of all bytes.
-    fn finish(mut self) -> Result<RecordSums> {
-        let whole = self.filled.next_multiple_of(ALIGN_BYTES);
-        if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
-            piece[self.filled..whole].fill(0);
-            piece.truncate(whole);
-            self.write()?;
-        }
-        Ok(self.sums)
-    }
-
-    fn write(&mut self) -> Result<()> {
-        let piece = self.piece.take().expect("filled before it is written");
-        let len = piece.len() as u64;
-        self.writes.write(self.namespace, self.offset, piece, ReturnTo::Piece)?;
-        self.offset += len;
-        self.filled = 0;
-        Ok(())
-    }
+/// Returns whether a head is that of the chunk of `spec` from `first_slot` on, at `location`.
+pub(super) fn is_head_of(
+    head: &ChunkHead,
+    spec: &ChunkSpec,
+    location: &ChunkLocation,
+    first_slot: Slot,
+) -> bool {
+    let ChunkLocation { sequence, time_ns, namespace, cell } = *location;
+    let Part { first, seed, window, .. } = spec.part;
+    head.layout == spec.layout
+        && head.kind == ChunkKind::Samples
+        && head.id == ChunkId { generation: spec.generation, sequence }
+        && head.time_ns == time_ns
+        && head.first_slot == first_slot
+        && (head.part_first, head.part_seed, head.part_window) == (first, seed, window)
+        && head.check_location(&spec.layout, namespace, cell).is_ok()
 }
 
 /// Returns whether the sample of a chunk that begins at `start` matches its checksums, and all padding is zero.

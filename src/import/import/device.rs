@@ -60,6 +60,20 @@ fn check_named(named: &Named, devices: &[Arc<dyn Device>]) -> Result<()> {
     Ok(())
 }
 
+/// Runs `work`, which names the files that it creates: if it fails, they are removed again.
+pub(super) fn or_remove<T>(work: impl FnOnce(&mut Vec<PathBuf>) -> Result<T>) -> Result<T> {
+    let mut created = Vec::new();
+    work(&mut created).inspect_err(|_| remove(&created))
+}
+
+/// Removes files that were created.
+pub(super) fn remove(created: &[PathBuf]) {
+    for path in created {
+        // If this fails, the user sees the file and can delete it.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 /// Opens the namespaces of an image to import onto it. Files are created where there are none, and named
 /// in `created`.
 ///
@@ -69,33 +83,8 @@ pub(super) fn open_for_import(
     image: &[Address],
     onto: Onto,
     connect: &ConnectOptions,
-    created: &mut Vec<PathBuf>,
-) -> Result<Vec<Arc<dyn Device>>> {
-    // Each thread waits for its own writes, and what goes into the page cache is copied there
-    // and then: a ring would only hand it to yet another thread.
-    open_to_write(image, onto, connect, created, FileCalls::Pread)
-}
-
-/// As [`open_for_import`], for samples that come as a stream.
-///
-/// # Errors
-/// As [`open_for_import`].
-pub(super) fn open_for_stream(
-    image: &[Address],
-    onto: Onto,
-    connect: &ConnectOptions,
-    created: &mut Vec<PathBuf>,
-) -> Result<Vec<Arc<dyn Device>>> {
-    // One thread reads the stream: others copy into the page cache, and flush it, while it goes on.
-    open_to_write(image, onto, connect, created, FileCalls::Auto)
-}
-
-fn open_to_write(
-    image: &[Address],
-    onto: Onto,
-    connect: &ConnectOptions,
-    created: &mut Vec<PathBuf>,
     calls: FileCalls,
+    created: &mut Vec<PathBuf>,
 ) -> Result<Vec<Arc<dyn Device>>> {
     let Resolved { sites, named } = catalog::resolve(image)?;
     let image = &sites[0][..];
@@ -197,12 +186,9 @@ fn one_each(
     }
     let is_named = devices.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
     let all: Vec<Arc<dyn Device>> = devices.iter().flatten().cloned().collect();
-    let media = Media::for_reading(all.clone())?;
-    let mut channel = media.channel();
-    let mut candidates = Vec::with_capacity(all.len());
-    for (namespace, is_named) in (0..media.len()).zip(is_named) {
-        candidates.push(Candidate { copies: channel.superblocks(namespace)?, is_named });
-    }
+    let copies = Media::for_reading(all.clone())?.superblocks()?.into_iter();
+    let candidate = |(copies, is_named)| Candidate { copies, is_named };
+    let candidates: Vec<Candidate> = copies.zip(is_named).map(candidate).collect();
     let chosen = choose(&candidates).map_err(|_| several())?;
     let has_image = chosen.iter().all(|&at| candidates[at].copies.newest().is_some());
     if chosen.is_empty()

@@ -3,6 +3,7 @@
 //! A delete writes a record and a snapshot and changes no chunk; `purge.rs` frees the space of what is
 //! deleted. Both create generations as an import does, and the previous one stays intact until the commit.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -38,6 +39,20 @@ pub struct EditReport {
     pub chunks: u64,
     /// Bytes that can be reused two generations later.
     pub freed_bytes: u64,
+}
+
+impl EditReport {
+    /// The report of an edit that changed nothing.
+    pub(super) fn of(directory: &Directory) -> EditReport {
+        EditReport {
+            uuid: directory.uuid(),
+            generation: directory.generation(),
+            samples: 0,
+            live_samples: directory.num_live(),
+            chunks: 0,
+            freed_bytes: 0,
+        }
+    }
 }
 
 /// Deletes the samples called `names`, as a new generation.
@@ -80,52 +95,36 @@ pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditR
 
 fn ids_of(directory: &Directory, names: &[Vec<u8>]) -> Result<Vec<SampleId>> {
     let mut ids = Vec::with_capacity(names.len());
-    let mut missing = Missing::default();
+    let mut missing = Vec::new();
     for name in names {
         match directory.lookup(name)? {
             Some(id) => ids.push(id),
-            None => missing.note(|| name.escape_ascii().to_string()),
+            None => missing.push(name.escape_ascii()),
         }
     }
-    missing.none("called")?;
+    none_missing(&missing, "called")?;
     Ok(ids)
 }
 
 fn known_ids(directory: &Directory, ids: &[SampleId]) -> Result<Vec<SampleId>> {
-    let mut missing = Missing::default();
-    for id in ids.iter().filter(|id| id.0 >= directory.num_samples()) {
-        missing.note(|| id.to_string());
-    }
-    missing.none("with id")?;
+    let missing: Vec<_> = ids.iter().filter(|id| id.0 >= directory.num_samples()).collect();
+    none_missing(&missing, "with id")?;
     Ok(ids.to_vec())
 }
 
-/// Samples that were asked for and are not there: a few examples, and their number.
-#[derive(Default)]
-struct Missing {
-    shown: Vec<String>,
-    count: usize,
+fn none_missing(missing: &[impl Display], how: &str) -> Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let message = format!("the image has no samples {how} {}", listed(missing, MOST_SHOWN));
+    Err(Error::new(ErrorKind::NotFound, message))
 }
 
-impl Missing {
-    fn note(&mut self, what: impl FnOnce() -> String) {
-        if self.count < MOST_SHOWN {
-            self.shown.push(what());
-        }
-        self.count += 1;
-    }
-
-    fn none(self, how: &str) -> Result<()> {
-        if self.count == 0 {
-            return Ok(());
-        }
-        let shown = self.shown.join(", ");
-        let message = match self.count - self.shown.len() {
-            0 => format!("the image has no samples {how} {shown}"),
-            more => format!("the image has no samples {how} {shown} and {more} more"),
-        };
-        Err(Error::new(ErrorKind::NotFound, message))
-    }
+/// Some of these, and how many more there are.
+pub(super) fn listed(all: &[impl Display], most: usize) -> String {
+    let shown: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
+    let shown = shown.join(", ");
+    if all.len() > most { format!("{shown} and {} more", all.len() - most) } else { shown }
 }
 
 /// How many missing samples an error lists.
@@ -185,13 +184,6 @@ impl Edit {
         let freed_bytes = directory.freed().iter().map(|range| range.cells * cell_bytes).sum();
         let commit = commit::prepare(&self.media, directory, space)?;
         commit::write(&self.media, &self.lease, &commit)?;
-        Ok(EditReport {
-            uuid: commit.directory.uuid(),
-            generation: commit.directory.generation(),
-            samples,
-            live_samples: commit.directory.num_live(),
-            chunks: 0,
-            freed_bytes,
-        })
+        Ok(EditReport { samples, freed_bytes, ..EditReport::of(&commit.directory) })
     }
 }

@@ -5,14 +5,18 @@
 //! still found the previous generation there would read wrong bytes. A kill may come between any two of these
 //! steps; [`is_left`] tells the next purge, which goes on where that one stopped.
 
+use std::ops::Range;
+
 use crate::import::edit::Edit;
-use crate::import::prepare;
+use crate::import::lease::Lease;
+use crate::import::media::Media;
+use crate::import::prepare::{self, Current};
 use crate::import::retry::with_retry;
 use dlfs_base::Result;
 use dlfs_base::units::Generation;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::superblock::{OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index, copy_offset};
-use dlfs_format::format::{FormatError, Space};
+use dlfs_format::format::{FormatError, ImageLayout, Space};
 
 /// Gives everything back that the current generation does not read. The generation before goes with it:
 /// otherwise the old chunks would have to stay.
@@ -21,10 +25,18 @@ pub(super) fn give_back(edit: &Edit) -> Result<()> {
         return Ok(());
     }
     with_retry(edit.media.retry_budget(), || void_other_copy(edit))?;
-    let space = read_by_current(edit);
-    for (namespace, device) in (0..).zip(edit.media.devices()) {
-        let (unused, len_bytes) = unused(edit, &space, namespace);
-        edit.lease.check()?;
+    trim(&edit.media, &edit.current, &edit.lease)
+}
+
+/// Gives the file systems back what `current`, which is committed, does not read.
+///
+/// # Errors
+/// Those of the file systems; `Busy`: the lease is lost.
+pub(super) fn trim(media: &Media, current: &Current, lease: &Lease) -> Result<()> {
+    let space = read_by(media, current);
+    for (namespace, device) in (0..).zip(media.devices()) {
+        let (unused, len_bytes) = unused(current.directory.layout(), &space, namespace);
+        lease.check()?;
         device.trim(&unused, len_bytes)?;
     }
     Ok(())
@@ -39,12 +51,12 @@ pub(super) fn is_left(edit: &Edit) -> Result<bool> {
         return Ok(false);
     }
     let space = if is_of_purge(&edit.current.directory) {
-        read_by_current(edit)
+        read_by(&edit.media, &edit.current)
     } else {
         edit.free_space()
     };
     for (namespace, device) in (0..).zip(edit.media.devices()) {
-        let (unused, len_bytes) = unused(edit, &space, namespace);
+        let (unused, len_bytes) = unused(edit.current.directory.layout(), &space, namespace);
         if device.can_trim(&unused, len_bytes)? {
             return Ok(true);
         }
@@ -64,18 +76,17 @@ fn can_grow(edit: &Edit) -> bool {
     edit.media.devices().iter().any(|device| device.capabilities().can_grow)
 }
 
-/// All cells that the current generation does not read are free.
-fn read_by_current(edit: &Edit) -> Space {
-    let directory = &edit.current.directory;
-    let mut space = Space::new(directory.layout(), &edit.media.capacities());
-    let snapshot = edit.current.superblocks[0].snapshot_range();
+/// All cells that a generation does not read are free.
+fn read_by(media: &Media, Current { directory, superblocks }: &Current) -> Space {
+    let mut space = Space::new(directory.layout(), &media.capacities());
+    let snapshot = superblocks[0].snapshot_range();
     directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
     space
 }
 
 /// The free bytes of a namespace, and how long it has to be.
-fn unused(edit: &Edit, space: &Space, namespace: u16) -> (Vec<std::ops::Range<u64>>, u64) {
-    let bytes = |cell: u64| cell * edit.current.directory.layout().cell_bytes();
+fn unused(layout: &ImageLayout, space: &Space, namespace: u16) -> (Vec<Range<u64>>, u64) {
+    let bytes = |cell: u64| cell * layout.cell_bytes();
     let free = space.free_below_end(namespace);
     let free = free.map(|cells| bytes(cells.start)..bytes(cells.end)).collect();
     (free, bytes(space.end_cell(namespace)))
@@ -89,8 +100,7 @@ fn void_other_copy(edit: &Edit) -> Result<()> {
     let generation = current.directory.generation();
     let own = copy_index(generation);
     let other = 1 - copy_index(generation);
-    let found = (0..media.len()).map(|namespace| channel.superblocks(namespace));
-    let found = found.collect::<Result<Vec<_>>>()?;
+    let found = media.superblocks()?;
     let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));
     // Without any other copy there is nothing to declare: the first generation never had one.
     let none_is_there = (0..found.len()).all(is_erased);

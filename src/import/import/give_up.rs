@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
+use crate::import::journal::Journal;
 use crate::import::lease::Lease;
-use crate::import::mark::{MARK_BYTES, MARK_OFFSET, Mark};
+use crate::import::mark::Mark;
 use crate::import::media::Media;
 use dlfs_base::Result;
 use dlfs_format::directory::Directory;
@@ -18,13 +18,10 @@ pub(super) fn give_up_plan(media: &Media, current: &Directory, limit: Duration) 
     let mut channel = media.channel();
     let mut marked = Vec::new();
     for (namespace, device) in (0..).zip(media.devices()) {
-        if device.namespace().len_bytes() < MARK_OFFSET + MARK_BYTES as u64
-            || Mark::read(&mut channel, namespace)?.is_none()
-        {
+        if Mark::read(&mut channel, namespace)?.is_none() {
             continue;
         }
-        let journal = Journal::parse(&channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?);
-        let is_next = journal.is_ok_and(|journal| {
+        let is_next = Journal::read(&mut channel, namespace)?.is_some_and(|journal| {
             journal.layout.uuid == current.uuid() && journal.generation > current.generation()
         });
         // Otherwise it is committed, and its commit was killed before it removed the mark.

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use crate::import::chunks::{Discard, Job};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
-use crate::import::device::{open_for_import, open_for_stream};
+use crate::import::device::{open_for_import, remove};
 use crate::import::field_types::{self, Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
 use crate::import::metered::Metered;
 use crate::import::options::{
-    BadEntries, ColumnCounts, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
-    RowOptions, Stage, no_samples,
+    BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, RowOptions,
+    Stage, no_samples, other_fields,
 };
 use crate::import::pass::Outcome;
 use crate::import::plan::{Plan, RowOrder, Rows};
@@ -41,6 +41,7 @@ use dlfs_format::format::space::without;
 use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, used_bytes};
 use dlfs_format::format::{CellRange, ChunkSpec, Placement, Superblock};
 use dlfs_io::address::Address;
+use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// Imports `sources` onto the image at `image`.
@@ -63,20 +64,20 @@ pub fn import(
     let progress = &mut Metered::new(progress);
     let source = open_source(sources, image, options, progress)?;
     let mut created = Vec::new();
-    let open = match &source {
-        OpenSource::Indexed(_) => open_for_import,
-        OpenSource::Streams(_) => open_for_stream,
+    let calls = match &source {
+        // Each thread waits for its own writes, and what goes into the page cache is copied there and then: a ring
+        // would only hand it to yet another thread.
+        OpenSource::Indexed(_) => FileCalls::Pread,
+        // One thread reads the stream: others copy into the page cache, and flush it, while it goes on.
+        OpenSource::Streams(_) => FileCalls::Auto,
     };
-    let result = open(image, options.onto, connect, &mut created)
+    let result = open_for_import(image, options.onto, connect, calls, &mut created)
         .and_then(|devices| run(source, devices, options, progress));
     let goes = |error: &Error| {
         error.kind() == ErrorKind::BadSource || created.iter().all(|path| is_blank(path))
     };
     if result.as_ref().is_err_and(goes) {
-        for path in created {
-            // If this fails, the user sees the file and can delete it.
-            let _ = std::fs::remove_file(path);
-        }
+        remove(&created);
     }
     result
 }
@@ -152,10 +153,7 @@ pub(super) fn open_source(
     if are_shards || found.kind.is_rows() || in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));
     }
-    unless_bad(Source::index_found(found, &source_options, indexing)?, options)
-}
-
-fn unless_bad(source: Source, options: &ImportOptions) -> Result<OpenSource> {
+    let source = Source::index_found(found, &source_options, indexing)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }
@@ -313,22 +311,13 @@ pub(super) struct Import<'a> {
     bad: Vec<BadEntry>,
 }
 
-/// The result of one round over the source, ready to commit.
-struct Written {
-    commit: Commit,
-    chunks: u64,
-    found: u64,
-    media: MediaUse,
-    columns: Option<ColumnCounts>,
-}
-
 impl Import<'_> {
     fn run(&mut self, progress: &mut dyn Progress) -> Result<ImportReport> {
         let mut used: Vec<CellRange> = Vec::new();
         loop {
             self.size_part()?;
             match self.round(&mut used, progress)? {
-                Ok(written) => return Ok(self.report(written)),
+                Ok(report) => return Ok(report),
                 Err(bad) => self.leave_out(bad)?,
             }
         }
@@ -354,7 +343,7 @@ impl Import<'_> {
         &self,
         used: &mut Vec<CellRange>,
         progress: &mut dyn Progress,
-    ) -> Result<Result<Written, Vec<(u64, BadEntry)>>> {
+    ) -> Result<Result<ImportReport, Vec<(u64, BadEntry)>>> {
         let journal = &self.state.journal;
         let current = self.state.current.as_ref();
         let (rows, spec, classes) = self.shape()?;
@@ -383,7 +372,7 @@ impl Import<'_> {
             source: &self.source,
             media: &self.state.media,
             lease: &self.lease,
-            threads: self.threads(),
+            threads: threads(self.options.reader_threads, &self.state.media),
             look: self.state.resumed,
             skip_chunks: 0,
             only_check: false,
@@ -415,9 +404,14 @@ impl Import<'_> {
         if let Some(bad) = self.commit(&commit, &mut pass, connection_lost, durable_chunks)? {
             return Ok(Err(bad));
         }
-        let media = plan.media.with_commit(&commit);
-        let columns = rows.values.as_ref().map(RowColumns::counts);
-        Ok(Ok(Written { commit, chunks, found, media, columns }))
+        Ok(Ok(ImportReport {
+            chunks,
+            chunks_found: found,
+            media: plan.media.with_commit(&commit),
+            bad: self.all_bad(),
+            columns: rows.values.as_ref().map(RowColumns::counts),
+            ..report_of(&self.source, &commit.directory, &commit.superblocks)
+        }))
     }
 
     /// Commits. After a lost connection it first verifies every chunk that may have been lost.
@@ -497,14 +491,7 @@ impl Import<'_> {
             Some(directory) => directory.field_types().clone(),
             None => self.typing.types(),
         };
-        let spec = ChunkSpec {
-            layout: journal.layout,
-            generation: journal.generation,
-            part: journal.part,
-            fields,
-            field_types,
-            columns,
-        };
+        let spec = journal.spec(fields, field_types, columns);
         let order = RowOrder::Ids;
         Ok((Rows { index, source_fields, class_numbers, values, order }, spec, classes))
     }
@@ -548,22 +535,6 @@ impl Import<'_> {
     pub(super) fn all_bad(&self) -> Vec<BadEntry> {
         self.source.index().bad.iter().chain(&self.bad).cloned().collect()
     }
-
-    fn threads(&self) -> usize {
-        threads(self.options.reader_threads, &self.state.media)
-    }
-
-    fn report(&self, written: Written) -> ImportReport {
-        let Commit { directory, superblocks, .. } = &written.commit;
-        ImportReport {
-            chunks: written.chunks,
-            chunks_found: written.found,
-            media: written.media,
-            bad: self.all_bad(),
-            columns: written.columns,
-            ..report_of(&self.source, directory, superblocks)
-        }
-    }
 }
 
 /// The number of threads that read the source, where the caller `asked` for so many; 0: chosen here.
@@ -597,13 +568,7 @@ const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
 fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
     let foreign = own.iter().find(|field| !image.contains(field));
     if foreign.is_some() || image.is_empty() != own.is_empty() {
-        let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
-        let message = format!(
-            "samples of the source have the fields [{}], those of the image [{}]",
-            list(own),
-            list(image)
-        );
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
+        return Err(other_fields("source", own, image));
     }
     if image.is_empty() {
         return Ok(vec![Some(0)]);

@@ -22,11 +22,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::import::media::{Channel, Media};
-use crate::import::retry::{Backoff, RetryBudget, is_transient};
+use crate::import::retry::{RetryBudget, with_retry};
+use crate::import::state::{BLOCK_BYTES, Block};
 use dlfs_base::{Error, ErrorKind, Result, random};
-use dlfs_format::format::checksum::crc32c;
 use dlfs_io::qpair::Fence;
 
 /// The right to write an image; dropping it releases the lease.
@@ -54,7 +56,8 @@ impl Lease {
         }
         let mut holder = Holder::new(&media, limit)?;
         let dead = holder.wait_for_dead_holder()?;
-        if !holder.claim_with_retry(dead)? {
+        // Again if sending the block took too long, or a connection broke.
+        if !with_retry(&RetryBudget::default(), || holder.claim(dead))? {
             return Err(busy(&media));
         }
         let (stop, stopped) = bounded(0);
@@ -143,9 +146,9 @@ impl Holder {
     }
 
     /// Waits while the block may belong to a running importer; returns the block of a dead one.
-    fn wait_for_dead_holder(&mut self) -> Result<Option<Block>> {
-        let Some(first) = read(&mut self.channel)? else { return Ok(None) };
-        let wait = first.wait.unwrap_or_else(|| self.wait());
+    fn wait_for_dead_holder(&mut self) -> Result<Option<Holding>> {
+        let Some(first) = self.read()? else { return Ok(None) };
+        let wait = Duration::from_millis(first.wait_ms).min(MAX_WAIT);
         let until = Fence::now().saturating_add(wait);
         tracing::warn!(
             "another import has the lease of this image: taking its place if it shows no sign of life for {} s",
@@ -154,7 +157,7 @@ impl Holder {
         loop {
             let left = until.saturating_sub(Fence::now());
             std::thread::sleep(left.min(self.limit / 8));
-            match read(&mut self.channel)? {
+            match self.read()? {
                 None => return Ok(None),
                 Some(now) if now != first => return Err(busy(&self.media)),
                 Some(_) if left.is_zero() => return Ok(Some(first)),
@@ -163,24 +166,11 @@ impl Holder {
         }
     }
 
-    /// Claims again if sending the block took too long, or a connection broke.
-    fn claim_with_retry(&mut self, before: Option<Block>) -> Result<bool> {
-        let mut pause = Backoff::default();
-        let never = AtomicBool::new(false);
-        let retry_budget = RetryBudget::default();
-        loop {
-            match self.claim(before) {
-                Err(error) if is_transient(&error) && retry_budget.wait(&mut pause, &never) => {}
-                result => return result,
-            }
-        }
-    }
-
     /// Replaces `before` by our own block; returns whether it stayed, which makes the media ours.
-    fn claim(&mut self, before: Option<Block>) -> Result<bool> {
+    fn claim(&mut self, before: Option<Holding>) -> Result<bool> {
         let begun = Fence::now();
-        let found = read(&mut self.channel)?;
-        let is_anothers = |block: Block| Some(block) != before && block.owner != self.owner;
+        let found = self.read()?;
+        let is_anothers = |block: Holding| Some(block) != before && block.owner != self.owner;
         if found.is_some_and(is_anothers) {
             return Ok(false);
         }
@@ -200,7 +190,7 @@ impl Holder {
     fn raise(&mut self) -> Result<bool> {
         let begun = Fence::now();
         self.fence.open_until(self.until);
-        if read(&mut self.channel)?.is_none_or(|block| block.owner != self.owner) {
+        if self.read()?.is_none_or(|block| block.owner != self.owner) {
             return Ok(false);
         }
         self.put(self.wait())?;
@@ -228,7 +218,7 @@ impl Holder {
 
     /// The time for writes has expired: another importer may have taken the image, or may be about to.
     fn claim_again(&mut self) -> Result<bool> {
-        match read(&mut self.channel)? {
+        match self.read()? {
             Some(block) if block.owner == self.owner => self.claim(Some(block)),
             _ => Ok(false),
         }
@@ -237,7 +227,7 @@ impl Holder {
     /// Releases the lease: at once, unless our own writes may still be in transit.
     fn give_back(&mut self) -> Result<()> {
         self.fence.open_until(self.until);
-        if read(&mut self.channel)?.is_none_or(|block| block.owner != self.owner) {
+        if self.read()?.is_none_or(|block| block.owner != self.owner) {
             return Ok(());
         }
         match self.media.lost_writes_for() {
@@ -246,10 +236,24 @@ impl Holder {
         }
     }
 
+    /// The lease on media, if there is one. A block that was torn, or that another release wrote, may still have a
+    /// holder: it counts as dead once the block has not changed for as long as our own lease takes.
+    fn read(&mut self) -> Result<Option<Holding>> {
+        let Some(block) = LEASE.bytes(&mut self.channel, 0)? else { return Ok(None) };
+        if let Ok(Some((holding, _))) = LEASE.open(&block) {
+            return Ok(Some(holding));
+        }
+        let is_lease = block.starts_with(&LEASE.magic);
+        let wait_ms = self.wait().as_millis() as u64; // as options have it
+        Ok(is_lease.then(|| Holding { owner: xxh3_64(&block), count: 0, wait_ms }))
+    }
+
     fn put(&mut self, wait: Duration) -> Result<()> {
         self.count += 1;
-        let block = Block { owner: self.owner, count: self.count, wait: Some(wait) };
-        self.channel.write_bytes(0, LEASE_OFFSET, &block.encode())
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let holding = Holding { owner: self.owner, count: self.count, wait_ms };
+        let block = LEASE.seal(&holding, &[]).expect("a few numbers fit into a block");
+        self.channel.write_bytes(0, LEASE_OFFSET, &block)
     }
 
     /// How long a block must stay unchanged before another may replace it.
@@ -269,60 +273,21 @@ fn busy(media: &Media) -> Error {
 }
 
 /// The lease on media.
-///
-/// | bytes  | field      | meaning                                                   |
-/// |--------|------------|-----------------------------------------------------------|
-/// | 0..8   | `magic`    | "DLFSLEAS"                                                |
-/// | 8..16  | `owner`    | a random number                                           |
-/// | 16..24 | `count`    | raised while it is kept                                   |
-/// | 24..28 | `crc`      | CRC32C of bytes 0..24                                     |
-/// | 28..32 | `wait_ms`  | how long it must not have changed for its holder to be dead |
-/// | 32..36 | `wait_crc` | CRC32C of bytes 0..32; of another value before `wait_ms` was there |
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Block {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Holding {
+    /// A random number.
     owner: u64,
+    /// Raised while it is kept.
     count: u64,
-    wait: Option<Duration>,
-}
-
-impl Block {
-    fn encode(self) -> [u8; BLOCK_BYTES] {
-        let mut bytes = [0; BLOCK_BYTES];
-        bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..16].copy_from_slice(&self.owner.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.count.to_le_bytes());
-        let crc = crc32c(&bytes[..24]);
-        bytes[24..28].copy_from_slice(&crc.to_le_bytes());
-        if let Some(wait) = self.wait {
-            let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-            bytes[28..32].copy_from_slice(&wait_ms.to_le_bytes());
-            let crc = crc32c(&bytes[..32]);
-            bytes[32..36].copy_from_slice(&crc.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// The block, if there is a valid one.
-    fn parse(bytes: &[u8]) -> Option<Block> {
-        let eight = |at: usize| bytes[at..at + 8].try_into().expect("eight bytes were cut out");
-        let number = |at: usize| u64::from_le_bytes(eight(at));
-        let is_crc = |at: usize| bytes[at..at + 4] == crc32c(&bytes[..at]).to_le_bytes();
-        let valid = &bytes[..8] == MAGIC && is_crc(24);
-        let wait_ms = number(24) >> 32;
-        let wait = is_crc(32).then(|| Duration::from_millis(wait_ms).min(MAX_WAIT));
-        valid.then(|| Block { owner: number(8), count: number(16), wait })
-    }
-}
-
-fn read(channel: &mut Channel) -> Result<Option<Block>> {
-    Ok(Block::parse(&channel.read(0, LEASE_OFFSET, BLOCK_BYTES)?))
+    /// How long it must not have changed for its holder to be dead.
+    wait_ms: u64,
 }
 
 /// Offset of the lease on namespace 0: in cell 0, after the journal.
 pub(super) const LEASE_OFFSET: u64 = 24 << 10;
 
-const BLOCK_BYTES: usize = 4096;
-const MAGIC: &[u8; 8] = b"DLFSLEAS";
+const LEASE: Block =
+    Block { what: "lease of an import", magic: *b"DLFSLEAS", at: LEASE_OFFSET, len: BLOCK_BYTES };
 
 /// The minimum time to send a block, for short leases.
 const MIN_SETTLE_TIME: Duration = Duration::from_millis(100);
@@ -332,20 +297,3 @@ const LOST_LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The maximum wait for a dead importer, whatever its block says.
 const MAX_WAIT: Duration = Duration::from_secs(600);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_block_reads_back_and_an_older_form_has_no_waiting_time() {
-        let block = Block { owner: 7 << 40, count: 3, wait: Some(Duration::from_millis(41_500)) };
-        assert_eq!(Block::parse(&block.encode()), Some(block));
-        let before = Block { wait: None, ..block };
-        assert_eq!(Block::parse(&before.encode()), Some(before));
-        assert_eq!(Block::parse(&[0; BLOCK_BYTES]), None);
-        let mut damaged = block.encode();
-        damaged[17] ^= 1;
-        assert_eq!(Block::parse(&damaged), None);
-    }
-}

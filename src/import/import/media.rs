@@ -14,7 +14,7 @@ use dlfs_format::format::superblock_set::SuperblockCopies;
 use dlfs_io::qpair::calls::{Calls, Ticket};
 use dlfs_io::qpair::mem::MemNamespace;
 use dlfs_io::qpair::shared::SharedDevice;
-use dlfs_io::qpair::{Device, Fence, PairScope, or_unreadable};
+use dlfs_io::qpair::{Device, Fence, Namespace, PairScope, or_unreadable};
 
 /// The namespaces of an image, in the image's order.
 #[derive(Clone)]
@@ -129,6 +129,11 @@ impl Media {
         &self.devices
     }
 
+    /// The properties of a namespace.
+    pub(super) fn namespace(&self, number: u16) -> Namespace {
+        self.devices[usize::from(number)].namespace()
+    }
+
     /// Maximum length of each namespace in bytes.
     pub(super) fn capacities(&self) -> Vec<u64> {
         let capacity = |device: &Arc<dyn Device>| {
@@ -161,6 +166,15 @@ impl Media {
         let fence = Arc::clone(fence);
         let scope = PairScope::new();
         Channel { media, fence, calls: None, scope, pairs, resets: 0 }
+    }
+
+    /// The superblock copies of all namespaces: see [`Channel::superblocks`].
+    ///
+    /// # Errors
+    /// A namespace cannot be read.
+    pub(super) fn superblocks(&self) -> Result<Vec<SuperblockCopies>> {
+        let mut channel = self.channel();
+        (0..self.len()).map(|namespace| channel.superblocks(namespace)).collect()
     }
 
     /// How long failed calls are retried.
@@ -296,7 +310,7 @@ impl Channel {
     /// # Errors
     /// The namespace cannot be read.
     pub(super) fn superblocks(&mut self, namespace: u16) -> Result<SuperblockCopies> {
-        let len = self.media.devices[usize::from(namespace)].namespace().len_bytes();
+        let len = self.media.namespace(namespace).len_bytes();
         SuperblockCopies::gather(len, |offset, again| {
             self.read_block(namespace, offset, SUPERBLOCK_BYTES, again)
         })

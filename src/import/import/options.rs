@@ -357,6 +357,17 @@ impl BadEntries {
     }
 }
 
+/// The error for samples of `whose` whose fields are not those of the image.
+pub(super) fn other_fields(whose: &str, own: &[Vec<u8>], image: &[Vec<u8>]) -> Error {
+    let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
+    let text = format!(
+        "samples of the {whose} have the fields [{}], those of the image [{}]",
+        list(own),
+        list(image)
+    );
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
 /// More bad entries than anybody reads.
 const MOST_SHOWN: usize = 1000;
 

@@ -37,7 +37,7 @@ pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
         (range.cell..range.cell + range.cells).map(move |cell| (range.namespace, cell))
     });
     for (namespace, cell) in one_by_one {
-        let len_bytes = media.devices()[usize::from(namespace)].namespace().len_bytes();
+        let len_bytes = media.namespace(namespace).len_bytes();
         let start = layout.offset_of(cell)?;
         let len = layout.cell_bytes().min(len_bytes.saturating_sub(start));
         for (at, piece) in pieces(len, PIECE_BYTES) {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_channel::bounded;
 
-use crate::import::options::Progress;
+use crate::import::options::{Progress, stopped};
 use crate::import::plan::ChunkLayout;
 use crate::import::retry::is_transient;
 use crate::import::sources::BadEntry;
@@ -71,7 +71,7 @@ impl<'a> Pass<'a> {
             let mut failure = None;
             let mut at_work = self.threads.max(1);
             for event in events {
-                at_work -= usize::from(matches!(event, Event::Ended));
+                at_work -= usize::from(matches!(event, Event::Ended(_)));
                 if let Err(error) = gatherer.take(event, &shared) {
                     shared.stop.store(true, Ordering::Relaxed);
                     failure.get_or_insert(error);
@@ -130,8 +130,7 @@ impl<'a, 'b> Collector<'a, 'b> {
 
     fn take(&mut self, event: Event, shared: &Shared<'_>) -> Result<()> {
         match event {
-            Event::Failed(error) => return Err(error),
-            Event::Ended => {}
+            Event::Ended(result) => result?,
             Event::Bad(bad) => self.outcome.bad.extend(bad),
             Event::Made { chunk, header, found } => {
                 self.take_chunk(&chunk, *header, found)?;
@@ -139,9 +138,7 @@ impl<'a, 'b> Collector<'a, 'b> {
             }
         }
         if self.progress.stop() && !shared.stop.load(Ordering::Relaxed) {
-            let message = "the import was stopped";
-            return Err(Error::new(ErrorKind::Interrupted, message)
-                .hint("resume with dlfs import --resume"));
+            return Err(stopped());
         }
         Ok(())
     }

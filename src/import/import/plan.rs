@@ -4,6 +4,7 @@ use crate::import::columns::RowColumns;
 use crate::import::media_use::MediaUse;
 use crate::import::sources::Index;
 use dlfs_base::units::{SampleId, Slot};
+use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::columns::RowValues;
 use dlfs_format::format::{
     CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, Placement, SampleMeta, Space, fields,
@@ -137,6 +138,14 @@ pub(super) struct ChunkLayout {
     pub(super) cells: CellRange,
     /// Set if it is a single sample too large for a chunk.
     pub(super) oversize: bool,
+}
+
+impl ChunkLayout {
+    /// The place of its write, with this time stamp.
+    pub(super) fn location(&self, time_ns: u64) -> ChunkLocation {
+        let CellRange { namespace, cell, .. } = self.cells;
+        ChunkLocation { sequence: self.sequence, time_ns, namespace, cell }
+    }
 }
 
 /// All chunks of a part, laid out before the first one is written. Equal inputs give equal chunks.

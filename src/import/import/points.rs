@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use crate::import::checkpoint::{
-    CHECKPOINT_BYTES, CHECKPOINT_OFFSET, Changed, Checkpoint, ObjectList, Point, PointClasses,
+    CHECKPOINT, CLASSES, Changed, Checkpoint, ObjectList, Point, PointClasses, encode_names,
+    parse_names,
 };
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::columns::ColumnFile;
-use crate::import::kept_classes::{self, CLASSES_BYTES, CLASSES_OFFSET};
 use crate::import::options::ImportOptions;
 use crate::import::prepare::ImportState;
 use crate::import::sources::sample_stream::SampleStream;
@@ -65,20 +65,18 @@ impl Points {
         shards: &[(Client, Object)],
     ) -> Result<Vec<(Point, Vec<Vec<u8>>)>> {
         let media = &state.media;
-        let block = media.channel().read(0, CHECKPOINT_OFFSET, CHECKPOINT_BYTES)?;
-        let Some(saved) = Checkpoint::parse(&block) else { return Ok(Vec::new()) };
+        let block = CHECKPOINT.bytes(&mut media.channel(), 0)?;
+        let saved = block.and_then(|block| Checkpoint::parse(&block));
+        let Some(saved) = saved else { return Ok(Vec::new()) };
         let points = saved.points_of(&self.checkpoint, &self.objects);
         let points = points.map_err(|changed| error(&changed, files, shards))?;
         let mut names = Vec::new();
         if points.iter().any(|point| point.classes.count > 0) {
-            let blocks = media.channel().read(0, CLASSES_OFFSET, CLASSES_BYTES)?;
-            names = kept_classes::parse(&blocks, &state.journal).unwrap_or_default();
+            let block = CLASSES.bytes(&mut media.channel(), 0)?;
+            names = block.and_then(|block| parse_names(&block)).unwrap_or_default();
         }
-        let with_names = |point: &Point| {
-            let names = names.get(..usize::try_from(point.classes.count).ok()?)?;
-            let are_its = kept_classes::hash(names) == point.classes.names;
-            are_its.then(|| (*point, names.to_vec()))
-        };
+        let with_names =
+            |point: &Point| point.classes.among(&names).map(|names| (*point, names.to_vec()));
         Ok(points.iter().filter_map(with_names).collect())
     }
 
@@ -90,13 +88,7 @@ impl Points {
     }
 
     /// Notes where `source` is behind these samples, if it is far from the last point.
-    pub(super) fn note(
-        &mut self,
-        state: &ImportState,
-        samples: u64,
-        sample_bytes: u64,
-        source: &dyn SampleStream,
-    ) {
+    pub(super) fn note(&mut self, samples: u64, sample_bytes: u64, source: &dyn SampleStream) {
         let (last_samples, last_bytes) = self.last;
         let is_far =
             sample_bytes - last_bytes >= POINT_BYTES || samples - last_samples >= POINT_SAMPLES;
@@ -106,15 +98,15 @@ impl Points {
         let count = names.len() as u64;
         let mut blocks = None;
         if count > self.kept_classes {
-            blocks = kept_classes::encode(&state.journal, names);
+            blocks = encode_names(names);
             if blocks.is_none() {
                 // They have no room: it goes on at the last point where they had.
                 return;
             }
             self.kept_classes = count;
         }
-        let classes = PointClasses { count, names: kept_classes::hash(names) };
-        self.pending.push_back((self.objects.point(samples, place, classes), blocks));
+        let point = self.objects.point(samples, place, PointClasses::of(names));
+        self.pending.push_back((point, blocks));
     }
 
     /// Writes the last point before which all chunks are on the media, and waits for none.
@@ -136,10 +128,10 @@ impl Points {
         }
         if is_new {
             if let Some(blocks) = classes {
-                chunks.writes.channel().write_bytes(0, CLASSES_OFFSET, &blocks)?;
+                chunks.writes.channel().write_bytes(0, CLASSES.at, &blocks)?;
             }
             let block = self.checkpoint.encode();
-            chunks.writes.channel().write_bytes(0, CHECKPOINT_OFFSET, &block)?;
+            chunks.writes.channel().write_bytes(0, CHECKPOINT.at, &block)?;
         }
         Ok(())
     }

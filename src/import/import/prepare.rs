@@ -14,7 +14,7 @@ use crate::import::scan::Scan;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::directory::commit::{freed_by_next, reserve_current};
+use dlfs_format::directory::commit::{Commit, freed_by_next, reserve_current};
 use dlfs_format::format::chunk::ChunkKind;
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::geometry::check_layout;
@@ -49,6 +49,13 @@ pub(super) struct ImportState {
     pub(super) resumed: bool,
     /// Set if all of it is on the media and committed.
     pub(super) done: bool,
+}
+
+impl From<Commit> for Current {
+    fn from(commit: Commit) -> Current {
+        let Commit { directory, superblocks, .. } = commit;
+        Current { directory: Arc::new(directory), superblocks }
+    }
 }
 
 impl Current {
@@ -227,9 +234,7 @@ pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
 }
 
 fn judge_now(media: &Media) -> Result<Result<SuperblockSet>> {
-    let mut channel = media.channel();
-    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
-    Ok(select_generation(&copies.collect::<Result<Vec<_>>>()?))
+    Ok(select_generation(&media.superblocks()?))
 }
 
 fn fresh(
@@ -378,18 +383,15 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
 /// The namespaces cannot be read.
 pub(super) fn has_unfinished_import(media: &Media, current: &Current) -> Result<bool> {
     let mut channel = media.channel();
-    for (namespace, device) in (0..).zip(media.devices()) {
-        if device.namespace().len_bytes() < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
-            continue;
-        }
-        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
-        let is_unfinished = match Journal::parse(&bytes) {
-            Ok(journal) => {
+    for namespace in 0..media.len() {
+        let is_unfinished = match Journal::read(&mut channel, namespace) {
+            Ok(journal) => journal.is_some_and(|journal| {
                 journal.layout.uuid == current.directory.uuid()
                     && journal.generation > current.directory.generation()
-            }
-            // A later release may resume it.
-            Err(error) => matches!(error, FormatError::Version { .. }),
+            }),
+            // Another release may resume it.
+            Err(error) if error.kind() == ErrorKind::Unsupported => true,
+            Err(error) => return Err(error),
         };
         if is_unfinished {
             return Ok(true);
@@ -409,42 +411,39 @@ fn nothing_to_resume() -> Error {
 fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
     let mut journals = Vec::new();
     for namespace in 0..media.len() {
-        let len = media.devices()[usize::from(namespace)].namespace().len_bytes();
-        if len < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
-            return Ok(None);
-        }
-        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
-        match Journal::parse(&bytes) {
-            Ok(journal) => journals.push(journal),
-            Err(error @ FormatError::Version { .. }) => return Err(error.into()),
-            Err(_) => return Ok(None),
-        }
+        let Some(journal) = Journal::read(channel, namespace)? else { return Ok(None) };
+        journals.push(journal);
     }
     let first = journals[0];
-    let mut order = vec![usize::MAX; journals.len()];
-    for (given, journal) in journals.iter().enumerate() {
-        let place = order.get_mut(usize::from(journal.namespace));
-        match place.filter(|place| **place == usize::MAX && first.layout == journal.layout) {
-            Some(place) if usize::from(journal.layout.num_namespaces) == journals.len() => {
-                *place = given;
-            }
-            _ => {
-                let message = "the namespaces are not those of one unfinished import";
-                return Err(Error::new(ErrorKind::InvalidArgument, message));
-            }
-        }
-    }
+    let places = journals.iter().map(|journal: &Journal| (journal.layout, journal.namespace));
+    let order = order_of(&places.collect::<Vec<_>>()).ok_or_else(|| {
+        let message = "the namespaces are not those of one unfinished import";
+        Error::new(ErrorKind::InvalidArgument, message)
+    })?;
     if !journals.iter().all(|journal| first.is_of_the_same_import(journal)) {
         return Ok(None);
     }
     Ok(Some((Journal { namespace: 0, ..first }, order)))
 }
 
+/// For each namespace of an image, which of those given it is, by the layout and number that each says. `None`: they
+/// are not those of one whole image.
+pub(super) fn order_of(places: &[(ImageLayout, u16)]) -> Option<Vec<usize>> {
+    let layout = places.first()?.0;
+    let mut order = vec![usize::MAX; places.len()];
+    for (given, (found, number)) in places.iter().enumerate() {
+        let place = order.get_mut(usize::from(*number)).filter(|place| **place == usize::MAX)?;
+        (*found == layout).then_some(())?;
+        *place = given;
+    }
+    (usize::from(layout.num_namespaces) == places.len()).then_some(order)
+}
+
 /// Refuses to overwrite possible user data. A large namespace is sampled in many places, and read whole at
 /// both ends, where other formats have their signatures.
 fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> Result<()> {
     for namespace in 0..media.len() {
-        let device = media.devices()[usize::from(namespace)].namespace();
+        let device = media.namespace(namespace);
         let refused = |what: &str, hint: &'static str| {
             let message = format!("there is {what} here already");
             Err(Error::new(ErrorKind::Refused, message).target(device.address.clone()).hint(hint))
@@ -480,7 +479,8 @@ fn blank(bytes: &mut [u8], at: u64) {
 }
 
 fn has_journal(bytes: &[u8]) -> bool {
-    bytes.get(JOURNAL_OFFSET as usize..).is_some_and(|bytes| Journal::parse(bytes).is_ok())
+    let found = bytes.get(JOURNAL_OFFSET as usize..).map(Journal::parse);
+    found.is_some_and(|found| found != Ok(None)) // that of another release too
 }
 
 /// Offsets and lengths to read: both ends whole, and single blocks between them.
@@ -515,7 +515,7 @@ fn give_up(channel: &mut Channel) -> Result<()> {
     let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
     for of_committed in [false, true] {
         for namespace in 0..channel.media().len() {
-            let len = channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
+            let len = channel.media().namespace(namespace).len_bytes();
             let is_there = |at: &u64| at + SUPERBLOCK_BYTES as u64 <= len;
             for at in marks.into_iter().filter(is_there) {
                 if (Some(at) == last) == of_committed {

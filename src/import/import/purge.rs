@@ -13,7 +13,6 @@ use crate::import::edit::{Edit, EditReport, writable};
 use crate::import::give_back::{give_back, is_left};
 use crate::import::media::Channel;
 use crate::import::options::{EditOptions, Progress, Stage};
-use crate::import::prepare::Current;
 use crate::import::retry::with_retry;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{Generation, Lba, SampleId, Slot};
@@ -120,14 +119,11 @@ impl<'a> Purge<'a> {
         if self.chunks > 0 || is_left(self.edit)? {
             give_back(self.edit)?;
         }
-        let directory = &self.edit.current.directory;
         Ok(EditReport {
-            uuid: directory.uuid(),
-            generation: directory.generation(),
             samples: dead,
-            live_samples: directory.num_live(),
             chunks: self.chunks,
             freed_bytes: self.freed_bytes,
+            ..EditReport::of(&self.edit.current.directory)
         })
     }
 
@@ -162,8 +158,7 @@ impl<'a> Purge<'a> {
         let cell_bytes = commit.directory.layout().cell_bytes();
         let freed = commit.directory.freed().iter().map(|range| range.cells);
         self.freed_bytes += freed.sum::<u64>() * cell_bytes;
-        let directory = Arc::new(commit.directory);
-        self.edit.current = Current { directory, superblocks: commit.superblocks };
+        self.edit.current = commit.into();
     }
 
     /// The inner error: nothing of `todo` fits.
@@ -476,15 +471,12 @@ impl<'a> Rewriter<'a> {
         let start = self.layout.offset_of(cells.cell)?;
         let end = start + cells.cells * self.layout.cell_bytes();
         self.purge.edit.media.grow(cells.namespace, end)?;
-        let location = ChunkLocation {
+        let FinishedChunk { header, mut buf, range } = chunk.finish(ChunkLocation {
             sequence,
             time_ns: self.purge.time_ns,
             namespace: cells.namespace,
             cell: cells.cell,
-        };
-        let finished =
-            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
-        let FinishedChunk { header, mut buf, range } = finished;
+        });
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
         self.purge.edit.lease.check()?;
@@ -503,7 +495,7 @@ impl<'a> Rewriter<'a> {
 }
 
 fn damaged(id: SampleId, offset: u64, channel: &Channel, namespace: u16) -> Error {
-    let device = channel.media().devices()[usize::from(namespace)].namespace();
+    let device = channel.media().namespace(namespace);
     Error::new(ErrorKind::Corrupt, "a sample that is to be kept is damaged")
         .sample(id)
         .target(device.address)

@@ -111,9 +111,8 @@ pub fn rebuild_on(
     let (layout, order) = identify(&given)?;
     let media = given.in_order(&order);
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
-    let copies = superblocks(&media)?;
-    let mut valid = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
-    valid.try_for_each(Superblock::check_writable)?;
+    let copies = media.superblocks()?;
+    valid(&copies).try_for_each(Superblock::check_writable)?;
     let base = match since {
         Some(generation) => base_of(&media, &copies, generation)?,
         None => None,
@@ -180,7 +179,7 @@ pub fn read_heads(
     let given = Media::for_reading(open_image(image, connect, Meaning::OfImage)?)?;
     let (layout, order) = identify(&given)?;
     let media = given.in_order(&order);
-    let copies = superblocks(&media)?;
+    let copies = media.superblocks()?;
     let (scan, found) = search(&media, &layout, &copies, None, progress)?;
     let times = scan.heads.iter().map(|head| (head.id, head.time_ns));
     Ok((found.directory, times.collect()))
@@ -330,7 +329,7 @@ struct Found {
 
 /// Identifies the image, and the index in it of each given namespace.
 fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
-    let copies = superblocks(media)?;
+    let copies = media.superblocks()?;
     if let Ok(opened) = select_generation(&copies) {
         return Ok((opened.superblock().layout, opened.given));
     }
@@ -344,28 +343,11 @@ fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
         };
         places.push(place);
     }
-    let layout = places[0].0;
-    let mut order = vec![usize::MAX; places.len()];
-    for (given, (found, namespace)) in places.iter().enumerate() {
-        let place = order.get_mut(usize::from(*namespace)).filter(|place| **place == usize::MAX);
-        match place {
-            Some(place)
-                if *found == layout && usize::from(layout.num_namespaces) == places.len() =>
-            {
-                *place = given;
-            }
-            _ => {
-                let message = "the namespaces are not those of one whole image";
-                return Err(Error::new(ErrorKind::InvalidArgument, message));
-            }
-        }
-    }
-    Ok((layout, order))
-}
-
-fn superblocks(media: &Media) -> Result<Vec<SuperblockCopies>> {
-    let mut channel = media.channel();
-    (0..media.len()).map(|namespace| channel.superblocks(namespace)).collect()
+    let order = prepare::order_of(&places).ok_or_else(|| {
+        let message = "the namespaces are not those of one whole image";
+        Error::new(ErrorKind::InvalidArgument, message)
+    })?;
+    Ok((places[0].0, order))
 }
 
 /// The layout in the first chunk of a namespace.
@@ -384,7 +366,7 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
             ControlFlow::Continue(at + block_bytes)
         }
     })?;
-    let address = || media.devices()[usize::from(namespace)].namespace().address;
+    let address = || media.namespace(namespace).address;
     found.ok_or_else(|| {
         Error::new(ErrorKind::NotFound, "there is no chunk of an image here").target(address())
     })
@@ -598,7 +580,7 @@ fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
 fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
     let head = header.head();
     let start = head.layout.offset_of(head.cell)?;
-    let device = channel.media().devices()[usize::from(head.namespace)].namespace();
+    let device = channel.media().namespace(head.namespace);
     for sample in header.samples().filter(|sample| !sample.purged && sample.len_bytes > 0) {
         let at = start + sample.offset_bytes;
         let len = sample.len_bytes as usize;
@@ -661,7 +643,7 @@ fn read_record(
 fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> {
     let at = head.layout.offset_of(head.cell)?;
     let len = u64::from(head.header_len).next_multiple_of(BLOCK_BYTES as u64);
-    let device = channel.media().devices()[usize::from(head.namespace)].namespace();
+    let device = channel.media().namespace(head.namespace);
     if at + len > device.len_bytes() {
         return Ok(None);
     }

@@ -8,13 +8,13 @@ use std::collections::HashSet;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::import::chunk_stream::{ChunkStream, NewRecord};
-use crate::import::chunks::{ordinary_is_sound, oversize_is_sound};
+use crate::import::chunks::{is_head_of, ordinary_is_sound, oversize_is_sound};
 use crate::import::options::{Progress, stopped};
 use dlfs_base::Result;
 use dlfs_base::buf::IoBuf;
-use dlfs_format::format::chunk::{ChunkKind, SampleEntry};
-use dlfs_format::format::columns::ColumnSpec;
-use dlfs_format::format::{ChunkHead, ChunkHeader, DraftLen, FieldTypes, SampleMeta};
+use dlfs_format::format::builder::ChunkLocation;
+use dlfs_format::format::chunk::SampleEntry;
+use dlfs_format::format::{ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, SampleMeta};
 
 /// The state taken over from the chunks on media.
 #[derive(Debug, Default)]
@@ -31,24 +31,6 @@ pub(super) struct Restored {
     pub(super) sample_bytes: u64,
 }
 
-/// The properties that all chunks of an import share.
-#[derive(Clone, PartialEq, Eq)]
-struct Shape {
-    fields: Vec<Vec<u8>>,
-    field_types: FieldTypes,
-    columns: Vec<ColumnSpec>,
-}
-
-impl Shape {
-    fn of(header: &ChunkHeader) -> Shape {
-        Shape {
-            fields: header.fields().map(<[u8]>::to_vec).collect(),
-            field_types: header.field_types().clone(),
-            columns: header.columns().cloned().collect(),
-        }
-    }
-}
-
 impl ChunkStream<'_> {
     /// Takes over the first `samples` samples of the part, before anything else; `seen` is given their names, in order.
     /// `None`: not all of them are on the media as they should be, and this stream is useless.
@@ -63,14 +45,20 @@ impl ChunkStream<'_> {
     ) -> Result<Option<Restored>> {
         let end = self.next_slot().0.saturating_add(samples);
         let mut restored = Restored::default();
-        let mut shape: Option<Shape> = None;
+        let mut first: Option<ChunkSpec> = None;
         while self.next_slot().0 < end {
             if progress.stop() {
                 return Err(stopped());
             }
             let Some((header, bytes)) = self.read_next_chunk()? else { return Ok(None) };
-            let own = Shape::of(&header);
-            if shape.get_or_insert_with(|| own.clone()) != &own {
+            let own = ChunkSpec {
+                fields: header.fields().map(<[u8]>::to_vec).collect(),
+                field_types: header.field_types().clone(),
+                columns: header.columns().cloned().collect(),
+                ..self.spec.clone()
+            };
+            // All chunks of an import have the same fields and columns.
+            if first.get_or_insert_with(|| own.clone()) != &own {
                 return Ok(None);
             }
             self.set_fields(&own.fields, own.field_types);
@@ -98,8 +86,8 @@ impl ChunkStream<'_> {
                 self.push(&meta, record)?;
             }
         }
-        if let Some(shape) = shape {
-            (restored.fields, restored.field_types) = (shape.fields, shape.field_types);
+        if let Some(first) = first {
+            (restored.fields, restored.field_types) = (first.fields, first.field_types);
         }
         Ok(Some(restored))
     }
@@ -112,7 +100,7 @@ impl ChunkStream<'_> {
         let Some(place) = self.space.clone().allocate(self.sequence, 1) else { return Ok(None) };
         let namespace = place.namespace;
         let start = layout.offset_of(place.cell)?;
-        let len = self.state.media.devices()[usize::from(namespace)].namespace().len_bytes();
+        let len = self.state.media.namespace(namespace).len_bytes();
         let is_within = |bytes: u64| start.saturating_add(bytes) <= len;
         if !is_within(HEAD_BLOCK_BYTES) {
             return Ok(None);
@@ -120,17 +108,13 @@ impl ChunkStream<'_> {
         let channel = self.writes.channel();
         let block = channel.read(namespace, start, HEAD_BLOCK_BYTES as usize)?;
         let Ok(head) = ChunkHead::parse(&block) else { return Ok(None) };
-        let journal = &self.state.journal;
-        let part = &self.part;
-        let is_next = head.check_location(&layout, namespace, place.cell).is_ok()
-            && head.layout == layout
-            && head.kind == ChunkKind::Samples
-            && head.id.generation == journal.generation
-            && head.id.sequence == self.sequence
-            && head.time_ns == journal.time_ns
-            && head.first_slot == slot
-            && head.part == part.uncounted();
-        if !is_next || !is_within(head.len_bytes()) {
+        let location = ChunkLocation {
+            sequence: self.sequence,
+            time_ns: self.state.journal.time_ns,
+            namespace,
+            cell: place.cell,
+        };
+        if !is_head_of(&head, &self.spec, &location, slot) || !is_within(head.len_bytes()) {
             return Ok(None);
         }
         let is_oversize = head.len_bytes() > u64::from(layout.chunk_size_bytes);
@@ -155,7 +139,6 @@ impl ChunkStream<'_> {
             return Ok(false);
         }
         self.collect(header)?;
-        self.media.add(&DraftLen::of(header), &self.state.journal.layout);
         self.found += 1;
         Ok(true)
     }

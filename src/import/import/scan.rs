@@ -129,7 +129,7 @@ pub(super) fn each_block(
     step: u64,
     mut take: impl FnMut(u64, Result<&[u8], &str>) -> ControlFlow<(), u64>,
 ) -> Result<()> {
-    let len = channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
+    let len = channel.media().namespace(namespace).len_bytes();
     let end = bytes.end.min(len);
     let block = BLOCK_BYTES as u64;
     let mut at = bytes.start;

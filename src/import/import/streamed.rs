@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 
 use crate::import::checked::{Checked, Checks};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
-use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
+use crate::import::columns::{ColumnFile, RowColumns};
 use crate::import::field_types::typed_fields;
 use crate::import::formats::{self, RowSource, SharedOrigins};
 use crate::import::lease::Lease;
@@ -33,8 +33,7 @@ use crate::import::sources::{
 use crate::import::write_behind::PIECE_BYTES;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::Directory;
-use dlfs_format::format::columns::{ColumnSpec, ColumnTable, RowValues};
+use dlfs_format::format::columns::{ColumnTable, RowValues};
 use dlfs_format::format::superblock::used_bytes;
 use dlfs_format::format::{FieldTypes, SampleMeta, fields};
 use dlfs_places::{Client, Object};
@@ -256,9 +255,7 @@ fn placed<'a>(
 struct StreamImport<'a> {
     state: &'a ImportState,
     lease: &'a Lease,
-    file: Option<&'a ColumnFile>,
-    /// The columns from fields, known when the first sample comes.
-    field_columns: &'a OnceCell<FieldColumns>,
+    checks: Checks<'a>,
     /// A row of them, if there are any.
     row: Option<ColumnTable>,
     /// The values of the samples so far, if the import gives any.
@@ -282,17 +279,15 @@ impl<'a> StreamImport<'a> {
         lease: &'a Lease,
         progress: &'a mut dyn Progress,
     ) -> Result<StreamImport<'a>> {
-        let columns = checks.file;
         Ok(StreamImport {
             state,
             lease,
-            file: columns,
-            field_columns: checks.field_columns,
+            checks,
             row: None,
-            values: columns.map(ColumnFile::of_stream),
+            values: checks.file.map(ColumnFile::of_stream),
             example: None,
             progress,
-            chunks: ChunkStream::new(state, lease, columns_with(columns, state.image()))?,
+            chunks: ChunkStream::new(state, lease, checks.columns())?,
             points: None,
             samples: 0,
             sample_bytes: 0,
@@ -324,9 +319,9 @@ impl<'a> StreamImport<'a> {
                 self.progress.advance(self.samples, self.sample_bytes);
                 return Ok(Some((point.place, restored)));
             }
-            let columns = columns_with(self.file, self.state.image());
-            self.chunks = ChunkStream::new(self.state, self.lease, columns)?;
-            (self.values, self.example) = (self.file.map(ColumnFile::of_stream), None);
+            self.chunks = ChunkStream::new(self.state, self.lease, self.checks.columns())?;
+            self.values = self.checks.file.map(ColumnFile::of_stream);
+            self.example = None;
         }
         Ok(None)
     }
@@ -336,7 +331,7 @@ impl<'a> StreamImport<'a> {
         let Some(points) = &mut self.points else { return Ok(()) };
         points.write(&mut self.chunks)?;
         if !self.only_names_matter {
-            points.note(self.state, self.samples, self.sample_bytes, source);
+            points.note(self.samples, self.sample_bytes, source);
         }
         Ok(())
     }
@@ -356,15 +351,15 @@ impl<'a> StreamImport<'a> {
             }
             None => RowValues::default(),
         };
-        let values = match self.field_columns.get() {
+        let Checks { file, field_columns, .. } = self.checks;
+        let values = match field_columns.get() {
             Some(columns) => {
                 let row = self.row.get_or_insert_with(|| {
-                    let columns_so_far = columns_with(self.file, self.state.image());
-                    self.chunks.set_columns(columns.join(columns_so_far));
+                    self.chunks.set_columns(columns.join(self.checks.columns()));
                     columns.table()
                 });
                 row.clear();
-                columns.push(row, &sample.name, self.file, &sample.values);
+                columns.push(row, &sample.name, file, &sample.values);
                 row.row(0)
             }
             None => values,
@@ -425,11 +420,6 @@ impl<'a> StreamImport<'a> {
             field_types: typed_fields(&commit.directory),
         })
     }
-}
-
-/// The typed columns of an image and those of a file.
-fn columns_with(file: Option<&ColumnFile>, image: Option<&Directory>) -> Vec<ColumnSpec> {
-    file.map_or_else(|| columns_of(image), |file| file.join(image))
 }
 
 /// Gives the record of a sample: the length table if there are several fields, and the fields.

@@ -45,9 +45,8 @@ pub(super) enum Event {
         found: bool,
     },
     Bad(Vec<(u64, BadEntry)>),
-    Failed(Error),
-    /// The thread has completed all its chunks.
-    Ended,
+    /// The thread has completed all its chunks, or has failed.
+    Ended(Result<()>),
 }
 
 /// State that all threads share.
@@ -98,12 +97,8 @@ impl<'p, 'a> Worker<'p, 'a> {
         }
         // Waits for writes in flight, so it may panic as well.
         let dropped = caught(WHO, || drop(self));
-        let last = match made.and(dropped) {
-            Ok(()) => Event::Ended,
-            Err(error) => Event::Failed(error),
-        };
         // The collector receives events until all threads have ended.
-        let _ = events.send(last);
+        let _ = events.send(Event::Ended(made.and(dropped)));
     }
 
     fn make_all(&mut self) -> Result<()> {

@@ -6,8 +6,12 @@
 use std::collections::VecDeque;
 
 use crate::import::media::{Channel, PendingWrite};
+use crate::import::sources::PieceSink;
 use dlfs_base::buf::IoBuf;
+use dlfs_base::units::ALIGN_BYTES;
 use dlfs_base::{Error, Result};
+use dlfs_format::format::builder::FinishedChunk;
+use dlfs_format::format::{ChunkHeader, RecordSums};
 
 /// One thread's writes in flight. `T` is the caller's data about a chunk.
 pub(super) struct WriteBehind<T> {
@@ -103,6 +107,30 @@ impl<T> WriteBehind<T> {
         self.open.under_way.push((under_way, home));
         self.poll();
         Ok(())
+    }
+
+    /// Submits the write of a whole chunk; returns its header.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(super) fn write_chunk(
+        &mut self,
+        namespace: u16,
+        offset: u64,
+        FinishedChunk { header, mut buf, range }: FinishedChunk,
+    ) -> Result<ChunkHeader> {
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        self.write(namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
+        Ok(header)
+    }
+
+    /// Returns whether `bytes` are on the media already.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub(super) fn is_there(&mut self, namespace: u16, offset: u64, bytes: &[u8]) -> Result<bool> {
+        Ok(self.channel.read(namespace, offset, bytes.len())?[..] == *bytes)
     }
 
     /// Starts to make all that is written durable, without waiting for it, unless that is under way already.
@@ -253,6 +281,86 @@ fn join(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
     head.rejoin(body);
     head.rejoin(tail);
     head
+}
+
+/// Writes consecutive blocks from bytes that arrive in any quantity.
+pub(super) struct BlockStream<'a, T> {
+    writes: &'a mut WriteBehind<T>,
+    namespace: u16,
+    offset: u64,
+    piece: Option<IoBuf>,
+    filled: usize,
+    sums: RecordSums,
+    /// Set if blocks may be on the media already: those are not written again.
+    pub(super) look: bool,
+}
+
+impl<T> PieceSink for BlockStream<'_, T> {
+    fn space(&mut self) -> Result<&mut [u8]> {
+        let piece = match &mut self.piece {
+            Some(piece) => piece,
+            none => none.insert(self.writes.piece()),
+        };
+        Ok(&mut piece[self.filled..])
+    }
+
+    fn filled(&mut self, len: usize) -> Result<()> {
+        let piece = self.piece.as_ref().expect("space was asked for");
+        self.sums.push(&piece[self.filled..self.filled + len]);
+        self.filled += len;
+        if self.filled == PIECE_BYTES { self.write() } else { Ok(()) }
+    }
+}
+
+impl<'a, T> BlockStream<'a, T> {
+    pub(super) fn new(
+        writes: &'a mut WriteBehind<T>,
+        namespace: u16,
+        offset: u64,
+    ) -> BlockStream<'a, T> {
+        BlockStream {
+            writes,
+            namespace,
+            offset,
+            piece: None,
+            filled: 0,
+            sums: RecordSums::default(),
+            look: false,
+        }
+    }
+
+    pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let space = self.space()?;
+            let len = bytes.len().min(space.len());
+            space[..len].copy_from_slice(&bytes[..len]);
+            self.filled(len)?;
+            bytes = &bytes[len..];
+        }
+        Ok(())
+    }
+
+    /// Writes the rest, padded with zeroes; returns the checksums of all bytes.
+    pub(super) fn finish(mut self) -> Result<RecordSums> {
+        let whole = self.filled.next_multiple_of(ALIGN_BYTES);
+        if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
+            piece[self.filled..whole].fill(0);
+            piece.truncate(whole);
+            self.write()?;
+        }
+        Ok(self.sums)
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let piece = self.piece.take().expect("filled before it is written");
+        let len = piece.len() as u64;
+        if !self.look || !self.writes.is_there(self.namespace, self.offset, &piece)? {
+            self.writes.write(self.namespace, self.offset, piece, ReturnTo::Piece)?;
+        }
+        self.offset += len;
+        self.filled = 0;
+        Ok(())
+    }
 }
 
 /// Bytes of an oversize sample that are in memory at a time.

@@ -127,8 +127,8 @@ fn parts_of_any_length_in_any_order_become_one_image_in_the_order_of_their_numbe
     let plan = WritePlan::from_bytes(&scene.plan.to_bytes()).unwrap();
     for key in [5, 0, 3, 4, 1] {
         let part = write(&plan, key).unwrap();
-        assert_eq!((part.key(), part.samples()), (key, count(key)));
-        assert_eq!(u64::from(part.namespace()), key % LANES);
+        assert_eq!((part.key, part.samples), (key, count(key)));
+        assert_eq!(u64::from(part.namespace), key % LANES);
         assert_eq!(WrittenPart::from_bytes(&part.to_bytes()).unwrap(), part);
     }
     let error = commit(&plan, 7).unwrap_err();
@@ -144,8 +144,7 @@ fn parts_of_any_length_in_any_order_become_one_image_in_the_order_of_their_numbe
     write(&plan, 2).unwrap();
     let error = commit(&plan, 5).unwrap_err();
     assert!(error.to_string().contains("part 5 is there, and the parts 0 to 4"), "{error}");
-    let found: Vec<u64> =
-        plan.complete(&connect()).unwrap().iter().map(|part| part.key()).collect();
+    let found: Vec<u64> = plan.complete(&connect()).unwrap().iter().map(|part| part.key).collect();
     assert_eq!(found, [0, 1, 2, 3, 4, 5]);
     assert!(Image::from_devices(scene.opened(), &OpenOptions::default()).is_err(), "not visible");
 
@@ -293,7 +292,7 @@ fn a_second_attempt_is_busy_or_goes_elsewhere_and_the_parts_that_are_named_count
     fill(&mut second, 1).unwrap();
     let first = first.finish().unwrap();
     let second = second.finish().unwrap();
-    assert_eq!((first.namespace(), second.namespace()), (0, 1));
+    assert_eq!((first.namespace, second.namespace), (0, 1));
     scene.plan.commit(&[second], &connect(), &mut ()).unwrap();
     assert_eq!(contents(&scene.opened()).unwrap(), samples([1]));
 }
@@ -439,7 +438,7 @@ fn parts_and_commit_killed_at_any_moment_end_with_the_same_bytes_when_run_again(
             // A part that was complete when it was killed is complete.
             let key: u64 = job.rsplit('|').next().unwrap().parse().unwrap();
             let is_there = job.starts_with("write")
-                && scene.plan.complete(&connect()).unwrap().iter().any(|part| part.key() == key);
+                && scene.plan.complete(&connect()).unwrap().iter().any(|part| part.key == key);
             if !is_there {
                 run_killed(job, None);
             }
@@ -483,7 +482,7 @@ fn an_attempt_that_was_stopped_until_another_took_its_place_writes_nothing_when_
     assert!(lane()[..] == before[..], "the late attempt wrote something");
     write(&plan, 1).unwrap();
     assert_eq!(commit(&plan, 2).unwrap().samples, count(0) + count(1));
-    assert_eq!(second.samples(), count(0));
+    assert_eq!(second.samples, count(0));
     target.stop();
     let devices = disks.map(|disk| Arc::new(disk) as Arc<dyn Device>);
     assert_eq!(contents(&devices).unwrap(), samples(0..2));

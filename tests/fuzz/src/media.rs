@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use dlfs::directory::Directory;
-use dlfs::format::checksum::crc32c;
+use dlfs::format::checksum::{crc32c, crc32c_append};
 use dlfs::format::{ChunkHead, ChunkHeader, GenerationRecord, Pack, Superblock};
 use dlfs::units::SampleId;
 
@@ -117,6 +117,13 @@ fn snapshot_scripts() -> Vec<Vec<u8>> {
 /// The last four of 4,096 bytes are their CRC.
 pub fn refit_block(bytes: &mut [u8]) {
     put_crc(bytes, 0..4092, 4092);
+}
+
+/// The CRC of a state of an unfinished import: of all but itself.
+pub fn refit_state(bytes: &mut [u8]) {
+    let Some((head, rest)) = bytes.split_at_mut_checked(16) else { return };
+    let crc = crc32c_append(crc32c(&head[..12]), rest);
+    head[12..].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// The table's CRC at 120, then the head's at 124.

@@ -125,10 +125,10 @@ impl WritePlan {
 /// The keywords of `dlfs.WrittenPart`.
 pub(crate) fn part_dict<'py>(py: Python<'py>, part: &WrittenPart) -> PyResult<Bound<'py, PyDict>> {
     let found = PyDict::new(py);
-    found.set_item("number", part.key())?;
-    found.set_item("namespace", part.namespace())?;
-    found.set_item("samples", part.samples())?;
-    found.set_item("sample_bytes", part.sample_bytes())?;
+    found.set_item("number", part.key)?;
+    found.set_item("namespace", part.namespace)?;
+    found.set_item("samples", part.samples)?;
+    found.set_item("sample_bytes", part.sample_bytes)?;
     found.set_item("data", PyBytes::new(py, &part.to_bytes()))?;
     Ok(found)
 }

@@ -7,18 +7,19 @@
 use std::fs::File;
 use std::io::Write;
 
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::import::plan::{ChunkLayout, Rows};
 use crate::import::sources::Index;
 use dlfs_base::units::Slot;
 use dlfs_format::format::columns::ColumnTable;
-use dlfs_format::format::cursor::{Cursor, put_number, put_string};
+use dlfs_format::format::cursor::{put_number, put_string};
 use dlfs_format::format::names::common;
-use dlfs_format::format::{ChunkSpec, FormatError, Placement};
+use dlfs_format::format::{ChunkSpec, Placement};
 
 /// A piece of a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Piece {
     /// Its offset in the file.
     pub(super) offset: u64,
@@ -30,40 +31,76 @@ pub(super) struct Piece {
     pub(super) count: u64,
 }
 
-/// Writes the rows of `chunks`, those of a part, behind the first `at` bytes of a file.
-pub(super) fn write_rows(
-    file: &mut File,
-    at: &mut u64,
-    rows: &Rows<'_>,
-    mut chunks: &[ChunkLayout],
-    spec: &ChunkSpec,
-    placement: &Placement,
-) -> std::io::Result<Vec<Piece>> {
-    let mut pieces = Vec::new();
-    while !chunks.is_empty() {
-        let (own, rest) = chunks.split_at(chunks_at_once(rows, chunks, placement));
-        let numbers = || {
-            own.iter().flat_map(|chunk| {
-                let first = chunk.first_slot.0;
-                let slots = first..first + u64::from(chunk.num_slots);
-                slots.map(|slot| rows.row_at(Slot(slot), placement))
-            })
-        };
-        let mut selected = rows.index.select(numbers());
-        if !spec.columns.is_empty() {
-            let mut columns = ColumnTable::new(&spec.columns);
-            for row in numbers() {
-                let values = rows.values(row);
-                columns.push(|column| values.get(column));
+/// Writes pieces, one behind the other.
+pub(super) struct PieceWriter<'f> {
+    pub(super) file: &'f mut File,
+    /// Offset of the next one.
+    pub(super) at: u64,
+}
+
+impl PieceWriter<'_> {
+    /// Writes the rows of `chunks`, those of a part.
+    pub(super) fn rows(
+        &mut self,
+        rows: &Rows<'_>,
+        mut chunks: &[ChunkLayout],
+        spec: &ChunkSpec,
+        placement: &Placement,
+    ) -> std::io::Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        while !chunks.is_empty() {
+            let (own, rest) = chunks.split_at(chunks_at_once(rows, chunks, placement));
+            let numbers = || {
+                own.iter().flat_map(|chunk| {
+                    let first = chunk.first_slot.0;
+                    let slots = first..first + u64::from(chunk.num_slots);
+                    slots.map(|slot| rows.row_at(Slot(slot), placement))
+                })
+            };
+            let mut selected = rows.index.select(numbers());
+            if !spec.columns.is_empty() {
+                let mut columns = ColumnTable::new(&spec.columns);
+                for row in numbers() {
+                    let values = rows.values(row);
+                    columns.push(|column| values.get(column));
+                }
+                selected.set_columns(columns);
             }
-            selected.set_columns(columns);
+            let mut bytes = Vec::new();
+            selected.save_rows(&mut bytes);
+            pieces.push(self.piece(&bytes, own.len() as u64)?);
+            chunks = rest;
         }
-        let mut bytes = Vec::new();
-        selected.save_rows(&mut bytes);
-        pieces.push(write_piece(file, at, &bytes, own.len() as u64)?);
-        chunks = rest;
+        Ok(pieces)
     }
-    Ok(pieces)
+
+    /// Writes the names of all rows.
+    pub(super) fn names(&mut self, index: &Index) -> std::io::Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let mut bytes = Vec::new();
+        let mut first = 0;
+        for row in 0..index.len() {
+            let name = index.name(row);
+            let shared = if row == first { 0 } else { common(index.name(row - 1), name) };
+            put_number(&mut bytes, shared as u64);
+            put_string(&mut bytes, &name[shared..]);
+            if bytes.len() >= NAMES_BYTES || row + 1 == index.len() {
+                pieces.push(self.piece(&bytes, row + 1 - first)?);
+                bytes.clear();
+                first = row + 1;
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Writes a piece of `count` chunks or names.
+    pub(super) fn piece(&mut self, bytes: &[u8], count: u64) -> std::io::Result<Piece> {
+        self.file.write_all(bytes)?;
+        let offset = self.at;
+        let len = bytes.len() as u64;
+        self.at += len;
+        Ok(Piece { offset, len, hash: xxh3_64(bytes), count })
+    }
 }
 
 /// How many of `chunks`, one at least, have few enough rows for a piece.
@@ -79,63 +116,6 @@ fn chunks_at_once(rows: &Rows<'_>, chunks: &[ChunkLayout], placement: &Placement
         }
     }
     chunks.len()
-}
-
-/// Writes the names of all rows behind the first `at` bytes of a file.
-pub(super) fn write_names(
-    file: &mut File,
-    at: &mut u64,
-    index: &Index,
-) -> std::io::Result<Vec<Piece>> {
-    let mut pieces = Vec::new();
-    let mut bytes = Vec::new();
-    let mut first = 0;
-    for row in 0..index.len() {
-        let name = index.name(row);
-        let shared = if row == first { 0 } else { common(index.name(row - 1), name) };
-        put_number(&mut bytes, shared as u64);
-        put_string(&mut bytes, &name[shared..]);
-        if bytes.len() >= NAMES_BYTES || row + 1 == index.len() {
-            pieces.push(write_piece(file, at, &bytes, row + 1 - first)?);
-            bytes.clear();
-            first = row + 1;
-        }
-    }
-    Ok(pieces)
-}
-
-fn write_piece(file: &mut File, at: &mut u64, bytes: &[u8], count: u64) -> std::io::Result<Piece> {
-    file.write_all(bytes)?;
-    let offset = *at;
-    let len = bytes.len() as u64;
-    *at += len;
-    Ok(Piece { offset, len, hash: xxh3_64(bytes), count })
-}
-
-pub(super) fn put_pieces(out: &mut Vec<u8>, pieces: &[Piece]) {
-    put_number(out, pieces.len() as u64);
-    for piece in pieces {
-        put_number(out, piece.len);
-        out.extend_from_slice(&piece.hash.to_le_bytes());
-        put_number(out, piece.count);
-    }
-}
-
-/// Reads what [`put_pieces`] wrote of pieces that begin at `at`, and moves `at` behind them.
-pub(super) fn take_pieces(
-    from: &mut Cursor<'_>,
-    at: &mut u64,
-) -> std::result::Result<Vec<Piece>, FormatError> {
-    let mut pieces = Vec::new();
-    for _ in 0..from.count(10)? {
-        let len = from.number()?;
-        let hash = from.bytes(8)?.try_into().expect("8 bytes");
-        let hash = u64::from_le_bytes(hash);
-        let count = from.number()?;
-        pieces.push(Piece { offset: *at, len, hash, count });
-        *at = at.saturating_add(len);
-    }
-    Ok(pieces)
 }
 
 /// Rows of a piece, about: a part has two or three times as many in memory.

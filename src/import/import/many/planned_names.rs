@@ -1,6 +1,6 @@
 //! The names of a plan, read piece by piece.
 
-use crate::import::many::plan_file::PlanFile;
+use crate::import::many::source_plan::SourcePlan;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FormatError;
 use dlfs_format::format::cursor::Cursor;
@@ -8,7 +8,7 @@ use dlfs_format::format::error::enough;
 
 /// The names of a plan, from the first one on.
 pub(super) struct PlannedNames<'a> {
-    plan: &'a PlanFile,
+    plan: &'a SourcePlan,
     /// The number of the next piece.
     next_piece: usize,
     bytes: Vec<u8>,
@@ -22,7 +22,7 @@ pub(super) struct PlannedNames<'a> {
 }
 
 impl<'a> PlannedNames<'a> {
-    pub(super) fn new(plan: &'a PlanFile) -> PlannedNames<'a> {
+    pub(super) fn new(plan: &'a SourcePlan) -> PlannedNames<'a> {
         let bytes = Vec::new();
         let name = Vec::new();
         PlannedNames { plan, next_piece: 0, bytes, at: 0, left: 0, num_read: 0, name }
@@ -35,7 +35,7 @@ impl<'a> PlannedNames<'a> {
     pub(super) fn name(&mut self, row: u64) -> Result<&[u8]> {
         while self.num_read <= row {
             if self.left == 0 {
-                let piece = self.plan.names.get(self.next_piece).ok_or_else(|| {
+                let piece = self.plan.plan.parts.names.get(self.next_piece).ok_or_else(|| {
                     Error::new(ErrorKind::Internal, format!("the plan has no name of row {row}"))
                 })?;
                 (self.bytes, self.at, self.left) = (self.plan.read_piece(piece)?, 0, piece.count);

@@ -3,22 +3,23 @@
 use std::path::{Path, PathBuf};
 
 use crate::import::columns::ColumnFile;
-use crate::import::device::open_for_import;
+use crate::import::device::{open_for_import, or_remove};
 use crate::import::importer::{Import, OpenSource, Ready, open_source, ready};
 use crate::import::lease::Lease;
-use crate::import::many::plan_file::PlanFile;
-use crate::import::mark::{Mark, State};
+use crate::import::many::plan_file::Plan;
+use crate::import::many::source_plan::{SourceParts, of_part};
+use crate::import::mark::State;
 use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, Progress, Stage};
-use crate::import::plan::{Plan, Rows};
-use crate::import::prepare::{self, ImportState, write_journals};
-use crate::import::retry::with_retry;
+use crate::import::plan::{self, ChunkLayout};
+use crate::import::prepare;
 use crate::import::sources::BadEntry;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::Placement;
 use dlfs_format::format::Uuid;
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
+use dlfs_io::qpair::file::FileCalls;
 
 /// The report of planning an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,8 +73,8 @@ pub fn plan_import(
             Error::new(ErrorKind::BadSource, text).hint("unpack it, or import it with dlfs import")
         );
     };
-    let mut created = Vec::new();
-    let result = open_for_import(image, options.onto, connect, &mut created).and_then(|devices| {
+    or_remove(|created| {
+        let devices = open_for_import(image, options.onto, connect, FileCalls::Pread, created)?;
         let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
         let media = prepare::in_image_order(&Media::new(devices)?)?;
         let lease = Lease::take(&media, options.lease)?;
@@ -81,90 +82,69 @@ pub fn plan_import(
             Ready::Import(import) => planned(*import, plan, progress),
             Ready::Done(_) => Err(Error::new(ErrorKind::Internal, "a new image is complete")),
         }
-    });
-    if result.is_err() {
-        for path in created {
-            // If this fails, the user sees the file and can delete it.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-    result
+    })
 }
 
 fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> Result<PlanReport> {
     import.size_part()?;
     progress.stage(Stage::Committing, 0, 0);
-    let (mut file, rows) = lay_out(&import)?;
-    file.write(path, &rows)?;
-    drop(rows);
+    let (plan, chunks) = write(&import, path)?;
     let bad = import.all_bad();
     let Import { state, lease, .. } = import;
-    let prepared =
-        lease.explain(with_retry(state.media.retry_budget(), || prepare_namespaces(&state, &file)));
+    // Others may change an image that is appended to, and its mark says whether they have.
+    let mark = state.current.as_ref().map(|_| State::Planned);
+    let prepared = lease.explain(plan.prepare(&state.media, mark));
     if let Err(error) = prepared {
         // It would be of no use, and the next plan would be refused because of it.
         let _ = std::fs::remove_file(path);
         return Err(error);
     }
-    let chunks = |namespace: u16| file.chunks_of(namespace).len() as u64;
+    let count = |part: u16| of_part(&chunks, part).len() as u64;
     Ok(PlanReport {
-        id: file.id,
-        uuid: file.journal.layout.uuid,
-        parts: (0..).zip(&file.image).map(|(at, one)| (one.to_string(), chunks(at))).collect(),
-        samples: file.journal.part.count,
-        sample_bytes: file.sample_bytes,
+        id: plan.id,
+        uuid: plan.journal.layout.uuid,
+        parts: (0..).zip(&plan.image).map(|(at, one)| (one.to_string(), count(at))).collect(),
+        samples: plan.journal.part.count,
+        sample_bytes: plan.parts.sample_bytes,
         bad,
     })
 }
 
-/// Gives each namespace its journal. What a plan appends to is an image that others may change, and its mark says
-/// whether they have.
-fn prepare_namespaces(state: &ImportState, file: &PlanFile) -> Result<()> {
-    let mut channel = state.media.channel();
-    let layout = &state.journal.layout;
-    for namespace in 0..state.media.len() {
-        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
-        Mark::remove(&mut channel, namespace)?;
-    }
-    write_journals(&state.media, &state.journal)?;
-    if state.current.is_some() {
-        for namespace in 0..state.media.len() {
-            let chunks = file.chunks_of(namespace).len() as u64;
-            let mark = Mark { plan: file.id, namespace, state: State::Planned, chunks };
-            mark.write(&mut channel, namespace)?;
-        }
-    }
-    Ok(())
-}
-
-/// The plan but for its rows, and the rows.
-fn lay_out<'i>(import: &'i Import<'_>) -> Result<(PlanFile, Rows<'i>)> {
+/// Lays all chunks out, and writes the plan with them and their rows to the file at `path`.
+fn write(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Vec<ChunkLayout>)> {
     let state = &import.state;
     let index = import.source.index();
     let journal = &state.journal;
     let (rows, spec, classes) = import.shape()?;
     let free = prepare::free_space(&state.media, &journal.layout, state.current.as_ref());
-    let plan = Plan::new(&rows, &spec, &Placement::new(journal.part), free)?;
-    let file = PlanFile {
-        id: [0; 16],
-        image: addresses(&state.media)?,
-        journal: *journal,
+    let chunks = plan::Plan::new(&rows, &spec, &Placement::new(journal.part), free)?.chunks;
+    let parts = SourceParts {
         kind: import.source.kind(),
-        fields: spec.fields.clone(),
-        field_types: spec.field_types.clone(),
-        columns: spec.columns.clone(),
-        classes,
         source_fields: rows.source_fields.clone(),
         class_numbers: rows.class_numbers.clone(),
         sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
         planned_cells: prepare::num_cells(&state.media, &journal.layout),
-        shared: import.source.shared()?,
-        chunks: plan.chunks,
-        rows: Vec::new(),
-        names: Vec::new(),
-        file: None,
+        ..SourceParts::default()
     };
-    Ok((file, rows))
+    let mut plan = Plan {
+        id: draw_id()?,
+        image: addresses(&state.media)?,
+        journal: *journal,
+        fields: spec.fields,
+        field_types: spec.field_types,
+        columns: spec.columns,
+        classes,
+        parts,
+    };
+    plan.write(path, &import.source.shared()?, &chunks, &rows)?;
+    Ok((plan, chunks))
+}
+
+/// The id of a plan.
+pub(super) fn draw_id() -> Result<[u8; 16]> {
+    let mut id = [0; 16];
+    crate::import::draw(&mut id)?;
+    Ok(id)
 }
 
 /// The addresses of the namespaces, in the order of the image, for processes in any folder.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Kinds of sources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum SourceKind {
     /// Detect it from the first bytes.
     #[default]

@@ -31,8 +31,11 @@ use xxhash_rust::xxh3::xxh3_128;
 pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
 pub(super) use placing::{Placer, Started, Thread, check};
 
+use crate::import::device::open_for_import;
+use crate::import::options::other_fields;
 use crate::import::writer::placing::Work;
 use crate::import::writer::window::{NewRow, Window};
+use crate::import::written_part::WrittenPart;
 use dlfs_base::process::Forked;
 use dlfs_base::threads;
 use dlfs_base::units::{SampleId, Slot};
@@ -41,6 +44,7 @@ use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::meta::check_label;
 use dlfs_format::format::{FieldTypes, Placement, fields};
 use dlfs_io::address::Address;
+use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// Writes the samples of a program as a new image, or appends them to one.
@@ -51,7 +55,6 @@ pub struct Writer {
     order: WriteOrder,
     /// For each field of the image, its place in a [`NewSample`].
     field_order: Vec<usize>,
-    columns: Vec<ColumnSpec>,
     started: Started,
     /// With [`WriteOrder::Whole`]: which id comes next.
     placement: Option<Placement>,
@@ -85,8 +88,8 @@ struct PlacingThread {
 enum Written {
     /// A generation.
     Image(WriteReport),
-    /// A part of one, of which its thread says more.
-    Part,
+    /// A part of one.
+    Part(WrittenPart),
 }
 
 impl Writer {
@@ -103,9 +106,10 @@ impl Writer {
     ) -> Result<Writer> {
         let image = image.to_vec();
         let connect = connect.clone();
-        Writer::start_image(options, move |onto, created| {
-            crate::import::device::open_for_import(&image, onto, &connect, created)
-        })
+        let open = move |onto, created: &mut _| {
+            open_for_import(&image, onto, &connect, FileCalls::Pread, created)
+        };
+        Writer::start_image(options, Box::new(open))
     }
 
     /// As [`create`](Self::create), onto open namespaces.
@@ -114,7 +118,7 @@ impl Writer {
     /// As [`create`](Self::create).
     pub fn create_on(devices: &[Arc<dyn Device>], options: WriterOptions) -> Result<Writer> {
         let devices = devices.to_vec();
-        Writer::start_image(options, move |_, _| Ok(devices))
+        Writer::start_image(options, Box::new(move |_, _| Ok(devices)))
     }
 
     /// Begins to write a part of an image that others commit; `place` is the work of its thread.
@@ -123,12 +127,12 @@ impl Writer {
     /// Those of `place`, until it has started.
     pub(super) fn start_part(
         options: &WriterOptions,
-        place: impl FnOnce(&Thread) -> Result<()> + Send + 'static,
+        place: impl FnOnce(&Thread) -> Result<WrittenPart> + Send + 'static,
     ) -> Result<Writer> {
-        Writer::start(options, move |thread| place(&thread).map(|()| Written::Part))
+        Writer::start(options, move |thread| place(&thread).map(Written::Part))
     }
 
-    fn start_image(options: WriterOptions, open: impl placing::Open) -> Result<Writer> {
+    fn start_image(options: WriterOptions, open: placing::Open) -> Result<Writer> {
         Writer::start(&options.clone(), move |thread| {
             placing::run(&options, open, &thread).map(Written::Image)
         })
@@ -160,7 +164,6 @@ impl Writer {
             window_bytes,
             order,
             field_order,
-            columns: started.columns.clone(),
             placement: started.whole.map(Placement::new),
             written: 0,
             window,
@@ -193,7 +196,7 @@ impl Writer {
 
     /// The typed columns: those of the options and of the image.
     pub fn columns(&self) -> &[ColumnSpec] {
-        &self.columns
+        &self.started.columns
     }
 
     /// Samples written so far.
@@ -277,7 +280,7 @@ impl Writer {
         }
         match self.end()? {
             Written::Image(report) => Ok(report),
-            Written::Part => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
+            Written::Part(_) => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
         }
     }
 
@@ -285,9 +288,9 @@ impl Writer {
     ///
     /// # Errors
     /// Those of writing: the part is not there.
-    pub(super) fn finish_part(mut self) -> Result<()> {
+    pub(super) fn finish_part(mut self) -> Result<WrittenPart> {
         match self.end()? {
-            Written::Part => Ok(()),
+            Written::Part(part) => Ok(part),
             Written::Image(_) => Err(Error::new(ErrorKind::Internal, "a generation is no part")),
         }
     }
@@ -327,7 +330,8 @@ impl Writer {
     /// An error unless the columns hold its values.
     fn check_values(&self, sample: &NewSample<'_>) -> Result<()> {
         for (name, value) in sample.values {
-            let Some(column) = self.columns.iter().find(|column| column.name == *name) else {
+            let Some(column) = self.started.columns.iter().find(|column| column.name == *name)
+            else {
                 return Err(invalid(sample, format!("there is no column {name}")));
             };
             if !column.kind.holds(*value) {
@@ -408,7 +412,7 @@ impl Writer {
         let thread = self.thread.as_ref().ok_or_else(ended_early)?;
         let thread = thread.get().ok_or_else(forked)?;
         let next = thread.spare.try_recv().ok();
-        let next = next.unwrap_or_else(|| Window::new(&self.columns, self.window_bytes));
+        let next = next.unwrap_or_else(|| Window::new(&self.started.columns, self.window_bytes));
         let full = std::mem::replace(&mut self.window, next);
         if thread.work.send(Work::Place(full)).is_ok() {
             return Ok(());
@@ -452,15 +456,8 @@ fn order_of(image: &[Vec<u8>], given: &[Vec<u8>]) -> Result<Vec<usize>> {
     }
     let place = |name: &Vec<u8>| given.iter().position(|own| own == name);
     let order: Option<Vec<usize>> = image.iter().map(place).collect();
-    order.filter(|order| order.len() == given.len()).ok_or_else(|| {
-        let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
-        let text = format!(
-            "samples of the writer have the fields [{}], those of the image [{}]",
-            list(given),
-            list(image)
-        );
-        Error::new(ErrorKind::InvalidArgument, text)
-    })
+    let order = order.filter(|order| order.len() == given.len());
+    order.ok_or_else(|| other_fields("writer", given, image))
 }
 
 /// The error for a sample that cannot be written.

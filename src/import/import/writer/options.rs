@@ -2,8 +2,10 @@
 
 use crate::import::options::ImportOptions;
 use dlfs_base::units::Generation;
+use dlfs_format::directory::Directory;
 use dlfs_format::format::columns::{ColumnSpec, Value};
-use dlfs_format::format::{FieldTypes, Uuid};
+use dlfs_format::format::superblock::used_bytes;
+use dlfs_format::format::{FieldTypes, Superblock, Uuid};
 
 /// Options of a [`Writer`](super::Writer).
 #[derive(Debug, Clone)]
@@ -38,7 +40,7 @@ impl Default for WriterOptions {
 }
 
 /// The order of a writer's samples on media.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum WriteOrder {
     /// Each window is shuffled: a chunk is a random sample of its window.
     #[default]
@@ -104,6 +106,21 @@ pub struct WriteReport {
     pub chunks: u64,
     /// Bytes of the image in use, on all namespaces.
     pub image_bytes: u64,
+}
+
+impl WriteReport {
+    /// The report of a generation whose samples are all new, but for their bytes.
+    pub(in crate::import) fn of(directory: &Directory, superblocks: &[Superblock]) -> WriteReport {
+        WriteReport {
+            uuid: directory.uuid(),
+            generation: directory.generation(),
+            samples: directory.num_samples(),
+            sample_bytes: 0,
+            live_samples: directory.num_live(),
+            chunks: directory.num_chunks().into(),
+            image_bytes: used_bytes(superblocks),
+        }
+    }
 }
 
 const DEFAULT_WINDOW_BYTES: usize = 64 << 20;

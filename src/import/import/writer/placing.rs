@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::columns_of;
+use crate::import::device::or_remove;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
@@ -18,20 +19,12 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::builder::encode_fields;
 use dlfs_format::format::columns::{ColumnSpec, check_columns};
-use dlfs_format::format::superblock::used_bytes;
 use dlfs_format::format::{ChunkSpec, FieldTypes, ImageLayout, Part, Placement, Uuid};
 use dlfs_io::qpair::Device;
 
 /// Opens the namespaces; names the files that it created.
-pub(super) trait Open:
-    FnOnce(Onto, &mut Vec<PathBuf>) -> Result<Vec<Arc<dyn Device>>> + Send + 'static
-{
-}
-
-impl<F> Open for F where
-    F: FnOnce(Onto, &mut Vec<PathBuf>) -> Result<Vec<Arc<dyn Device>>> + Send + 'static
-{
-}
+pub(super) type Open =
+    Box<dyn FnOnce(Onto, &mut Vec<PathBuf>) -> Result<Vec<Arc<dyn Device>>> + Send>;
 
 /// The next work of the thread.
 pub(in crate::import) enum Work {
@@ -88,21 +81,8 @@ pub(in crate::import) struct Started {
 
 /// Runs until the commit, a failure, or the end of `work`. What is not committed is discarded: files that were
 /// created go, others become as long as they were.
-pub(super) fn run(
-    options: &WriterOptions,
-    open: impl Open,
-    thread: &Thread,
-) -> Result<WriteReport> {
-    let mut created = Vec::new();
-    let result = open(options.image.onto, &mut created)
-        .and_then(|devices| write_all(options, &devices, thread));
-    if result.is_err() {
-        for path in created {
-            // If this fails, the user sees the file and can delete it.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-    result
+pub(super) fn run(options: &WriterOptions, open: Open, thread: &Thread) -> Result<WriteReport> {
+    or_remove(|created| write_all(options, &open(options.image.onto, created)?, thread))
 }
 
 fn write_all(
@@ -327,13 +307,10 @@ impl<'a> Placer<'a> {
         self.chunks.set_classes(classes);
         let Streamed { commit, chunks, .. } = self.chunks.commit()?;
         Ok(WriteReport {
-            uuid: commit.directory.uuid(),
-            generation: commit.directory.generation(),
             samples: self.next - self.first,
             sample_bytes: self.sample_bytes,
-            live_samples: commit.directory.num_live(),
             chunks,
-            image_bytes: used_bytes(&commit.superblocks),
+            ..WriteReport::of(&commit.directory, &commit.superblocks)
         })
     }
 }

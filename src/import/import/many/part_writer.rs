@@ -1,11 +1,9 @@
-//! A writer of one part, and what it leaves.
+//! A writer of one part.
 
-use std::fmt;
-
-use crossbeam_channel::{Receiver, bounded};
-
-use crate::import::many::written::{PartRecord, WritePlan, placing};
+use crate::import::many::placing;
+use crate::import::many::write_plan::WritePlan;
 use crate::import::writer::{NewSample, Writer};
+use crate::import::written_part::WrittenPart;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_io::qpair::ConnectOptions;
 
@@ -22,11 +20,7 @@ pub enum PartPlace {
 
 /// Writes the samples of one part. Dropping it without [`finish`](Self::finish) discards them.
 #[derive(Debug)]
-pub struct PartWriter {
-    writer: Writer,
-    /// Gets the part from the thread, once it is complete.
-    complete: Receiver<PartRecord>,
-}
+pub struct PartWriter(Writer);
 
 /// The output of a program that writes samples.
 #[derive(Debug)]
@@ -42,7 +36,7 @@ impl Output {
     pub fn samples(&mut self) -> &mut Writer {
         match self {
             Output::Image(writer) => writer,
-            Output::Part(part) => &mut part.writer,
+            Output::Part(part) => &mut part.0,
         }
     }
 }
@@ -78,22 +72,16 @@ impl PartWriter {
         namespace: u16,
         connect: &ConnectOptions,
     ) -> Result<PartWriter> {
-        let options = plan.options().clone();
+        let options = plan.options();
         let plan = plan.clone();
         let connect = connect.clone();
-        let (tell, complete) = bounded(1);
-        let writer = Writer::start_part(&options, move |thread| {
-            let record = placing::run(&plan, key, namespace, &connect, thread)?;
-            // Whoever has dropped the writer does not ask.
-            let _ = tell.send(record);
-            Ok(())
-        })?;
-        Ok(PartWriter { writer, complete })
+        let place = move |thread: &_| placing::run(&plan, key, namespace, &connect, thread);
+        Writer::start_part(&options, place).map(PartWriter)
     }
 
     /// The writer, to which samples are written. Its ids count those of this part.
     pub fn samples(&mut self) -> &mut Writer {
-        &mut self.writer
+        &mut self.0
     }
 
     /// As [`Writer::write`]; returns how many samples of the part were before.
@@ -101,7 +89,7 @@ impl PartWriter {
     /// # Errors
     /// As [`Writer::write`].
     pub fn write(&mut self, sample: &NewSample<'_>) -> Result<u64> {
-        self.writer.write(sample).map(|id| id.0)
+        self.0.write(sample).map(|id| id.0)
     }
 
     /// Writes what is left, and makes the part durable. It may have no samples.
@@ -109,66 +97,6 @@ impl PartWriter {
     /// # Errors
     /// Those of writing: the part is not there.
     pub fn finish(self) -> Result<WrittenPart> {
-        self.writer.finish_part()?;
-        let ended = |_| Error::new(ErrorKind::Internal, "a part that is complete says which it is");
-        self.complete.try_recv().map(WrittenPart).map_err(ended)
+        self.0.finish_part()
     }
 }
-
-/// A part that is complete: what an engine hands to whoever commits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct WrittenPart(pub(super) PartRecord);
-
-impl WrittenPart {
-    /// The number of the part.
-    pub fn key(&self) -> u64 {
-        self.0.key
-    }
-
-    /// The index of its namespace.
-    pub fn namespace(&self) -> u16 {
-        self.0.namespace
-    }
-
-    /// Its samples.
-    pub fn samples(&self) -> u64 {
-        self.0.samples
-    }
-
-    /// Their bytes.
-    pub fn sample_bytes(&self) -> u64 {
-        self.0.sample_bytes
-    }
-
-    /// Its chunks.
-    pub fn chunks(&self) -> u64 {
-        self.0.chunks
-    }
-
-    /// As bytes, to be sent to whoever commits.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        self.0.encode().to_vec()
-    }
-
-    /// From bytes.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: they are something else.
-    pub fn from_bytes(bytes: &[u8]) -> Result<WrittenPart> {
-        let record = Some(bytes).filter(|bytes| bytes.len() == BYTES).and_then(PartRecord::parse);
-        let wrong = || Error::new(ErrorKind::InvalidArgument, "these bytes are no written part");
-        record.map(WrittenPart).ok_or_else(wrong)
-    }
-}
-
-impl fmt::Debug for WrittenPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WrittenPart")
-            .field("key", &self.key())
-            .field("namespace", &self.namespace())
-            .field("samples", &self.samples())
-            .finish_non_exhaustive()
-    }
-}
-
-const BYTES: usize = 4096;

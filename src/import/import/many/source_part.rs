@@ -5,22 +5,18 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::import::chunks::Job;
-use crate::import::device::open_for_import;
 use crate::import::importer::{MAX_VERIFY_PASSES, never_whole, threads};
-use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::Lease;
-use crate::import::many::plan_file::PlanFile;
+use crate::import::many::plan_file::Plan;
+use crate::import::many::source_plan::SourcePlan;
 use crate::import::mark::{Mark, State};
-use crate::import::media::{Channel, Media};
-use crate::import::options::{BadEntries, ImportOptions, Onto, Progress, Stage, as_text};
-use crate::import::plan::ChunkLayout;
+use crate::import::media::Media;
+use crate::import::options::{BadEntries, ImportOptions, Progress, Stage, as_text};
 use crate::import::retry::is_transient;
 use crate::import::sources::BadEntry;
 use crate::import::worker::Pass;
-use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::format::Uuid;
-use dlfs_io::address::Address;
+use dlfs_format::format::{Placement, Uuid};
 use dlfs_io::qpair::ConnectOptions;
 
 /// The report of a written part.
@@ -54,40 +50,33 @@ pub fn import_part(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<PartReport> {
-    let file = PlanFile::read(plan, Some(part))?;
-    let Some(address) = file.image.get(usize::from(part)).cloned() else {
-        let text =
-            format!("the plan has the parts 0 to {}, and no part {part}", file.image.len() - 1);
+    let file = SourcePlan::read(plan, Some(part))?;
+    let SourcePlan { plan: Plan { image, journal, .. }, chunks, .. } = &file;
+    let Some(address) = image.get(usize::from(part)) else {
+        let text = format!("the plan has the parts 0 to {}, and no part {part}", image.len() - 1);
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(plan));
     };
-    let media = open_planned(std::slice::from_ref(&address), connect)?;
-    let options = ImportOptions::default();
-    let lease = Lease::take(&media, options.lease)?;
-    let chunks = file.chunks_of(part);
+    let media = file.plan.open(Some(part), connect)?;
+    let lease = Lease::take(&media, ImportOptions::default().lease)?;
+    let media = media.placed(part, journal.layout.num_namespaces)?;
     let report = PartReport {
-        uuid: file.journal.layout.uuid,
+        uuid: journal.layout.uuid,
         part,
         address: address.to_string(),
         chunks: chunks.len() as u64,
         found: chunks.len() as u64,
         samples: chunks.iter().map(|chunk| u64::from(chunk.num_slots)).sum(),
     };
-    let complete = Mark {
-        plan: file.id,
-        namespace: part,
-        state: State::Complete,
-        chunks: chunks.len() as u64,
-    };
-    let media = media.placed(part, file.journal.layout.num_namespaces)?;
-    let mark = check_prepared(&file, part, &mut media.channel())?;
+    let mark = file.plan.mark(part, &mut media.channel())?;
+    let complete = file.plan.mark_of(part, State::Complete);
     if mark == Some(complete) {
         return Ok(report);
     }
     let look = mark.is_some_and(|mark| mark.state != State::Planned);
     let begun = Mark { state: State::Begun, ..complete };
-    let write_mark = |mark: &Mark| mark.write(&mut media.channel(), part);
+    let write_mark = |mark: &Mark| mark.write(&mut media.channel());
     let found = lease.explain(write_mark(&begun).and_then(|()| {
-        let found = write_chunks(&file, &chunks, &media, &lease, look, progress)?;
+        let found = write_chunks(&file, &media, &lease, look, progress)?;
         lease.check()?;
         write_mark(&complete)?;
         Ok(found)
@@ -95,93 +84,33 @@ pub fn import_part(
     Ok(PartReport { found: found?, ..report })
 }
 
-/// Opens namespaces of a plan, which prepared them.
-pub(super) fn open_planned(image: &[Address], connect: &ConnectOptions) -> Result<Media> {
-    let mut created = Vec::new();
-    let devices = open_for_import(image, Onto::Resume, connect, &mut created)?;
-    if let Some(missing) = created.first() {
-        for path in &created {
-            // If this fails, an empty file is left.
-            let _ = std::fs::remove_file(path);
-        }
-        let text = "the namespace that was planned with is not there";
-        return Err(Error::new(ErrorKind::NotFound, text).path(missing));
-    }
-    Media::new(devices)
-}
-
-/// The mark of the namespace, if it is prepared for this plan.
-pub(super) fn check_prepared(
-    file: &PlanFile,
-    namespace: u16,
-    channel: &mut Channel,
-) -> Result<Option<Mark>> {
-    let address = channel.media().devices()[usize::from(namespace)].namespace().address;
-    let refused = |text: &'static str, hint: &'static str| {
-        let error = Error::new(ErrorKind::InvalidArgument, text);
-        Err(error.target(address.clone()).hint(hint))
-    };
-    let mark = Mark::read(channel, namespace)?;
-    let newest = channel.superblocks(namespace)?.newest().copied();
-    let journal = &file.journal;
-    let own = newest.filter(|newest| newest.layout.uuid == journal.layout.uuid);
-    if let Some(newest) = own.filter(|newest| newest.generation >= journal.generation) {
-        let is_it = (newest.generation, newest.time_ns) == (journal.generation, journal.time_ns);
-        match mark {
-            _ if !is_it => {
-                let text = "the image has changed since the import was planned";
-                return Err(Error::new(ErrorKind::Stale, text).target(address).hint("plan again"));
-            }
-            None => return refused("the plan is committed already", "read the image"),
-            Some(_) => {} // its commit has begun, and may be run again
-        }
-    }
-    let planned = Journal { namespace, ..*journal };
-    let found = Journal::parse(&channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?).ok();
-    // The mark of an append is there from the beginning, until the image changes.
-    let is_planned = (mark.is_some() || journal.generation == Generation(1))
-        && found.is_some_and(|mut found| {
-            found.part.count = planned.part.count;
-            found == planned
-        });
-    let is_foreign = mark.is_some_and(|mark| (mark.plan, mark.namespace) != (file.id, namespace));
-    if is_planned && !is_foreign {
-        Ok(mark)
-    } else {
-        refused(
-            "this namespace is not prepared for this plan",
-            "use the plan that was made last for it, or plan again with --force",
-        )
-    }
-}
-
 /// Writes the chunks that are not there yet; returns how many were.
 fn write_chunks(
-    file: &PlanFile,
-    chunks: &[ChunkLayout],
+    file: &SourcePlan,
     media: &Media,
     lease: &Lease,
     look: bool,
     progress: &mut dyn Progress,
 ) -> Result<u64> {
-    let layout = &file.journal.layout;
+    let SourcePlan { plan, chunks, .. } = file;
+    let layout = &plan.journal.layout;
     let Some(last) = chunks.iter().max_by_key(|chunk| chunk.cells.cell) else { return Ok(0) };
     let part = last.cells.namespace;
     media.grow(part, layout.offset_of(last.cells.cell + last.cells.cells)?)?;
     let samples = chunks.iter().map(|chunk| u64::from(chunk.num_slots)).sum();
     progress.stage(Stage::Writing, samples, 0);
-    let spec = file.spec();
-    let placement = file.placement();
-    let mut rest = chunks;
+    let spec = plan.spec();
+    let placement = Placement::new(plan.journal.part);
+    let mut rest = &chunks[..];
     let mut found = 0;
     let mut bad = Vec::new();
-    for piece in &file.rows[usize::from(part)] {
+    for piece in &plan.parts.rows[usize::from(part)] {
         let (own, after) = rest.split_at(piece.count as usize);
         rest = after;
         let num_rows = own.iter().map(|chunk| u64::from(chunk.num_slots)).sum();
         let source = file.source(piece, num_rows)?;
         let rows = file.rows(source.index(), own);
-        let time_ns = file.journal.time_ns;
+        let time_ns = plan.journal.time_ns;
         let pass = Pass {
             job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns },
             chunks: own,

@@ -4,26 +4,25 @@ use std::collections::BTreeMap;
 
 use zerocopy::IntoBytes;
 
-use crate::import::commit;
+use crate::import::give_back::trim;
 use crate::import::lease::Lease;
-use crate::import::many::committing::committed_directory;
-use crate::import::many::part::open_planned;
-use crate::import::many::written::{Lane, PartRecord, WritePlan, WrittenPart};
-use crate::import::mark::Mark;
+use crate::import::many::commit::{check_stop, not_complete, once, write};
+use crate::import::many::write_plan::WritePlan;
+use crate::import::mark::Lane;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{Progress, Stage};
 use crate::import::part_sum::PartSum;
-use crate::import::prepare;
+use crate::import::prepare::{self, Current};
 use crate::import::scan::BLOCK_BYTES;
 use crate::import::temporary::TemporaryColumn;
 use crate::import::writer::WriteReport;
+use crate::import::written_part::WrittenPart;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::chunk::{ChunkId, HEAD_BYTES};
-use dlfs_format::format::superblock::used_bytes;
-use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Part, Space};
+use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Part};
 use dlfs_io::qpair::ConnectOptions;
 
 impl WritePlan {
@@ -40,18 +39,14 @@ impl WritePlan {
         connect: &ConnectOptions,
         progress: &mut dyn Progress,
     ) -> Result<WriteReport> {
-        if let Some(other) = parts.iter().find(|part| part.0.plan != self.id()) {
-            let text = format!("the written part {} is of another plan", other.key());
+        if let Some(other) = parts.iter().find(|part| part.plan != self.0.id) {
+            let text = format!("the written part {} is of another plan", other.key);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         self.commit_chosen(connect, progress, |found| {
-            let is_missing = |part: &&WrittenPart| !found.contains(&part.0);
-            let missing: Vec<u64> = parts.iter().filter(is_missing).map(WrittenPart::key).collect();
-            if missing.is_empty() {
-                Ok(parts.iter().map(|part| part.0).collect())
-            } else {
-                Err(not_complete(&missing))
-            }
+            let is_missing = |part: &&WrittenPart| !found.contains(part);
+            let missing: Vec<u64> = parts.iter().filter(is_missing).map(|part| part.key).collect();
+            if missing.is_empty() { Ok(parts.to_vec()) } else { Err(not_complete(&missing, HINT)) }
         })
     }
 
@@ -79,7 +74,7 @@ impl WritePlan {
             if missing.is_empty() {
                 Ok(last.into_values().collect())
             } else {
-                Err(not_complete(&missing))
+                Err(not_complete(&missing, HINT))
             }
         })
     }
@@ -89,44 +84,34 @@ impl WritePlan {
     /// # Errors
     /// `Busy`: a part is being written, on a namespace that one process opens at a time.
     pub fn complete(&self, connect: &ConnectOptions) -> Result<Vec<WrittenPart>> {
-        let media = open_planned(self.image(), connect)?;
+        let media = self.0.open(None, connect)?;
         let (_, found) = self.read_lanes(&mut media.channel())?;
-        Ok(last_attempts(&found).into_values().map(WrittenPart).collect())
+        Ok(last_attempts(&found).into_values().collect())
     }
 
     fn commit_chosen(
         &self,
         connect: &ConnectOptions,
         progress: &mut dyn Progress,
-        choose: impl Fn(&[PartRecord]) -> Result<Vec<PartRecord>>,
+        choose: impl Fn(&[WrittenPart]) -> Result<Vec<WrittenPart>>,
     ) -> Result<WriteReport> {
-        let media = open_planned(self.image(), connect)?;
+        let media = self.0.open(None, connect)?;
         let leases = self.leases(&media)?;
-        let result = match committed_directory(self.journal(), &media)? {
-            Some((directory, used)) => prepare::opened(&media).map(|opened| {
-                let snapshot = opened.superblock().snapshot_range();
-                (report(&directory, used), in_use(&media, &directory, snapshot))
-            }),
-            None => {
-                let (lanes, found) = self.read_lanes(&mut media.channel())?;
-                let chosen = choose(&found)?;
-                self.commit_parts(&media, &leases, &lanes, &chosen, progress)
-            }
-        };
-        let (report, space) = leases[0].explain(result)?;
-        leases.iter().try_for_each(Lease::check)?;
-        let mut channel = media.channel();
-        for namespace in 0..media.len() {
-            Mark::remove(&mut channel, namespace)?;
-        }
-        self.give_back(&media, &space)?;
-        Ok(report)
+        let done = once(self.journal(), &media, &leases, || {
+            let (lanes, found) = self.read_lanes(&mut media.channel())?;
+            self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
+        })?;
+        // Records, and attempts that do not count.
+        trim(&media, &done, &leases[0])?;
+        let len = |id| u64::from(done.directory.len_bytes(SampleId(id)).unwrap_or(0));
+        let sample_bytes = (0..done.directory.num_samples()).map(len).sum();
+        Ok(WriteReport { sample_bytes, ..WriteReport::of(&done.directory, &done.superblocks) })
     }
 
     /// The lease of the image, which is that of namespace 0, and those of the other namespaces: nobody writes a part
     /// meanwhile.
     fn leases(&self, media: &Media) -> Result<Vec<Lease>> {
-        let limit = self.options().image.lease;
+        let limit = self.lease_limit();
         let alone = media.devices()[1..].iter().map(|device| Media::new(vec![device.clone()]));
         let alone = alone.collect::<Result<Vec<_>>>()?;
         // Taking one may take seconds, and they do not wait for each other.
@@ -143,12 +128,12 @@ impl WritePlan {
     }
 
     /// The lanes, and the records of all parts on them.
-    fn read_lanes(&self, channel: &mut Channel) -> Result<(Vec<Lane>, Vec<PartRecord>)> {
+    fn read_lanes(&self, channel: &mut Channel) -> Result<(Vec<Lane>, Vec<WrittenPart>)> {
         let mut lanes = Vec::new();
         let mut found = Vec::new();
         for namespace in 0..channel.media().len() {
-            let lane = Lane::read(self.id(), self.journal(), namespace, channel)?;
-            found.extend(lane.records(&self.journal().layout, channel)?);
+            let lane = self.lane(namespace, channel)?;
+            found.extend(self.records(lane, namespace, channel)?);
             lanes.push(lane);
         }
         Ok((lanes, found))
@@ -159,9 +144,9 @@ impl WritePlan {
         media: &Media,
         leases: &[Lease],
         lanes: &[Lane],
-        parts: &[PartRecord],
+        parts: &[WrittenPart],
         progress: &mut dyn Progress,
-    ) -> Result<(WriteReport, Space)> {
+    ) -> Result<Current> {
         let journal = self.journal();
         let samples: u64 = parts.iter().map(|part| part.samples).sum();
         if samples == 0 {
@@ -177,38 +162,19 @@ impl WritePlan {
             leases.iter().try_for_each(Lease::check)?;
             merge.add(part, self, &mut channel)?;
             progress.advance(part.samples, 0);
-            if progress.stop() {
-                let text = "the commit was stopped before anything was visible";
-                return Err(Error::new(ErrorKind::Interrupted, text).hint("run it again"));
-            }
+            check_stop(progress)?;
         }
         let Merge { mut builder, .. } = merge;
-        builder.set_classes(self.classes().to_vec());
+        builder.set_classes(self.0.classes.clone());
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         check_names(&directory)?;
         // Reserve the written parts: they must stay until the commit, which may be run again.
         let mut space = prepare::free_space(media, &journal.layout, None);
-        for lane in lanes {
-            space.reserve(CellRange { namespace: lane.namespace, cell: 0, cells: lane.end_cell });
+        for (namespace, lane) in (0..).zip(lanes) {
+            space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
         }
-        let commit = commit::prepare(media, directory, &mut space)?;
         leases.iter().try_for_each(Lease::check)?;
-        commit::write(media, &leases[0], &commit)?;
-        let used = used_bytes(&commit.superblocks);
-        let space = in_use(media, &commit.directory, commit.snapshot_range);
-        Ok((report(&commit.directory, used), space))
-    }
-
-    /// Gives records, and attempts that do not count, back to the file system.
-    fn give_back(&self, media: &Media, space: &Space) -> Result<()> {
-        let layout = &self.journal().layout;
-        for (namespace, device) in (0..).zip(media.devices()) {
-            let bytes = |cell: u64| layout.offset_of(cell).map_err(Error::from);
-            let unused = space.free_below_end(namespace);
-            let unused = unused.map(|cells| Ok(bytes(cells.start)?..bytes(cells.end)?));
-            device.trim(&unused.collect::<Result<Vec<_>>>()?, bytes(space.end_cell(namespace))?)?;
-        }
-        Ok(())
+        write(directory, media, &leases[0], &mut space)
     }
 }
 
@@ -221,7 +187,7 @@ struct Merge {
 
 impl Merge {
     /// Adds a part, and gives its chunks their places.
-    fn add(&mut self, part: &PartRecord, plan: &WritePlan, channel: &mut Channel) -> Result<()> {
+    fn add(&mut self, part: &WrittenPart, plan: &WritePlan, channel: &mut Channel) -> Result<()> {
         let layout = &plan.journal().layout;
         let draft = plan.draft_layout();
         let wrong = |what: String| {
@@ -283,10 +249,10 @@ fn write_front(channel: &mut Channel, namespace: u16, offset: u64, bytes: &IoBuf
 }
 
 /// The last attempt of each part.
-fn last_attempts(found: &[PartRecord]) -> BTreeMap<u64, PartRecord> {
-    let mut last: BTreeMap<u64, PartRecord> = BTreeMap::new();
+fn last_attempts(found: &[WrittenPart]) -> BTreeMap<u64, WrittenPart> {
+    let mut last: BTreeMap<u64, WrittenPart> = BTreeMap::new();
     for part in found {
-        let order = |part: &PartRecord| (part.time_ns, part.namespace, part.record_cell);
+        let order = |part: &WrittenPart| (part.time_ns, part.namespace, part.record_cell);
         last.entry(part.key)
             .and_modify(|before| {
                 if order(part) > order(before) {
@@ -296,19 +262,6 @@ fn last_attempts(found: &[PartRecord]) -> BTreeMap<u64, PartRecord> {
             .or_insert(*part);
     }
     last
-}
-
-fn not_complete(missing: &[u64]) -> Error {
-    let listed: Vec<String> = missing.iter().take(MAX_LISTED).map(u64::to_string).collect();
-    let more = match missing.len() - listed.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let text = match missing {
-        [one] => format!("part {one} is not complete"),
-        _ => format!("the parts {}{more} are not complete", listed.join(", ")),
-    };
-    Error::new(ErrorKind::NotFound, text).hint("write each of them, and commit again")
 }
 
 /// Refuses two samples with one name.
@@ -321,26 +274,4 @@ fn check_names(directory: &Directory) -> Result<()> {
         .hint("plan again, and give the samples of all parts names of their own"))
 }
 
-/// The cells that the image reads, taken.
-fn in_use(media: &Media, directory: &Directory, snapshot: CellRange) -> Space {
-    let mut space = Space::new(directory.layout(), &media.capacities());
-    directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
-    space
-}
-
-fn report(directory: &Directory, image_bytes: u64) -> WriteReport {
-    let samples = directory.num_samples();
-    let len = |id| u64::from(directory.len_bytes(SampleId(id)).unwrap_or(0));
-    WriteReport {
-        uuid: directory.uuid(),
-        generation: directory.generation(),
-        samples,
-        sample_bytes: (0..samples).map(len).sum(),
-        live_samples: directory.num_live(),
-        chunks: directory.num_chunks().into(),
-        image_bytes,
-    }
-}
-
-/// Parts that an error lists.
-const MAX_LISTED: usize = 100;
+const HINT: &str = "write each of them, and commit again";

@@ -6,13 +6,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
-use crate::import::many::part::open_planned;
-use crate::import::many::written::check::check_part;
-use crate::import::many::written::{Lane, PartRecord, WritePlan};
-use crate::import::media::Media;
+use crate::import::many::check::check_part;
+use crate::import::many::write_plan::WritePlan;
+use crate::import::media::{Channel, Media};
 use crate::import::prepare::{self, ImportState};
 use crate::import::writer::{Placer, Started, Thread};
-use dlfs_base::{Error, Result};
+use crate::import::written_part::WrittenPart;
+use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::{CellRange, Part};
 use dlfs_io::qpair::ConnectOptions;
 
@@ -24,10 +24,9 @@ pub(super) fn run(
     namespace: u16,
     connect: &ConnectOptions,
     thread: &Thread,
-) -> Result<PartRecord> {
-    let address = &plan.image()[usize::from(namespace)];
-    let media = open_planned(std::slice::from_ref(address), connect)?;
-    let lease = Lease::take(&media, plan.options().image.lease)?;
+) -> Result<WrittenPart> {
+    let media = plan.0.open(Some(namespace), connect)?;
+    let lease = Lease::take(&media, plan.lease_limit())?;
     let placed = media.placed(namespace, plan.journal().layout.num_namespaces)?;
     lease.explain(write(plan, key, namespace, &placed, &lease, thread))
 }
@@ -39,10 +38,12 @@ fn write(
     media: &Media,
     lease: &Lease,
     thread: &Thread,
-) -> Result<PartRecord> {
-    let options = plan.options();
+) -> Result<WrittenPart> {
+    let options = &plan.options();
     let layout = plan.journal().layout;
-    let lane = Lane::read_open(plan.id(), plan.journal(), namespace, &mut media.channel())?;
+    let mut channel = media.channel();
+    let lane = plan.lane(namespace, &mut channel)?;
+    check_uncommitted(plan, namespace, &mut channel)?;
     thread.start(Started {
         part: Some(key),
         image: None,
@@ -51,7 +52,7 @@ fn write(
         fields: options.fields.clone(),
         field_types: options.field_types.clone(),
         columns: options.columns.clone(),
-        classes: plan.classes().to_vec(),
+        classes: plan.0.classes.clone(),
     })?;
     let next = thread.next()?;
     let part = Part { first: 0, count: 0, seed: 0, window: 0 };
@@ -74,8 +75,8 @@ fn write(
 
     let range = space.allocate(namespace.into(), RECORD_CELLS);
     let range = range.ok_or_else(|| Error::from(space.no_room(RECORD_CELLS)))?;
-    let record = PartRecord {
-        plan: plan.id(),
+    let record = WrittenPart {
+        plan: plan.0.id,
         key,
         namespace,
         time_ns: prepare::time_ns(None),
@@ -87,14 +88,23 @@ fn write(
         sample_bytes,
         digest: sum.digest(),
     };
-    let mut channel = media.channel();
     if !media.checks_writes() {
         // The samples do not come again, so damage is reported and not repaired.
         check_part(&mut channel, &layout, &record)?;
     }
     lease.check()?;
-    lane.append(&record, &layout, &mut channel)?;
+    plan.append(&record, &mut channel)?;
     Ok(record)
+}
+
+/// Refuses a part of a plan whose commit has begun to be visible.
+fn check_uncommitted(plan: &WritePlan, namespace: u16, channel: &mut Channel) -> Result<()> {
+    let newest = channel.superblocks(namespace)?.newest().copied();
+    if newest.is_none_or(|newest| newest.layout.uuid != plan.uuid()) {
+        return Ok(());
+    }
+    let text = "the plan is being committed";
+    Err(Error::new(ErrorKind::InvalidArgument, text).hint("commit it again, and read the image"))
 }
 
 /// A record takes less than a cell.

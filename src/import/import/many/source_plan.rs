@@ -1,0 +1,206 @@
+//! The plan of parts that come from sources: where each chunk lies, and which rows of the sources it has.
+//!
+//! Its file has pieces: the rows of each part and the names of all samples, a megabyte or two at a time (`pieces.rs`),
+//! and one with the places of all chunks. Numbers there are LEB128, texts have their length before them.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::import::journal::Journal;
+use crate::import::many::pieces::{Piece, PieceWriter};
+use crate::import::many::plan_file::{FROM_SOURCES, Parts, Plan, damaged};
+use crate::import::plan::{ChunkLayout, RowOrder, Rows};
+use crate::import::sources::{Index, Source, SourceKind};
+use dlfs_base::buf::zeroed_vec;
+use dlfs_base::replace_file::{NewMode, replace_file_with};
+use dlfs_base::units::Slot;
+use dlfs_base::{Error, Result};
+use dlfs_format::format::builder::ChunkSpec;
+use dlfs_format::format::cursor::{Cursor, put_number};
+use dlfs_format::format::error::{at_most, equal};
+use dlfs_format::format::{CellRange, FormatError, Part, Placement};
+
+/// The parts, as the head of such a plan describes them.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct SourceParts {
+    pub(super) kind: SourceKind,
+    /// For each field of the image, the field of the source.
+    pub(super) source_fields: Vec<Option<u16>>,
+    /// For each class of the source, its number in the image.
+    pub(super) class_numbers: Vec<i64>,
+    /// The bytes of all samples.
+    pub(super) sample_bytes: u64,
+    /// The cells of each namespace when the import was planned.
+    pub(super) planned_cells: Vec<u64>,
+    /// An index without rows, and all chunks.
+    pub(super) layout: Piece,
+    /// The rows of each part.
+    pub(super) rows: Vec<Vec<Piece>>,
+    /// The names of all samples.
+    pub(super) names: Vec<Piece>,
+}
+
+impl Parts for SourceParts {
+    const MAGIC: [u8; 8] = FROM_SOURCES;
+    const OTHERWISE: &str = "programs write its parts: commit them with --parts K";
+}
+
+impl Plan<SourceParts> {
+    /// Writes it to the file at `path`: an index of the source without rows, `chunks`, and their rows.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(super) fn write(
+        &mut self,
+        path: &Path,
+        shared: &Index,
+        chunks: &[ChunkLayout],
+        rows: &Rows<'_>,
+    ) -> Result<()> {
+        replace_file_with(path, NewMode::Private, |file| {
+            let front = Plan::<SourceParts>::front();
+            file.write_all(&front)?;
+            let mut out = PieceWriter { file, at: front.len() as u64 };
+            let spec = self.spec();
+            let placement = Placement::new(self.journal.part);
+            for part in 0..self.journal.layout.num_namespaces {
+                self.parts.rows.push(out.rows(rows, &of_part(chunks, part), &spec, &placement)?);
+            }
+            self.parts.names = out.names(rows.index)?;
+            let mut layout = Vec::new();
+            shared.save_shared(&mut layout);
+            put_chunks(&mut layout, chunks);
+            self.parts.layout = out.piece(&layout, chunks.len() as u64)?;
+            out.file.write_all(&self.tail()?)
+        })
+    }
+
+    /// The properties that all its chunks share.
+    pub(super) fn spec(&self) -> ChunkSpec {
+        let Plan { journal, fields, field_types, columns, .. } = self;
+        journal.spec(fields.clone(), field_types.clone(), columns.clone())
+    }
+}
+
+/// A plan that is read.
+#[derive(Debug)]
+pub(super) struct SourcePlan {
+    pub(super) plan: Plan<SourceParts>,
+    /// Containers, fields and classes of the source: an index without rows.
+    shared: Index,
+    /// All chunks, in the order of their numbers; of a part, its own.
+    pub(super) chunks: Vec<ChunkLayout>,
+    file: File,
+}
+
+impl SourcePlan {
+    /// Reads the plan at `path`, with the chunks of one part, or with all of them.
+    ///
+    /// # Errors
+    /// `Corrupt`: it is damaged. `InvalidArgument`: it is no such plan. Those of the file system.
+    pub(super) fn read(path: &Path, part: Option<u16>) -> Result<SourcePlan> {
+        let (plan, file) = Plan::<SourceParts>::read(path)?;
+        let mut plan = SourcePlan { plan, shared: Index::default(), chunks: Vec::new(), file };
+        let layout = plan.read_piece(&plan.plan.parts.layout)?;
+        plan.take_layout(&layout).map_err(|error| Error::from(error).path(path))?;
+        if let Some(part) = part {
+            plan.chunks = of_part(&plan.chunks, part);
+        }
+        Ok(plan)
+    }
+
+    fn take_layout(&mut self, layout: &[u8]) -> std::result::Result<(), FormatError> {
+        let mut from = Cursor::new("chunks of a plan", layout);
+        self.shared = Index::load_shared(&mut from)?;
+        self.chunks = take_chunks(&mut from, &self.plan.journal)?;
+        let count = |pieces: &[Piece]| {
+            pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.count))
+        };
+        let Plan { journal, parts, .. } = &self.plan;
+        let namespaces = journal.layout.num_namespaces;
+        equal("parts of a plan", namespaces.into(), parts.rows.len() as u64)?;
+        equal("namespaces of a plan", namespaces.into(), parts.planned_cells.len() as u64)?;
+        let mut own = vec![0; usize::from(namespaces)];
+        self.chunks.iter().for_each(|chunk| own[usize::from(chunk.cells.namespace)] += 1);
+        for (own, rows) in own.into_iter().zip(&parts.rows) {
+            equal("chunks of a part of a plan", own, count(rows))?;
+        }
+        equal("names of a plan", journal.part.count, count(&parts.names))
+    }
+
+    /// The bytes of a piece.
+    ///
+    /// # Errors
+    /// `Corrupt`: they are not those that were planned. Those of the file system.
+    pub(super) fn read_piece(&self, piece: &Piece) -> Result<Vec<u8>> {
+        let len = self.file.metadata().map_err(Error::from)?.len();
+        at_most("end of a piece of a plan", piece.offset.saturating_add(piece.len), len)?;
+        let mut bytes = zeroed_vec(piece.len)?;
+        self.file.read_exact_at(&mut bytes, piece.offset).map_err(Error::from)?;
+        if xxh3_64(&bytes) == piece.hash { Ok(bytes) } else { Err(damaged()) }
+    }
+
+    /// The source, with the rows of a piece.
+    ///
+    /// # Errors
+    /// `Corrupt`: the piece is damaged. A folder of the source does not open.
+    pub(super) fn source(&self, piece: &Piece, num_rows: u64) -> Result<Source> {
+        let bytes = self.read_piece(piece)?;
+        let index = self.shared.load_rows(&mut Cursor::new("rows of a plan", &bytes))?;
+        equal("rows of a piece of a plan", num_rows, index.len())?;
+        Source::of_plan(self.plan.parts.kind, index)
+    }
+
+    /// The rows of `chunks`, which `index` has.
+    pub(super) fn rows<'a>(&self, index: &'a Index, chunks: &[ChunkLayout]) -> Rows<'a> {
+        let SourceParts { source_fields, class_numbers, .. } = &self.plan.parts;
+        let source_fields = source_fields.clone();
+        let class_numbers = class_numbers.clone();
+        let order = RowOrder::of_chunks(chunks);
+        Rows { index, source_fields, class_numbers, values: None, order }
+    }
+}
+
+/// The chunks of a part, in the order of their numbers.
+pub(super) fn of_part(chunks: &[ChunkLayout], part: u16) -> Vec<ChunkLayout> {
+    chunks.iter().copied().filter(|chunk| chunk.cells.namespace == part).collect()
+}
+
+fn put_chunks(out: &mut Vec<u8>, chunks: &[ChunkLayout]) {
+    put_number(out, chunks.len() as u64);
+    for chunk in chunks {
+        let CellRange { namespace, cell, cells } = chunk.cells;
+        let numbers =
+            [chunk.num_slots.into(), namespace.into(), cell, cells, chunk.oversize.into()];
+        numbers.iter().for_each(|number| put_number(out, *number));
+    }
+}
+
+fn take_chunks(
+    from: &mut Cursor<'_>,
+    journal: &Journal,
+) -> std::result::Result<Vec<ChunkLayout>, FormatError> {
+    let Part { first, count, .. } = journal.part;
+    let mut slot = first;
+    let mut chunks = Vec::new();
+    for sequence in 0..from.count(5)? as u64 {
+        let num_slots = at_most("samples of a chunk", from.number()?, count)? as u32;
+        let last = u64::from(journal.layout.num_namespaces) - 1;
+        let namespace = at_most("namespace of a chunk", from.number()?, last)? as u16;
+        let cell = from.number()?;
+        let cells = from.number()?;
+        journal.layout.offset_of(cell.saturating_add(cells))?;
+        let oversize = from.number()? == 1;
+        let cells = CellRange { namespace, cell, cells };
+        chunks.push(ChunkLayout { sequence, first_slot: Slot(slot), num_slots, cells, oversize });
+        slot += u64::from(num_slots);
+    }
+    equal("samples in the chunks of a plan", first + count, slot)?;
+    equal("bytes behind the chunks of a plan", 0, from.len() as u64)?;
+    Ok(chunks)
+}

@@ -1,0 +1,203 @@
+//! The plan of an image whose parts programs write.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::import::device::{open_for_import, or_remove};
+use crate::import::journal::Journal;
+use crate::import::lease::Lease;
+use crate::import::many::plan_file::{Parts, Plan, WRITTEN, damaged, not_prepared};
+use crate::import::many::planning::{addresses, draw_id};
+use crate::import::mark::{Lane, Mark, State};
+use crate::import::media::{Channel, Media};
+use crate::import::options::{ImportOptions, Onto, PlacementOrder};
+use crate::import::prepare;
+use crate::import::writer::{self, WriteOrder, WriterOptions};
+use dlfs_base::replace_file::{NewMode, replace_file};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::{ImageLayout, Uuid};
+use dlfs_io::address::Address;
+use dlfs_io::qpair::file::FileCalls;
+use dlfs_io::qpair::{ConnectOptions, Device};
+
+/// The plan that all writers of one image share: the image's location, and the properties of its samples. It takes a
+/// few thousand bytes, is sent to every writer, and is not changed by what they do.
+#[derive(Debug, Clone)]
+pub struct WritePlan(pub(super) Plan<WriterParts>);
+
+/// How writers place their samples.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct WriterParts {
+    order: WriteOrder,
+    window_bytes: usize,
+    seed: u64,
+    lease_ms: u64,
+}
+
+impl Parts for WriterParts {
+    const MAGIC: [u8; 8] = WRITTEN;
+    const OTHERWISE: &str = "its parts come from sources: commit them without --parts";
+}
+
+impl WritePlan {
+    /// Plans a new image at `image`, and prepares its namespaces; each of them takes one part at a time.
+    ///
+    /// Labels that are names need `classes`: a class has one number in all parts.
+    ///
+    /// # Errors
+    /// Those of [`Writer::create`](crate::import::Writer::create). `InvalidArgument`: an append, or all samples
+    /// shuffled together.
+    pub fn create(
+        image: &[Address],
+        options: &WriterOptions,
+        classes: Vec<Vec<u8>>,
+        connect: &ConnectOptions,
+    ) -> Result<WritePlan> {
+        let refused = match (options.image.onto, options.order) {
+            (Onto::Append | Onto::Resume, _) => "a plan is for a new image",
+            (_, WriteOrder::Whole { .. }) => {
+                "parts are shuffled window by window: nobody knows the number of all samples"
+            }
+            _ => "",
+        };
+        if !refused.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidArgument, refused));
+        }
+        or_remove(|created| {
+            let devices =
+                open_for_import(image, options.image.onto, connect, FileCalls::Pread, created)?;
+            WritePlan::prepare(devices, options, classes)
+        })
+    }
+
+    fn prepare(
+        devices: Vec<Arc<dyn Device>>,
+        options: &WriterOptions,
+        classes: Vec<Vec<u8>>,
+    ) -> Result<WritePlan> {
+        let media = prepare::in_image_order(&Media::new(devices)?)?;
+        let WriterOptions { image, fields, field_types, columns, order, window_bytes } = options;
+        let lease = Lease::take(&media, image.lease)?;
+        let layout =
+            ImageLayout::new(Uuid([0; 16]), image.chunk_size_bytes, image.pack, media.len())?;
+        writer::check(layout, fields, field_types, columns)?;
+        let id = draw_id()?;
+        let fingerprint = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|at: usize| id[at]));
+        let in_order = ImportOptions { placement: PlacementOrder::Source, ..image.clone() };
+        lease.explain(prepare::prepare(media, &in_order, fingerprint, 0).and_then(|state| {
+            let journal = state.journal;
+            let plan = Plan {
+                id,
+                image: addresses(&state.media)?,
+                journal,
+                fields: fields.clone(),
+                field_types: field_types.clone(),
+                columns: columns.clone(),
+                classes,
+                parts: WriterParts {
+                    order: *order,
+                    window_bytes: *window_bytes,
+                    seed: image.seed,
+                    lease_ms: image.lease.as_millis() as u64, // far below 2^64
+                },
+            };
+            let lane = Lane { last_record: 0, end_cell: journal.layout.first_cell() };
+            plan.prepare(&state.media, Some(State::Written(lane)))?;
+            Ok(WritePlan(plan))
+        }))
+    }
+
+    /// The namespaces of the image, in its order.
+    pub fn image(&self) -> &[Address] {
+        &self.0.image
+    }
+
+    /// The image to be.
+    pub fn uuid(&self) -> Uuid {
+        self.0.journal.layout.uuid
+    }
+
+    /// The options of its writers.
+    pub(super) fn options(&self) -> WriterOptions {
+        let Plan { journal, fields, field_types, columns, parts, .. } = &self.0;
+        WriterOptions {
+            image: ImportOptions {
+                seed: parts.seed,
+                lease: self.lease_limit(),
+                chunk_size_bytes: journal.layout.chunk_size_bytes,
+                pack: journal.layout.pack,
+                placement: PlacementOrder::Source,
+                ..ImportOptions::default()
+            },
+            fields: fields.clone(),
+            field_types: field_types.clone(),
+            columns: columns.clone(),
+            order: parts.order,
+            window_bytes: parts.window_bytes.min(MAX_WINDOW_BYTES),
+        }
+    }
+
+    pub(super) fn lease_limit(&self) -> Duration {
+        Duration::from_millis(self.0.parts.lease_ms)
+    }
+
+    /// The layout of chunks that have no place yet: they are of another image, which nobody opens or rebuilds.
+    pub(super) fn draft_layout(&self) -> ImageLayout {
+        ImageLayout { uuid: Uuid(self.0.id), ..self.0.journal.layout }
+    }
+
+    pub(super) fn journal(&self) -> &Journal {
+        &self.0.journal
+    }
+
+    /// The parts on a namespace, if that is prepared for this plan.
+    ///
+    /// # Errors
+    /// As [`Plan::mark`].
+    pub(super) fn lane(&self, namespace: u16, channel: &mut Channel) -> Result<Lane> {
+        match self.0.mark(namespace, channel)? {
+            Some(Mark { state: State::Written(lane), .. }) => Ok(lane),
+            _ => Err(not_prepared(channel.media().namespace(namespace).address)),
+        }
+    }
+
+    /// Writes it to a file.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        replace_file(path, NewMode::Private, &self.to_bytes())
+    }
+
+    /// Reads it from a file.
+    ///
+    /// # Errors
+    /// As [`from_bytes`](Self::from_bytes); those of the file system.
+    pub fn load(path: &Path) -> Result<WritePlan> {
+        Ok(WritePlan(Plan::read(path)?.0))
+    }
+
+    /// As bytes, to be sent to the writers.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let tail = self.0.tail().expect("JSON has all that a plan has");
+        [Plan::<WriterParts>::front(), tail].concat()
+    }
+
+    /// From bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: they are no plan. `Corrupt`: they are damaged.
+    pub fn from_bytes(bytes: &[u8]) -> Result<WritePlan> {
+        let read = |at: u64, out: &mut [u8]| {
+            let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.get(..out.len()));
+            out.copy_from_slice(rest.ok_or_else(damaged)?);
+            Ok(())
+        };
+        Plan::read_from(bytes.len() as u64, read).map(WritePlan)
+    }
+}
+
+const MAX_WINDOW_BYTES: usize = 1 << 40;

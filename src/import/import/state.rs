@@ -1,0 +1,185 @@
+//! The frame of every state that an unfinished import keeps on media: its journal, checkpoint, lease and marks.
+//!
+//! A state is a struct in JSON, in a block of a fixed length that says which state it is. A torn block has another
+//! checksum, and counts as none; the state of another release is refused, since nothing here can continue it. States of
+//! a few numbers end in their first 512 bytes, which a device writes whole or not at all: one that replaces another
+//! leaves either of them.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::import::media::Channel;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::FormatError;
+use dlfs_format::format::checksum::{crc32c, crc32c_append};
+
+/// The head of a block. The JSON follows, then bytes that belong to it, then zeroes.
+///
+/// | bytes  | field      | meaning                                                              |
+/// |--------|------------|----------------------------------------------------------------------|
+/// | 0..8   | `magic`    | which state it is                                                    |
+/// | 8..10  | `version`  | 3; before that, the fields of a state were laid out each in its way  |
+/// | 10..12 | `len`      | bytes of the JSON                                                    |
+/// | 12..16 | `crc`      | CRC32C of all other bytes of the block                               |
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 8],
+    version: U16,
+    len: U16,
+    crc: U32,
+}
+const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
+
+/// The place of a state, and how it is known there.
+pub(super) struct Block {
+    /// Its name in errors.
+    pub(super) what: &'static str,
+    pub(super) magic: [u8; 8],
+    /// Offset on its namespace.
+    pub(super) at: u64,
+    pub(super) len: usize,
+}
+
+impl Block {
+    /// The block of `state`, with `tail` behind it. `None`: they have no room.
+    pub(super) fn seal(&self, state: &impl Serialize, tail: &[u8]) -> Option<Vec<u8>> {
+        let json = serde_json::to_vec(state).ok()?;
+        let head = Head {
+            magic: self.magic,
+            version: VERSION.into(),
+            len: u16::try_from(json.len()).ok()?.into(),
+            crc: 0.into(),
+        };
+        let mut block = [head.as_bytes(), &json, tail].concat();
+        if block.len() > self.len {
+            return None;
+        }
+        block.resize(self.len, 0);
+        let crc = crc_of(&block);
+        block[CRC_AT..HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
+        Some(block)
+    }
+
+    /// The state in a block, and the bytes behind its JSON. `None`: there is none, or it was torn.
+    ///
+    /// # Errors
+    /// Another release wrote it.
+    pub(super) fn open<'b, T: DeserializeOwned>(
+        &self,
+        block: &'b [u8],
+    ) -> std::result::Result<Option<(T, &'b [u8])>, FormatError> {
+        let what = self.what;
+        let Some(block) = block.get(..self.len).filter(|block| block.starts_with(&self.magic))
+        else {
+            return Ok(None);
+        };
+        let (head, body) = Head::read_from_prefix(block).expect("longer than its head");
+        let found = head.version.get();
+        if found != VERSION {
+            return Err(FormatError::Version { what, found, known: VERSION });
+        }
+        if head.crc.get() != crc_of(block) {
+            return Ok(None);
+        }
+        let len = head.len.get();
+        let (json, tail) = body.split_at_checked(len as usize).ok_or(FormatError::OutOfRange {
+            what,
+            value: len.into(),
+            limit: body.len() as u64,
+        })?;
+        match serde_json::from_slice(json) {
+            Ok(state) => Ok(Some((state, tail))),
+            Err(error) => Err(FormatError::Unread { what, why: error.to_string() }),
+        }
+    }
+
+    /// Reads the state of a namespace. `None`: there is none, or it was torn.
+    ///
+    /// # Errors
+    /// `Unsupported`: another release wrote it. Those of reading.
+    pub(super) fn read<T: DeserializeOwned>(
+        &self,
+        channel: &mut Channel,
+        namespace: u16,
+    ) -> Result<Option<T>> {
+        let Some(block) = self.bytes(channel, namespace)? else { return Ok(None) };
+        let found = self.open(&block).map_err(|error| self.of_another_release(error))?;
+        Ok(found.map(|(state, _)| state))
+    }
+
+    /// The bytes where the state lies; `None`: the namespace ends before.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub(super) fn bytes(
+        &self,
+        channel: &mut Channel,
+        namespace: u16,
+    ) -> Result<Option<dlfs_base::buf::IoBuf>> {
+        if channel.media().namespace(namespace).len_bytes() < self.at + self.len as u64 {
+            return Ok(None);
+        }
+        channel.read(namespace, self.at, self.len).map(Some)
+    }
+
+    pub(super) fn of_another_release(&self, error: FormatError) -> Error {
+        let text = format!("another release of dlfs wrote the {} here", self.what);
+        Error::new(ErrorKind::Unsupported, text)
+            .source(error)
+            .hint("end that import with the release that began it, or begin anew with --force")
+    }
+}
+
+/// The checksum of a block, which is in its head.
+fn crc_of(block: &[u8]) -> u32 {
+    crc32c_append(crc32c(&block[..CRC_AT]), &block[HEAD_BYTES..])
+}
+
+/// Bytes of a block that nothing but a state of a few numbers needs.
+pub(super) const BLOCK_BYTES: usize = 4096;
+
+const HEAD_BYTES: usize = 16;
+const CRC_AT: usize = 12;
+const VERSION: u16 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: Block = Block { what: "test", magic: *b"DLFSTEST", at: 0, len: BLOCK_BYTES };
+
+    fn opened(bytes: &[u8]) -> std::result::Result<Option<(Vec<u64>, &[u8])>, FormatError> {
+        BLOCK.open(bytes)
+    }
+
+    #[test]
+    fn a_state_reads_back_with_what_follows_it_and_every_flipped_bit_is_seen() {
+        let bytes = BLOCK.seal(&[7, u64::MAX], b"tail").unwrap();
+        let (state, tail) = opened(&bytes).unwrap().unwrap();
+        assert_eq!((&state[..], &tail[..4]), (&[7, u64::MAX][..], &b"tail"[..]));
+        assert!(tail[4..].iter().all(|&byte| byte == 0));
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(!matches!(opened(&damaged), Ok(Some(_))), "bit {bit}");
+        }
+        assert_eq!(opened(&bytes[..BLOCK_BYTES - 1]), Ok(None));
+        assert_eq!(opened(&[0; BLOCK_BYTES]), Ok(None));
+        let other = BLOCK.seal(&[8, 9], &[]).unwrap();
+        let torn = [&other[..512], &BLOCK.seal(&[7], &[]).unwrap()[512..]].concat();
+        assert_eq!(torn, other, "what is short is written whole or not at all");
+        assert_eq!(BLOCK.seal(&0, &[0; BLOCK_BYTES]), None, "it has no room");
+    }
+
+    #[test]
+    fn the_state_of_another_release_is_refused() {
+        let mut bytes = BLOCK.seal(&[7], &[]).unwrap();
+        bytes[8] = 2;
+        assert!(matches!(opened(&bytes), Err(FormatError::Version { found: 2, .. })));
+        let other = BLOCK.seal(&"text", &[]).unwrap();
+        assert!(matches!(opened(&other), Err(FormatError::Unread { .. })));
+    }
+}
