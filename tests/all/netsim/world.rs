@@ -12,13 +12,12 @@ use dlfs::address::TcpAddress;
 use dlfs::buf::IoBuf;
 use dlfs::error::ErrorKind;
 use dlfs::nvme::Nqn;
-use dlfs::qpair::session::carrier::{self, Carrier};
 use dlfs::qpair::session::keeping::{self, Keeping};
 use dlfs::qpair::session::lifecycle::Level;
 use dlfs::qpair::session::queue::TcpShared;
 use dlfs::qpair::session::{
-    AdminEvent, Answer, Attached, Attempt, Channel, Controller, Failure, Goal, HostIdentity,
-    Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
+    AdminEvent, Answer, Attached, Attempt, Carrier, Channel, Controller, Failure, Goal,
+    HostIdentity, Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
 };
 use dlfs::qpair::{Completion, Io, IoOp};
 use dlfs::tcp::Digests;
@@ -268,8 +267,8 @@ impl World {
 
     fn close_pairs(&mut self, broken: &mut Vec<String>) {
         for index in 0..self.pairs.len() {
-            self.pairs[index].queue.leave_session("the queue pair was dropped");
-            self.obey(index);
+            let (queue, shared, mut wire) = self.parts(index);
+            queue.leave("the queue pair was dropped", shared, &mut wire);
             self.shared.remove_pair();
         }
         let live = self.shared.live();
@@ -380,7 +379,7 @@ impl World {
         let now = self.now;
         let was_joined = self.pairs[index].queue.is_joined();
         let (queue, shared, mut wire) = self.parts(index);
-        carrier::turn(now, queue, shared, &mut wire);
+        queue.turn(now, shared, &mut wire);
         let mut done = Vec::new();
         while let Some(answer) = self.pairs[index].queue.next_completion(&self.shared) {
             done.push(answer);
@@ -399,13 +398,7 @@ impl World {
     fn send(&mut self, index: usize) {
         let now = self.now;
         let (queue, shared, mut wire) = self.parts(index);
-        carrier::send(now, queue, shared, &mut wire);
-    }
-
-    fn obey(&mut self, index: usize) {
-        let now = self.now;
-        let (queue, shared, mut wire) = self.parts(index);
-        carrier::perform(now, queue, shared, &mut wire);
+        queue.send(now, shared, &mut wire);
     }
 
     /// The parts of the world on which a turn of a queue pair works.
@@ -468,12 +461,12 @@ impl World {
         let Pair { queue, members, until, .. } = &mut self.pairs[index];
         let new = add_member(queue, place, &self.shared);
         let old = std::mem::replace(&mut members[place], new);
-        queue.remove_member(old.number);
         *until = Some(self.now);
         let writes = self.oracle.abandon(&old.owed);
         let late = writes.into_iter().map(|blocks| (blocks, self.network.next_wire));
         self.target.abandoned.extend(late);
-        self.obey(index);
+        let (queue, shared, mut wire) = self.parts(index);
+        queue.remove_member(old.number, shared, &mut wire);
     }
 
     fn take_pending(&mut self, index: usize, place: usize) {
@@ -648,7 +641,8 @@ impl Carrier for PairWire<'_> {
         Ok(())
     }
 
-    fn close(&mut self, now: Instant, owes_data: bool) {
+    fn close(&mut self, owes_data: bool) {
+        let now = self.now;
         if let Some(wire) = self.wire() {
             wire.close(now, owes_data);
         }

@@ -16,14 +16,12 @@
 //! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
-//! | [`carrier`] | the turn of an I/O queue with its connection | the thread that polls it |
 //! | `Backlog` | an I/O that is in no connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 
 mod backlog;
 mod backoff;
-pub mod carrier;
 pub mod connect;
 pub mod controller;
 mod durability;
@@ -36,14 +34,13 @@ mod shared;
 
 pub(crate) use backlog::Backlog;
 pub use backlog::{Answer, Attempt};
-pub use carrier::Carrier;
 pub use connect::{Channel, ConnectTerms, Credentials};
 pub use controller::{Controller, JoinInfo, Terms};
 pub use failure::Failure;
 pub use identification::Goal;
 pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
-pub use queue::{IoQueue, Portal};
+pub use queue::{Carrier, IoQueue, Portal};
 pub(crate) use shared::SessionState;
 pub use shared::{SessionStats, Shared};
 

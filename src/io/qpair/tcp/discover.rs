@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::admin::Admin;
-use super::connection::sleep;
 use super::link::SCRATCH_LEN;
+use super::queue::sleep;
 use crate::address::TcpAddress;
 use crate::qpair::ConnectOptions;
 use crate::qpair::remote::Admin as _;

@@ -16,10 +16,9 @@
 //! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
 //! - Nothing waits without a limit.
 //!
-//! Read `queue.rs` first, then `connection.rs` and `admin.rs`.
+//! Read `queue.rs` first, then `admin.rs`.
 
 mod admin;
-mod connection;
 mod discover;
 mod link;
 mod queue;
