@@ -32,7 +32,6 @@ pub mod readiness;
 mod remote;
 mod scope;
 pub mod session;
-pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
 #[doc(hidden)]
