@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use super::io::Kind;
 use dlfs_base::metrics::{self, Histogram, Recorder, Snapshot};
 use dlfs_nvme::tcp::controller::CommandId;
 
@@ -39,16 +40,8 @@ impl CommandLatency {
 #[derive(Debug, Default)]
 pub(super) struct Latencies(Mutex<Vec<Arc<Recorders>>>);
 
-/// The recorders of a poller, by [`Timed`].
+/// The recorders of a poller, by [`Kind::recorder`].
 type Recorders = [Recorder; 3];
-
-/// A kind of commands.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Timed {
-    Read,
-    Write,
-    Flush,
-}
 
 impl Latencies {
     /// For one more poller.
@@ -73,30 +66,30 @@ impl Latencies {
 /// The commands that have ended in this turn of a poller.
 #[derive(Debug)]
 pub(super) struct EndedCommands {
-    ended: Vec<(Timed, Instant)>,
+    ended: Vec<(Kind, Instant)>,
     recorders: Arc<Recorders>,
 }
 
 impl EndedCommands {
     /// A command has ended that arrived then.
-    pub(super) fn push(&mut self, command: (Timed, Instant)) {
+    pub(super) fn push(&mut self, command: (Kind, Instant)) {
         self.ended.push(command);
     }
 
     /// Records the commands of the turn before.
     pub(super) fn record(&mut self, now: Instant) {
         for (kind, arrived) in self.ended.drain(..) {
-            self.recorders[kind as usize].record(now.saturating_duration_since(arrived));
+            self.recorders[kind.recorder()].record(now.saturating_duration_since(arrived));
         }
     }
 }
 
 /// The kind and the arrival time of each outstanding command of a connection, by its identifier.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals(Vec<Option<(Timed, Instant)>>);
+pub(super) struct Arrivals(Vec<Option<(Kind, Instant)>>);
 
 impl Arrivals {
-    pub(super) fn set(&mut self, id: CommandId, kind: Timed, now: Instant) {
+    pub(super) fn set(&mut self, id: CommandId, kind: Kind, now: Instant) {
         let index = usize::from(id.0);
         if index >= self.0.len() {
             self.0.resize(index + 1, None);
@@ -105,7 +98,7 @@ impl Arrivals {
     }
 
     /// Forgets the command, which has ended.
-    pub(super) fn take(&mut self, id: CommandId) -> Option<(Timed, Instant)> {
+    pub(super) fn take(&mut self, id: CommandId) -> Option<(Kind, Instant)> {
         self.0.get_mut(usize::from(id.0))?.take()
     }
 }

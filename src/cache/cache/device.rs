@@ -130,10 +130,6 @@ impl Device for TieredDevice {
             allocated_bytes: self.view.as_ref().map(|view| self.held_bytes(&view.held)),
         }
     }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
-    }
 }
 
 /// The largest transfer that each kind of tier takes, for a process that has none yet.

@@ -11,11 +11,12 @@
 //! letter or digit: they never lead out of their folder. In a folder's path every `%XX` stands for a byte.
 
 use std::ffi::OsString;
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
 use super::tcp::{AddressError, unescape_all_bytes};
+use dlfs_base::percent::escape;
 use dlfs_base::units::Generation;
 
 /// A data set by its name in a catalogue.
@@ -142,14 +143,7 @@ impl fmt::Display for CatalogPlace {
             CatalogPlace::Configured(word) => return f.write_str(word),
             CatalogPlace::Folder(path) => path.as_os_str().as_bytes(),
         };
-        for &byte in path {
-            match byte {
-                b'/' | b'.' | b'_' | b'-' => f.write_char(byte.into())?,
-                byte if byte.is_ascii_alphanumeric() => f.write_char(byte.into())?,
-                byte => write!(f, "%{byte:02X}")?,
-            }
-        }
-        Ok(())
+        escape(f, path, |c| !c.is_ascii_alphanumeric() && !"/._-".contains(c))
     }
 }
 

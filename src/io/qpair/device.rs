@@ -32,15 +32,24 @@ pub trait Device: Send + Sync {
         self.queue_pair_in(&PairScope::new())
     }
 
-    /// Its capabilities, as they are now.
-    fn capabilities(&self) -> Capabilities;
+    /// Its capabilities, as they are now; a device that wraps another one forwards those of that one.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
 
     /// Makes the namespace at least `len_bytes` long, if it can grow: a file can. Queue pairs see the new
-    /// size with their next submission. A device of a fixed size answers with [`Namespace::must_hold`].
+    /// size with their next submission. Others have a fixed size.
     ///
     /// # Errors
     /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
-    fn grow(&self, len_bytes: u64) -> Result<()>;
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        let namespace = self.namespace();
+        if len_bytes <= namespace.len_bytes() {
+            return Ok(());
+        }
+        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
+        Err(Error::new(ErrorKind::NoSpace, message).target(namespace.address))
+    }
 
     /// Gives back what nobody reads any more: the ranges `unused`, and all bytes from `len_bytes` on. A file
     /// gets holes and ends there, as far as its file system can do that; other devices keep their bytes.

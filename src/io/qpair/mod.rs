@@ -177,18 +177,6 @@ impl Namespace {
         self.num_blocks.saturating_mul(u64::from(self.block_len_bytes))
     }
 
-    /// Checks that it has at least `len_bytes`, for devices that cannot grow.
-    ///
-    /// # Errors
-    /// `NoSpace`: it is shorter.
-    pub fn must_hold(&self, len_bytes: u64) -> Result<()> {
-        if len_bytes <= self.len_bytes() {
-            return Ok(());
-        }
-        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
-        Err(Error::new(ErrorKind::NoSpace, message).target(self.address.clone()))
-    }
-
     /// Checks an I/O against the namespace. Every engine calls this before it transfers a byte, and completes
     /// an invalid I/O with the error.
     ///

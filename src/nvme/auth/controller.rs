@@ -172,20 +172,6 @@ impl Controller {
         }
     }
 
-    /// The current step, as text.
-    pub fn stage(&self) -> &'static str {
-        match self.state {
-            State::AwaitingNegotiate => "waiting for Negotiate",
-            State::ComputingPublic(_) | State::ComputingShared(..) => "Diffie-Hellman",
-            State::SendingChallenge(_) => "sending Challenge",
-            State::AwaitingReply(_) => "waiting for Reply",
-            State::SendingSuccess1 { .. } => "sending Success1",
-            State::AwaitingSuccess2 { .. } => "waiting for Success2",
-            State::SendingFailure1(_) => "sending Failure1",
-            State::Ended => "authentication has ended",
-        }
-    }
-
     /// Chooses from what the host offers.
     fn choose(&mut self, tid: u16, wanted: u8, hashes: &[u8], groups: &[u8]) -> Next {
         let terms = &self.terms;

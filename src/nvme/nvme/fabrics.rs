@@ -104,10 +104,6 @@ pub enum Property {
     Cc,
     /// Controller Status, 1Ch.
     Csts,
-    /// NVM Subsystem Reset, 20h.
-    Nssr,
-    /// Controller Ready Timeouts, 68h.
-    Crto,
 }
 
 impl Property {
@@ -118,8 +114,6 @@ impl Property {
             Property::Vs => 0x08,
             Property::Cc => 0x14,
             Property::Csts => 0x1C,
-            Property::Nssr => 0x20,
-            Property::Crto => 0x68,
         }
     }
 
@@ -134,7 +128,7 @@ impl Property {
     /// The property at `offset`, if there is one.
     pub fn at(offset: u32) -> Option<Property> {
         use Property::*;
-        [Cap, Vs, Cc, Csts, Nssr, Crto].into_iter().find(|property| property.offset() == offset)
+        [Cap, Vs, Cc, Csts].into_iter().find(|property| property.offset() == offset)
     }
 }
 

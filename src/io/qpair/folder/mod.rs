@@ -241,10 +241,6 @@ impl Device for FolderNamespace {
             ..Capabilities::default()
         }
     }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
-    }
 }
 
 impl Folder {

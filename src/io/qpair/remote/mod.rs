@@ -33,7 +33,7 @@ pub(in crate::qpair) use super::session::{
     AdminEvent, Attached, Failure, HostIdentity, Identified,
 };
 use super::session::{Backlog, Lifecycle, Limits, Phase, Shared};
-use super::{ConnectOptions, Wait};
+use super::{Capabilities, ConnectOptions, Namespace, Wait};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::units::Nsid;
@@ -217,13 +217,24 @@ impl<T: Transport> Remote<T> {
         })
     }
 
-    /// The number of I/O queues that the live session grants, or that a session will ask for.
-    pub(in crate::qpair) fn num_io_queues(&self) -> usize {
+    /// The properties of the namespace at index `ns_index`, which was identified.
+    pub(in crate::qpair) fn namespace_now(&self, ns_index: usize) -> Namespace {
+        // A child process uses the inherited identity, because it must not take the parent's lock.
+        let seen = || Some(self.identity()?[ns_index].namespace.clone());
+        let now = self.is_ours().then(|| self.namespace(ns_index)).flatten();
+        now.or_else(seen).expect("connected, so it was seen")
+    }
+
+    /// The capabilities of a namespace, with the number of I/O queues that the live session grants, or that a
+    /// session will ask for.
+    pub(in crate::qpair) fn capabilities(&self, checks_writes: bool) -> Capabilities {
         // In a child process the lock is the parent's.
-        match self.is_ours().then(|| self.phase()) {
+        let max_queue_pairs = match self.is_ours().then(|| self.phase()) {
             Some(Phase::Live(session)) => session.num_io_queues.into(),
             _ => self.options.nr_io_queues.into(),
-        }
+        };
+        let late_writes = self.options.late_writes();
+        Capabilities { max_queue_pairs, late_writes, checks_writes, ..Capabilities::default() }
     }
 
     /// Ends the sessions for good.

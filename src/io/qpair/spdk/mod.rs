@@ -75,10 +75,7 @@ impl SpdkNamespace {
 
 impl Device for SpdkNamespace {
     fn namespace(&self) -> Namespace {
-        // A child process uses the inherited identity, because it must not take the parent's lock.
-        let seen = || Some(self.remote.identity()?[PLACE].namespace.clone());
-        let now = self.remote.is_ours().then(|| self.remote.namespace(PLACE)).flatten();
-        now.or_else(seen).expect("connected, so it was seen")
+        self.remote.namespace_now(PLACE)
     }
 
     /// Waits until the queue is connected, for at most the connect timeout.
@@ -93,18 +90,8 @@ impl Device for SpdkNamespace {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let options = &self.remote.options;
-        Capabilities {
-            max_queue_pairs: self.remote.num_io_queues(),
-            late_writes: options.late_writes(),
-            // Over TCP SPDK does not report which digests the target has accepted.
-            checks_writes: self.remote.portals[0].address.needs_dma_memory(),
-            ..Capabilities::default()
-        }
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
+        // Over TCP SPDK does not report which digests the target has accepted.
+        self.remote.capabilities(self.remote.portals[0].address.needs_dma_memory())
     }
 }
 
