@@ -809,7 +809,7 @@ impl HostConnection {
     /// Checks all time limits: lost controller, keep alive, Connect, unread responses, unsent data.
     pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
         self.protocol.shrink();
-        self.check_authentication(&backend.subsystem, now);
+        self.deliver(&backend.subsystem, now);
         let options = &backend.subsystem.options;
         let passed = |since: Instant, limit: Duration| has_passed(now, since, limit);
         let late = match (&self.terminated, &self.queue) {

@@ -269,11 +269,13 @@ impl World {
         for index in 0..self.pairs.len() {
             let (queue, shared, mut wire) = self.parts(index);
             queue.leave("the queue pair was dropped", shared, &mut wire);
-            self.shared.remove_pair();
+            self.shared.with(Lifecycle::remove_pair);
         }
         let live = self.shared.live();
         if let Phase::Live(session) = self.shared.phase() {
-            let mut free: Vec<u16> = std::iter::from_fn(|| self.shared.take_qid(live)).collect();
+            let mut free: Vec<u16> =
+                std::iter::from_fn(|| self.shared.with(|lifecycle| lifecycle.take_qid(live)))
+                    .collect();
             free.sort_unstable();
             if free != Vec::from_iter(1..=session.num_io_queues) {
                 broken.push(format!("queue identifiers {free:?} are left in the end"));
@@ -286,7 +288,7 @@ impl World {
         let host = |wire: Option<u64>, is_opening| {
             wire.and_then(|wire| self.network.wires.get(&wire)?.host_ready_at(is_opening))
         };
-        let admin = self.admin.as_mut().map(|a| (a.wire, a.controller.channel().is_opening()));
+        let admin = self.admin.as_mut().map(|a| (a.wire, a.controller.channel.is_opening()));
         let admin = admin.and_then(|(wire, is_opening)| host(Some(wire), is_opening));
         let keeper = [self.keeper_until, admin].into_iter().flatten().min();
         let keeper = if WOKEN.get() { Some(self.now) } else { keeper };
@@ -668,9 +670,9 @@ impl Keeping for World {
     fn poll(&mut self, now: Instant, admin: &mut Admin) -> Result<AdminEvent, Failure> {
         let Admin { controller, wire } = admin;
         let wire = self.network.wires.get_mut(wire).expect("it is not closed");
-        let moved = wire.pump(now, controller.channel());
+        let moved = wire.pump(now, &mut controller.channel);
         let turn = controller.advance(now, moved);
-        wire.send(now, controller.channel());
+        wire.send(now, &mut controller.channel);
         turn
     }
 
@@ -679,11 +681,11 @@ impl Keeping for World {
     }
 
     fn identified<'a>(&self, admin: &'a Admin) -> &'a Identified {
-        admin.controller.identified()
+        &admin.controller.identified
     }
 
     fn join_info(&self, admin: &Admin) -> JoinInfo {
-        admin.controller.join_info()
+        admin.controller.join_info.clone()
     }
 
     fn describe(&self, identified: &Identified) -> Vec<Attached> {

@@ -25,7 +25,7 @@ impl<T: Transport> Remote<T> {
             return Ok(());
         }
         let mut error = Error::new(ErrorKind::TimedOut, format!("no I/O queue: {stage}"));
-        if let Some(failure) = backlog.last_failure() {
+        if let Some(failure) = &backlog.last_failure {
             error = error.source(self.error(failure));
         }
         Err(error.target(self.name()))

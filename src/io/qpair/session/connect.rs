@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
-use self::authentication::{Authentication, Step};
+use self::authentication::{Authentication, MESSAGE_ROOM_BYTES};
 use super::{Failure, HostIdentity};
 use crate::tls::HANDSHAKE_LIMIT;
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::deadline;
-use dlfs_nvme::auth::TlsPsk;
+use dlfs_nvme::auth::{Next, TlsPsk};
 use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
 use dlfs_nvme::nvme::{ConnectData, Cqe, Nqn, Sqe, Status};
 use dlfs_nvme::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
@@ -282,7 +282,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Handles the answer to Connect; returns what [`Channel::take_step`] returns.
+    /// Handles the answer to Connect; returns what [`Channel::follow`] returns.
     fn handle_answer(
         &mut self,
         now: Instant,
@@ -297,13 +297,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
         let cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
         let begun = Authentication::begin(&self.terms, wanted, cntlid);
-        let Some((authentication, step)) = begun.map_err(|failure| failure.at(CONNECT))? else {
+        let Some((authentication, next)) = begun.map_err(|failure| failure.at(CONNECT))? else {
             self.stage = Stage::Ready;
             return Ok(Some((cntlid, None)));
         };
         self.stage = Stage::Authenticating;
         self.authentication = Some(Box::new(authentication));
-        self.take_step(now, step)
+        self.follow(now, next)
     }
 
     /// Handles the answer to an authentication command.
@@ -314,28 +314,42 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         result: Result<Cqe, CommandError>,
     ) -> Result<Option<Usable>, Refusal> {
         let Some(authentication) = &mut self.authentication else { return Ok(None) };
-        let step = authentication.answered(message, result);
-        self.take_step(now, step.map_err(|failure| failure.at(AUTHENTICATION))?)
+        let next = authentication.answered(message, result);
+        self.follow(now, next.map_err(|failure| failure.at(AUTHENTICATION))?)
     }
 
-    /// Performs a step of the authentication; after the last one returns the controller's identifier, and the
-    /// key of TLS that the authentication has generated, if it should.
-    fn take_step(&mut self, now: Instant, step: Step) -> Result<Option<Usable>, Refusal> {
-        let (sqe, transfer, message) = match step {
-            Step::Send(message) => {
-                let len = message.len() as u32;
-                (Sqe::authentication_send(0, len), Transfer::Out, message)
-            }
-            Step::Receive { len } => {
-                (Sqe::authentication_receive(0, len), Transfer::In, vec![0; len as usize])
-            }
-            Step::Authenticated { cntlid, generated } => {
-                self.authentication = None;
-                self.stage = Stage::Ready;
-                return Ok(Some((cntlid, generated)));
-            }
+    /// Does what the authentication says next; after its end returns the controller's identifier, and the key
+    /// of TLS that it has generated, if it should.
+    fn follow(&mut self, now: Instant, mut next: Next) -> Result<Option<Usable>, Refusal> {
+        let (Some(authentication), Some(connection)) =
+            (&mut self.authentication, &mut self.connection)
+        else {
+            return Ok(None);
         };
-        let Some(connection) = &mut self.connection else { return Ok(None) };
+        let (sqe, transfer, message) = loop {
+            next = match next {
+                Next::Compute(work) => authentication.host.computed(work.compute()),
+                Next::Send(message) => {
+                    let len = message.len() as u32;
+                    break (Sqe::authentication_send(0, len), Transfer::Out, message);
+                }
+                Next::Receive => {
+                    let room = vec![0; MESSAGE_ROOM_BYTES as usize];
+                    let sqe = Sqe::authentication_receive(0, MESSAGE_ROOM_BYTES);
+                    break (sqe, Transfer::In, room);
+                }
+                Next::Authenticated => {
+                    let usable = (authentication.cntlid, authentication.host.generated_psk());
+                    self.authentication = None;
+                    self.stage = Stage::Ready;
+                    return Ok(Some(usable));
+                }
+                Next::Failed(failed) => {
+                    return Err(authentication::failure(&failed).at(AUTHENTICATION).into());
+                }
+            };
+        };
+        authentication.is_receiving = transfer == Transfer::In;
         let payload = Payload::Authentication(message);
         let taken = connection.submit(now, sqe, transfer, false, payload);
         taken.map(|()| None).map_err(|_| {
@@ -432,7 +446,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             Stage::Initialising => Some("initialising the connection"),
             Stage::Connecting => Some(CONNECT),
             Stage::Authenticating => {
-                Some(self.authentication.as_ref().map_or(AUTHENTICATION, |a| a.stage()))
+                Some(self.authentication.as_ref().map_or(AUTHENTICATION, |a| a.host.stage()))
             }
             Stage::Ready => None,
         }

@@ -112,13 +112,16 @@ struct Properties {
 
 /// The admin queue of one controller. It owns no socket and never reads a clock.
 ///
-/// Transfer the bytes of [`Controller::channel`] as it says, then call [`Controller::advance`], then send.
+/// Transfer the bytes of `channel` as it says, then call [`Controller::advance`], then send.
 #[derive(Debug)]
 pub struct Controller {
-    channel: Channel<Task>,
+    /// The connection of the queue.
+    pub channel: Channel<Task>,
     terms: Terms,
-    identified: Identified,
-    join_info: JoinInfo,
+    /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
+    pub identified: Identified,
+    /// The data that I/O queues need to join the session; valid after [`AdminEvent::Ready`].
+    pub join_info: JoinInfo,
     properties: Properties,
     identification: Identification,
     /// The ANA group of each namespace.
@@ -138,7 +141,7 @@ pub struct Controller {
     next_event_request: Option<Instant>,
     log: LogReading,
     /// The key of TLS that the authentication has generated: this controller is replaced by another inside TLS.
-    generated: Option<TlsPsk>,
+    pub(crate) generated: Option<TlsPsk>,
 }
 
 /// A command's payload and its step.
@@ -242,16 +245,6 @@ impl Controller {
         }
     }
 
-    /// The connection of the queue.
-    pub fn channel(&mut self) -> &mut Channel<Task> {
-        &mut self.channel
-    }
-
-    /// Returns whether there are bytes to send, or TCP is not connected yet.
-    pub(crate) fn wants_writable(&self) -> bool {
-        self.channel.wants_writable()
-    }
-
     /// Handles received bytes; `moved` is the result of transferring them. Afterwards there may be more to
     /// send.
     ///
@@ -301,21 +294,6 @@ impl Controller {
             self.keep(now)?;
         }
         Ok(reported)
-    }
-
-    /// The key of TLS that the authentication has generated: connect again with it.
-    pub(crate) fn take_generated(&mut self) -> Option<TlsPsk> {
-        self.generated.take()
-    }
-
-    /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
-    pub fn identified(&self) -> &Identified {
-        &self.identified
-    }
-
-    /// The data that I/O queues need to join the session; valid after [`AdminEvent::Ready`].
-    pub fn join_info(&self) -> JoinInfo {
-        self.join_info.clone()
     }
 
     /// The current step, as text.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::{Attached, Failure, Identified};
+use super::{Attached, Failure, Identified, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::deadline;
@@ -102,7 +102,8 @@ pub struct Lifecycle<P, J> {
     /// Unused queue identifiers of the current session, the longest unused first.
     free_qids: VecDeque<u16>,
     num_pairs: usize,
-    always_digested: bool,
+    /// True if all sessions so far had both digests, or TLS in their place.
+    pub(super) always_digested: bool,
     /// The portal in use, or tried last.
     portal: usize,
     /// Portals tried since the round began.
@@ -198,24 +199,15 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.identity.as_ref()
     }
 
-    /// Returns whether all sessions so far had both digests, or TLS in their place.
-    pub(crate) fn was_always_digested(&self) -> bool {
-        self.always_digested
-    }
-
-    /// Sessions that there have been, the live one included.
-    pub fn num_sessions(&self) -> u64 {
-        self.next_number - 1
-    }
-
-    /// Its portals.
-    pub(crate) fn num_paths(&self) -> u64 {
-        self.portals.len() as u64
-    }
-
-    /// Portals that have failed since a session was last live, or that lead to other namespaces.
-    pub(crate) fn num_failed_paths(&self) -> u64 {
-        self.failures.iter().flatten().count() as u64
+    /// Statistics, but for those of transfers.
+    pub fn stats(&self) -> SessionStats {
+        SessionStats {
+            is_live: self.live().is_some(),
+            reconnects: self.next_number.saturating_sub(2),
+            paths: self.portals.len() as u64,
+            failed_paths: self.failures.iter().flatten().count() as u64,
+            ..SessionStats::default()
+        }
     }
 
     /// When to call `Lifecycle::handle_time`.

@@ -162,7 +162,7 @@ impl IoQueue {
 
     /// The number of I/Os taken and not completed, of all members.
     pub fn owed(&self) -> usize {
-        self.backlog.owed()
+        self.backlog.owed
     }
 
     /// Sets the fence of a member: writes taken from now on are not sent while it is closed.
@@ -296,7 +296,7 @@ impl IoQueue {
     pub fn next_completion(&mut self, shared: &TcpShared) -> Option<Answer> {
         loop {
             let answer = self.next_answer(shared)?;
-            self.backlog.handed_out(1);
+            self.backlog.owed -= 1;
             let member = &mut self.members[answer.member];
             member.owed -= 1;
             if !member.is_removed {
@@ -307,7 +307,7 @@ impl IoQueue {
     }
 
     fn next_answer(&mut self, shared: &TcpShared) -> Option<Answer> {
-        if let Some(answer) = self.backlog.pop_finished() {
+        if let Some(answer) = self.backlog.finished.pop_front() {
             return Some(answer);
         }
         loop {
@@ -365,7 +365,7 @@ impl IoQueue {
                 return;
             }
         };
-        let Some(qid) = shared.take_qid(session.number) else {
+        let Some(qid) = shared.with(|lifecycle| lifecycle.take_qid(session.number)) else {
             self.state = retry;
             if session.number == shared.live() {
                 let granted = session.num_io_queues;
@@ -394,7 +394,7 @@ impl IoQueue {
                 let retry_at = self.now + JOIN_INTERVAL;
                 let attempt = *attempt + 1;
                 self.close(&failure.message, false, shared, carrier);
-                self.backlog.note(failure);
+                self.backlog.last_failure = Some(failure);
                 self.state = State::Down { retry_at, attempt };
             }
             Some(Event::Failed { failure, .. }) => self.fail(failure, shared, carrier),
@@ -431,7 +431,7 @@ impl IoQueue {
         let failure = failure.at(format_args!("I/O queue on {}", session.portal.socket));
         self.close(&failure.message, true, shared, carrier);
         shared.request_reset(number, failure.clone());
-        self.backlog.note(failure);
+        self.backlog.last_failure = Some(failure);
     }
 
     /// Closes the connection, so that its buffers are free. I/Os that were answered are completed; the others
@@ -453,19 +453,19 @@ impl IoQueue {
             }
         };
         carrier.close(channel.owes_data());
-        self.backlog.set_down(self.now);
+        self.backlog.down_since.get_or_insert(self.now);
         let (mut attempts, ended) = channel.abandon();
         let is_removed = |attempt: &&mut Attempt| self.members[attempt.member].is_removed;
         attempts.iter_mut().filter(is_removed).for_each(Attempt::discard_result);
         for (attempt, result) in ended {
             if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
-                self.backlog.finish(answer);
+                self.backlog.finished.push_back(answer);
             }
         }
         let session_ends = has_failed || shared.live() != session.number;
         self.backlog.recover(attempts.into_iter(), shared, reason, session_ends);
         if shared.is_ours() {
-            shared.give_qid(session.number, qid);
+            shared.with(|lifecycle| lifecycle.give_qid(session.number, qid));
         }
     }
 

@@ -104,7 +104,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         if let Some(identity) = lifecycle.identity() {
             self.note_identity(identity);
         }
-        if !lifecycle.was_always_digested() {
+        if !lifecycle.always_digested {
             self.undigested.store(true, Ordering::Release);
         }
         let number = lifecycle.live().map_or(0, |session| session.number);
@@ -174,7 +174,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
             Phase::Live(session) => SessionState::Live(session),
             Phase::Opening => SessionState::Pending,
             Phase::Lost(failure) => {
-                backlog.note(failure);
+                backlog.last_failure = Some(failure);
                 SessionState::Pending
             }
             Phase::Dead(failure) => SessionState::Ended(failure.message),
@@ -183,30 +183,11 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
 
     /// The statistics so far.
     pub fn stats(&self) -> SessionStats {
-        let lifecycle = self.lock();
         SessionStats {
-            is_live: lifecycle.live().is_some(),
-            reconnects: lifecycle.num_sessions().saturating_sub(1),
-            paths: lifecycle.num_paths(),
-            failed_paths: lifecycle.num_failed_paths(),
             damaged: self.damaged.load(Ordering::Relaxed),
             retried: self.retried.load(Ordering::Relaxed),
+            ..self.lock().stats()
         }
-    }
-
-    /// Takes a queue identifier of session `number`; `None` when the session is over or grants no more.
-    pub fn take_qid(&self, number: u64) -> Option<u16> {
-        self.with(|lifecycle| lifecycle.take_qid(number))
-    }
-
-    /// Returns a queue identifier of session `number`.
-    pub(crate) fn give_qid(&self, number: u64, qid: u16) {
-        self.with(|lifecycle| lifecycle.give_qid(number, qid));
-    }
-
-    /// Subtracts a queue pair from the count.
-    pub fn remove_pair(&self) {
-        self.with(Lifecycle::remove_pair);
     }
 
     /// Why session `number` is over; `None` while it is live.

@@ -26,27 +26,27 @@ impl remote::Admin<Tcp> for Admin {
 
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
         let Admin { link, controller, again } = self;
-        let moved = link.poll(now, controller.channel(), scratch, false);
+        let moved = link.poll(now, &mut controller.channel, scratch, false);
         if link.refuses_identity()
             && let Some(psk) = again.1.psk_v0.take()
         {
             return self.connect_again(now, psk);
         }
         let turn = controller.advance(now, moved)?;
-        if let Some(psk) = controller.take_generated() {
+        if let Some(psk) = controller.generated.take() {
             return self.connect_again(now, psk);
         }
-        let sent = link.send(now, controller.channel());
+        let sent = link.send(now, &mut controller.channel);
         sent.map_err(|failure| failure.at(controller.stage()))?;
         Ok(turn)
     }
 
     fn identified(&self) -> &Identified {
-        self.controller.identified()
+        &self.controller.identified
     }
 
     fn join_info(&self) -> JoinInfo {
-        self.controller.join_info()
+        self.controller.join_info.clone()
     }
 
     fn stage(&self) -> &'static str {
@@ -58,7 +58,7 @@ impl remote::Admin<Tcp> for Admin {
     }
 
     fn wait(&self) -> Option<Wait<'_>> {
-        Some(self.link.wait(self.controller.wants_writable()))
+        Some(self.link.wait(self.controller.channel.wants_writable()))
     }
 }
 

@@ -26,7 +26,7 @@ use crate::qpair::outstanding::Outstanding;
 use crate::qpair::plain::PlainEngine;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
-use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue};
+use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, Lifecycle};
 use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope, Wait};
 use dlfs_base::error::Result;
 use dlfs_base::process::Forked;
@@ -278,7 +278,7 @@ impl Drop for Connection {
         let core = core.get_mut();
         if core.remote.is_ours() {
             core.queue.leave("the queue pair was dropped", &core.remote, &mut core.socket);
-            core.remote.remove_pair();
+            core.remote.with(Lifecycle::remove_pair);
         }
     }
 }
@@ -532,7 +532,7 @@ impl Core {
             return true;
         }
         self.queue.leave("the process has forked", &self.remote, &mut self.socket);
-        self.queue.backlog.reset_after_fork(now);
+        self.queue.backlog.down_since = Some(now);
         match self.known_as.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;

@@ -301,7 +301,7 @@ fn an_authentication_that_concatenates_ends_with_the_same_key_of_tls_on_both_sid
         ..controller_terms(terms, theirs)
     });
     let Event::Concatenated { psk } = event else { panic!("{event:?}") };
-    assert!(psk.identity().as_str().starts_with("NVMe1G02 nqn.2026-11.io.dlfs:host "));
+    assert!(psk.identity().starts_with("NVMe1G02 nqn.2026-11.io.dlfs:host "));
     assert_eq!(psk.key().len(), 48);
     // A controller that generates no key is refused, and so is one that requires no authentication.
     let theirs = credentials(true);
