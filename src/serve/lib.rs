@@ -217,7 +217,7 @@ impl Target {
     /// # Errors
     /// As [`Target::set_host_keys`].
     pub fn prepare_host_keys(&mut self, keys: &BTreeMap<Nqn, HostKeys>) -> Result<()> {
-        check_hosts(keys, &self.subsystem.namespaces.nsids(), self.subsystem.options.max_nsid)?;
+        check_hosts(keys, &self.subsystem.nsids(), self.subsystem.options.max_nsid)?;
         self.start_authenticating()
     }
 
@@ -241,7 +241,7 @@ impl Target {
 
     /// The namespaces, by NSID.
     pub fn namespaces(&self) -> Vec<ServedNamespace> {
-        self.subsystem.namespaces.all()
+        self.subsystem.namespaces.read().values().cloned().collect()
     }
 
     /// Adds a namespace. Hosts that are connected, and to which it exists, get an event.
@@ -289,13 +289,13 @@ impl Target {
         let queue = |queue_pair| What::Add(NamespaceQueue::new(&served, queue_pair));
         let queues = queue_pairs.into_iter().map(queue);
         self.apply(queues.collect())?;
-        self.subsystem.namespaces.insert(served);
+        self.subsystem.namespaces.write().insert(nsid, served);
         self.report_change(nsid);
         Ok(())
     }
 
     fn refuse_taken(&self, nsid: Nsid) -> Result<()> {
-        if self.subsystem.namespaces.get(nsid).is_none() {
+        if !self.subsystem.namespaces.read().contains_key(&nsid) {
             return Ok(());
         }
         let message = format!("{} has a namespace {} already", self.nqn(), nsid.0);
@@ -308,7 +308,7 @@ impl Target {
     /// # Errors
     /// `NotFound`: there is no such namespace.
     pub fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
-        if self.subsystem.namespaces.remove(nsid).is_none() {
+        if self.subsystem.namespaces.write().remove(&nsid).is_none() {
             let message = format!("{} has no namespace {}", self.nqn(), nsid.0);
             return Err(Error::new(ErrorKind::NotFound, message).nsid(nsid));
         }

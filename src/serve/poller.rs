@@ -707,7 +707,7 @@ fn make_backend(
 ) -> Result<Backend> {
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
-    let served = subsystem.namespaces.all();
+    let served: Vec<_> = subsystem.namespaces.read().values().cloned().collect();
     let ended = counters.latencies.of_poller();
     let mut backend = Backend {
         subsystem,

@@ -62,7 +62,7 @@ impl CatalogName {
         }
         let version = version.map(|version| CatalogVersion::parse(version).ok_or_else(malformed));
         Ok(CatalogName {
-            catalog: CatalogPlace::parse(place).ok_or_else(malformed)??,
+            catalog: CatalogPlace::parse(place, text)?,
             name: name.to_owned(),
             version: version.transpose()?,
         })
@@ -80,33 +80,31 @@ impl CatalogPlace {
     /// # Errors
     /// `CatalogName`, `Escape`: it is none of these.
     pub fn from_text(text: &str) -> Result<CatalogPlace, AddressError> {
-        let malformed = || AddressError::CatalogName(text.to_owned());
         let Some(rest) = text.strip_prefix(CATALOG_SCHEME) else {
             return if text.contains('/') {
                 Ok(CatalogPlace::Folder(text.into()))
             } else {
-                CatalogPlace::parse(text).ok_or_else(malformed)?
+                CatalogPlace::parse(text, text)
             };
         };
-        CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest)).ok_or_else(malformed)?
+        CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest), text)
     }
 
-    /// A catalogue as it stands in an address, between `dlfs://` and the last slash. `None`: it is neither a
-    /// folder nor a word.
-    fn parse(text: &str) -> Option<Result<CatalogPlace, AddressError>> {
+    /// A catalogue as it stands in an address, between `dlfs://` and the last slash: a folder or a word of `whole`.
+    fn parse(text: &str, whole: &str) -> Result<CatalogPlace, AddressError> {
         if is_catalog_word(text) {
-            return Some(Ok(CatalogPlace::Configured(text.to_owned())));
+            return Ok(CatalogPlace::Configured(text.to_owned()));
         }
-        let first = text.split('/').next()?;
+        let malformed = || AddressError::CatalogName(whole.to_owned());
+        let first = text.split('/').next().unwrap_or_default();
         if text.is_empty() || !["", ".", ".."].contains(&first) {
-            return None;
+            return Err(malformed());
         }
-        let bytes = match unescape_all_bytes(text) {
-            Ok(bytes) => bytes,
-            Err(error) => return Some(Err(error)),
-        };
-        let path = PathBuf::from(OsString::from_vec(bytes));
-        (!path.as_os_str().as_bytes().contains(&0)).then_some(Ok(CatalogPlace::Folder(path)))
+        let path = unescape_all_bytes(text)?;
+        if path.contains(&0) {
+            return Err(malformed());
+        }
+        Ok(CatalogPlace::Folder(OsString::from_vec(path).into()))
     }
 }
 

@@ -215,13 +215,17 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
         return Err(AddressError::Value { key: "adrfam", value, expected });
     }
     let kind = trtype.to_ascii_uppercase();
-    if let Some(found) = SpdkAddress::from_words(&kind, &Words { traddr, trsvcid, subnqn, ns }) {
-        return found.map(Address::Spdk);
-    }
-    if kind != "TCP" {
-        let value = trtype.to_owned();
-        let expected = "TCP, PCIE, RDMA, VFIOUSER";
-        return Err(AddressError::Value { key: "trtype", value, expected });
+    let words = Words { traddr, trsvcid, subnqn, ns };
+    match &*kind {
+        "TCP" => {}
+        "PCIE" => return spdk::pcie(&words).map(Address::Spdk),
+        "RDMA" => return spdk::rdma(&words).map(Address::Spdk),
+        "VFIOUSER" => return spdk::vfio_user(&words).map(Address::Spdk),
+        _ => {
+            let value = trtype.to_owned();
+            let expected = "TCP, PCIE, RDMA, VFIOUSER";
+            return Err(AddressError::Value { key: "trtype", value, expected });
+        }
     }
     let traddr = unescape_all(traddr.ok_or_else(|| problem("traddr", "missing"))?)?;
     if traddr.is_empty() || traddr.chars().any(|c| c.is_control() || c.is_whitespace()) {

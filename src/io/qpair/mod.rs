@@ -56,11 +56,8 @@ pub use scope::PairScope;
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
-
-use rustix::event::{PollFd, PollFlags};
 
 use self::readiness::Registry;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -280,18 +277,14 @@ impl IoError {
 /// The namespace as a whole cannot be read.
 #[doc(hidden)]
 pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Result<T, String>> {
-    let is_of_the_blocks = |error: &Error| {
-        let cause = std::error::Error::source(error);
-        let cause = cause.and_then(|cause| cause.downcast_ref::<IoError>());
-        cause.is_some_and(IoError::is_of_the_blocks)
+    let error = match result {
+        Ok(found) => return Ok(Ok(found)),
+        Err(error) => error,
     };
-    match result {
-        Ok(found) => Ok(Ok(found)),
-        Err(error) if is_of_the_blocks(&error) => {
-            let cause = std::error::Error::source(&error).expect("looked at just above");
-            Ok(Err(cause.to_string()))
-        }
-        Err(error) => Err(error),
+    let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<IoError>());
+    match cause.filter(|cause| cause.is_of_the_blocks()) {
+        Some(cause) => Ok(Err(cause.to_string())),
+        None => Err(error),
     }
 }
 
@@ -376,21 +369,4 @@ pub enum Notice {
     Look,
     /// There is no event: while I/Os are outstanding, the poller polls in every turn and never sleeps.
     Poll,
-}
-
-/// A file descriptor to sleep on, and for which events.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wait<'a> {
-    /// The descriptor.
-    pub fd: BorrowedFd<'a>,
-    /// Wake for room to write, besides data to read.
-    pub writable: bool,
-}
-
-impl<'a> Wait<'a> {
-    /// The same for `poll(2)`.
-    fn poll_fd(&self) -> PollFd<'a> {
-        let flags = if self.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        PollFd::from_borrowed_fd(self.fd, flags)
-    }
 }

@@ -172,14 +172,8 @@ impl Cap {
     }
 }
 
-/// Version (VS): major in 31:16, minor in 15:8, tertiary in 7:0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Vs(pub u32);
-
-impl Vs {
-    /// NVMe 1.4, which a dlfs target implements.
-    pub const V1_4: Vs = Vs(0x0001_0400);
-}
+/// Version (VS) 1.4, which a dlfs target implements: major in 31:16, minor in 15:8, tertiary in 7:0.
+pub const VERSION_1_4: u32 = 0x0001_0400;
 
 /// Controller Configuration (CC).
 ///

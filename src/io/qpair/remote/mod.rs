@@ -17,7 +17,6 @@
 //! Read `session/lifecycle.rs` first, then this file, then `keeper.rs`.
 
 mod identity;
-mod joining;
 pub(in crate::qpair) mod keeper;
 
 pub use identity::host_identity;
@@ -29,11 +28,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::event::PollFd;
+
 pub(in crate::qpair) use super::session::{
     AdminEvent, Attached, Failure, HostIdentity, Identified,
 };
 use super::session::{Backlog, Lifecycle, Limits, Phase, Shared};
-use super::{Capabilities, ConnectOptions, Namespace, Wait};
+use super::{Capabilities, ConnectOptions, Namespace};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::units::Nsid;
@@ -95,7 +96,7 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
     fn poll_timeout(&self) -> Option<Instant>;
 
     /// The descriptor to sleep on, if there is one.
-    fn wait(&self) -> Option<Wait<'_>>;
+    fn wait(&self) -> Option<PollFd<'_>>;
 
     /// Called before it is dropped because of a failure, not when it is no longer needed.
     fn give_up(&mut self, _failure: &Failure) {}
@@ -203,6 +204,31 @@ impl<T: Transport> Remote<T> {
                 Err(error.target(self.name()))
             }
         }
+    }
+
+    /// Checks that a new queue pair that has not joined a session yet may go on trying; `stage` names its
+    /// current step.
+    ///
+    /// # Errors
+    /// The controller was given up, or `deadline` has passed.
+    pub(in crate::qpair) fn may_wait(
+        &self,
+        now: Instant,
+        deadline: Instant,
+        backlog: &Backlog,
+        stage: &str,
+    ) -> Result<()> {
+        if let Phase::Dead(failure) = self.phase() {
+            return Err(self.error(&failure));
+        }
+        if now < deadline {
+            return Ok(());
+        }
+        let mut error = Error::new(ErrorKind::TimedOut, format!("no I/O queue: {stage}"));
+        if let Some(failure) = &backlog.last_failure {
+            error = error.source(self.error(failure));
+        }
+        Err(error.target(self.name()))
     }
 
     /// Adds a queue pair to the count.

@@ -6,48 +6,32 @@ mod authentication;
 
 pub use authentication::Credentials;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use zerocopy::IntoBytes;
 
 use self::authentication::{Authentication, MESSAGE_ROOM_BYTES};
-use super::{Failure, HostIdentity};
+use super::{Failure, Terms};
 use crate::tls::HANDSHAKE_LIMIT;
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::deadline;
 use dlfs_nvme::auth::{Next, TlsPsk};
 use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
-use dlfs_nvme::nvme::{ConnectData, Cqe, Nqn, Sqe, Status};
+use dlfs_nvme::nvme::{ConnectData, Cqe, Sqe, Status};
 use dlfs_nvme::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
 use dlfs_nvme::tcp::{Digests, ProtocolError};
 
 /// The parameters of a queue's connection.
 #[derive(Debug, Clone)]
 pub struct ConnectTerms {
-    /// The identity of this host.
-    pub host: HostIdentity,
-    /// The subsystem.
-    pub subnqn: Nqn,
+    /// Those of all connections to the controller.
+    pub common: Terms,
     /// The controller; an admin queue asks for a new one ([`ConnectData::CNTLID_DYNAMIC`]).
     pub cntlid: u16,
     /// Queue identifier; 0 is the admin queue.
     pub qid: u16,
     /// Entries of the queue, one of which stays empty.
     pub num_entries: u16,
-    /// Keep Alive Timeout, on an admin queue.
-    pub keep_alive_tmo: Duration,
-    /// Digests to ask for.
-    pub digests: Digests,
-    /// The digests that the target must accept.
-    pub required: Digests,
-    /// The key of TLS; `None`: the connection is plain TCP.
-    pub psk: Option<TlsPsk>,
-    /// The limit of a TCP connect.
-    pub tcp_timeout: Duration,
-    /// The limit of an answer.
-    pub io_timeout: Duration,
-    /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
-    pub least_progress_bytes: u32,
 }
 
 /// An event of a channel.
@@ -148,36 +132,32 @@ enum Stage {
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// Creates a channel whose TCP connection has been started.
     pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
-        let stage = Stage::Opening { deadline: deadline(now, terms.tcp_timeout) };
+        let stage = Stage::Opening { deadline: deadline(now, terms.common.tcp_timeout) };
         Channel { terms: Box::new(terms), stage, connection: None, authentication: None }
     }
 
     /// TCP is connected.
     pub fn handle_connected(&mut self, now: Instant) {
-        match self.terms.psk {
+        match self.terms.common.psk {
             Some(_) => self.stage = Stage::Securing { deadline: deadline(now, HANDSHAKE_LIMIT) },
-            None => self.initialise(now),
+            None => self.handle_secured(now),
         }
     }
 
     /// The key with which TLS is to be established before anything else is sent.
     pub(crate) fn psk(&self) -> Option<&TlsPsk> {
-        self.terms.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
+        self.terms.common.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
     }
 
-    /// TLS is established.
+    /// TLS is established, or there is none.
     pub(crate) fn handle_secured(&mut self, now: Instant) {
-        self.initialise(now);
-    }
-
-    fn initialise(&mut self, now: Instant) {
         let options = HostOptions {
-            digests: self.terms.digests,
-            may_decline: self.terms.digests != self.terms.required,
+            digests: self.terms.common.digests,
+            may_decline: self.terms.common.digests != self.terms.common.required,
             max_outstanding: self.terms.num_entries - 1,
-            ic_timeout: self.terms.io_timeout,
-            io_timeout: self.terms.io_timeout,
-            least_progress_bytes: self.terms.least_progress_bytes,
+            ic_timeout: self.terms.common.io_timeout,
+            io_timeout: self.terms.common.io_timeout,
+            least_progress_bytes: self.terms.common.least_progress_bytes,
         };
         self.stage = Stage::Initialising;
         self.connection = Some(Box::new(Connection::new(now, &options)));
@@ -211,7 +191,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         match (&mut self.connection, self.stage) {
             (Some(connection), _) => Ok(connection.handle_timeout(now)?),
             (None, Stage::Opening { deadline }) if now >= deadline => {
-                let message = format!("no answer within {:?}", self.terms.tcp_timeout);
+                let message = format!("no answer within {:?}", self.terms.common.tcp_timeout);
                 Err(Failure::new(ErrorKind::TimedOut, message))
             }
             (None, Stage::Securing { deadline }) if now >= deadline => {
@@ -267,13 +247,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             return Ok(()); // transferring its bytes reports the failure
         }
         let granted = connection.digests();
-        let required = terms.required;
+        let required = terms.common.required;
         if required.header && !granted.header || required.data && !granted.data {
             return Err(Failure::from(ProtocolError::DigestDeclined).into());
         }
-        let ConnectTerms { host, subnqn, cntlid, .. } = &**terms;
+        let ConnectTerms { common: Terms { host, subnqn, .. }, cntlid, .. } = &**terms;
         let data = Box::new(ConnectData::new(host.id, *cntlid, subnqn, &host.nqn));
-        let kato_ms = u32::try_from(terms.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX);
+        let kato_ms = u32::try_from(terms.common.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX);
         let sqe = Sqe::connect(0, terms.qid, terms.num_entries - 1, kato_ms);
         *stage = Stage::Connecting;
         let taken = connection.submit(now, sqe, Transfer::Out, false, Payload::Connect(data));
@@ -296,7 +276,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
         let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
         let cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
-        let begun = Authentication::begin(&self.terms, wanted, cntlid);
+        let begun = Authentication::begin(&self.terms.common, wanted, cntlid);
         let Some((authentication, next)) = begun.map_err(|failure| failure.at(CONNECT))? else {
             self.stage = Stage::Ready;
             return Ok(Some((cntlid, None)));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 use super::connect::Event;
-use super::identification::{Goal, Identification, Known, Page, check_ana, unsupported};
+use super::identification::{Goal, Identification, Known, check_ana, unsupported};
 use super::{AdminEvent, Channel, ConnectTerms, Failure, HostIdentity, Identified};
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::{Nsid, deadline};
@@ -52,18 +52,10 @@ pub struct Terms {
 impl Terms {
     fn of_admin_queue(&self) -> ConnectTerms {
         ConnectTerms {
-            host: self.host.clone(),
-            subnqn: self.subnqn.clone(),
+            common: self.clone(),
             cntlid: ConnectData::CNTLID_DYNAMIC,
             qid: 0,
             num_entries: ADMIN_QUEUE_ENTRIES,
-            keep_alive_tmo: self.keep_alive_tmo,
-            digests: self.digests,
-            required: self.required,
-            psk: self.psk.clone(),
-            tcp_timeout: self.tcp_timeout,
-            io_timeout: self.io_timeout,
-            least_progress_bytes: self.least_progress_bytes,
         }
     }
 
@@ -74,17 +66,15 @@ impl Terms {
         qid: u16,
         num_entries: u16,
     ) -> ConnectTerms {
-        ConnectTerms {
-            cntlid: join_info.cntlid,
-            qid,
-            num_entries,
+        let common = Terms {
             keep_alive_tmo: Duration::ZERO,
             // One connection without digests among others could carry undetected damage.
             digests: join_info.digests,
             required: join_info.digests,
             psk: join_info.psk.clone(),
-            ..self.of_admin_queue()
-        }
+            ..self.clone()
+        };
+        ConnectTerms { common, cntlid: join_info.cntlid, qid, num_entries }
     }
 }
 
@@ -117,7 +107,7 @@ struct Properties {
 pub struct Controller {
     /// The connection of the queue.
     pub channel: Channel<Task>,
-    terms: Terms,
+    pub(crate) terms: Terms,
     /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
     pub identified: Identified,
     /// The data that I/O queues need to join the session; valid after [`AdminEvent::Ready`].
@@ -263,8 +253,7 @@ impl Controller {
                     (self.join_info.cntlid, self.join_info.digests) = (cntlid, digests);
                     self.join_info.psk = self.terms.psk.clone();
                     self.identified.is_secured = self.terms.psk.is_some();
-                    self.identified.hdr_digest = digests.header;
-                    self.identified.data_digest = digests.data;
+                    self.identified.digests = digests;
                     self.begin(now, Step::ReadCapabilities)?;
                 }
                 // I/O queues connect after the admin queue, with its key.
@@ -463,9 +452,9 @@ impl Controller {
                 self.after_events()
             }
             Step::ListNamespaces => {
-                let end = self.identification.take_page(&bytes, status)?;
+                let may_continue = self.identification.take_page(&bytes, status)?;
                 let wants_all = matches!(self.terms.goal, Goal::AllNamespaces | Goal::Pages);
-                if end == Page::MayContinue && wants_all {
+                if may_continue && wants_all {
                     Step::ListNamespaces
                 } else {
                     self.begin_identification()

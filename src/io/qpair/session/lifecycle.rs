@@ -11,6 +11,7 @@ use super::{Attached, Failure, Identified, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::deadline;
+use dlfs_nvme::tcp::Digests;
 
 /// One association with a controller, from the moment it is usable to its loss.
 #[derive(Debug)]
@@ -330,8 +331,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             namespaces,
             proven: AtomicBool::new(false),
         });
-        let is_digested = identified.hdr_digest && identified.data_digest;
-        self.always_digested &= is_digested || identified.is_secured;
+        let Digests { header, data } = identified.digests;
+        self.always_digested &= header && data || identified.is_secured;
         self.free_qids = (1..=session.num_io_queues).collect();
         self.next_number += 1;
         self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);
@@ -360,7 +361,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
                 if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
                     self.backoff.reset();
                 } else {
-                    self.backoff.skip_immediate_retry();
+                    self.backoff.is_fresh = false;
                 }
                 (self.since, self.tried) = (now, 0);
                 true
@@ -385,7 +386,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             self.lost = Some(failure);
         }
         // Try the other portals at once, then this one; after that, wait longer and longer.
-        if self.tried >= self.portals.len() || !self.backoff.is_fresh() {
+        if self.tried >= self.portals.len() || !self.backoff.is_fresh {
             self.stage = Stage::Waiting { until: now + self.backoff.next() };
         } else {
             self.connect_next(now);

@@ -47,6 +47,7 @@ pub use shared::{SessionStats, Shared};
 use super::Namespace;
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
+use dlfs_nvme::tcp::Digests;
 
 /// The identity of this host. One NQN always has the same identifier.
 #[derive(Debug, Clone)]
@@ -81,10 +82,8 @@ pub struct Identified {
     pub max_transfer_bytes: Option<u32>,
     /// True if completed writes may be lost with the controller.
     pub has_volatile_write_cache: bool,
-    /// True if headers carry digests.
-    pub hdr_digest: bool,
-    /// True if data carry digests.
-    pub data_digest: bool,
+    /// The digests of its connections.
+    pub digests: Digests,
     /// True if its connections are inside TLS, which detects every change.
     pub is_secured: bool,
     /// The requested namespaces in the order of the request; all namespaces in the order of their NSIDs.

@@ -374,7 +374,7 @@ impl IoQueue {
             return;
         };
         let mut terms = self.terms.of_io_queue(&session.join_info, qid, session.queue_entries);
-        terms.subnqn = session.portal.address.subnqn.clone();
+        terms.common.subnqn = session.portal.address.subnqn.clone();
         let opened = carrier.open(session.portal.socket);
         let channel = Channel::new(self.now, terms);
         self.state = State::Joining { channel, session, qid, attempt };

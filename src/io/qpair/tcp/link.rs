@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use super::TcpStats;
-use crate::qpair::Wait;
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::session::connect::Payload;
 use crate::qpair::session::{Channel, Failure};
@@ -224,8 +223,10 @@ impl Link {
     }
 
     /// The descriptor to sleep on.
-    pub(super) fn wait(&self, writable: bool) -> Wait<'_> {
-        Wait { fd: self.socket.as_fd(), writable: writable || self.has_outgoing() }
+    pub(super) fn wait(&self, writable: bool) -> PollFd<'_> {
+        let is_wanted = writable || self.has_outgoing();
+        let flags = if is_wanted { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        PollFd::from_borrowed_fd(self.socket.as_fd(), flags)
     }
 }
 

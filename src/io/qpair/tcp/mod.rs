@@ -65,14 +65,8 @@ impl Transport for Tcp {
     }
 
     fn engine(_: &Remote<Tcp>, identified: &Identified) -> String {
-        let digests = match (identified.hdr_digest, identified.data_digest) {
-            (false, false) => None,
-            (true, false) => Some("header digest"),
-            (false, true) => Some("data digest"),
-            (true, true) => Some("header and data digest"),
-        };
         let tls = identified.is_secured.then_some("TLS");
-        let more: Vec<&str> = tls.into_iter().chain(digests).collect();
+        let more: Vec<&str> = tls.into_iter().chain(identified.digests.as_text()).collect();
         if more.is_empty() { "tcp".to_owned() } else { format!("tcp ({})", more.join(", ")) }
     }
 }

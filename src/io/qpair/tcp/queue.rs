@@ -27,7 +27,7 @@ use crate::qpair::plain::PlainEngine;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
 use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, Lifecycle};
-use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope, Wait};
+use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope};
 use dlfs_base::error::Result;
 use dlfs_base::process::Forked;
 use dlfs_base::units::{Lba, deadline};
@@ -325,7 +325,7 @@ impl Core {
     }
 
     /// The descriptor to sleep on while no poller polls it.
-    fn wait(&self) -> Option<Wait<'_>> {
+    fn wait(&self) -> Option<PollFd<'_>> {
         Some(self.socket.link.as_ref()?.wait(self.queue.wants_writable()))
     }
 
@@ -589,9 +589,9 @@ impl Carrier for QueueSocket {
     }
 }
 
-pub(super) fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
+pub(super) fn sleep(wait: Option<PollFd<'_>>, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
-    let mut fds: Vec<PollFd<'_>> = wait.iter().map(Wait::poll_fd).collect();
+    let mut fds: Vec<PollFd<'_>> = wait.into_iter().collect();
     let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the caller polls again
 }
 

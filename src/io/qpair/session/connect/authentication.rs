@@ -1,7 +1,6 @@
 //! Authentication after Connect: its messages in Fabrics commands.
 
-use super::ConnectTerms;
-use crate::qpair::session::Failure;
+use crate::qpair::session::{Failure, Terms};
 use dlfs_base::error::{ErrorKind, Result as DlfsResult};
 use dlfs_nvme::auth::{
     Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret,
@@ -39,7 +38,7 @@ impl Authentication {
     /// The controller requires what this host lacks; or the controller must authenticate and does not offer
     /// it.
     pub(super) fn begin(
-        terms: &ConnectTerms,
+        terms: &Terms,
         wanted: u32,
         cntlid: u16,
     ) -> Result<Option<(Authentication, Next)>, Failure> {
