@@ -600,7 +600,7 @@ impl HostConnection {
                 return self.fail(id, status.do_not_retry());
             }
         };
-        self.arrivals.set(id, request.kind, now);
+        self.arrivals.set(id, request.kind.recorder(), now);
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
                 // These data have arrived already, so they cannot wait for the pool.

@@ -34,7 +34,7 @@ pub(in crate::qpair) use super::session::{
     AdminEvent, Attached, Failure, HostIdentity, Identified,
 };
 use super::session::{Backlog, Lifecycle, Limits, Phase, Shared};
-use super::{Capabilities, ConnectOptions, Namespace};
+use super::{Capabilities, ConnectOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::units::Nsid;
@@ -241,14 +241,6 @@ impl<T: Transport> Remote<T> {
             let error = Error::new(ErrorKind::Refused, message).target(self.name());
             error.hint("ask for more with --nr-io-queues, if the target grants more")
         })
-    }
-
-    /// The properties of the namespace at index `ns_index`, which was identified.
-    pub(in crate::qpair) fn namespace_now(&self, ns_index: usize) -> Namespace {
-        // A child process uses the inherited identity, because it must not take the parent's lock.
-        let seen = || Some(self.identity()?[ns_index].namespace.clone());
-        let now = self.is_ours().then(|| self.namespace(ns_index)).flatten();
-        now.or_else(seen).expect("connected, so it was seen")
     }
 
     /// The capabilities of a namespace, with the number of I/O queues that the live session grants, or that a

@@ -453,17 +453,16 @@ impl From<Failure> for Refusal {
 fn refusal(cqe: &Cqe) -> Failure {
     let status = cqe.status();
     let invalid = InvalidParameter::from_wire(cqe.dw0.get());
+    let answered = Failure::new(ErrorKind::Refused, format!("the controller answered {status}"));
     if status.is(Status::CONNECT_INVALID_HOST) {
-        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
-            .hint(
+        return answered.hint(
                 "have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn; \
                  a target that has a TLS key for this host needs it: --tls-key; \
                  `dlfs discover HOST:PORT` lists what the target offers this one",
             );
     }
     if status.is(Status::CONNECT_CONTROLLER_BUSY) {
-        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
-            .hint(NO_PLACE);
+        return answered.hint(NO_PLACE);
     }
     if status.is(Status::AUTHENTICATION_REQUIRED) {
         return authentication::required();
@@ -477,7 +476,7 @@ fn refusal(cqe: &Cqe) -> Failure {
         let message = format!("{status}, offset {} of the {place}", invalid.offset);
         return Failure::new(ErrorKind::Refused, message).hint(LIST_SUBSYSTEMS);
     }
-    Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+    answered
 }
 
 /// The hint when a target has no controller left.

@@ -9,45 +9,16 @@ use zerocopy::FromBytes;
 
 use super::connect::Event;
 use super::identification::{Goal, Identification, Known, check_ana, unsupported};
-use super::{AdminEvent, Channel, ConnectTerms, Failure, HostIdentity, Identified};
+use super::{AdminEvent, Channel, ConnectTerms, Failure, Identified, Terms};
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::{Nsid, deadline};
 use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord};
 use dlfs_nvme::nvme::identify::IDENTIFY_LEN_BYTES;
 use dlfs_nvme::nvme::sqe::{cns, feature, log_page};
-use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Cqe, Csts, IdentifyController, Nqn, Property, Sqe};
+use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Cqe, Csts, IdentifyController, Property, Sqe};
 use dlfs_nvme::tcp::Digests;
 use dlfs_nvme::tcp::host::Transfer;
-
-/// The parameters of a connection.
-#[derive(Debug, Clone)]
-pub struct Terms {
-    /// The subsystem.
-    pub subnqn: Nqn,
-    /// The purpose of the admin queue.
-    pub goal: Goal,
-    /// The identity of this host.
-    pub host: HostIdentity,
-    /// Digests to ask for.
-    pub digests: Digests,
-    /// The digests that the target must accept.
-    pub required: Digests,
-    /// The key of TLS; `None`: connections are plain TCP.
-    pub psk: Option<TlsPsk>,
-    /// The same key with an identity of version 0, for targets that know no other.
-    pub psk_v0: Option<TlsPsk>,
-    /// The number of I/O queues to ask for.
-    pub nr_io_queues: u16,
-    /// Keep Alive Timeout; zero switches it off.
-    pub keep_alive_tmo: Duration,
-    /// The limit of a TCP connect.
-    pub tcp_timeout: Duration,
-    /// The limit of an answer.
-    pub io_timeout: Duration,
-    /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
-    pub least_progress_bytes: u32,
-}
 
 impl Terms {
     fn of_admin_queue(&self) -> ConnectTerms {

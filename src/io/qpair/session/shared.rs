@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::durability::Durability;
-use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session};
+use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::process::Forked;
 
@@ -19,23 +19,6 @@ pub(crate) enum SessionState<P, J> {
     Pending,
     /// There will be no further session, for this reason.
     Ended(String),
-}
-
-/// Statistics of the sessions with a controller.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SessionStats {
-    /// True while a session is live.
-    pub is_live: bool,
-    /// Sessions after the first.
-    pub reconnects: u64,
-    /// Paths to the controller: the socket addresses of all addresses that were given.
-    pub paths: u64,
-    /// Those of them that have failed since a session was last live.
-    pub failed_paths: u64,
-    /// Transfers whose data digest was wrong.
-    pub damaged: u64,
-    /// Commands that were issued again: after a lost connection, or because the controller asked for it.
-    pub retried: u64,
 }
 
 /// A [`Lifecycle`] behind a lock, and the values that queue pairs read in every turn without the lock.
@@ -151,8 +134,10 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
 
     /// The current properties of the namespace at index `ns_index`.
     pub fn namespace(&self, ns_index: usize) -> Option<Namespace> {
-        let now = self.lock().live().map(|session| session.namespaces[ns_index].namespace.clone());
-        now.or_else(|| Some(self.identity.get()?.get(ns_index)?.namespace.clone()))
+        let of = |attached: &[Attached]| Some(attached.get(ns_index)?.namespace.clone());
+        // A child process uses the inherited identity, because it must not take the parent's lock.
+        let live = self.is_ours().then(|| self.lock().live().cloned()).flatten();
+        live.map_or_else(|| of(self.identity.get()?), |session| of(&session.namespaces))
     }
 
     /// Returns whether all sessions so far had both digests, or TLS in their place.

@@ -76,7 +76,7 @@ impl SpdkNamespace {
 
 impl Device for SpdkNamespace {
     fn namespace(&self) -> Namespace {
-        self.remote.namespace_now(PLACE)
+        self.remote.namespace(PLACE).expect("connected, so it was seen")
     }
 
     /// Waits until the queue is connected, for at most the connect timeout.

@@ -341,7 +341,7 @@ impl TcpNamespace {
 
 impl Device for TcpNamespace {
     fn namespace(&self) -> Namespace {
-        self.remote.namespace_now(self.ns_index)
+        self.remote.namespace(self.ns_index).expect("connected, so it was seen")
     }
 
     /// Waits until the queue is connected, for at most the connect timeout.

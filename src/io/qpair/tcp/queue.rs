@@ -205,6 +205,8 @@ struct Core {
     /// The handles, by their member numbers in the queue.
     handles: Vec<Option<Handle>>,
     leader: Option<usize>,
+    /// The handles that the queue had no room for since a completion made some.
+    refused: Vec<usize>,
     /// Set once a handle has submitted since the last send.
     has_unsent: bool,
     /// The time of the last turn, and its handle.
@@ -217,7 +219,7 @@ struct Handle {
     found: VecDeque<Completion>,
     /// The registry of its poller.
     registry: Option<Registry>,
-    /// Set if the queue had no room for its last submission: a completion makes room.
+    /// Set while it is in [`Core::refused`].
     was_refused: bool,
 }
 
@@ -306,6 +308,7 @@ impl Core {
             queue,
             handles: Vec::new(),
             leader: None,
+            refused: Vec::new(),
             has_unsent: false,
             last_turn: None,
         }
@@ -393,7 +396,9 @@ impl Core {
     fn submit(&mut self, handle: usize, pending: &mut VecDeque<Io>) -> usize {
         let count = self.queue.take(handle, pending);
         self.has_unsent |= count > 0;
-        self.handle(handle).was_refused = !pending.is_empty();
+        if !pending.is_empty() && !std::mem::replace(&mut self.handle(handle).was_refused, true) {
+            self.refused.push(handle);
+        }
         count
     }
 
@@ -441,22 +446,27 @@ impl Core {
                 registry.mark();
             }
         }
-        if has_room {
+        if has_room && !self.refused.is_empty() {
             self.tell_refused(handle);
         }
         self.tell_leader(handle);
         count
     }
 
-    /// Marks the handles of other pollers than this handle's that wait for room.
-    fn tell_refused(&self, handle: usize) {
-        let own = self.handles[handle].as_ref().and_then(|own| own.registry.as_ref());
-        let refused = self.handles.iter().flatten().filter(|other| other.was_refused);
-        for registry in refused.filter_map(|other| other.registry.as_ref()) {
-            if own.is_none_or(|own| !own.is_of_poller_of(registry)) {
-                registry.mark();
+    /// Marks the refused handles of other pollers than this handle's: there is room.
+    fn tell_refused(&mut self, handle: usize) {
+        for &other in &self.refused {
+            if let Some(other) = &mut self.handles[other] {
+                other.was_refused = false;
             }
         }
+        let registry = |handle: usize| self.handles[handle].as_ref()?.registry.as_ref();
+        let own = registry(handle);
+        let others = self.refused.iter().filter_map(|other| registry(*other));
+        others
+            .filter(|other| own.is_none_or(|own| !own.is_of_poller_of(other)))
+            .for_each(Registry::mark);
+        self.refused.clear();
     }
 
     /// When a handle's poller must poll it even if no descriptor becomes ready.
