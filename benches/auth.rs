@@ -78,13 +78,13 @@ fn verdict(random: &mut Random, hash: Hash, wrong_at: usize) -> f64 {
     let challenge = sent(controller.handle(&sent(negotiate)));
     let _ = host.sent();
     let _ = controller.sent();
-    let mut reply = Message::decode(&sent(host.handle(&challenge))).expect("the host's own");
+    let (tid, mut reply) = Message::decode(&sent(host.handle(&challenge))).expect("the host's own");
     let Message::Reply { response, .. } = &mut reply else {
         panic!("a host answers a challenge with a reply")
     };
     let at = if wrong_at == 0 { 0 } else { response.len() - 1 };
     response[at] ^= 1;
-    let reply = reply.encode();
+    let reply = reply.encode(tid);
     let began = Instant::now();
     let next = controller.handle(&reply);
     let lasted = began.elapsed();

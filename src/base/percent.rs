@@ -1,5 +1,24 @@
 //! Bytes in texts as `%XX`. Pure.
 
+use std::fmt::{Result, Write};
+
+/// Writes `bytes` with `%XX` in place of each byte of a character that `is_special`, or that is not UTF-8.
+pub fn escape(out: &mut impl Write, bytes: &[u8], is_special: impl Fn(char) -> bool) -> Result {
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if is_special(c) {
+                c.encode_utf8(&mut [0; 4])
+                    .bytes()
+                    .try_for_each(|byte| write!(out, "%{byte:02X}"))?;
+            } else {
+                out.write_char(c)?;
+            }
+        }
+        chunk.invalid().iter().try_for_each(|byte| write!(out, "%{byte:02X}"))?;
+    }
+    Ok(())
+}
+
 /// Replaces each `%XX` in `text` whose byte satisfies `counts`; other percent signs stay.
 pub fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
     let mut rest = text.as_bytes();

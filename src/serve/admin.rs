@@ -14,7 +14,7 @@ use dlfs_nvme::nvme::identify::{
     encode_namespace_list,
 };
 use dlfs_nvme::nvme::sqe::{admin, cns, fctype, feature, log_page, nvm};
-use dlfs_nvme::nvme::{Nqn, Sqe, Status, Vs};
+use dlfs_nvme::nvme::{Nqn, Sqe, Status, VERSION_1_4};
 
 /// The response to an admin command.
 pub(super) enum Answer {
@@ -62,7 +62,7 @@ pub(super) fn execute(
 fn fabrics(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe, fctype: u8) -> Answer {
     match (fctype, sqe.property()) {
         (fctype::PROPERTY_GET, Some(Property::Cap)) => Answer::Done(subsystem.cap().0),
-        (fctype::PROPERTY_GET, Some(Property::Vs)) => Answer::Done(u64::from(Vs::V1_4.0)),
+        (fctype::PROPERTY_GET, Some(Property::Vs)) => Answer::Done(VERSION_1_4.into()),
         (fctype::PROPERTY_GET, Some(Property::Cc)) => Answer::Done(u64::from(controller.cc())),
         (fctype::PROPERTY_GET, Some(Property::Csts)) => Answer::Done(u64::from(controller.csts())),
         (fctype::PROPERTY_SET, Some(Property::Cc)) => {
@@ -82,7 +82,7 @@ fn page(bytes: Page) -> Answer {
 }
 
 fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result<Page, Status> {
-    let cns = sqe.cns();
+    let cns = sqe.low_byte_of_cdw10();
     let csi = sqe.cdw11.get().to_le_bytes()[3];
     if cns == cns::CONTROLLER {
         return Ok(zerocopy::transmute!(identify_controller(subsystem, controller)));
@@ -99,7 +99,7 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
             if nsid >= 0xFFFF_FFFE {
                 return Err(Status::INVALID_NAMESPACE);
             }
-            let nsids = subsystem.namespaces.nsids().into_iter();
+            let nsids = subsystem.nsids().into_iter();
             Ok(encode_namespace_list(nsids.filter(|id| id.0 > nsid && access.has(*id))))
         }
         cns::NAMESPACE
@@ -150,7 +150,7 @@ fn identify_controller(subsystem: &Subsystem, controller: &Controller) -> Identi
     id.mn = ascii_field("dlfs target");
     id.fr = ascii_field(env!("CARGO_PKG_VERSION"));
     id.cntlid = U16::new(controller.cntlid);
-    id.ver = U32::new(Vs::V1_4.0);
+    id.ver = U32::new(VERSION_1_4);
     id.ctratt = U32::new(1); // 128-bit host identifiers
     id.mdts = (subsystem.max_transfer_bytes.ilog2() - 12) as u8;
     id.aerl = MAX_ASYNC_EVENTS - 1;
@@ -312,7 +312,7 @@ fn ana_log(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Vec<u8>
     let is_inaccessible = subsystem.draining_since().is_some();
     controller.events.ana_was_read(sqe.retains_event(), is_inaccessible);
     let groups_only = sqe.cdw10.get() & 1 << 8 != 0; // RGO
-    let nsids = subsystem.namespaces.nsids().into_iter().filter(|id| controller.access.has(*id));
+    let nsids = subsystem.nsids().into_iter().filter(|id| controller.access.has(*id));
     let nsids: Vec<Nsid> = nsids.filter(|_| !groups_only).collect();
     let changes = u64::from(is_inaccessible);
     let mut log = vec![0; 48];

@@ -600,7 +600,7 @@ impl HostConnection {
                 return self.fail(id, status.do_not_retry());
             }
         };
-        self.arrivals.set(id, request.kind.timed(), now);
+        self.arrivals.set(id, request.kind.recorder(), now);
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
                 // These data have arrived already, so they cannot wait for the pool.
@@ -751,16 +751,9 @@ impl HostConnection {
                 self.protocol.send_data(tag.id, completion.buf.freeze());
             }
             (Ok(()), Kind::DurableWrite) => {
-                let request = Request {
-                    kind: Kind::Flush,
-                    queue,
-                    slba: Default::default(),
-                    len_bytes: 0,
-                    forces_unit_access: false,
-                };
                 backend.tally.writes += 1;
                 backend.tally.written_bytes += len as u64;
-                backend.push(&request, IoBuf::empty(), self.tag(tag.id, Kind::Flush));
+                backend.push(&Request::flush(queue), IoBuf::empty(), self.tag(tag.id, Kind::Flush));
             }
             (Ok(()), Kind::Write) => {
                 backend.tally.writes += 1;
@@ -816,7 +809,7 @@ impl HostConnection {
     /// Checks all time limits: lost controller, keep alive, Connect, unread responses, unsent data.
     pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
         self.protocol.shrink();
-        self.check_authentication(&backend.subsystem, now);
+        self.deliver(&backend.subsystem, now);
         let options = &backend.subsystem.options;
         let passed = |since: Instant, limit: Duration| has_passed(now, since, limit);
         let late = match (&self.terminated, &self.queue) {

@@ -31,7 +31,7 @@ impl GeneratedKeys {
     pub(super) fn add(&self, psk: TlsPsk, now: Instant) {
         let mut keys = self.0.lock();
         keys.retain(|_, generated| generated.is_valid(now));
-        let identity = psk.identity().as_str().to_owned();
+        let identity = psk.identity().to_owned();
         keys.insert(identity, Generated { psk: Arc::new(psk), since: now });
     }
 
@@ -68,7 +68,7 @@ mod tests {
         let keys = GeneratedKeys::default();
         let now = Instant::now();
         let [one, other] = [psk(1), psk(2)];
-        let identity = |psk: &TlsPsk| psk.identity().as_str().to_owned();
+        let identity = |psk: &TlsPsk| psk.identity().to_owned();
         keys.add(one.clone(), now);
         keys.add(other.clone(), now);
         let held = keys.hold(&identity(&one), now + UNUSED_FOR / 2).unwrap();

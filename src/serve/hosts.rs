@@ -8,15 +8,15 @@
 
 use std::collections::HashMap;
 
+use slab::Slab;
+
 use dlfs_nvme::nvme::Nqn;
 
 /// The hosts that have queues on one poller.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
-    hosts: Vec<Host>,
+    hosts: Slab<Host>,
     by_nqn: HashMap<Nqn, usize>,
-    /// Free indices of `hosts`.
-    free: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -45,11 +45,7 @@ impl Hosts {
             Some(&index) => index,
             None => {
                 let host = Host { nqn: nqn.clone(), num_queues: 0, held_bytes: 0 };
-                let index = self.free.pop().unwrap_or(self.hosts.len());
-                match self.hosts.get_mut(index) {
-                    Some(entry) => *entry = host,
-                    None => self.hosts.push(host),
-                }
+                let index = self.hosts.insert(host);
                 self.by_nqn.insert(nqn.clone(), index);
                 index
             }
@@ -64,7 +60,7 @@ impl Hosts {
         entry.num_queues -= 1;
         if entry.num_queues == 0 {
             self.by_nqn.remove(&entry.nqn);
-            self.free.push(host.0);
+            self.hosts.remove(host.0);
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use slab::Slab;
 
 use super::hosts::Hosts;
-use super::latency::{EndedCommands, Timed};
+use super::latency::EndedCommands;
 use super::namespaces::ServedNamespace;
 use super::options::Access;
 use super::stats::{Counters, Tally};
@@ -97,6 +97,13 @@ pub(super) struct Request {
     pub(super) forces_unit_access: bool,
 }
 
+impl Request {
+    pub(super) fn flush(queue: usize) -> Request {
+        let slba = Lba(0);
+        Request { kind: Kind::Flush, queue, slba, len_bytes: 0, forces_unit_access: false }
+    }
+}
+
 /// The kind of a command; part of the tag of its I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -108,12 +115,12 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// As which its latency counts.
-    pub(super) fn timed(self) -> Timed {
+    /// The index of its recorder of latencies: those of reads, of writes and of flushes.
+    pub(super) fn recorder(self) -> usize {
         match self {
-            Kind::Read => Timed::Read,
-            Kind::Write | Kind::DurableWrite => Timed::Write,
-            Kind::Flush => Timed::Flush,
+            Kind::Read => 0,
+            Kind::Write | Kind::DurableWrite => 1,
+            Kind::Flush => 2,
         }
     }
 }
@@ -146,13 +153,7 @@ impl Backend {
             nvm::READ => Kind::Read,
             nvm::WRITE if sqe.cdw12.get() & FUA != 0 => Kind::DurableWrite,
             nvm::WRITE => Kind::Write,
-            nvm::FLUSH => {
-                let slba = Lba(0);
-                let len_bytes = 0;
-                let kind = Kind::Flush;
-                let forces_unit_access = false;
-                return Ok(Request { kind, queue, slba, len_bytes, forces_unit_access });
-            }
+            nvm::FLUSH => return Ok(Request::flush(queue)),
             _ => return Err(Status::INVALID_OPCODE),
         };
         let is_read_only = namespace.read_only

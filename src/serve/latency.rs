@@ -39,16 +39,8 @@ impl CommandLatency {
 #[derive(Debug, Default)]
 pub(super) struct Latencies(Mutex<Vec<Arc<Recorders>>>);
 
-/// The recorders of a poller, by [`Timed`].
+/// The recorders of a poller: of reads, of writes and of flushes. A command has the index of its recorder.
 type Recorders = [Recorder; 3];
-
-/// A kind of commands.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Timed {
-    Read,
-    Write,
-    Flush,
-}
 
 impl Latencies {
     /// For one more poller.
@@ -73,39 +65,39 @@ impl Latencies {
 /// The commands that have ended in this turn of a poller.
 #[derive(Debug)]
 pub(super) struct EndedCommands {
-    ended: Vec<(Timed, Instant)>,
+    ended: Vec<(usize, Instant)>,
     recorders: Arc<Recorders>,
 }
 
 impl EndedCommands {
     /// A command has ended that arrived then.
-    pub(super) fn push(&mut self, command: (Timed, Instant)) {
+    pub(super) fn push(&mut self, command: (usize, Instant)) {
         self.ended.push(command);
     }
 
     /// Records the commands of the turn before.
     pub(super) fn record(&mut self, now: Instant) {
-        for (kind, arrived) in self.ended.drain(..) {
-            self.recorders[kind as usize].record(now.saturating_duration_since(arrived));
+        for (recorder, arrived) in self.ended.drain(..) {
+            self.recorders[recorder].record(now.saturating_duration_since(arrived));
         }
     }
 }
 
-/// The kind and the arrival time of each outstanding command of a connection, by its identifier.
+/// The recorder and the arrival time of each outstanding command of a connection, by its identifier.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals(Vec<Option<(Timed, Instant)>>);
+pub(super) struct Arrivals(Vec<Option<(usize, Instant)>>);
 
 impl Arrivals {
-    pub(super) fn set(&mut self, id: CommandId, kind: Timed, now: Instant) {
+    pub(super) fn set(&mut self, id: CommandId, recorder: usize, now: Instant) {
         let index = usize::from(id.0);
         if index >= self.0.len() {
             self.0.resize(index + 1, None);
         }
-        self.0[index] = Some((kind, now));
+        self.0[index] = Some((recorder, now));
     }
 
     /// Forgets the command, which has ended.
-    pub(super) fn take(&mut self, id: CommandId) -> Option<(Timed, Instant)> {
+    pub(super) fn take(&mut self, id: CommandId) -> Option<(usize, Instant)> {
         self.0.get_mut(usize::from(id.0))?.take()
     }
 }

@@ -72,7 +72,7 @@ use dlfs_io::qpair::Device;
 use dlfs_io::tls::{self, TlsError};
 use dlfs_nvme::nvme::Nqn;
 use io::{Change, NamespaceQueue, What};
-use poller::{Mailbox, Poller};
+use poller::{Mail, Mailbox, Poller};
 use stats::Counters;
 use subsystem::Subsystem;
 
@@ -217,7 +217,7 @@ impl Target {
     /// # Errors
     /// As [`Target::set_host_keys`].
     pub fn prepare_host_keys(&mut self, keys: &BTreeMap<Nqn, HostKeys>) -> Result<()> {
-        check_hosts(keys, &self.subsystem.namespaces.nsids(), self.subsystem.options.max_nsid)?;
+        check_hosts(keys, &self.subsystem.nsids(), self.subsystem.options.max_nsid)?;
         self.start_authenticating()
     }
 
@@ -230,7 +230,7 @@ impl Target {
     /// not changed.
     pub fn disconnect(&self, host: &Nqn) -> usize {
         let ended = self.subsystem.disconnect(host);
-        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+        self.look_at_controllers();
         ended
     }
 
@@ -241,7 +241,7 @@ impl Target {
 
     /// The namespaces, by NSID.
     pub fn namespaces(&self) -> Vec<ServedNamespace> {
-        self.subsystem.namespaces.all()
+        self.subsystem.namespaces.read().values().cloned().collect()
     }
 
     /// Adds a namespace. Hosts that are connected, and to which it exists, get an event.
@@ -289,13 +289,13 @@ impl Target {
         let queue = |queue_pair| What::Add(NamespaceQueue::new(&served, queue_pair));
         let queues = queue_pairs.into_iter().map(queue);
         self.apply(queues.collect())?;
-        self.subsystem.namespaces.insert(served);
+        self.subsystem.namespaces.write().insert(nsid, served);
         self.report_change(nsid);
         Ok(())
     }
 
     fn refuse_taken(&self, nsid: Nsid) -> Result<()> {
-        if self.subsystem.namespaces.get(nsid).is_none() {
+        if !self.subsystem.namespaces.read().contains_key(&nsid) {
             return Ok(());
         }
         let message = format!("{} has a namespace {} already", self.nqn(), nsid.0);
@@ -308,7 +308,7 @@ impl Target {
     /// # Errors
     /// `NotFound`: there is no such namespace.
     pub fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
-        if self.subsystem.namespaces.remove(nsid).is_none() {
+        if self.subsystem.namespaces.write().remove(&nsid).is_none() {
             let message = format!("{} has no namespace {}", self.nqn(), nsid.0);
             return Err(Error::new(ErrorKind::NotFound, message).nsid(nsid));
         }
@@ -321,7 +321,7 @@ impl Target {
     fn apply(&self, changes: Vec<What>) -> Result<()> {
         let (applied, all) = channel();
         for (mailbox, what) in self.mailboxes.iter().zip(changes) {
-            mailbox.change(Change { what, applied: applied.clone() });
+            mailbox.send(Mail::Change(Change { what, applied: applied.clone() }));
         }
         drop(applied);
         self.await_pollers(&all)
@@ -339,9 +339,13 @@ impl Target {
         Ok(())
     }
 
+    fn look_at_controllers(&self) {
+        self.mailboxes.iter().for_each(|mailbox| mailbox.send(Mail::Events));
+    }
+
     fn report_change(&self, nsid: Nsid) {
         self.subsystem.namespace_changed(nsid);
-        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+        self.look_at_controllers();
     }
 
     /// Begins to send all hosts away, and returns at once. New connections are refused; hosts that know ANA
@@ -349,7 +353,7 @@ impl Target {
     /// end as usual, and then the connections are closed. [`Target::is_drained`] tells when it is over.
     pub fn drain(&self) {
         self.subsystem.begin_to_drain(Instant::now());
-        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+        self.look_at_controllers();
     }
 
     /// Accepts no more connections: they are left to whoever else listens on its sockets. Those that it has
@@ -377,7 +381,8 @@ impl Target {
         let fate = self.fate.clone();
         let name = "dlfs-target-auth";
         let thread = threads::start(name, &self.fate, (), move |()| {
-            let deliver = |poller: usize, computed| mailboxes[poller].computed(computed);
+            let deliver =
+                |poller: usize, computed| mailboxes[poller].send(Mail::Computed(computed));
             let work = || subsystem.exponentiations.run(&counters, deliver);
             if let Err(error) = caught("the thread dlfs-target-auth", work) {
                 // Without it, hosts that authenticate would wait, so the whole target stops.

@@ -52,34 +52,7 @@ impl std::fmt::Debug for PreparedNamespace {
 }
 
 /// The namespaces, by NSID.
-pub(super) struct Namespaces(RwLock<BTreeMap<u32, ServedNamespace>>);
-
-impl Namespaces {
-    pub(super) fn new(served: Vec<ServedNamespace>) -> Namespaces {
-        let by_nsid = served.into_iter().map(|served| (served.nsid.0, served));
-        Namespaces(RwLock::new(by_nsid.collect()))
-    }
-
-    pub(super) fn get(&self, nsid: Nsid) -> Option<ServedNamespace> {
-        self.0.read().get(&nsid.0).cloned()
-    }
-
-    pub(super) fn all(&self) -> Vec<ServedNamespace> {
-        self.0.read().values().cloned().collect()
-    }
-
-    pub(super) fn nsids(&self) -> Vec<Nsid> {
-        self.0.read().keys().copied().map(Nsid).collect()
-    }
-
-    pub(super) fn insert(&self, served: ServedNamespace) {
-        self.0.write().insert(served.nsid.0, served);
-    }
-
-    pub(super) fn remove(&self, nsid: Nsid) -> Option<ServedNamespace> {
-        self.0.write().remove(&nsid.0)
-    }
-}
+pub(super) type Namespaces = RwLock<BTreeMap<Nsid, ServedNamespace>>;
 
 /// Refuses namespaces that cannot be served beside each other.
 pub(super) fn check(served: &[ServedNamespace]) -> Result<()> {

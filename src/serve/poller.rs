@@ -34,16 +34,21 @@ use dlfs_io::qpair::spinning::Spinning;
 use dlfs_io::qpair::{Completion, Notice, PairScope};
 use dlfs_nvme::tcp::budget::{TARGET_MAX_COMPLETIONS, target_completions};
 
+/// A message to a poller.
+pub(super) enum Mail {
+    /// A connection that another poller accepted for this one.
+    Accepted(TcpStream, SocketAddr),
+    /// A result for a connection that authenticates.
+    Computed(Computed),
+    /// A change of namespaces or listeners.
+    Change(Change),
+    /// Controllers may have events to report, or may be gone.
+    Events,
+}
+
 /// State that a poller shares with the target's other threads.
 pub(super) struct Mailbox {
-    /// Connections that another poller accepted for this one.
-    inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
-    /// Results for connections that authenticate.
-    computed: Mutex<Vec<Computed>>,
-    /// Changes of namespaces.
-    changes: Mutex<Vec<Change>>,
-    /// Set when controllers may have events to report.
-    has_events: AtomicBool,
+    mail: Mutex<Vec<Mail>>,
     /// The scope in which the poller's queue pairs share connections.
     pub(super) scope: PairScope,
     waker: OwnedFd,
@@ -58,10 +63,7 @@ impl Mailbox {
         let waker =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         Ok(Mailbox {
-            inbox: Mutex::default(),
-            computed: Mutex::default(),
-            changes: Mutex::default(),
-            has_events: AtomicBool::new(false),
+            mail: Mutex::default(),
             scope: PairScope::new(),
             waker,
             stop: AtomicBool::new(false),
@@ -75,21 +77,8 @@ impl Mailbox {
         self.wake();
     }
 
-    /// Hands the poller a result that one of its connections waits for.
-    pub(super) fn computed(&self, computed: Computed) {
-        self.computed.lock().push(computed);
-        self.wake();
-    }
-
-    /// Hands the poller a change of its namespaces.
-    pub(super) fn change(&self, change: Change) {
-        self.changes.lock().push(change);
-        self.wake();
-    }
-
-    /// Tells the poller that controllers may have events to report, or may be gone.
-    pub(super) fn look_at_controllers(&self) {
-        self.has_events.store(true, Ordering::Release);
+    pub(super) fn send(&self, mail: Mail) {
+        self.mail.lock().push(mail);
         self.wake();
     }
 
@@ -223,7 +212,7 @@ impl Poller {
             let token = event.data.u64();
             let flags = event.flags;
             match token {
-                WAKER => self.take_from_inbox(now),
+                WAKER => self.take_mail(now),
                 _ if LISTENER - token < self.listeners.len() as u64 => {
                     self.accept((LISTENER - token) as usize, now);
                 }
@@ -265,29 +254,24 @@ impl Poller {
         let _ = poll(&mut fds, Some(&timeout));
     }
 
-    fn take_from_inbox(&mut self, now: Instant) {
+    fn take_mail(&mut self, now: Instant) {
         let mailbox = &self.mailboxes[self.number];
         let mut count = [0; 8];
         let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails when nobody woke us
-        let streams = std::mem::take(&mut *mailbox.inbox.lock());
-        let computed = std::mem::take(&mut *mailbox.computed.lock());
-        let changes = std::mem::take(&mut *mailbox.changes.lock());
-        let has_events = mailbox.has_events.swap(false, Ordering::Acquire);
-        for change in changes {
-            self.apply(change, now);
-        }
-        if has_events {
-            self.report_events(now);
-        }
-        for (stream, peer) in streams {
-            self.add(stream, peer, now);
-        }
-        for Computed { connection: (index, generation), power } in computed {
-            let connection = self.connections.get_mut(index);
-            // Drops the result if its connection is gone.
-            if let Some(connection) = connection.filter(|c| c.generation == generation) {
-                connection.computed(power, &self.backend.subsystem, now);
-                self.mark_dirty(index);
+        let mail = std::mem::take(&mut *mailbox.mail.lock());
+        for mail in mail {
+            match mail {
+                Mail::Accepted(stream, peer) => self.add(stream, peer, now),
+                Mail::Change(change) => self.apply(change, now),
+                Mail::Events => self.report_events(now),
+                Mail::Computed(Computed { connection: (index, generation), power }) => {
+                    let connection = self.connections.get_mut(index);
+                    // Drops the result if its connection is gone.
+                    if let Some(connection) = connection.filter(|c| c.generation == generation) {
+                        connection.computed(power, &self.backend.subsystem, now);
+                        self.mark_dirty(index);
+                    }
+                }
             }
         }
     }
@@ -321,8 +305,7 @@ impl Poller {
             if mailbox == self.number {
                 self.add(stream, peer, now);
             } else {
-                self.mailboxes[mailbox].inbox.lock().push((stream, peer));
-                self.mailboxes[mailbox].wake();
+                self.mailboxes[mailbox].send(Mail::Accepted(stream, peer));
             }
         }
     }
@@ -724,7 +707,7 @@ fn make_backend(
 ) -> Result<Backend> {
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
-    let served = subsystem.namespaces.all();
+    let served: Vec<_> = subsystem.namespaces.read().values().cloned().collect();
     let ended = counters.latencies.of_poller();
     let mut backend = Backend {
         subsystem,

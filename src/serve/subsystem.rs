@@ -190,7 +190,7 @@ impl Subsystem {
             keys: RwLock::new(shared_keys(options.host_keys.clone())),
             held: AtomicBool::new(options.hold),
             options,
-            namespaces: Namespaces::new(served),
+            namespaces: RwLock::new(served.into_iter().map(|one| (one.nsid, one)).collect()),
             is_local,
             max_transfer_bytes,
             warnings: Warnings::new(start, access.clone()),
@@ -204,9 +204,14 @@ impl Subsystem {
         }
     }
 
+    /// The namespaces, ascending.
+    pub(super) fn nsids(&self) -> Vec<Nsid> {
+        self.namespaces.read().keys().copied().collect()
+    }
+
     /// The namespace `nsid` as hosts see it, if it exists.
     pub(super) fn namespace(&self, nsid: u32) -> Option<Namespace> {
-        let served = self.namespaces.get(Nsid(nsid))?;
+        let served = self.namespaces.read().get(&Nsid(nsid)).cloned()?;
         let mut namespace = served.device.namespace();
         namespace.read_only |= served.read_only || !self.options.writable;
         if namespace.nguid == [0; 16] {
@@ -217,18 +222,19 @@ impl Subsystem {
 
     /// Bytes of the allocated blocks of namespace `nsid`, if it is thinly provisioned.
     pub(super) fn allocated_bytes(&self, nsid: u32) -> Option<u64> {
-        self.namespaces.get(Nsid(nsid))?.device.capabilities().allocated_bytes
+        let served = self.namespaces.read().get(&Nsid(nsid)).cloned()?;
+        served.device.capabilities().allocated_bytes
     }
 
     /// Returns whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
     pub(super) fn is_thin(&self) -> bool {
         let allocated = |served: &ServedNamespace| served.device.capabilities().allocated_bytes;
-        self.namespaces.all().iter().any(|served| allocated(served).is_some())
+        self.namespaces.read().values().any(|served| allocated(served).is_some())
     }
 
     /// The highest NSID that hosts are told of (NN).
     pub(super) fn max_nsid(&self) -> u32 {
-        let highest = self.namespaces.nsids().last().map_or(0, |nsid| nsid.0);
+        let highest = self.nsids().last().map_or(0, |nsid| nsid.0);
         highest.max(self.options.max_nsid)
     }
 

@@ -30,7 +30,7 @@ impl Keys for Subsystem {
                 key.tls_psk(parts.version, *derivation, &parts.hostnqn, &parts.subnqn)
             };
             let mut psks = derivations.iter().filter_map(of);
-            psks.find(|psk| psk.identity().as_str() == identity)
+            psks.find(|psk| psk.identity() == identity)
         })
     }
 }

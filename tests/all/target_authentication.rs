@@ -273,7 +273,7 @@ pub fn messages_out_of_turn_and_of_wrong_form_are_refused_and_nothing_is_served(
     // Invalid messages are received, and their refusal is sent.
     assert!(status(&mut admin, send_of(16), &[0xAA; 16]).is_success());
     let (_, message) = admin.call(fetch_of(4096), &[]);
-    assert!(matches!(Message::decode(&message), Ok(Message::Failure1 { .. })));
+    assert!(matches!(Message::decode(&message), Ok((_, Message::Failure1 { .. }))));
     assert_eq!(admin.receive(), Reply::Closed);
 }
 
@@ -304,12 +304,11 @@ fn a_host_authenticates_again_while_its_reads_are_outstanding() {
     for _ in 0..2 {
         let read = io.start(Sqe::read(0, Nsid(1), Lba(0), 8, 4096), &[]);
         let terms = Message::Negotiate {
-            tid: 8,
             sc_c: 0,
             hashes: vec![Hash::Sha256.id()],
             groups: vec![Group::Ffdhe2048.id()],
         }
-        .encode();
+        .encode(8);
         let send = io.start(send_of(terms.len()), &terms);
         let fetch = io.start(fetch_of(4096), &[]);
         // Between Negotiate and the end of Diffie-Hellman, reads are answered.
@@ -333,9 +332,8 @@ fn a_host_authenticates_again_while_its_reads_are_outstanding() {
         expected.sort_unstable();
         assert_eq!(answered, expected);
         // It aborts this one with Failure2, and authenticates in the next.
-        let failure =
-            Message::Failure2 { tid: 8, explanation: dlfs::auth::Explanation::HashNotUsable };
-        let failure = failure.encode();
+        let failure = Message::Failure2 { explanation: dlfs::auth::Explanation::HashNotUsable };
+        let failure = failure.encode(8);
         let status = io.call(send_of(failure.len()), &failure).0.status();
         assert!(status.is_success(), "{status}");
         assert_eq!(io.receive(), Reply::Closed);
@@ -350,12 +348,11 @@ fn a_host_authenticates_again_while_its_reads_are_outstanding() {
 fn of_many_hosts_at_once_those_beyond_the_queue_are_told_to_try_again_and_get_their_turn() {
     let target = serve(|options| options.dhchap_groups = vec![Group::Ffdhe2048]);
     let negotiate = Message::Negotiate {
-        tid: 3,
         sc_c: 0,
         hashes: vec![Hash::Sha256.id()],
         groups: vec![Group::Ffdhe2048.id()],
     }
-    .encode();
+    .encode(3);
     let mut queues: Vec<RawHost> =
         (0..150).map(|_| unproven(&target, 0, ConnectData::CNTLID_DYNAMIC).0).collect();
     let mut num_told_to_retry = 0;
@@ -370,7 +367,7 @@ fn of_many_hosts_at_once_those_beyond_the_queue_are_told_to_try_again_and_get_th
             num_told_to_retry += u32::from(is_busy);
             if !is_busy {
                 let (_, message) = queue.call(fetch_of(4096), &[]);
-                assert!(matches!(Message::decode(&message), Ok(Message::Challenge { .. })));
+                assert!(matches!(Message::decode(&message), Ok((_, Message::Challenge { .. }))));
             }
             is_busy
         });

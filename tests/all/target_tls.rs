@@ -322,7 +322,7 @@ mod with_tls {
         let Some(keyring) = Keyring::make(&name) else { return };
         for (of, subnqn) in [("alice", subnqn()), ("alice", Nqn::discovery()), ("bob", subnqn())] {
             let psk = psk(of, &subnqn, &key(1, Hash::Sha256));
-            keyring.put(psk.identity().as_str(), psk.key());
+            keyring.put(psk.identity(), psk.key());
         }
         keyring.put("NVMe1R01 no identity", &[1; 32]);
         let namespace = connect(&target, &options("alice")).unwrap();
@@ -333,7 +333,7 @@ mod with_tls {
         assert_eq!(found.unwrap().len(), 2);
         // The key with SHA-384 goes first, as with Linux; a wrong one does not let in.
         let wrong = psk("alice", &subnqn(), &key(9, Hash::Sha384));
-        keyring.put(wrong.identity().as_str(), wrong.key());
+        keyring.put(wrong.identity(), wrong.key());
         let (kind, text) = refusal(&target, &options("alice"));
         assert_eq!(kind, ErrorKind::Refused, "{text}");
         let (kind, text) = refusal(&target, &options("mallory"));
@@ -347,7 +347,7 @@ mod with_tls {
 
     impl Keys for Only {
         fn find(&self, identity: &str) -> Option<TlsPsk> {
-            (identity == self.0.identity().as_str()).then(|| self.0.clone())
+            (identity == self.0.identity()).then(|| self.0.clone())
         }
     }
 

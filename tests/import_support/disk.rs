@@ -150,10 +150,6 @@ impl Device for NotedDevice {
             allocated_bytes: None,
         }
     }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
-    }
 }
 
 struct NotedPair {

@@ -125,10 +125,6 @@ impl Device for TieredDevice {
             allocated_bytes: self.view.as_ref().map(|view| self.held_bytes(&view.held)),
         }
     }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
-    }
 }
 
 /// The answer to a read of a peer: what cannot be read here is unwritten to it, so that it reads elsewhere. Its own

@@ -88,10 +88,6 @@ impl Device for PeersDevice {
     fn capabilities(&self) -> Capabilities {
         Capabilities { can_grow: false, ..self.cache.capabilities() }
     }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
-    }
 }
 
 fn describe(cache: Namespace) -> Namespace {

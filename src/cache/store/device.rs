@@ -86,10 +86,6 @@ impl Device for StoreDevice {
             ..media
         }
     }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace.must_hold(len_bytes)
-    }
 }
 
 struct StorePair {

@@ -289,13 +289,12 @@ pub(super) fn is_head_of(
     first_slot: Slot,
 ) -> bool {
     let ChunkLocation { sequence, time_ns, namespace, cell } = *location;
-    let Part { first, seed, window, .. } = spec.part;
     head.layout == spec.layout
         && head.kind == ChunkKind::Samples
         && head.id == ChunkId { generation: spec.generation, sequence }
         && head.time_ns == time_ns
         && head.first_slot == first_slot
-        && (head.part_first, head.part_seed, head.part_window) == (first, seed, window)
+        && head.part == spec.part.uncounted()
         && head.check_location(&spec.layout, namespace, cell).is_ok()
 }
 

@@ -11,11 +11,12 @@
 //! letter or digit: they never lead out of their folder. In a folder's path every `%XX` stands for a byte.
 
 use std::ffi::OsString;
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
 use super::tcp::{AddressError, unescape_all_bytes};
+use dlfs_base::percent::escape;
 use dlfs_base::units::Generation;
 
 /// A data set by its name in a catalogue.
@@ -61,7 +62,7 @@ impl CatalogName {
         }
         let version = version.map(|version| CatalogVersion::parse(version).ok_or_else(malformed));
         Ok(CatalogName {
-            catalog: CatalogPlace::parse(place).ok_or_else(malformed)??,
+            catalog: CatalogPlace::parse(place, text)?,
             name: name.to_owned(),
             version: version.transpose()?,
         })
@@ -79,33 +80,31 @@ impl CatalogPlace {
     /// # Errors
     /// `CatalogName`, `Escape`: it is none of these.
     pub fn from_text(text: &str) -> Result<CatalogPlace, AddressError> {
-        let malformed = || AddressError::CatalogName(text.to_owned());
         let Some(rest) = text.strip_prefix(CATALOG_SCHEME) else {
             return if text.contains('/') {
                 Ok(CatalogPlace::Folder(text.into()))
             } else {
-                CatalogPlace::parse(text).ok_or_else(malformed)?
+                CatalogPlace::parse(text, text)
             };
         };
-        CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest)).ok_or_else(malformed)?
+        CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest), text)
     }
 
-    /// A catalogue as it stands in an address, between `dlfs://` and the last slash. `None`: it is neither a
-    /// folder nor a word.
-    fn parse(text: &str) -> Option<Result<CatalogPlace, AddressError>> {
+    /// A catalogue as it stands in an address, between `dlfs://` and the last slash: a folder or a word of `whole`.
+    fn parse(text: &str, whole: &str) -> Result<CatalogPlace, AddressError> {
         if is_catalog_word(text) {
-            return Some(Ok(CatalogPlace::Configured(text.to_owned())));
+            return Ok(CatalogPlace::Configured(text.to_owned()));
         }
-        let first = text.split('/').next()?;
+        let malformed = || AddressError::CatalogName(whole.to_owned());
+        let first = text.split('/').next().unwrap_or_default();
         if text.is_empty() || !["", ".", ".."].contains(&first) {
-            return None;
+            return Err(malformed());
         }
-        let bytes = match unescape_all_bytes(text) {
-            Ok(bytes) => bytes,
-            Err(error) => return Some(Err(error)),
-        };
-        let path = PathBuf::from(OsString::from_vec(bytes));
-        (!path.as_os_str().as_bytes().contains(&0)).then_some(Ok(CatalogPlace::Folder(path)))
+        let path = unescape_all_bytes(text)?;
+        if path.contains(&0) {
+            return Err(malformed());
+        }
+        Ok(CatalogPlace::Folder(OsString::from_vec(path).into()))
     }
 }
 
@@ -142,14 +141,7 @@ impl fmt::Display for CatalogPlace {
             CatalogPlace::Configured(word) => return f.write_str(word),
             CatalogPlace::Folder(path) => path.as_os_str().as_bytes(),
         };
-        for &byte in path {
-            match byte {
-                b'/' | b'.' | b'_' | b'-' => f.write_char(byte.into())?,
-                byte if byte.is_ascii_alphanumeric() => f.write_char(byte.into())?,
-                byte => write!(f, "%{byte:02X}")?,
-            }
-        }
-        Ok(())
+        escape(f, path, |c| !c.is_ascii_alphanumeric() && !"/._-".contains(c))
     }
 }
 

@@ -36,7 +36,7 @@ pub use tcp::unescape_all;
 pub use tcp::{AddressError, TcpAddress};
 
 use catalog_name::CATALOG_SCHEME;
-use dlfs_base::percent::{hex_pair, unescape};
+use dlfs_base::percent::{escape, hex_pair, unescape};
 use spdk::Words;
 use tcp::URL_SCHEME;
 
@@ -79,7 +79,9 @@ impl Address {
     /// # Errors
     /// As [`Address::parse_list`].
     pub fn parse_list_os(text: &OsStr) -> Result<Vec<Address>, AddressError> {
-        Address::parse_list(&escape_non_utf8(text.as_bytes()))
+        let mut escaped = String::with_capacity(text.len());
+        escape(&mut escaped, text.as_bytes(), |_| false).expect("a String takes all");
+        Address::parse_list(&escaped)
     }
 
     /// The text of an IMAGE, which [`Address::parse_list`] reads back.
@@ -213,13 +215,17 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
         return Err(AddressError::Value { key: "adrfam", value, expected });
     }
     let kind = trtype.to_ascii_uppercase();
-    if let Some(found) = SpdkAddress::from_words(&kind, &Words { traddr, trsvcid, subnqn, ns }) {
-        return found.map(Address::Spdk);
-    }
-    if kind != "TCP" {
-        let value = trtype.to_owned();
-        let expected = "TCP, PCIE, RDMA, VFIOUSER";
-        return Err(AddressError::Value { key: "trtype", value, expected });
+    let words = Words { traddr, trsvcid, subnqn, ns };
+    match &*kind {
+        "TCP" => {}
+        "PCIE" => return spdk::pcie(&words).map(Address::Spdk),
+        "RDMA" => return spdk::rdma(&words).map(Address::Spdk),
+        "VFIOUSER" => return spdk::vfio_user(&words).map(Address::Spdk),
+        _ => {
+            let value = trtype.to_owned();
+            let expected = "TCP, PCIE, RDMA, VFIOUSER";
+            return Err(AddressError::Value { key: "trtype", value, expected });
+        }
     }
     let traddr = unescape_all(traddr.ok_or_else(|| problem("traddr", "missing"))?)?;
     if traddr.is_empty() || traddr.chars().any(|c| c.is_control() || c.is_whitespace()) {
@@ -272,18 +278,6 @@ fn fmt_path(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
         }
     }
     Ok(())
-}
-
-/// Text of `bytes`, with bytes that are not UTF-8 escaped as in paths.
-fn escape_non_utf8(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        for byte in chunk.invalid() {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    text
 }
 
 const SPDK_PREFIX: &str = "spdk:";

@@ -48,19 +48,6 @@ pub(super) struct Words<'a> {
 }
 
 impl SpdkAddress {
-    /// Parses the values of transport `trtype`, given in upper case; `None`: another transport.
-    pub(super) fn from_words(
-        trtype: &str,
-        words: &Words<'_>,
-    ) -> Option<Result<SpdkAddress, AddressError>> {
-        match trtype {
-            "PCIE" => Some(pcie(words)),
-            "RDMA" => Some(rdma(words)),
-            "VFIOUSER" => Some(vfio_user(words)),
-            _ => None,
-        }
-    }
-
     /// The transport, as SPDK names it.
     pub(crate) fn trtype(&self) -> &'static str {
         match self {
@@ -86,7 +73,7 @@ impl SpdkAddress {
     }
 }
 
-fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
+pub(super) fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     let traddr = traddr(words)?;
     let digits = |text: &str, count: usize| {
         text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -105,14 +92,14 @@ fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     Ok(SpdkAddress::Pcie { traddr, nsid: words.ns.map(parse_nsid).transpose()? })
 }
 
-fn rdma(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
+pub(super) fn rdma(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     let traddr = traddr(words)?;
     let missing = || AddressError::Key { key: "subnqn".to_owned(), problem: "missing" };
     let subnqn = words.subnqn.ok_or_else(missing)?;
     TcpAddress::of(traddr, words.trsvcid, subnqn, words.ns).map(SpdkAddress::Rdma)
 }
 
-fn vfio_user(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
+pub(super) fn vfio_user(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     let subnqn = words.subnqn.map(|text| parse_nqn(&unescape_all(text)?)).transpose()?;
     let nsid = words.ns.map(parse_nsid).transpose()?;
     Ok(SpdkAddress::VfioUser { traddr: traddr(words)?, subnqn, nsid })

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 
 use dlfs_base::error::{Error, ErrorKind};
-use dlfs_base::percent::{hex_pair, unescape};
+use dlfs_base::percent::{escape, hex_pair, unescape};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::{Nqn, NqnError};
 
@@ -57,13 +57,13 @@ impl fmt::Display for TcpAddress {
         f.write_str(URL_SCHEME)?;
         if self.traddr.contains(':') {
             f.write_char('[')?;
-            escape(f, self.traddr.as_bytes(), |byte| b"%,]/".contains(&byte))?;
+            escape(f, self.traddr.as_bytes(), |c| "%,]/".contains(c))?;
             f.write_char(']')?;
         } else {
-            escape(f, self.traddr.as_bytes(), |byte| b"%,/[".contains(&byte))?;
+            escape(f, self.traddr.as_bytes(), |c| "%,/[".contains(c))?;
         }
         write!(f, ":{}/", self.trsvcid)?;
-        escape(f, self.subnqn.as_str().as_bytes(), |byte| b"%,?".contains(&byte))?;
+        escape(f, self.subnqn.as_str().as_bytes(), |c| "%,?".contains(c))?;
         match self.nsid {
             Some(nsid) => write!(f, "?ns={nsid}"),
             None => Ok(()),
@@ -172,23 +172,9 @@ pub(super) fn parse_nqn(text: &str) -> Result<Nqn, AddressError> {
     Nqn::new(text).map_err(|error| AddressError::Nqn { text: text.to_owned(), error })
 }
 
-fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8], special: impl Fn(u8) -> bool) -> fmt::Result {
-    let text = std::str::from_utf8(bytes).map_err(|_| fmt::Error)?;
-    text.chars().try_for_each(|c| match u8::try_from(c) {
-        Ok(byte) if byte.is_ascii() && special(byte) => write!(f, "%{byte:02X}"),
-        _ => f.write_char(c),
-    })
-}
-
 /// Prints `text` as one word of a `trtype:` address.
 pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    text.chars().try_for_each(|c| match c {
-        '%' | ',' => write!(f, "%{:02X}", c as u32),
-        c if c.is_whitespace() => {
-            c.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(f, "%{byte:02X}"))
-        }
-        c => f.write_char(c),
-    })
+    escape(f, text.as_bytes(), |c| matches!(c, '%' | ',') || c.is_whitespace())
 }
 
 /// Replaces every `%XX` in `text`; a percent sign without two digits is an error.

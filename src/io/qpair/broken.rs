@@ -15,11 +15,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::plain::{Plain, PlainEngine};
 use super::readiness::Registry;
 use super::{
     Capabilities, Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair,
 };
-use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::buf::Pool;
 use dlfs_base::error::Result;
 use dlfs_base::units::Lba;
 
@@ -71,7 +72,7 @@ impl Device for Broken {
         let fault = self.fault;
         let healthy = self.healthy;
         let thread = Arc::clone(&self.thread);
-        Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
+        Ok(Box::new(Plain(BrokenPair { pair, fault, healthy, thread, is_broken: false })))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -92,7 +93,7 @@ struct BrokenPair {
     is_broken: bool,
 }
 
-impl QueuePair for BrokenPair {
+impl PlainEngine for BrokenPair {
     fn namespace(&self) -> &Namespace {
         self.pair.namespace()
     }
@@ -138,14 +139,6 @@ impl QueuePair for BrokenPair {
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         self.pair.report_corrupt(slba, len_bytes);
-    }
-
-    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        self.pair.borrow(slba, len_bytes)
-    }
-
-    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
-        self.pair.has_copies(slba, len_bytes)
     }
 
     fn use_fence(&mut self, fence: &Arc<Fence>) {

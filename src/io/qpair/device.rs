@@ -32,15 +32,24 @@ pub trait Device: Send + Sync {
         self.queue_pair_in(&PairScope::new())
     }
 
-    /// Its capabilities, as they are now.
-    fn capabilities(&self) -> Capabilities;
+    /// Its capabilities, as they are now; a device that wraps another one forwards those of that one.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
 
     /// Makes the namespace at least `len_bytes` long, if it can grow: a file can. Queue pairs see the new
-    /// size with their next submission. A device of a fixed size answers with [`Namespace::must_hold`].
+    /// size with their next submission. Others have a fixed size.
     ///
     /// # Errors
     /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
-    fn grow(&self, len_bytes: u64) -> Result<()>;
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        let namespace = self.namespace();
+        if len_bytes <= namespace.len_bytes() {
+            return Ok(());
+        }
+        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
+        Err(Error::new(ErrorKind::NoSpace, message).target(namespace.address))
+    }
 
     /// Gives back what nobody reads any more: the ranges `unused`, and all bytes from `len_bytes` on. A file
     /// gets holes and ends there, as far as its file system can do that; other devices keep their bytes.
@@ -122,8 +131,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::qpair::beside::{BesideFile, WithFiles};
     use crate::qpair::mem::MemNamespace;
-    use crate::qpair::shared::SharedDevice;
 
     /// Answers as no other device does.
     struct Telling(MemNamespace);
@@ -167,12 +176,13 @@ mod tests {
     fn a_device_that_wraps_another_forwards_its_answers() {
         let device: Arc<dyn Device> = Arc::new(Telling(MemNamespace::new(512, 512).unwrap()));
         let told = device.capabilities();
-        let shared = SharedDevice::new(Arc::clone(&device), Arc::default());
-        let handles = Capabilities { max_queue_pairs: usize::MAX, ..told.clone() };
-        assert_eq!(shared.capabilities(), handles, "any number of handles, and the rest as below");
-        assert_eq!(shared.grow(9).unwrap_err().to_string(), "9");
-        assert_eq!(shared.trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] 3");
-        assert_eq!(shared.can_trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] or 3");
+        let files = vec![BesideFile { name: "a".into(), offset_bytes: 1 << 20, len_bytes: 9 }];
+        let with_files = WithFiles::new(Arc::clone(&device), "/nowhere".into(), files);
+        assert_eq!(with_files.capabilities(), told);
+        assert_eq!(with_files.grow(9).unwrap_err().to_string(), "9");
+        assert_eq!(with_files.trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] 3");
+        let asked = with_files.can_trim(&[1..2, 4..5], 3).unwrap_err();
+        assert_eq!(asked.to_string(), "[1..2, 4..5] or 3");
         #[cfg(debug_assertions)]
         {
             let broken = crate::qpair::broken::broken(device, "fails:9:");

@@ -21,9 +21,7 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use super::plain::{Plain, PlainEngine};
-use super::{
-    Capabilities, Completion, Cpus, Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair,
-};
+use super::{Completion, Cpus, Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
 use dlfs_base::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, prefetch};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::{ALIGN_BYTES, Lba};
@@ -94,14 +92,6 @@ impl Device for MemNamespace {
         let namespace = self.namespace.clone();
         let memory = OwnMemory { stripes: Arc::clone(&self.stripes), lends: namespace.read_only };
         Ok(Box::new(Plain(MemPair::new(memory, namespace))))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
     }
 }
 

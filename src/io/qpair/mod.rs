@@ -32,7 +32,6 @@ pub mod readiness;
 mod remote;
 mod scope;
 pub mod session;
-pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
 #[doc(hidden)]
@@ -57,11 +56,8 @@ pub use scope::PairScope;
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
-
-use rustix::event::{PollFd, PollFlags};
 
 use self::readiness::Registry;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -178,18 +174,6 @@ impl Namespace {
         self.num_blocks.saturating_mul(u64::from(self.block_len_bytes))
     }
 
-    /// Checks that it has at least `len_bytes`, for devices that cannot grow.
-    ///
-    /// # Errors
-    /// `NoSpace`: it is shorter.
-    pub fn must_hold(&self, len_bytes: u64) -> Result<()> {
-        if len_bytes <= self.len_bytes() {
-            return Ok(());
-        }
-        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
-        Err(Error::new(ErrorKind::NoSpace, message).target(self.address.clone()))
-    }
-
     /// Checks an I/O against the namespace. Every engine calls this before it transfers a byte, and completes
     /// an invalid I/O with the error.
     ///
@@ -300,18 +284,14 @@ impl IoError {
 /// The namespace as a whole cannot be read.
 #[doc(hidden)]
 pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Result<T, String>> {
-    let is_of_the_blocks = |error: &Error| {
-        let cause = std::error::Error::source(error);
-        let cause = cause.and_then(|cause| cause.downcast_ref::<IoError>());
-        cause.is_some_and(IoError::is_of_the_blocks)
+    let error = match result {
+        Ok(found) => return Ok(Ok(found)),
+        Err(error) => error,
     };
-    match result {
-        Ok(found) => Ok(Ok(found)),
-        Err(error) if is_of_the_blocks(&error) => {
-            let cause = std::error::Error::source(&error).expect("looked at just above");
-            Ok(Err(cause.to_string()))
-        }
-        Err(error) => Err(error),
+    let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<IoError>());
+    match cause.filter(|cause| cause.is_of_the_blocks()) {
+        Some(cause) => Ok(Err(cause.to_string())),
+        None => Err(error),
     }
 }
 
@@ -396,21 +376,4 @@ pub enum Notice {
     Look,
     /// There is no event: while I/Os are outstanding, the poller polls in every turn and never sleeps.
     Poll,
-}
-
-/// A file descriptor to sleep on, and for which events.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wait<'a> {
-    /// The descriptor.
-    pub fd: BorrowedFd<'a>,
-    /// Wake for room to write, besides data to read.
-    pub writable: bool,
-}
-
-impl<'a> Wait<'a> {
-    /// The same for `poll(2)`.
-    fn poll_fd(&self) -> PollFd<'a> {
-        let flags = if self.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        PollFd::from_borrowed_fd(self.fd, flags)
-    }
 }

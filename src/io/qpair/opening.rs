@@ -78,10 +78,6 @@ mod tests {
         fn capabilities(&self) -> Capabilities {
             Capabilities { max_queue_pairs: self.stated, ..self.device.capabilities() }
         }
-
-        fn grow(&self, len_bytes: u64) -> Result<()> {
-            self.namespace().must_hold(len_bytes)
-        }
     }
 
     #[test]

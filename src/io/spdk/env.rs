@@ -18,8 +18,6 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 pub struct Environment {
     /// True if its memory is in reserved huge pages.
     pub huge_pages: bool,
-    /// Requested memory in bytes; without huge pages, it never grows.
-    pub memory_bytes: usize,
     /// The process that started it. This complements `FORKED`, because a bare `clone` calls no handler of
     /// `pthread_atfork`.
     pid: u32,
@@ -166,7 +164,7 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     // SAFETY: the function is `extern "C"` and lives as long as the program; it runs before the destructors
     // of SPDK and DPDK, which were registered earlier.
     unsafe { libc::atexit(hold_at_exit) };
-    Ok(Environment { huge_pages, memory_bytes, pid: std::process::id() })
+    Ok(Environment { huge_pages, pid: std::process::id() })
 }
 
 unsafe extern "C" fn note_fork() {

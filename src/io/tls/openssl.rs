@@ -342,7 +342,7 @@ extern "C" fn use_session(
     if made.is_null() {
         return 0;
     }
-    let text = psk.identity().as_str();
+    let text = psk.identity();
     // SAFETY: the three places are OpenSSL's and valid for this call. The text lies in the context of `ssl`,
     // which outlives the handshake.
     unsafe {

@@ -4,7 +4,8 @@ use super::group::{Exponentiation, Power};
 use super::host::{NEW_TLS_PSK, sc_c};
 use super::response::{Transcript, generated_psk, session_key};
 use super::{
-    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness, Secret,
+    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness,
+    Secret, TlsPsk,
 };
 use crate::nvme::Nqn;
 
@@ -106,28 +107,27 @@ impl Controller {
             State::AwaitingSuccess2 { tid } => Some(*tid),
             _ => return Next::Failed(Failed::OutOfTurn),
         };
-        let message = match Message::decode(bytes) {
-            Ok(Message::Failure2 { explanation, .. }) => {
+        let (came, message) = match Message::decode(bytes) {
+            Ok((_, Message::Failure2 { explanation })) => {
                 return Next::Failed(Failed::There(explanation));
             }
-            Ok(message) => message,
+            Ok(decoded) => decoded,
             Err(_) => {
                 let tid = tid.unwrap_or_default();
                 return self.fail(tid, Explanation::IncorrectPayload, "a message cannot be read");
             }
         };
-        let came = message.tid();
         if tid.is_some_and(|tid| tid != came) {
             let reason = "the message belongs to another transaction";
             return self.fail(came, Explanation::IncorrectPayload, reason);
         }
         match (state, message) {
-            (State::AwaitingNegotiate, Message::Negotiate { tid, sc_c, hashes, groups }) => {
-                self.choose(tid, sc_c, &hashes, &groups)
+            (State::AwaitingNegotiate, Message::Negotiate { sc_c, hashes, groups }) => {
+                self.choose(came, sc_c, &hashes, &groups)
             }
             (
                 State::AwaitingReply(chosen),
-                Message::Reply { response, cvalid, sequence, challenge, dh, .. },
+                Message::Reply { response, cvalid, sequence, challenge, dh },
             ) => {
                 // A challenge without a number is one for the key of TLS.
                 let is_as_agreed = match (cvalid, sequence) {
@@ -142,7 +142,7 @@ impl Controller {
                 let sequence = Some(sequence).filter(|number| cvalid && *number != 0);
                 self.take_reply(chosen, Answer { response, challenge, sequence }, &dh)
             }
-            (State::AwaitingSuccess2 { .. }, Message::Success2 { .. }) => Next::Authenticated,
+            (State::AwaitingSuccess2 { .. }, Message::Success2) => Next::Authenticated,
             _ => self.fail(came, Explanation::IncorrectMessage, "another message was expected"),
         }
     }
@@ -159,9 +159,10 @@ impl Controller {
         }
     }
 
-    /// The TLS key, once authenticated with secure channel concatenation, and its hash.
-    pub fn generated_psk(&self) -> Option<(&Digest, Hash)> {
-        self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
+    /// The TLS key, once authenticated with secure channel concatenation.
+    pub fn generated_psk(&self) -> Option<TlsPsk> {
+        let (psk, hash) = self.psk.as_ref()?;
+        TlsPsk::generated(psk, *hash, &self.terms.hostnqn, &self.terms.subnqn)
     }
 
     /// Why the authentication failed, from when this side detects it until the host is told.
@@ -169,20 +170,6 @@ impl Controller {
         match &self.state {
             State::SendingFailure1(failed) => Some(failed),
             _ => None,
-        }
-    }
-
-    /// The current step, as text.
-    pub fn stage(&self) -> &'static str {
-        match self.state {
-            State::AwaitingNegotiate => "waiting for Negotiate",
-            State::ComputingPublic(_) | State::ComputingShared(..) => "Diffie-Hellman",
-            State::SendingChallenge(_) => "sending Challenge",
-            State::AwaitingReply(_) => "waiting for Reply",
-            State::SendingSuccess1 { .. } => "sending Success1",
-            State::AwaitingSuccess2 { .. } => "waiting for Success2",
-            State::SendingFailure1(_) => "sending Failure1",
-            State::Ended => "authentication has ended",
         }
     }
 
@@ -225,7 +212,6 @@ impl Controller {
     fn challenge(&mut self, chosen: Chosen, dh: Vec<u8>) -> Next {
         let Chosen { tid, hash, group, .. } = chosen;
         let challenge = Message::Challenge {
-            tid,
             hash: hash.id(),
             group: group.id(),
             sequence: self.own.sequence,
@@ -233,7 +219,7 @@ impl Controller {
             dh,
         };
         self.state = State::SendingChallenge(chosen);
-        Next::Send(challenge.encode())
+        Next::Send(challenge.encode(tid))
     }
 
     fn take_reply(&mut self, chosen: Chosen, answer: Answer, peer: &[u8]) -> Next {
@@ -295,12 +281,12 @@ impl Controller {
             .filter(|_| sc_c == NEW_TLS_PSK)
             .map(|key| (generated_psk(hash, key, c1, &answer.challenge), hash));
         self.state = State::SendingSuccess1 { tid, is_mutual: response.is_some() };
-        Next::Send(Message::Success1 { tid, hl: hash.len_bytes() as u8, response }.encode())
+        Next::Send(Message::Success1 { hl: hash.len_bytes() as u8, response }.encode(tid))
     }
 
     fn fail(&mut self, tid: u16, explanation: Explanation, reason: &'static str) -> Next {
         self.psk = None;
         self.state = State::SendingFailure1(Failed::Here(explanation, reason));
-        Next::Send(Message::Failure1 { tid, explanation }.encode())
+        Next::Send(Message::Failure1 { explanation }.encode(tid))
     }
 }

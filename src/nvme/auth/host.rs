@@ -3,7 +3,8 @@
 use super::group::{Exponentiation, Power};
 use super::response::{Transcript, generated_psk, session_key};
 use super::{
-    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness, Secret,
+    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness,
+    Secret, TlsPsk,
 };
 use crate::nvme::Nqn;
 
@@ -81,10 +82,10 @@ impl Host {
         };
         assert!(!hashes.is_empty() && !groups.is_empty(), "something can be used");
         let hashes = hashes.iter().map(|hash| hash.id()).collect();
-        let negotiate = Message::Negotiate { tid, sc_c: sc_c(*concatenation), hashes, groups };
+        let negotiate = Message::Negotiate { sc_c: sc_c(*concatenation), hashes, groups };
         let own = Own::new(randomness);
         let host = Host { terms, tid, own, state: State::SendingNegotiate, psk: None };
-        (host, Next::Send(negotiate.encode()))
+        (host, Next::Send(negotiate.encode(tid)))
     }
 
     /// The message of [`Next::Send`] has been sent.
@@ -110,14 +111,14 @@ impl Host {
         if !matches!(state, State::AwaitingChallenge | State::AwaitingSuccess1(_)) {
             return Next::Failed(Failed::OutOfTurn);
         }
-        let message = match Message::decode(bytes) {
-            Ok(Message::Failure1 { explanation, .. }) => {
+        let (tid, message) = match Message::decode(bytes) {
+            Ok((_, Message::Failure1 { explanation })) => {
                 return Next::Failed(Failed::There(explanation));
             }
-            Ok(message) => message,
+            Ok(decoded) => decoded,
             Err(_) => return self.fail(Explanation::IncorrectPayload, "a message cannot be read"),
         };
-        if message.tid() != self.tid {
+        if tid != self.tid {
             return self.fail(
                 Explanation::IncorrectPayload,
                 "the message belongs to another \
@@ -127,7 +128,7 @@ impl Host {
         match (state, message) {
             (
                 State::AwaitingChallenge,
-                Message::Challenge { hash, group, sequence, challenge, dh, .. },
+                Message::Challenge { hash, group, sequence, challenge, dh },
             ) => self.choose(hash, group, sequence, challenge, dh),
             (State::AwaitingSuccess1(expected), Message::Success1 { response, .. }) => {
                 self.judge(expected, response)
@@ -152,9 +153,10 @@ impl Host {
         }
     }
 
-    /// The TLS key, once authenticated with [`Concatenation::Required`], and its hash.
-    pub fn generated_psk(&self) -> Option<(&Digest, Hash)> {
-        self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
+    /// The TLS key, once authenticated with [`Concatenation::Required`].
+    pub fn generated_psk(&self) -> Option<TlsPsk> {
+        let (psk, hash) = self.psk.as_ref()?;
+        TlsPsk::generated(psk, *hash, &self.terms.hostnqn, &self.terms.subnqn)
     }
 
     /// The current step, as text.
@@ -250,7 +252,6 @@ impl Host {
             .filter(|_| concatenates)
             .map(|key| (generated_psk(hash, key, &chosen.challenge, &c2), hash));
         let reply = Message::Reply {
-            tid: self.tid,
             response: response.as_ref().to_vec(),
             cvalid: is_mutual || concatenates,
             sequence: if is_mutual { self.own.sequence } else { 0 },
@@ -258,7 +259,7 @@ impl Host {
             dh,
         };
         self.state = State::SendingReply(expected);
-        Next::Send(reply.encode())
+        Next::Send(reply.encode(self.tid))
     }
 
     /// Verifies the controller's response, if one was required.
@@ -267,7 +268,7 @@ impl Host {
         match response {
             Some(response) if expected.is(&response) => {
                 self.state = State::SendingSuccess2;
-                Next::Send(Message::Success2 { tid: self.tid }.encode())
+                Next::Send(Message::Success2.encode(self.tid))
             }
             Some(_) => {
                 self.fail(Explanation::AuthenticationFailed, "the controller's response is wrong")
@@ -282,7 +283,7 @@ impl Host {
     fn fail(&mut self, explanation: Explanation, reason: &'static str) -> Next {
         self.psk = None;
         self.state = State::SendingFailure2(Failed::Here(explanation, reason));
-        Next::Send(Message::Failure2 { tid: self.tid, explanation }.encode())
+        Next::Send(Message::Failure2 { explanation }.encode(self.tid))
     }
 }
 

@@ -23,8 +23,6 @@ use std::fmt;
 pub enum Message {
     /// The host offers hashes and groups, preferred first.
     Negotiate {
-        /// Transaction identifier.
-        tid: u16,
         /// Secure channel concatenation: 0 none, 2 with a new TLS key.
         sc_c: u8,
         /// Identifiers of hashes; empty if DH-HMAC-CHAP is not among the protocols.
@@ -34,8 +32,6 @@ pub enum Message {
     },
     /// The controller chooses, and challenges the host.
     Challenge {
-        /// Transaction identifier.
-        tid: u16,
         /// The chosen hash.
         hash: u8,
         /// The chosen group.
@@ -49,8 +45,6 @@ pub enum Message {
     },
     /// The host responds, and may challenge the controller.
     Reply {
-        /// Transaction identifier.
-        tid: u16,
         /// R1.
         response: Vec<u8>,
         /// CVALID: `challenge` holds a challenge.
@@ -64,29 +58,20 @@ pub enum Message {
     },
     /// The controller accepts the host.
     Success1 {
-        /// Transaction identifier.
-        tid: u16,
         /// Length of the hash's values in bytes. Linux's host wants it also without R2.
         hl: u8,
         /// R2, if the host asked for it.
         response: Option<Vec<u8>>,
     },
     /// The host accepts the controller.
-    Success2 {
-        /// Transaction identifier.
-        tid: u16,
-    },
+    Success2,
     /// The controller ends the authentication.
     Failure1 {
-        /// Transaction identifier.
-        tid: u16,
         /// Why.
         explanation: Explanation,
     },
     /// The host ends the authentication.
     Failure2 {
-        /// Transaction identifier.
-        tid: u16,
         /// Why.
         explanation: Explanation,
     },
@@ -174,19 +159,6 @@ pub enum MessageError {
 }
 
 impl Message {
-    /// Its transaction identifier.
-    pub(crate) fn tid(&self) -> u16 {
-        match self {
-            Message::Negotiate { tid, .. }
-            | Message::Challenge { tid, .. }
-            | Message::Reply { tid, .. }
-            | Message::Success1 { tid, .. }
-            | Message::Success2 { tid }
-            | Message::Failure1 { tid, .. }
-            | Message::Failure2 { tid, .. } => *tid,
-        }
-    }
-
     /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
@@ -194,22 +166,22 @@ impl Message {
             Message::Challenge { .. } => "Challenge",
             Message::Reply { .. } => "Reply",
             Message::Success1 { .. } => "Success1",
-            Message::Success2 { .. } => "Success2",
+            Message::Success2 => "Success2",
             Message::Failure1 { .. } => "Failure1",
             Message::Failure2 { .. } => "Failure2",
         }
     }
 
-    /// Its bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        let head = |kind: u8, id: u8, tid: u16| {
+    /// Its bytes, in the transaction `tid`.
+    pub fn encode(&self, tid: u16) -> Vec<u8> {
+        let head = |kind: u8, id: u8| {
             let [low, high] = tid.to_le_bytes();
             vec![kind, id, 0, 0, low, high]
         };
         match self {
-            Message::Negotiate { tid, sc_c, hashes, groups } => {
+            Message::Negotiate { sc_c, hashes, groups } => {
                 assert!(hashes.len() <= 30 && groups.len() <= 30, "there are not as many");
-                let mut bytes = head(COMMON, 0x00, *tid);
+                let mut bytes = head(COMMON, 0x00);
                 bytes.extend([
                     *sc_c,
                     1,
@@ -224,8 +196,8 @@ impl Message {
                 bytes.resize(NEGOTIATE_HEAD + DESCRIPTOR_LEN, 0);
                 bytes
             }
-            Message::Challenge { tid, hash, group, sequence, challenge, dh } => {
-                let mut bytes = head(DH_HMAC_CHAP, 0x01, *tid);
+            Message::Challenge { hash, group, sequence, challenge, dh } => {
+                let mut bytes = head(DH_HMAC_CHAP, 0x01);
                 bytes.extend([challenge.len() as u8, 0, *hash, *group]);
                 bytes.extend((dh.len() as u16).to_le_bytes());
                 bytes.extend(sequence.to_le_bytes());
@@ -233,9 +205,9 @@ impl Message {
                 bytes.extend(dh);
                 bytes
             }
-            Message::Reply { tid, response, cvalid, sequence, challenge, dh } => {
+            Message::Reply { response, cvalid, sequence, challenge, dh } => {
                 assert_eq!(response.len(), challenge.len(), "both have the hash's length");
-                let mut bytes = head(DH_HMAC_CHAP, 0x02, *tid);
+                let mut bytes = head(DH_HMAC_CHAP, 0x02);
                 bytes.extend([response.len() as u8, 0, u8::from(*cvalid), 0]);
                 bytes.extend((dh.len() as u16).to_le_bytes());
                 bytes.extend(sequence.to_le_bytes());
@@ -244,8 +216,8 @@ impl Message {
                 bytes.extend(dh);
                 bytes
             }
-            Message::Success1 { tid, hl, response } => {
-                let mut bytes = head(DH_HMAC_CHAP, 0x03, *tid);
+            Message::Success1 { hl, response } => {
+                let mut bytes = head(DH_HMAC_CHAP, 0x03);
                 let response = response.as_deref().unwrap_or_default();
                 assert!(
                     response.is_empty() || response.len() == usize::from(*hl),
@@ -256,55 +228,56 @@ impl Message {
                 bytes.extend(response);
                 bytes
             }
-            Message::Success2 { tid } => {
-                let mut bytes = head(DH_HMAC_CHAP, 0x04, *tid);
+            Message::Success2 => {
+                let mut bytes = head(DH_HMAC_CHAP, 0x04);
                 bytes.resize(HEAD, 0);
                 bytes
             }
-            Message::Failure1 { tid, explanation } => {
-                [head(COMMON, 0xF1, *tid), vec![REASON_FAILED, explanation.to_wire()]].concat()
+            Message::Failure1 { explanation } => {
+                [head(COMMON, 0xF1), vec![REASON_FAILED, explanation.to_wire()]].concat()
             }
-            Message::Failure2 { tid, explanation } => {
-                [head(COMMON, 0xF0, *tid), vec![REASON_FAILED, explanation.to_wire()]].concat()
+            Message::Failure2 { explanation } => {
+                [head(COMMON, 0xF0), vec![REASON_FAILED, explanation.to_wire()]].concat()
             }
         }
     }
 
-    /// Decodes the message at the start of `bytes`.
+    /// Decodes the message at the start of `bytes`; also returns its transaction identifier.
     ///
     /// # Errors
     /// The bytes are no message, or its fields contradict each other. What the sides agreed on is
     /// not checked here.
-    pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Message), MessageError> {
         let mut rest = Fields(bytes);
         let [kind, id, _, _] = rest.array()?;
         let tid = u16::from_le_bytes(rest.array()?);
-        match (kind, id) {
-            (COMMON, 0x00) => negotiate(tid, rest),
-            (DH_HMAC_CHAP, 0x01) => challenge(tid, rest),
-            (DH_HMAC_CHAP, 0x02) => reply(tid, rest),
-            (DH_HMAC_CHAP, 0x03) => success1(tid, rest),
-            (DH_HMAC_CHAP, 0x04) => rest.take(HEAD - 6).map(|_| Message::Success2 { tid }),
+        let message = match (kind, id) {
+            (COMMON, 0x00) => negotiate(rest)?,
+            (DH_HMAC_CHAP, 0x01) => challenge(rest)?,
+            (DH_HMAC_CHAP, 0x02) => reply(rest)?,
+            (DH_HMAC_CHAP, 0x03) => success1(rest)?,
+            (DH_HMAC_CHAP, 0x04) => rest.take(HEAD - 6).map(|_| Message::Success2)?,
             (COMMON, 0xF0 | 0xF1) => {
                 let [_, explanation] = rest.array()?;
                 let explanation = Explanation::from_wire(explanation);
-                Ok(match id {
-                    0xF1 => Message::Failure1 { tid, explanation },
-                    _ => Message::Failure2 { tid, explanation },
-                })
+                match id {
+                    0xF1 => Message::Failure1 { explanation },
+                    _ => Message::Failure2 { explanation },
+                }
             }
-            _ => Err(MessageError::Unknown(kind, id)),
-        }
+            _ => return Err(MessageError::Unknown(kind, id)),
+        };
+        Ok((tid, message))
     }
 }
 
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.name(), self.tid())
+        f.write_str(self.name())
     }
 }
 
-fn negotiate(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+fn negotiate(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let [sc_c, napd] = rest.array()?;
     for _ in 0..napd {
         let descriptor: [u8; DESCRIPTOR_LEN] = rest.array()?;
@@ -319,21 +292,21 @@ fn negotiate(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
         }
         let hashes = descriptor[4..][..halen].to_vec();
         let groups = descriptor[34..][..dhlen].to_vec();
-        return Ok(Message::Negotiate { tid, sc_c, hashes, groups });
+        return Ok(Message::Negotiate { sc_c, hashes, groups });
     }
-    Ok(Message::Negotiate { tid, sc_c, hashes: Vec::new(), groups: Vec::new() })
+    Ok(Message::Negotiate { sc_c, hashes: Vec::new(), groups: Vec::new() })
 }
 
-fn challenge(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+fn challenge(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let [hl, _, hash, group] = rest.array()?;
     let dhvlen = u16::from_le_bytes(rest.array()?);
     let sequence = u32::from_le_bytes(rest.array()?);
     let challenge = rest.take(hash_len(hl)?)?.to_vec();
     let dh = rest.take(dhvlen.into())?.to_vec();
-    Ok(Message::Challenge { tid, hash, group, sequence, challenge, dh })
+    Ok(Message::Challenge { hash, group, sequence, challenge, dh })
 }
 
-fn reply(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+fn reply(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let [hl, _, cvalid, _] = rest.array()?;
     let dhvlen = u16::from_le_bytes(rest.array()?);
     let sequence = u32::from_le_bytes(rest.array()?);
@@ -341,15 +314,15 @@ fn reply(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let challenge = rest.take(hash_len(hl)?)?.to_vec();
     let dh = rest.take(dhvlen.into())?.to_vec();
     let cvalid = flag(cvalid, "CVALID")?;
-    Ok(Message::Reply { tid, response, cvalid, sequence, challenge, dh })
+    Ok(Message::Reply { response, cvalid, sequence, challenge, dh })
 }
 
-fn success1(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+fn success1(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let [hl, _, rvalid] = rest.array()?;
     rest.take(HEAD - 9)?;
     let response =
         if flag(rvalid, "RVALID")? { Some(rest.take(hash_len(hl)?)?.to_vec()) } else { None };
-    Ok(Message::Success1 { tid, hl, response })
+    Ok(Message::Success1 { hl, response })
 }
 
 fn hash_len(hl: u8) -> Result<usize, MessageError> {
@@ -400,12 +373,10 @@ mod tests {
 
     fn messages() -> Vec<Message> {
         let fill = |len: usize, at: u8| (0..len).map(|i| at ^ i as u8).collect::<Vec<u8>>();
-        let tid = 0xA1B2;
         let explanation = Explanation::HashNotUsable;
         vec![
-            Message::Negotiate { tid, sc_c: 2, hashes: vec![3, 1], groups: vec![2, 0, 1] },
+            Message::Negotiate { sc_c: 2, hashes: vec![3, 1], groups: vec![2, 0, 1] },
             Message::Challenge {
-                tid,
                 hash: 2,
                 group: 1,
                 sequence: 0x0102_0304,
@@ -413,35 +384,37 @@ mod tests {
                 dh: fill(256, 9),
             },
             Message::Reply {
-                tid,
                 response: fill(64, 1),
                 cvalid: true,
                 sequence: 77,
                 challenge: fill(64, 2),
                 dh: fill(384, 3),
             },
-            Message::Success1 { tid, hl: 32, response: Some(fill(32, 5)) },
-            Message::Success1 { tid, hl: 48, response: None },
-            Message::Success2 { tid },
-            Message::Failure1 { tid, explanation },
-            Message::Failure2 { tid, explanation: Explanation::Other(0x5A) },
+            Message::Success1 { hl: 32, response: Some(fill(32, 5)) },
+            Message::Success1 { hl: 48, response: None },
+            Message::Success2,
+            Message::Failure1 { explanation },
+            Message::Failure2 { explanation: Explanation::Other(0x5A) },
         ]
     }
 
     #[test]
     fn messages_decode_to_what_was_encoded_also_with_zeros_behind_them() {
         for message in messages() {
-            let mut bytes = message.encode();
-            assert!(Message::decode(&bytes).unwrap() == message, "{message:?}");
+            let mut bytes = message.encode(0xA1B2);
+            assert!(Message::decode(&bytes).unwrap() == (0xA1B2, message.clone()), "{message:?}");
             bytes.resize(4096, 0);
-            assert!(Message::decode(&bytes).unwrap() == message, "{message:?} padded");
+            assert!(
+                Message::decode(&bytes).unwrap() == (0xA1B2, message.clone()),
+                "{message:?} padded"
+            );
         }
     }
 
     #[test]
     fn a_message_cut_off_at_any_byte_is_refused() {
         for message in messages() {
-            let bytes = message.encode();
+            let bytes = message.encode(1);
             for len in 0..bytes.len() {
                 let decoded = Message::decode(&bytes[..len]);
                 assert_eq!(decoded.err(), Some(MessageError::Short), "{message:?} of {len} bytes");
@@ -451,24 +424,24 @@ mod tests {
 
     #[test]
     fn messages_have_the_lengths_that_targets_check() {
-        let lens: Vec<usize> = messages().iter().map(|message| message.encode().len()).collect();
+        let lens: Vec<usize> = messages().iter().map(|message| message.encode(1).len()).collect();
         assert_eq!(lens, [72, 16 + 48 + 256, 16 + 2 * 64 + 384, 16 + 32, 16, 16, 8, 8]);
     }
 
     #[test]
     fn a_success1_without_a_response_names_the_length_of_the_hash_as_linuxs_host_wants_it() {
-        let bytes = Message::Success1 { tid: 1, hl: 64, response: None }.encode();
+        let bytes = Message::Success1 { hl: 64, response: None }.encode(1);
         assert_eq!(bytes, [1, 3, 0, 0, 1, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn a_negotiate_has_the_bytes_of_the_specification() {
         let message =
-            Message::Negotiate { tid: 1, sc_c: 0, hashes: vec![1, 2, 3], groups: (0..6).collect() };
+            Message::Negotiate { sc_c: 0, hashes: vec![1, 2, 3], groups: (0..6).collect() };
         let mut expected = vec![0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 3, 6, 1, 2, 3];
         expected.resize(42, 0);
         expected.extend([0, 1, 2, 3, 4, 5]);
         expected.resize(72, 0);
-        assert_eq!(message.encode(), expected);
+        assert_eq!(message.encode(1), expected);
     }
 }

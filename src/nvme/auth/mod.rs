@@ -45,9 +45,7 @@ pub use group::{Exponentiation, Group, Power};
 pub use hash::{Digest, Hash};
 pub use host::{Host, HostTerms};
 pub use message::{Explanation, Message, MessageError};
-pub use psk::{
-    ConfiguredPsk, Derivation, Identity, IdentityParts, IdentityVersion, Origin, TlsPsk,
-};
+pub use psk::{ConfiguredPsk, Derivation, IdentityParts, IdentityVersion, Origin, TlsPsk};
 pub use secret::Secret;
 pub use text::KeyError;
 

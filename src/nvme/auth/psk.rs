@@ -59,10 +59,6 @@ pub enum IdentityVersion {
     V1,
 }
 
-/// The name of a pre-shared key on the wire.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity(String);
-
 /// The parts of an identity that the other side sent. They are claims until the key has proved them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentityParts {
@@ -110,7 +106,7 @@ impl IdentityParts {
 /// The pre-shared key of TLS, and its identity.
 #[derive(Clone)]
 pub struct TlsPsk {
-    identity: Identity,
+    identity: String,
     key: Digest,
     hash: Hash,
 }
@@ -196,14 +192,14 @@ impl TlsPsk {
     ///
     /// # Errors
     /// `None`: see [`ConfiguredPsk::tls_psk`].
-    pub fn generated(
+    pub(super) fn generated(
         psk: &Digest,
         hash: Hash,
-        version: IdentityVersion,
         hostnqn: &Nqn,
         subnqn: &Nqn,
     ) -> Option<TlsPsk> {
         let derivation = Derivation::Specification;
+        let version = IdentityVersion::V1;
         let origin = Origin::Generated;
         TlsPsk::derive(psk.as_ref(), hash, origin, version, derivation, hostnqn, subnqn)
     }
@@ -215,11 +211,7 @@ impl TlsPsk {
     pub fn stored(identity: &str, key: &[u8]) -> Option<TlsPsk> {
         let hash = IdentityParts::parse(identity)?.hash;
         let fits = key.len() == hash.len_bytes();
-        fits.then(|| TlsPsk {
-            identity: Identity(identity.to_owned()),
-            key: Digest::new(key),
-            hash,
-        })
+        fits.then(|| TlsPsk { identity: identity.to_owned(), key: Digest::new(key), hash })
     }
 
     fn derive(
@@ -250,11 +242,11 @@ impl TlsPsk {
             }
         };
         let key = derivation.expand(hash, retained, "nvme-tls-psk", context.as_bytes())?;
-        Some(TlsPsk { identity: Identity(identity), key, hash })
+        Some(TlsPsk { identity, key, hash })
     }
 
-    /// Its identity.
-    pub fn identity(&self) -> &Identity {
+    /// Its identity: its name on the wire, at most 512 bytes.
+    pub fn identity(&self) -> &str {
         &self.identity
     }
 
@@ -271,14 +263,7 @@ impl TlsPsk {
 
 impl fmt::Debug for TlsPsk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TlsPsk({})", self.identity.0)
-    }
-}
-
-impl Identity {
-    /// Its text, at most 512 bytes.
-    pub fn as_str(&self) -> &str {
-        &self.0
+        write!(f, "TlsPsk({})", self.identity)
     }
 }
 
@@ -341,8 +326,8 @@ mod tests {
             };
             let v1 = psk(IdentityVersion::V1);
             let v0 = psk(IdentityVersion::V0);
-            assert_eq!((v1.identity().as_str(), hex(v1.key())), (identity1, key1.to_owned()));
-            assert_eq!((v0.identity().as_str(), hex(v0.key())), (identity0, key0.to_owned()));
+            assert_eq!((v1.identity(), hex(v1.key())), (identity1, key1.to_owned()));
+            assert_eq!((v0.identity(), hex(v0.key())), (identity0, key0.to_owned()));
         }
     }
 
@@ -372,10 +357,9 @@ mod tests {
             let c2: Vec<u8> = (0..len).map(|i| 0xFF - i).collect();
             let psk = hash.hmac(&session_key, &[&c1, &c2]);
             assert_eq!(hex(psk.as_ref()), expected_psk);
-            let tls =
-                TlsPsk::generated(&psk, hash, IdentityVersion::V1, &host, &subsystem).unwrap();
+            let tls = TlsPsk::generated(&psk, hash, &host, &subsystem).unwrap();
             let identity = format!("NVMe1G{:02} hostnqn subsysnqn {digest}", hash.id());
-            assert_eq!(tls.identity().as_str(), identity);
+            assert_eq!(tls.identity(), identity);
             assert_eq!(hex(tls.key()), expected_key);
         }
     }
@@ -402,7 +386,7 @@ mod tests {
                 configured.tls_psk(IdentityVersion::V1, derivation, &host, &subsystem).unwrap()
             };
             let psk = of(Derivation::Compatible);
-            assert_eq!(psk.identity().as_str(), identity);
+            assert_eq!(psk.identity(), identity);
             assert_ne!(psk.key(), of(Derivation::Specification).key());
         }
     }

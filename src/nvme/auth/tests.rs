@@ -246,11 +246,11 @@ fn concatenation_gives_both_sides_one_key_and_other_runs_none() {
     for host in [host, one_way] {
         let (ends, a, b) = between(rng, host.clone(), controller.clone());
         assert_eq!(ends, Ends::both(Ok(())));
-        let (psk, hash) = a.generated_psk().unwrap();
-        assert_eq!(psk.as_ref(), b.generated_psk().unwrap().0.as_ref());
-        assert_eq!((psk.as_ref().len(), hash), (48, Hash::Sha384));
+        let psk = a.generated_psk().unwrap();
+        assert_eq!(psk.key(), b.generated_psk().unwrap().key());
+        assert_eq!((psk.key().len(), psk.hash()), (48, Hash::Sha384));
         let (_, c, _) = between(rng, host, controller.clone());
-        assert_ne!(psk.as_ref(), c.generated_psk().unwrap().0.as_ref());
+        assert_ne!(psk.key(), c.generated_psk().unwrap().key());
     }
 }
 
@@ -269,7 +269,8 @@ fn a_host_that_concatenates_says_so_and_sends_a_challenge_without_a_number() {
     let (ends, ..) = run(host, controller, |_, message| sent.push(message.clone()));
     assert_eq!(ends, Ends::both(Ok(())));
     assert_eq!(sent[0][6], 2, "SC_C: a new key of TLS");
-    let Message::Reply { cvalid, sequence, challenge, .. } = Message::decode(&sent[2]).unwrap()
+    let (_, Message::Reply { cvalid, sequence, challenge, .. }) =
+        Message::decode(&sent[2]).unwrap()
     else {
         panic!("the third message answers the challenge")
     };
@@ -307,20 +308,21 @@ fn a_reflected_challenge_is_not_answered() {
     let rng = &mut Rng(7);
     let (_, controller) = terms(rng, true);
     let mut controller = Controller::new(controller, &rng.randomness());
-    let negotiate = Message::Negotiate { tid: 1, sc_c: 0, hashes: vec![1], groups: vec![0] };
-    let Next::Send(bytes) = controller.handle(&negotiate.encode()) else { panic!("a challenge") };
-    let Message::Challenge { challenge, .. } = Message::decode(&bytes).unwrap() else { panic!() };
+    let negotiate = Message::Negotiate { sc_c: 0, hashes: vec![1], groups: vec![0] };
+    let Next::Send(bytes) = controller.handle(&negotiate.encode(1)) else { panic!("a challenge") };
+    let (_, Message::Challenge { challenge, .. }) = Message::decode(&bytes).unwrap() else {
+        panic!()
+    };
     assert!(matches!(controller.sent(), Next::Receive));
     let reply = Message::Reply {
-        tid: 1,
         response: vec![1; 32],
         cvalid: true,
         sequence: 5,
         challenge,
         dh: Vec::new(),
     };
-    let Next::Send(bytes) = controller.handle(&reply.encode()) else { panic!("a failure") };
-    assert!(matches!(Message::decode(&bytes).unwrap(), Message::Failure1 { .. }));
+    let Next::Send(bytes) = controller.handle(&reply.encode(1)) else { panic!("a failure") };
+    assert!(matches!(Message::decode(&bytes).unwrap(), (1, Message::Failure1 { .. })));
 }
 
 /// An answer heard in one authentication does not serve in another.

@@ -104,10 +104,6 @@ pub enum Property {
     Cc,
     /// Controller Status, 1Ch.
     Csts,
-    /// NVM Subsystem Reset, 20h.
-    Nssr,
-    /// Controller Ready Timeouts, 68h.
-    Crto,
 }
 
 impl Property {
@@ -118,8 +114,6 @@ impl Property {
             Property::Vs => 0x08,
             Property::Cc => 0x14,
             Property::Csts => 0x1C,
-            Property::Nssr => 0x20,
-            Property::Crto => 0x68,
         }
     }
 
@@ -134,7 +128,7 @@ impl Property {
     /// The property at `offset`, if there is one.
     pub fn at(offset: u32) -> Option<Property> {
         use Property::*;
-        [Cap, Vs, Cc, Csts, Nssr, Crto].into_iter().find(|property| property.offset() == offset)
+        [Cap, Vs, Cc, Csts].into_iter().find(|property| property.offset() == offset)
     }
 }
 
@@ -178,14 +172,8 @@ impl Cap {
     }
 }
 
-/// Version (VS): major in 31:16, minor in 15:8, tertiary in 7:0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Vs(pub u32);
-
-impl Vs {
-    /// NVMe 1.4, which a dlfs target implements.
-    pub const V1_4: Vs = Vs(0x0001_0400);
-}
+/// Version (VS) 1.4, which a dlfs target implements: major in 31:16, minor in 15:8, tertiary in 7:0.
+pub const VERSION_1_4: u32 = 0x0001_0400;
 
 /// Controller Configuration (CC).
 ///

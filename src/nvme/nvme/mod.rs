@@ -18,7 +18,7 @@ pub mod sgl;
 pub mod sqe;
 
 pub use cqe::{Cqe, RetryClass, Status};
-pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
+pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, VERSION_1_4};
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
 pub use nqn::{Nqn, NqnError};
 pub use sgl::Sgl;

@@ -351,12 +351,7 @@ impl Sqe {
         (self.cdw12.get() & 0xFFFF) + 1
     }
 
-    /// CNS of an Identify.
-    pub fn cns(&self) -> u8 {
-        self.cdw10.get().to_le_bytes()[0]
-    }
-
-    /// FID of Set or Get Features, LID of Get Log Page.
+    /// CNS of Identify, FID of Set or Get Features, LID of Get Log Page.
     pub fn low_byte_of_cdw10(&self) -> u8 {
         self.cdw10.get().to_le_bytes()[0]
     }

@@ -17,6 +17,16 @@ impl Digests {
         u8::from(self.header) | u8::from(self.data) << 1
     }
 
+    /// Their names, if there are any.
+    pub fn as_text(self) -> Option<&'static str> {
+        match (self.header, self.data) {
+            (false, false) => None,
+            (true, false) => Some("header digest"),
+            (false, true) => Some("data digest"),
+            (true, true) => Some("header and data digest"),
+        }
+    }
+
     /// Decodes a DGST byte; other bits are reserved.
     pub fn from_bits(bits: u8) -> Digests {
         Digests { header: bits & 1 != 0, data: bits & 2 != 0 }

@@ -16,9 +16,7 @@ use super::super::warnings::WarningKind;
 use super::{Closed, HostConnection};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::random;
-use dlfs_nvme::auth::{
-    Controller, Explanation, Failed, IdentityVersion, Next, Power, Randomness, TlsPsk,
-};
+use dlfs_nvme::auth::{Controller, Explanation, Failed, Next, Power, Randomness};
 use dlfs_nvme::nvme::sqe::fctype;
 use dlfs_nvme::nvme::{Sqe, Status};
 use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
@@ -98,11 +96,6 @@ impl HostConnection {
         self.follow(next, subsystem, now);
     }
 
-    /// Hands out a message whose delay is over.
-    pub(super) fn check_authentication(&mut self, subsystem: &Subsystem, now: Instant) {
-        self.deliver(subsystem, now);
-    }
-
     /// The keys in force now decide, so that a host whose key was withdrawn fails.
     fn new_authentication(&self, subsystem: &Subsystem) -> Result<Authentication, Status> {
         let queue = self.queue.as_ref().expect("only a connected queue authenticates");
@@ -155,12 +148,8 @@ impl HostConnection {
         let authentication = self.authentication.take();
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
-        let generated = authentication.as_ref().and_then(|a| a.controller.generated_psk());
-        let psk = generated.and_then(|(psk, hash)| {
-            let hostnqn = &controller.hostnqn;
-            let subnqn = &subsystem.options.nqn;
-            TlsPsk::generated(psk, hash, IdentityVersion::V1, hostnqn, subnqn)
-        });
+        let psk =
+            authentication.and_then(|authentication| authentication.controller.generated_psk());
         if let Some(psk) = psk {
             subsystem.generated.add(psk, now);
         }
@@ -199,8 +188,8 @@ impl HostConnection {
         }
     }
 
-    /// Gives the message to the command that waits for it, if there are both.
-    fn deliver(&mut self, subsystem: &Subsystem, now: Instant) {
+    /// Gives the message to the command that waits for it, if there are both and its delay is over.
+    pub(super) fn deliver(&mut self, subsystem: &Subsystem, now: Instant) {
         let Some(authentication) = &mut self.authentication else { return };
         if authentication.not_before.is_some_and(|at| now < at) || authentication.message.is_none()
         {

@@ -452,7 +452,7 @@ impl Subsystem {
             (None, _) => {}
         }
         match sqe.opcode {
-            admin::IDENTIFY => data(match sqe.cns() {
+            admin::IDENTIFY => data(match sqe.low_byte_of_cdw10() {
                 cns::CONTROLLER => self.identify().as_bytes().to_vec(),
                 cns::ACTIVE_NAMESPACES => {
                     let nsids = (sqe.nsid.get() + 1..=self.num_namespaces() as u32).map(Nsid);

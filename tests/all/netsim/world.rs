@@ -12,13 +12,12 @@ use dlfs::address::TcpAddress;
 use dlfs::buf::IoBuf;
 use dlfs::error::ErrorKind;
 use dlfs::nvme::Nqn;
-use dlfs::qpair::session::carrier::{self, Carrier};
 use dlfs::qpair::session::keeping::{self, Keeping};
 use dlfs::qpair::session::lifecycle::Level;
 use dlfs::qpair::session::queue::TcpShared;
 use dlfs::qpair::session::{
-    AdminEvent, Answer, Attached, Attempt, Channel, Controller, Failure, Goal, HostIdentity,
-    Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
+    AdminEvent, Answer, Attached, Attempt, Carrier, Channel, Controller, Failure, Goal,
+    HostIdentity, Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
 };
 use dlfs::qpair::{Completion, Io, IoOp};
 use dlfs::tcp::Digests;
@@ -268,13 +267,15 @@ impl World {
 
     fn close_pairs(&mut self, broken: &mut Vec<String>) {
         for index in 0..self.pairs.len() {
-            self.pairs[index].queue.leave_session("the queue pair was dropped");
-            self.obey(index);
-            self.shared.remove_pair();
+            let (queue, shared, mut wire) = self.parts(index);
+            queue.leave("the queue pair was dropped", shared, &mut wire);
+            self.shared.with(Lifecycle::remove_pair);
         }
         let live = self.shared.live();
         if let Phase::Live(session) = self.shared.phase() {
-            let mut free: Vec<u16> = std::iter::from_fn(|| self.shared.take_qid(live)).collect();
+            let mut free: Vec<u16> =
+                std::iter::from_fn(|| self.shared.with(|lifecycle| lifecycle.take_qid(live)))
+                    .collect();
             free.sort_unstable();
             if free != Vec::from_iter(1..=session.num_io_queues) {
                 broken.push(format!("queue identifiers {free:?} are left in the end"));
@@ -287,7 +288,7 @@ impl World {
         let host = |wire: Option<u64>, is_opening| {
             wire.and_then(|wire| self.network.wires.get(&wire)?.host_ready_at(is_opening))
         };
-        let admin = self.admin.as_mut().map(|a| (a.wire, a.controller.channel().is_opening()));
+        let admin = self.admin.as_mut().map(|a| (a.wire, a.controller.channel.is_opening()));
         let admin = admin.and_then(|(wire, is_opening)| host(Some(wire), is_opening));
         let keeper = [self.keeper_until, admin].into_iter().flatten().min();
         let keeper = if WOKEN.get() { Some(self.now) } else { keeper };
@@ -380,7 +381,7 @@ impl World {
         let now = self.now;
         let was_joined = self.pairs[index].queue.is_joined();
         let (queue, shared, mut wire) = self.parts(index);
-        carrier::turn(now, queue, shared, &mut wire);
+        queue.turn(now, shared, &mut wire);
         let mut done = Vec::new();
         while let Some(answer) = self.pairs[index].queue.next_completion(&self.shared) {
             done.push(answer);
@@ -399,13 +400,7 @@ impl World {
     fn send(&mut self, index: usize) {
         let now = self.now;
         let (queue, shared, mut wire) = self.parts(index);
-        carrier::send(now, queue, shared, &mut wire);
-    }
-
-    fn obey(&mut self, index: usize) {
-        let now = self.now;
-        let (queue, shared, mut wire) = self.parts(index);
-        carrier::perform(now, queue, shared, &mut wire);
+        queue.send(now, shared, &mut wire);
     }
 
     /// The parts of the world on which a turn of a queue pair works.
@@ -468,12 +463,12 @@ impl World {
         let Pair { queue, members, until, .. } = &mut self.pairs[index];
         let new = add_member(queue, place, &self.shared);
         let old = std::mem::replace(&mut members[place], new);
-        queue.remove_member(old.number);
         *until = Some(self.now);
         let writes = self.oracle.abandon(&old.owed);
         let late = writes.into_iter().map(|blocks| (blocks, self.network.next_wire));
         self.target.abandoned.extend(late);
-        self.obey(index);
+        let (queue, shared, mut wire) = self.parts(index);
+        queue.remove_member(old.number, shared, &mut wire);
     }
 
     fn take_pending(&mut self, index: usize, place: usize) {
@@ -648,7 +643,8 @@ impl Carrier for PairWire<'_> {
         Ok(())
     }
 
-    fn close(&mut self, now: Instant, owes_data: bool) {
+    fn close(&mut self, owes_data: bool) {
+        let now = self.now;
         if let Some(wire) = self.wire() {
             wire.close(now, owes_data);
         }
@@ -674,9 +670,9 @@ impl Keeping for World {
     fn poll(&mut self, now: Instant, admin: &mut Admin) -> Result<AdminEvent, Failure> {
         let Admin { controller, wire } = admin;
         let wire = self.network.wires.get_mut(wire).expect("it is not closed");
-        let moved = wire.pump(now, controller.channel());
+        let moved = wire.pump(now, &mut controller.channel);
         let turn = controller.advance(now, moved);
-        wire.send(now, controller.channel());
+        wire.send(now, &mut controller.channel);
         turn
     }
 
@@ -685,11 +681,11 @@ impl Keeping for World {
     }
 
     fn identified<'a>(&self, admin: &'a Admin) -> &'a Identified {
-        admin.controller.identified()
+        &admin.controller.identified
     }
 
     fn join_info(&self, admin: &Admin) -> JoinInfo {
-        admin.controller.join_info()
+        admin.controller.join_info.clone()
     }
 
     fn describe(&self, identified: &Identified) -> Vec<Attached> {

@@ -218,10 +218,6 @@ impl Device for Disk {
             allocated_bytes: None,
         }
     }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
-    }
 }
 
 struct Pair {

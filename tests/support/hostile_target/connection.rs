@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use dlfs::nvme::fabrics::DiscoveryLogHeader;
 use dlfs::nvme::identify::{IdentifyNamespace, NamespaceDescriptors, encode_namespace_list};
 use dlfs::nvme::sqe::{admin, cns, fctype, feature, log_page, nvm};
-use dlfs::nvme::{Cap, Cqe, Csts, Property, Sqe, Status, Vs};
+use dlfs::nvme::{Cap, Cqe, Csts, Property, Sqe, Status, VERSION_1_4};
 use dlfs::tcp::Digests;
 use dlfs::tcp::deframer::{Deframer, Event, Pdu, Role};
 use dlfs::tcp::digest::digest;
@@ -234,7 +234,7 @@ impl Connection {
                 self.complete(sqe, Status::SUCCESS, Cap::new(128, 2000).0)
             }
             (fctype::PROPERTY_GET, Some(Property::Vs)) => {
-                self.complete(sqe, Status::SUCCESS, u64::from(Vs::V1_4.0))
+                self.complete(sqe, Status::SUCCESS, VERSION_1_4.into())
             }
             (fctype::PROPERTY_GET, Some(Property::Csts)) => {
                 let misbehaviour = |misbehaviour: &Misbehaviour| {

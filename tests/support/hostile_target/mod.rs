@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlfs::address::{Address, TcpAddress};
-use dlfs::nvme::{IdentifyController, Nqn, Status, Vs};
+use dlfs::nvme::{IdentifyController, Nqn, Status, VERSION_1_4};
 use dlfs::units::Nsid;
 use parking_lot::{Condvar, Mutex};
 use zerocopy::FromZeros as _;
@@ -362,7 +362,7 @@ pub fn identify_controller() -> IdentifyController {
     id.cntrltype = IdentifyController::TYPE_IO;
     id.cntlid.set(CNTLID);
     id.mdts = 5;
-    id.ver.set(Vs::V1_4.0);
+    id.ver.set(VERSION_1_4);
     id.kas.set(1);
     id.aerl = 3;
     (id.sqes, id.cqes) = (0x66, 0x44);

@@ -95,17 +95,8 @@ impl FolderNamespace {
         let listing = Listing::of(path, options)?;
         // The program may change its working folder.
         let root = std::path::absolute(path).map_err(|error| Error::from(error).path(path))?;
-        let namespace = Namespace {
-            address: path.display().to_string(),
-            block_len_bytes: BLOCK_LEN_BYTES,
-            num_blocks: listing.len_bytes / u64::from(BLOCK_LEN_BYTES),
-            max_transfer_bytes: MAX_TRANSFER_BYTES,
-            queue_depth: QUEUE_DEPTH,
-            nguid: listing.identity,
-            read_only: true,
-            engine: "folder (pread)".into(),
-        };
-        Ok(FolderNamespace::of(root, None, listing, namespace))
+        let address = path.display().to_string();
+        Ok(FolderNamespace::of(root, None, listing, address, "folder (pread)".to_owned()))
     }
 
     /// Lists the objects of a store beneath `place`, and reads them as files of a folder: data in a store without an
@@ -122,27 +113,31 @@ impl FolderNamespace {
             key => format!("{}/", key.trim_end_matches('/')),
         };
         let listing = Listing::of_objects(&client, &prefix, folders.hidden)?;
-        let namespace = Namespace {
-            address: place.to_string(),
-            block_len_bytes: BLOCK_LEN_BYTES,
-            num_blocks: listing.len_bytes / u64::from(BLOCK_LEN_BYTES),
-            max_transfer_bytes: MAX_OBJECT_TRANSFER_BYTES,
-            queue_depth: QUEUE_DEPTH,
-            nguid: listing.identity,
-            read_only: true,
-            engine: format!("objects ({})", place.scheme().name()),
-        };
-        let root = place.to_string().into();
+        let address = place.to_string();
+        let engine = format!("objects ({})", place.scheme().name());
         let store = Some(Store::new(client, prefix, options));
-        Ok(FolderNamespace::of(root, store, listing, namespace))
+        Ok(FolderNamespace::of(address.clone().into(), store, listing, address, engine))
     }
 
     fn of(
         root: PathBuf,
         store: Option<Store>,
         listing: Listing,
-        namespace: Namespace,
+        address: String,
+        engine: String,
     ) -> FolderNamespace {
+        let max_transfer_bytes =
+            if store.is_some() { MAX_OBJECT_TRANSFER_BYTES } else { MAX_TRANSFER_BYTES };
+        let namespace = Namespace {
+            address,
+            block_len_bytes: BLOCK_LEN_BYTES,
+            num_blocks: listing.len_bytes / u64::from(BLOCK_LEN_BYTES),
+            max_transfer_bytes,
+            queue_depth: QUEUE_DEPTH,
+            nguid: listing.identity,
+            read_only: true,
+            engine,
+        };
         let counters = Arc::<Counters>::default();
         let metered = Registration::new(&counters);
         let folder = Folder { root, store, listing, counters, lent: Forked::empty() };
@@ -240,10 +235,6 @@ impl Device for FolderNamespace {
             local_path: self.folder.store.is_none().then(|| self.folder.root.clone()),
             ..Capabilities::default()
         }
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
     }
 }
 

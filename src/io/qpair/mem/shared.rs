@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{MemPair, Memory, addressable, namespace};
 use crate::qpair::plain::Plain;
-use crate::qpair::{Capabilities, Device, IoError, Namespace, PairScope, QueuePair};
+use crate::qpair::{Device, IoError, Namespace, PairScope, QueuePair};
 use dlfs_base::buf::{HugePages, Lender, SharedBuf, SharedBytes};
 use dlfs_base::error::Result;
 use dlfs_base::units::ALIGN_BYTES;
@@ -94,14 +94,6 @@ impl Device for SharedMemory {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let memory = Lending { bytes: Arc::clone(&self.bytes), lender: self.bytes.lender() };
         Ok(Box::new(Plain(MemPair::new(memory, self.namespace.clone()))))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
     }
 }
 

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Admin, AdminEvent, Attached, Failure, Identified, Remote, Transport};
-use crate::qpair::Wait;
 use crate::qpair::session::keeping::{self, Keeping};
 use crate::qpair::session::lifecycle::Level;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -161,7 +160,7 @@ impl<T: Transport> KeptRemote<T> {
     }
 
     fn poll_fd(&self) -> Option<PollFd<'_>> {
-        self.admin.as_ref()?.wait().as_ref().map(Wait::poll_fd)
+        self.admin.as_ref()?.wait()
     }
 
     /// As [`KeptRemote::turn`]; a panic in it ends this remote only.

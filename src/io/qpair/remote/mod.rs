@@ -17,7 +17,6 @@
 //! Read `session/lifecycle.rs` first, then this file, then `keeper.rs`.
 
 mod identity;
-mod joining;
 pub(in crate::qpair) mod keeper;
 
 pub use identity::host_identity;
@@ -29,11 +28,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::event::PollFd;
+
 pub(in crate::qpair) use super::session::{
     AdminEvent, Attached, Failure, HostIdentity, Identified,
 };
 use super::session::{Backlog, Lifecycle, Limits, Phase, Shared};
-use super::{ConnectOptions, Wait};
+use super::{Capabilities, ConnectOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::units::Nsid;
@@ -95,7 +96,7 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
     fn poll_timeout(&self) -> Option<Instant>;
 
     /// The descriptor to sleep on, if there is one.
-    fn wait(&self) -> Option<Wait<'_>>;
+    fn wait(&self) -> Option<PollFd<'_>>;
 
     /// Called before it is dropped because of a failure, not when it is no longer needed.
     fn give_up(&mut self, _failure: &Failure) {}
@@ -205,6 +206,31 @@ impl<T: Transport> Remote<T> {
         }
     }
 
+    /// Checks that a new queue pair that has not joined a session yet may go on trying; `stage` names its
+    /// current step.
+    ///
+    /// # Errors
+    /// The controller was given up, or `deadline` has passed.
+    pub(in crate::qpair) fn may_wait(
+        &self,
+        now: Instant,
+        deadline: Instant,
+        backlog: &Backlog,
+        stage: &str,
+    ) -> Result<()> {
+        if let Phase::Dead(failure) = self.phase() {
+            return Err(self.error(&failure));
+        }
+        if now < deadline {
+            return Ok(());
+        }
+        let mut error = Error::new(ErrorKind::TimedOut, format!("no I/O queue: {stage}"));
+        if let Some(failure) = &backlog.last_failure {
+            error = error.source(self.error(failure));
+        }
+        Err(error.target(self.name()))
+    }
+
     /// Adds a queue pair to the count.
     ///
     /// # Errors
@@ -217,13 +243,16 @@ impl<T: Transport> Remote<T> {
         })
     }
 
-    /// The number of I/O queues that the live session grants, or that a session will ask for.
-    pub(in crate::qpair) fn num_io_queues(&self) -> usize {
+    /// The capabilities of a namespace, with the number of I/O queues that the live session grants, or that a
+    /// session will ask for.
+    pub(in crate::qpair) fn capabilities(&self, checks_writes: bool) -> Capabilities {
         // In a child process the lock is the parent's.
-        match self.is_ours().then(|| self.phase()) {
+        let max_queue_pairs = match self.is_ours().then(|| self.phase()) {
             Some(Phase::Live(session)) => session.num_io_queues.into(),
             _ => self.options.nr_io_queues.into(),
-        }
+        };
+        let late_writes = self.options.late_writes();
+        Capabilities { max_queue_pairs, late_writes, checks_writes, ..Capabilities::default() }
     }
 
     /// Ends the sessions for good.

@@ -76,19 +76,19 @@ pub struct Answer {
 #[derive(Debug)]
 pub(crate) struct Backlog {
     /// I/Os that wait to be issued, in order.
-    waiting: VecDeque<Attempt>,
+    pub(crate) waiting: VecDeque<Attempt>,
     /// I/Os that the target asked to retry, with the time to do so.
     delayed: VecDeque<(Instant, Attempt)>,
     /// For each piece, the piece that it is cut from, if it is not an I/O that was taken.
     cuts: Pieces<Option<PieceId>>,
     /// Completions that wait to be handed out.
-    finished: VecDeque<Answer>,
-    /// The number of I/Os taken and not completed.
-    owed: usize,
+    pub(crate) finished: VecDeque<Answer>,
+    /// The number of I/Os taken and whose completions were not handed out.
+    pub(crate) owed: usize,
     /// Since when no I/O and no connection has succeeded.
-    down_since: Option<Instant>,
+    pub(crate) down_since: Option<Instant>,
     /// The last failure.
-    last_failure: Option<Failure>,
+    pub(crate) last_failure: Option<Failure>,
 }
 
 impl Backlog {
@@ -139,11 +139,6 @@ impl Backlog {
         }
         self.owed += count;
         count
-    }
-
-    /// The number of I/Os taken and not completed.
-    pub(crate) fn owed(&self) -> usize {
-        self.owed
     }
 
     /// The next I/O to issue in `session`. An I/O that exceeds the session's transfer limit is split first.
@@ -221,12 +216,6 @@ impl Backlog {
     pub(crate) fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
         let completion = self.completion(attempt, result);
         self.finished.extend(completion);
-    }
-
-    /// Puts back an I/O for which there was no room after all.
-    #[cfg(feature = "spdk")]
-    pub(crate) fn put_back(&mut self, attempt: Attempt) {
-        self.waiting.push_front(attempt);
     }
 
     /// Fails the waiting I/Os of `member`.
@@ -319,26 +308,6 @@ impl Backlog {
         }
     }
 
-    /// The connection is down.
-    pub(crate) fn set_down(&mut self, now: Instant) {
-        self.down_since.get_or_insert(now);
-    }
-
-    /// Restarts in a child process.
-    pub(crate) fn reset_after_fork(&mut self, now: Instant) {
-        self.down_since = Some(now);
-    }
-
-    /// The last failure, if there was one.
-    pub(crate) fn last_failure(&self) -> Option<&Failure> {
-        self.last_failure.as_ref()
-    }
-
-    /// Records why an attempt failed.
-    pub(crate) fn note(&mut self, failure: Failure) {
-        self.last_failure = Some(failure);
-    }
-
     /// Moves the delayed I/Os whose time has come to those that wait to be issued.
     pub(crate) fn wake_delayed(&mut self, now: Instant) {
         while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
@@ -363,27 +332,6 @@ impl Backlog {
         for attempt in all {
             self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
         }
-    }
-
-    /// Stores a completion that is handed out later.
-    pub(crate) fn finish(&mut self, answer: Answer) {
-        self.finished.push_back(answer);
-    }
-
-    /// The next stored completion.
-    pub(crate) fn pop_finished(&mut self) -> Option<Answer> {
-        self.finished.pop_front()
-    }
-
-    /// `count` completions were handed out.
-    pub(crate) fn handed_out(&mut self, count: usize) {
-        self.owed -= count;
-    }
-
-    /// Returns whether an I/O waits to be issued.
-    #[cfg(feature = "spdk")]
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     /// When to poll again: at once (`now`) if a completion is stored, else when the first delay ends.

@@ -7,7 +7,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Backoff {
     step: Duration,
-    is_fresh: bool,
+    /// True if no wait was taken since the start or a reset; cleared to have every attempt wait.
+    pub(super) is_fresh: bool,
     random: u64,
 }
 
@@ -20,16 +21,6 @@ impl Backoff {
     /// Restarts with short waits.
     pub(super) fn reset(&mut self) {
         (self.step, self.is_fresh) = (BACKOFF_MIN, true);
-    }
-
-    /// Returns whether no wait was taken since the start or a reset.
-    pub(super) fn is_fresh(&self) -> bool {
-        self.is_fresh
-    }
-
-    /// From now on every attempt waits.
-    pub(super) fn skip_immediate_retry(&mut self) {
-        self.is_fresh = false;
     }
 
     pub(super) fn next(&mut self) -> Duration {

@@ -6,48 +6,32 @@ mod authentication;
 
 pub use authentication::Credentials;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use zerocopy::IntoBytes;
 
-use self::authentication::{Authentication, Step};
-use super::{Failure, HostIdentity};
+use self::authentication::{Authentication, MESSAGE_ROOM_BYTES};
+use super::{Failure, Terms};
 use crate::tls::HANDSHAKE_LIMIT;
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::deadline;
-use dlfs_nvme::auth::TlsPsk;
+use dlfs_nvme::auth::{Next, TlsPsk};
 use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
-use dlfs_nvme::nvme::{ConnectData, Cqe, Nqn, Sqe, Status};
+use dlfs_nvme::nvme::{ConnectData, Cqe, Sqe, Status};
 use dlfs_nvme::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
 use dlfs_nvme::tcp::{Digests, ProtocolError};
 
 /// The parameters of a queue's connection.
 #[derive(Debug, Clone)]
 pub struct ConnectTerms {
-    /// The identity of this host.
-    pub host: HostIdentity,
-    /// The subsystem.
-    pub subnqn: Nqn,
+    /// Those of all connections to the controller.
+    pub common: Terms,
     /// The controller; an admin queue asks for a new one ([`ConnectData::CNTLID_DYNAMIC`]).
     pub cntlid: u16,
     /// Queue identifier; 0 is the admin queue.
     pub qid: u16,
     /// Entries of the queue, one of which stays empty.
     pub num_entries: u16,
-    /// Keep Alive Timeout, on an admin queue.
-    pub keep_alive_tmo: Duration,
-    /// Digests to ask for.
-    pub digests: Digests,
-    /// The digests that the target must accept.
-    pub required: Digests,
-    /// The key of TLS; `None`: the connection is plain TCP.
-    pub psk: Option<TlsPsk>,
-    /// The limit of a TCP connect.
-    pub tcp_timeout: Duration,
-    /// The limit of an answer.
-    pub io_timeout: Duration,
-    /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
-    pub least_progress_bytes: u32,
 }
 
 /// An event of a channel.
@@ -148,36 +132,32 @@ enum Stage {
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// Creates a channel whose TCP connection has been started.
     pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
-        let stage = Stage::Opening { deadline: deadline(now, terms.tcp_timeout) };
+        let stage = Stage::Opening { deadline: deadline(now, terms.common.tcp_timeout) };
         Channel { terms: Box::new(terms), stage, connection: None, authentication: None }
     }
 
     /// TCP is connected.
     pub fn handle_connected(&mut self, now: Instant) {
-        match self.terms.psk {
+        match self.terms.common.psk {
             Some(_) => self.stage = Stage::Securing { deadline: deadline(now, HANDSHAKE_LIMIT) },
-            None => self.initialise(now),
+            None => self.handle_secured(now),
         }
     }
 
     /// The key with which TLS is to be established before anything else is sent.
     pub(crate) fn psk(&self) -> Option<&TlsPsk> {
-        self.terms.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
+        self.terms.common.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
     }
 
-    /// TLS is established.
+    /// TLS is established, or there is none.
     pub(crate) fn handle_secured(&mut self, now: Instant) {
-        self.initialise(now);
-    }
-
-    fn initialise(&mut self, now: Instant) {
         let options = HostOptions {
-            digests: self.terms.digests,
-            may_decline: self.terms.digests != self.terms.required,
+            digests: self.terms.common.digests,
+            may_decline: self.terms.common.digests != self.terms.common.required,
             max_outstanding: self.terms.num_entries - 1,
-            ic_timeout: self.terms.io_timeout,
-            io_timeout: self.terms.io_timeout,
-            least_progress_bytes: self.terms.least_progress_bytes,
+            ic_timeout: self.terms.common.io_timeout,
+            io_timeout: self.terms.common.io_timeout,
+            least_progress_bytes: self.terms.common.least_progress_bytes,
         };
         self.stage = Stage::Initialising;
         self.connection = Some(Box::new(Connection::new(now, &options)));
@@ -211,7 +191,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         match (&mut self.connection, self.stage) {
             (Some(connection), _) => Ok(connection.handle_timeout(now)?),
             (None, Stage::Opening { deadline }) if now >= deadline => {
-                let message = format!("no answer within {:?}", self.terms.tcp_timeout);
+                let message = format!("no answer within {:?}", self.terms.common.tcp_timeout);
                 Err(Failure::new(ErrorKind::TimedOut, message))
             }
             (None, Stage::Securing { deadline }) if now >= deadline => {
@@ -267,13 +247,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             return Ok(()); // transferring its bytes reports the failure
         }
         let granted = connection.digests();
-        let required = terms.required;
+        let required = terms.common.required;
         if required.header && !granted.header || required.data && !granted.data {
             return Err(Failure::from(ProtocolError::DigestDeclined).into());
         }
-        let ConnectTerms { host, subnqn, cntlid, .. } = &**terms;
+        let ConnectTerms { common: Terms { host, subnqn, .. }, cntlid, .. } = &**terms;
         let data = Box::new(ConnectData::new(host.id, *cntlid, subnqn, &host.nqn));
-        let kato_ms = u32::try_from(terms.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX);
+        let kato_ms = u32::try_from(terms.common.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX);
         let sqe = Sqe::connect(0, terms.qid, terms.num_entries - 1, kato_ms);
         *stage = Stage::Connecting;
         let taken = connection.submit(now, sqe, Transfer::Out, false, Payload::Connect(data));
@@ -282,7 +262,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Handles the answer to Connect; returns what [`Channel::take_step`] returns.
+    /// Handles the answer to Connect; returns what [`Channel::follow`] returns.
     fn handle_answer(
         &mut self,
         now: Instant,
@@ -296,14 +276,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
         let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
         let cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
-        let begun = Authentication::begin(&self.terms, wanted, cntlid);
-        let Some((authentication, step)) = begun.map_err(|failure| failure.at(CONNECT))? else {
+        let begun = Authentication::begin(&self.terms.common, wanted, cntlid);
+        let Some((authentication, next)) = begun.map_err(|failure| failure.at(CONNECT))? else {
             self.stage = Stage::Ready;
             return Ok(Some((cntlid, None)));
         };
         self.stage = Stage::Authenticating;
         self.authentication = Some(Box::new(authentication));
-        self.take_step(now, step)
+        self.follow(now, next)
     }
 
     /// Handles the answer to an authentication command.
@@ -314,28 +294,42 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         result: Result<Cqe, CommandError>,
     ) -> Result<Option<Usable>, Refusal> {
         let Some(authentication) = &mut self.authentication else { return Ok(None) };
-        let step = authentication.answered(message, result);
-        self.take_step(now, step.map_err(|failure| failure.at(AUTHENTICATION))?)
+        let next = authentication.answered(message, result);
+        self.follow(now, next.map_err(|failure| failure.at(AUTHENTICATION))?)
     }
 
-    /// Performs a step of the authentication; after the last one returns the controller's identifier, and the
-    /// key of TLS that the authentication has generated, if it should.
-    fn take_step(&mut self, now: Instant, step: Step) -> Result<Option<Usable>, Refusal> {
-        let (sqe, transfer, message) = match step {
-            Step::Send(message) => {
-                let len = message.len() as u32;
-                (Sqe::authentication_send(0, len), Transfer::Out, message)
-            }
-            Step::Receive { len } => {
-                (Sqe::authentication_receive(0, len), Transfer::In, vec![0; len as usize])
-            }
-            Step::Authenticated { cntlid, generated } => {
-                self.authentication = None;
-                self.stage = Stage::Ready;
-                return Ok(Some((cntlid, generated)));
-            }
+    /// Does what the authentication says next; after its end returns the controller's identifier, and the key
+    /// of TLS that it has generated, if it should.
+    fn follow(&mut self, now: Instant, mut next: Next) -> Result<Option<Usable>, Refusal> {
+        let (Some(authentication), Some(connection)) =
+            (&mut self.authentication, &mut self.connection)
+        else {
+            return Ok(None);
         };
-        let Some(connection) = &mut self.connection else { return Ok(None) };
+        let (sqe, transfer, message) = loop {
+            next = match next {
+                Next::Compute(work) => authentication.host.computed(work.compute()),
+                Next::Send(message) => {
+                    let len = message.len() as u32;
+                    break (Sqe::authentication_send(0, len), Transfer::Out, message);
+                }
+                Next::Receive => {
+                    let room = vec![0; MESSAGE_ROOM_BYTES as usize];
+                    let sqe = Sqe::authentication_receive(0, MESSAGE_ROOM_BYTES);
+                    break (sqe, Transfer::In, room);
+                }
+                Next::Authenticated => {
+                    let usable = (authentication.cntlid, authentication.host.generated_psk());
+                    self.authentication = None;
+                    self.stage = Stage::Ready;
+                    return Ok(Some(usable));
+                }
+                Next::Failed(failed) => {
+                    return Err(authentication::failure(&failed).at(AUTHENTICATION).into());
+                }
+            };
+        };
+        authentication.is_receiving = transfer == Transfer::In;
         let payload = Payload::Authentication(message);
         let taken = connection.submit(now, sqe, transfer, false, payload);
         taken.map(|()| None).map_err(|_| {
@@ -432,7 +426,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             Stage::Initialising => Some("initialising the connection"),
             Stage::Connecting => Some(CONNECT),
             Stage::Authenticating => {
-                Some(self.authentication.as_ref().map_or(AUTHENTICATION, |a| a.stage()))
+                Some(self.authentication.as_ref().map_or(AUTHENTICATION, |a| a.host.stage()))
             }
             Stage::Ready => None,
         }
@@ -459,17 +453,16 @@ impl From<Failure> for Refusal {
 fn refusal(cqe: &Cqe) -> Failure {
     let status = cqe.status();
     let invalid = InvalidParameter::from_wire(cqe.dw0.get());
+    let answered = Failure::new(ErrorKind::Refused, format!("the controller answered {status}"));
     if status.is(Status::CONNECT_INVALID_HOST) {
-        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
-            .hint(
+        return answered.hint(
                 "have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn; \
                  a target that has a TLS key for this host needs it: --tls-key; \
                  `dlfs discover HOST:PORT` lists what the target offers this one",
             );
     }
     if status.is(Status::CONNECT_CONTROLLER_BUSY) {
-        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
-            .hint(NO_PLACE);
+        return answered.hint(NO_PLACE);
     }
     if status.is(Status::AUTHENTICATION_REQUIRED) {
         return authentication::required();
@@ -483,7 +476,7 @@ fn refusal(cqe: &Cqe) -> Failure {
         let message = format!("{status}, offset {} of the {place}", invalid.offset);
         return Failure::new(ErrorKind::Refused, message).hint(LIST_SUBSYSTEMS);
     }
-    Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+    answered
 }
 
 /// The hint when a target has no controller left.

@@ -8,62 +8,25 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 use super::connect::Event;
-use super::identification::{Goal, Identification, Known, Page, check_ana, unsupported};
-use super::{AdminEvent, Channel, ConnectTerms, Failure, HostIdentity, Identified};
+use super::identification::{Goal, Identification, Known, check_ana, unsupported};
+use super::{AdminEvent, Channel, ConnectTerms, Failure, Identified, Terms};
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::{Nsid, deadline};
 use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord};
 use dlfs_nvme::nvme::identify::IDENTIFY_LEN_BYTES;
 use dlfs_nvme::nvme::sqe::{cns, feature, log_page};
-use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Cqe, Csts, IdentifyController, Nqn, Property, Sqe};
+use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Cqe, Csts, IdentifyController, Property, Sqe};
 use dlfs_nvme::tcp::Digests;
 use dlfs_nvme::tcp::host::Transfer;
-
-/// The parameters of a connection.
-#[derive(Debug, Clone)]
-pub struct Terms {
-    /// The subsystem.
-    pub subnqn: Nqn,
-    /// The purpose of the admin queue.
-    pub goal: Goal,
-    /// The identity of this host.
-    pub host: HostIdentity,
-    /// Digests to ask for.
-    pub digests: Digests,
-    /// The digests that the target must accept.
-    pub required: Digests,
-    /// The key of TLS; `None`: connections are plain TCP.
-    pub psk: Option<TlsPsk>,
-    /// The same key with an identity of version 0, for targets that know no other.
-    pub psk_v0: Option<TlsPsk>,
-    /// The number of I/O queues to ask for.
-    pub nr_io_queues: u16,
-    /// Keep Alive Timeout; zero switches it off.
-    pub keep_alive_tmo: Duration,
-    /// The limit of a TCP connect.
-    pub tcp_timeout: Duration,
-    /// The limit of an answer.
-    pub io_timeout: Duration,
-    /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
-    pub least_progress_bytes: u32,
-}
 
 impl Terms {
     fn of_admin_queue(&self) -> ConnectTerms {
         ConnectTerms {
-            host: self.host.clone(),
-            subnqn: self.subnqn.clone(),
+            common: self.clone(),
             cntlid: ConnectData::CNTLID_DYNAMIC,
             qid: 0,
             num_entries: ADMIN_QUEUE_ENTRIES,
-            keep_alive_tmo: self.keep_alive_tmo,
-            digests: self.digests,
-            required: self.required,
-            psk: self.psk.clone(),
-            tcp_timeout: self.tcp_timeout,
-            io_timeout: self.io_timeout,
-            least_progress_bytes: self.least_progress_bytes,
         }
     }
 
@@ -74,17 +37,15 @@ impl Terms {
         qid: u16,
         num_entries: u16,
     ) -> ConnectTerms {
-        ConnectTerms {
-            cntlid: join_info.cntlid,
-            qid,
-            num_entries,
+        let common = Terms {
             keep_alive_tmo: Duration::ZERO,
             // One connection without digests among others could carry undetected damage.
             digests: join_info.digests,
             required: join_info.digests,
             psk: join_info.psk.clone(),
-            ..self.of_admin_queue()
-        }
+            ..self.clone()
+        };
+        ConnectTerms { common, cntlid: join_info.cntlid, qid, num_entries }
     }
 }
 
@@ -112,13 +73,16 @@ struct Properties {
 
 /// The admin queue of one controller. It owns no socket and never reads a clock.
 ///
-/// Transfer the bytes of [`Controller::channel`] as it says, then call [`Controller::advance`], then send.
+/// Transfer the bytes of `channel` as it says, then call [`Controller::advance`], then send.
 #[derive(Debug)]
 pub struct Controller {
-    channel: Channel<Task>,
-    terms: Terms,
-    identified: Identified,
-    join_info: JoinInfo,
+    /// The connection of the queue.
+    pub channel: Channel<Task>,
+    pub(crate) terms: Terms,
+    /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
+    pub identified: Identified,
+    /// The data that I/O queues need to join the session; valid after [`AdminEvent::Ready`].
+    pub join_info: JoinInfo,
     properties: Properties,
     identification: Identification,
     /// The ANA group of each namespace.
@@ -138,7 +102,7 @@ pub struct Controller {
     next_event_request: Option<Instant>,
     log: LogReading,
     /// The key of TLS that the authentication has generated: this controller is replaced by another inside TLS.
-    generated: Option<TlsPsk>,
+    pub(crate) generated: Option<TlsPsk>,
 }
 
 /// A command's payload and its step.
@@ -242,16 +206,6 @@ impl Controller {
         }
     }
 
-    /// The connection of the queue.
-    pub fn channel(&mut self) -> &mut Channel<Task> {
-        &mut self.channel
-    }
-
-    /// Returns whether there are bytes to send, or TCP is not connected yet.
-    pub(crate) fn wants_writable(&self) -> bool {
-        self.channel.wants_writable()
-    }
-
     /// Handles received bytes; `moved` is the result of transferring them. Afterwards there may be more to
     /// send.
     ///
@@ -270,8 +224,7 @@ impl Controller {
                     (self.join_info.cntlid, self.join_info.digests) = (cntlid, digests);
                     self.join_info.psk = self.terms.psk.clone();
                     self.identified.is_secured = self.terms.psk.is_some();
-                    self.identified.hdr_digest = digests.header;
-                    self.identified.data_digest = digests.data;
+                    self.identified.digests = digests;
                     self.begin(now, Step::ReadCapabilities)?;
                 }
                 // I/O queues connect after the admin queue, with its key.
@@ -301,21 +254,6 @@ impl Controller {
             self.keep(now)?;
         }
         Ok(reported)
-    }
-
-    /// The key of TLS that the authentication has generated: connect again with it.
-    pub(crate) fn take_generated(&mut self) -> Option<TlsPsk> {
-        self.generated.take()
-    }
-
-    /// The identified controller and namespaces; complete after [`AdminEvent::Ready`].
-    pub fn identified(&self) -> &Identified {
-        &self.identified
-    }
-
-    /// The data that I/O queues need to join the session; valid after [`AdminEvent::Ready`].
-    pub fn join_info(&self) -> JoinInfo {
-        self.join_info.clone()
     }
 
     /// The current step, as text.
@@ -485,9 +423,9 @@ impl Controller {
                 self.after_events()
             }
             Step::ListNamespaces => {
-                let end = self.identification.take_page(&bytes, status)?;
+                let may_continue = self.identification.take_page(&bytes, status)?;
                 let wants_all = matches!(self.terms.goal, Goal::AllNamespaces | Goal::Pages);
-                if end == Page::MayContinue && wants_all {
+                if may_continue && wants_all {
                     Step::ListNamespaces
                 } else {
                     self.begin_identification()

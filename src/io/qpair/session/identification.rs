@@ -46,18 +46,18 @@ pub(super) struct Known {
 }
 
 impl Identification {
-    /// Takes a page of the active namespace list.
+    /// Takes a page of the active namespace list; returns whether it is full, so that more may follow.
     ///
     /// # Errors
     /// The list is malformed, or longer than an image can use.
-    pub(super) fn take_page(&mut self, page: &[u8], status: Status) -> Result<Page, Failure> {
+    pub(super) fn take_page(&mut self, page: &[u8], status: Status) -> Result<bool, Failure> {
         if !status.is_success() {
             if let Some(last) = self.listed.last() {
                 let message = format!("the controller answered {status} behind namespace {last}");
                 return Err(Failure::new(ErrorKind::Refused, message));
             }
             self.listed.push(Nsid(1)); // the controller does not support the list
-            return Ok(Page::Last);
+            return Ok(false);
         }
         let page = decode_namespace_list(page).map_err(unsupported)?;
         for &nsid in &page {
@@ -75,7 +75,7 @@ impl Identification {
             return Err(Failure::new(ErrorKind::Unsupported, message)
                 .hint("name those of the image with ?ns="));
         }
-        Ok(if page.len() == PAGE_ENTRIES { Page::MayContinue } else { Page::Last })
+        Ok(page.len() == PAGE_ENTRIES)
     }
 
     /// The last namespace listed so far, 0 before the first.
@@ -135,15 +135,6 @@ impl Identification {
         self.under_way -= 1;
         self.under_way == 0 && self.waiting.is_empty()
     }
-}
-
-/// Place of a page in its list, which says whether more pages follow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Page {
-    /// This was the last page.
-    Last,
-    /// The page is full, so more may follow.
-    MayContinue,
 }
 
 impl Known {
@@ -287,11 +278,11 @@ mod tests {
         let mut list = Identification::default();
         let none = list.take_page(&empty, Status::SUCCESS).unwrap_err();
         assert_eq!(none.kind, ErrorKind::NotFound);
-        assert_eq!(list.take_page(&empty, Status::INVALID_FIELD), Ok(Page::Last));
+        assert_eq!(list.take_page(&empty, Status::INVALID_FIELD), Ok(false));
         assert_eq!(wanted(&mut list, &Goal::FirstNamespace), [1]);
         let mut list = Identification::default();
         let page = encode_namespace_list([5, 9].map(Nsid).into_iter());
-        assert_eq!(list.take_page(&page, Status::SUCCESS), Ok(Page::Last));
+        assert_eq!(list.take_page(&page, Status::SUCCESS), Ok(false));
         assert_eq!(wanted(&mut list, &Goal::FirstNamespace), [5]);
     }
 
@@ -299,11 +290,11 @@ mod tests {
     fn a_list_is_read_to_its_end_and_must_rise() {
         let page = |nsids: std::ops::Range<u32>| encode_namespace_list(nsids.map(Nsid));
         let mut list = Identification::default();
-        assert_eq!(list.take_page(&page(1..1025), Status::SUCCESS), Ok(Page::MayContinue));
+        assert_eq!(list.take_page(&page(1..1025), Status::SUCCESS), Ok(true));
         assert_eq!(list.last_listed(), Nsid(1024));
         let same = list.take_page(&page(1..1025), Status::SUCCESS).unwrap_err();
         assert_eq!(same.kind, ErrorKind::Corrupt, "a target that says the same for ever");
-        assert_eq!(list.take_page(&page(1025..1025), Status::SUCCESS), Ok(Page::Last));
+        assert_eq!(list.take_page(&page(1025..1025), Status::SUCCESS), Ok(false));
         assert_eq!(wanted(&mut list, &Goal::AllNamespaces), Vec::from_iter(1..1025));
         let mut list = Identification::default();
         let pages = (0..).map(|n| page(n * 1024 + 1..(n + 1) * 1024 + 1));

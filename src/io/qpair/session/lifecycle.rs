@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::{Attached, Failure, Identified};
+use super::{Attached, Failure, Identified, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::deadline;
+use dlfs_nvme::tcp::Digests;
 
 /// One association with a controller, from the moment it is usable to its loss.
 #[derive(Debug)]
@@ -102,7 +103,8 @@ pub struct Lifecycle<P, J> {
     /// Unused queue identifiers of the current session, the longest unused first.
     free_qids: VecDeque<u16>,
     num_pairs: usize,
-    always_digested: bool,
+    /// True if all sessions so far had both digests, or TLS in their place.
+    pub(super) always_digested: bool,
     /// The portal in use, or tried last.
     portal: usize,
     /// Portals tried since the round began.
@@ -198,24 +200,15 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.identity.as_ref()
     }
 
-    /// Returns whether all sessions so far had both digests, or TLS in their place.
-    pub(crate) fn was_always_digested(&self) -> bool {
-        self.always_digested
-    }
-
-    /// Sessions that there have been, the live one included.
-    pub fn num_sessions(&self) -> u64 {
-        self.next_number - 1
-    }
-
-    /// Its portals.
-    pub(crate) fn num_paths(&self) -> u64 {
-        self.portals.len() as u64
-    }
-
-    /// Portals that have failed since a session was last live, or that lead to other namespaces.
-    pub(crate) fn num_failed_paths(&self) -> u64 {
-        self.failures.iter().flatten().count() as u64
+    /// Statistics, but for those of transfers.
+    pub fn stats(&self) -> SessionStats {
+        SessionStats {
+            is_live: self.live().is_some(),
+            reconnects: self.next_number.saturating_sub(2),
+            paths: self.portals.len() as u64,
+            failed_paths: self.failures.iter().flatten().count() as u64,
+            ..SessionStats::default()
+        }
     }
 
     /// When to call `Lifecycle::handle_time`.
@@ -338,8 +331,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             namespaces,
             proven: AtomicBool::new(false),
         });
-        let is_digested = identified.hdr_digest && identified.data_digest;
-        self.always_digested &= is_digested || identified.is_secured;
+        let Digests { header, data } = identified.digests;
+        self.always_digested &= header && data || identified.is_secured;
         self.free_qids = (1..=session.num_io_queues).collect();
         self.next_number += 1;
         self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);
@@ -368,7 +361,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
                 if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
                     self.backoff.reset();
                 } else {
-                    self.backoff.skip_immediate_retry();
+                    self.backoff.is_fresh = false;
                 }
                 (self.since, self.tried) = (now, 0);
                 true
@@ -393,7 +386,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             self.lost = Some(failure);
         }
         // Try the other portals at once, then this one; after that, wait longer and longer.
-        if self.tried >= self.portals.len() || !self.backoff.is_fresh() {
+        if self.tried >= self.portals.len() || !self.backoff.is_fresh {
             self.stage = Stage::Waiting { until: now + self.backoff.next() };
         } else {
             self.connect_next(now);

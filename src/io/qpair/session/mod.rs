@@ -16,14 +16,12 @@
 //! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
-//! | [`carrier`] | the turn of an I/O queue with its connection | the thread that polls it |
 //! | `Backlog` | an I/O that is in no connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 
 mod backlog;
 mod backoff;
-pub mod carrier;
 pub mod connect;
 pub mod controller;
 mod durability;
@@ -36,20 +34,23 @@ mod shared;
 
 pub(crate) use backlog::Backlog;
 pub use backlog::{Answer, Attempt};
-pub use carrier::Carrier;
 pub use connect::{Channel, ConnectTerms, Credentials};
-pub use controller::{Controller, JoinInfo, Terms};
+pub use controller::{Controller, JoinInfo};
 pub use failure::Failure;
 pub use identification::Goal;
 pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
-pub use queue::{IoQueue, Portal};
+pub use queue::{Carrier, IoQueue, Portal};
 pub(crate) use shared::SessionState;
-pub use shared::{SessionStats, Shared};
+pub use shared::Shared;
+
+use std::time::Duration;
 
 use super::Namespace;
 use dlfs_base::units::Nsid;
+use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::nvme::Nqn;
+use dlfs_nvme::tcp::Digests;
 
 /// The identity of this host. One NQN always has the same identifier.
 #[derive(Debug, Clone)]
@@ -60,6 +61,35 @@ pub struct HostIdentity {
     pub id: [u8; 16],
     /// The secrets that it authenticates with, if a controller requires that.
     pub credentials: Option<Credentials>,
+}
+
+/// The parameters of a connection.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// The subsystem.
+    pub subnqn: Nqn,
+    /// The purpose of the admin queue.
+    pub goal: Goal,
+    /// The identity of this host.
+    pub host: HostIdentity,
+    /// Digests to ask for.
+    pub digests: Digests,
+    /// The digests that the target must accept.
+    pub required: Digests,
+    /// The key of TLS; `None`: connections are plain TCP.
+    pub psk: Option<TlsPsk>,
+    /// The same key with an identity of version 0, for targets that know no other.
+    pub psk_v0: Option<TlsPsk>,
+    /// The number of I/O queues to ask for.
+    pub nr_io_queues: u16,
+    /// Keep Alive Timeout; zero switches it off.
+    pub keep_alive_tmo: Duration,
+    /// The limit of a TCP connect.
+    pub tcp_timeout: Duration,
+    /// The limit of an answer.
+    pub io_timeout: Duration,
+    /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
+    pub least_progress_bytes: u32,
 }
 
 /// The result of polling an admin queue.
@@ -84,10 +114,8 @@ pub struct Identified {
     pub max_transfer_bytes: Option<u32>,
     /// True if completed writes may be lost with the controller.
     pub has_volatile_write_cache: bool,
-    /// True if headers carry digests.
-    pub hdr_digest: bool,
-    /// True if data carry digests.
-    pub data_digest: bool,
+    /// The digests of its connections.
+    pub digests: Digests,
     /// True if its connections are inside TLS, which detects every change.
     pub is_secured: bool,
     /// The requested namespaces in the order of the request; all namespaces in the order of their NSIDs.
@@ -107,6 +135,23 @@ pub struct IdentifiedNamespace {
     pub write_protected: bool,
     /// The NGUID, else the UUID, else the EUI-64, else zero.
     pub nguid: [u8; 16],
+}
+
+/// Statistics of the sessions with a controller.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    /// True while a session is live.
+    pub is_live: bool,
+    /// Sessions after the first.
+    pub reconnects: u64,
+    /// Paths to the controller: the socket addresses of all addresses that were given.
+    pub paths: u64,
+    /// Those of them that have failed since a session was last live.
+    pub failed_paths: u64,
+    /// Transfers whose data digest was wrong.
+    pub damaged: u64,
+    /// Commands that were issued again: after a lost connection, or because the controller asked for it.
+    pub retried: u64,
 }
 
 /// A namespace of a session. Its index is the same in all sessions.

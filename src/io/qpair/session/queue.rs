@@ -43,17 +43,19 @@ pub type TcpShared = Shared<Portal, JoinInfo>;
 type TcpSession = Session<Portal, JoinInfo>;
 type QueueChannel = Channel<Attempt>;
 
-/// An action that the turn must perform on the connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    /// Start to connect to this address; report a failure by [`IoQueue::moved`].
-    Open(SocketAddr),
-    /// Close the connection, then call [`IoQueue::closed`]. With `owes_data`, discard what the socket has not
-    /// sent.
-    Close {
-        /// See above.
-        owes_data: bool,
-    },
+/// The connection of a queue. The engine `tcp` has a socket, a simulation its own network.
+pub trait Carrier {
+    /// Starts to connect to `address`.
+    fn open(&mut self, address: SocketAddr) -> Result<(), Failure>;
+
+    /// Transfers the bytes of `channel` in both directions. After an error the connection is lost.
+    fn transfer(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure>;
+
+    /// Sends the queued bytes of `channel`. After an error the connection is lost.
+    fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure>;
+
+    /// Closes the connection: it writes to no buffer any more. With `owes_data`, discards what it has not sent.
+    fn close(&mut self, owes_data: bool);
 }
 
 /// An I/O queue. It owns no socket and never reads a clock. The `Backlog` holds the I/Os that are not on a
@@ -61,7 +63,7 @@ pub(super) enum Action {
 ///
 /// Its members submit to it, each for one namespace of the session; a completion names its member.
 ///
-/// [`super::carrier::turn`] advances it.
+/// [`IoQueue::turn`] advances it, with the [`Carrier`] of its connection.
 #[derive(Debug)]
 pub struct IoQueue {
     /// The parameters of a connection, without the subsystem, which the session's portal names.
@@ -74,7 +76,6 @@ pub struct IoQueue {
     pub(crate) num_joins: u64,
     state: State,
     pub(crate) backlog: Backlog,
-    action: Option<Action>,
     /// The time of the last turn.
     now: Instant,
 }
@@ -107,19 +108,6 @@ enum State {
     Joining { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, attempt: u32 },
     /// In a session.
     Joined { channel: QueueChannel, session: Arc<TcpSession>, qid: u16 },
-    /// Closing: buffers that the connection may still write to are not free yet.
-    Closing { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, why: Why },
-}
-
-/// Why a connection is being closed.
-#[derive(Debug)]
-enum Why {
-    /// The session is over, or the queue is no longer needed.
-    Over(String),
-    /// This queue failed, and with it the session.
-    Failed(Failure),
-    /// Connect was refused for the `attempt`-th time; the next attempt is at this time.
-    Refused { failure: Failure, retry_at: Instant, attempt: u32 },
 }
 
 impl IoQueue {
@@ -133,7 +121,6 @@ impl IoQueue {
             num_joins: 0,
             state: State::Down { retry_at: now, attempt: 1 },
             backlog: Backlog::new(now),
-            action: None,
             now,
         }
     }
@@ -151,15 +138,14 @@ impl IoQueue {
     /// Removes a member, which submits nothing more and wants no completions. Its unsent I/Os are not sent.
     /// If it has writes on the connection, the connection is closed, so that they cannot be applied after it,
     /// and the session ends: a queue that joined it again could reach another target in its place.
-    pub fn remove_member(&mut self, member: usize) {
-        let reason = "its queue pair was dropped";
-        self.backlog.fail_those_of(member, reason);
+    pub fn remove_member(&mut self, member: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        self.backlog.fail_those_of(member, "its queue pair was dropped");
+        self.members[member].is_removed = true;
         let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
         if self.channel().is_some_and(|channel| channel.outstanding().any(is_late)) {
             let message = "a queue pair with writes on their way was dropped";
-            self.fail(Failure::new(ErrorKind::Disconnected, message));
+            self.fail(Failure::new(ErrorKind::Disconnected, message), shared, carrier);
         }
-        self.members[member].is_removed = true;
         self.forget_if_done(member);
     }
 
@@ -176,7 +162,7 @@ impl IoQueue {
 
     /// The number of I/Os taken and not completed, of all members.
     pub fn owed(&self) -> usize {
-        self.backlog.owed()
+        self.backlog.owed
     }
 
     /// Sets the fence of a member: writes taken from now on are not sent while it is closed.
@@ -199,16 +185,11 @@ impl IoQueue {
         stage.unwrap_or("waiting for the controller")
     }
 
-    /// Takes the action that the turn must perform on the connection.
-    pub(super) fn poll_action(&mut self) -> Option<Action> {
-        self.action.take()
-    }
-
     /// The connection, if its bytes are to be transferred.
     pub fn channel(&mut self) -> Option<&mut QueueChannel> {
         match &mut self.state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => Some(channel),
-            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => None,
+            State::Down { .. } | State::Dead { .. } => None,
         }
     }
 
@@ -218,7 +199,7 @@ impl IoQueue {
             State::Joining { channel, session, .. } | State::Joined { channel, session, .. } => {
                 Some((channel, session))
             }
-            State::Down { .. } | State::Dead { .. } | State::Closing { .. } => None,
+            State::Down { .. } | State::Dead { .. } => None,
         }
     }
 
@@ -253,37 +234,43 @@ impl IoQueue {
         count
     }
 
-    /// Begins a turn: notices a lost session and a closed fence, and tries to join a session.
-    pub(super) fn begin(&mut self, now: Instant, shared: &TcpShared) {
+    /// Runs one turn. The queue's completions are then ready.
+    pub fn turn(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.now = now;
-        self.notice_lost_session(shared);
-        self.notice_closed_fence();
-        if let State::Down { retry_at, attempt } = self.state
-            && now >= retry_at
-        {
-            self.try_join(attempt, shared);
+        match self.state {
+            State::Down { retry_at, attempt } if now >= retry_at => {
+                self.try_join(attempt, shared, carrier);
+            }
+            _ => {
+                self.notice_lost_session(shared, carrier);
+                self.notice_closed_fence(shared, carrier);
+            }
         }
-    }
-
-    /// Handles the result of transferring bytes, or of opening the connection.
-    pub(super) fn moved(&mut self, moved: Result<(), Failure>) {
-        // A failure is handled before events: a target may send answers in the same segment as the end of the
-        // connection. `closed` handles the answers.
-        match moved {
-            Ok(()) => self.go_on_joining(),
-            Err(failure) => self.fail(failure),
+        if let Some(channel) = self.channel() {
+            // A failure is handled before events: a target may send answers in the same segment as the end of
+            // the connection. `close` handles the answers.
+            match carrier.transfer(now, channel) {
+                Ok(()) => self.go_on_joining(shared, carrier),
+                Err(failure) => self.fail(failure, shared, carrier),
+            }
         }
-    }
-
-    /// Ends a turn: puts waiting I/Os on the connection, which are then sent together.
-    pub(super) fn finish(&mut self, shared: &TcpShared) {
-        self.backlog.wake_delayed(self.now);
-        self.issue(self.now, shared);
+        self.backlog.wake_delayed(now);
+        self.issue(now, shared);
         match &self.state {
             // There will be no further session.
             State::Dead { reason } => self.backlog.fail_all(reason),
             // The queue gives up after the same time as the controller.
-            _ => self.backlog.give_up_in_time(self.now, self.ctrl_loss_tmo),
+            _ => self.backlog.give_up_in_time(now, self.ctrl_loss_tmo),
+        }
+        self.send(now, shared, carrier);
+    }
+
+    /// Sends the commands that were put on the connection since the last turn.
+    pub fn send(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
+        if let Some(channel) = self.channel()
+            && let Err(failure) = carrier.send(now, channel)
+        {
+            self.fail(failure, shared, carrier);
         }
     }
 
@@ -309,7 +296,7 @@ impl IoQueue {
     pub fn next_completion(&mut self, shared: &TcpShared) -> Option<Answer> {
         loop {
             let answer = self.next_answer(shared)?;
-            self.backlog.handed_out(1);
+            self.backlog.owed -= 1;
             let member = &mut self.members[answer.member];
             member.owed -= 1;
             if !member.is_removed {
@@ -320,7 +307,7 @@ impl IoQueue {
     }
 
     fn next_answer(&mut self, shared: &TcpShared) -> Option<Answer> {
-        if let Some(answer) = self.backlog.pop_finished() {
+        if let Some(answer) = self.backlog.finished.pop_front() {
             return Some(answer);
         }
         loop {
@@ -343,77 +330,29 @@ impl IoQueue {
     }
 
     /// Leaves the session, if it has joined one.
-    pub fn leave_session(&mut self, reason: &str) {
-        self.close(Why::Over(reason.to_owned()));
+    pub fn leave(&mut self, reason: &str, shared: &TcpShared, carrier: &mut impl Carrier) {
+        self.close(reason, false, shared, carrier);
     }
 
-    /// Restarts in a child process: the shared state belongs to the parent.
-    pub(crate) fn reset_after_fork(&mut self, now: Instant) {
-        self.backlog.reset_after_fork(now);
-    }
-
-    /// The connection is closed, so its buffers are free. I/Os that were answered are completed; the others
-    /// are issued again or fail.
-    pub(super) fn closed(&mut self, shared: &TcpShared) {
-        let down = State::Down { retry_at: self.now, attempt: 1 };
-        let (channel, session, qid, why) = match std::mem::replace(&mut self.state, down) {
-            State::Closing { channel, session, qid, why } => (channel, session, qid, why),
-            other => {
-                self.state = other;
-                return;
-            }
-        };
-        self.backlog.set_down(self.now);
-        let (mut attempts, ended) = channel.abandon();
-        let is_removed = |attempt: &&mut Attempt| self.members[attempt.member].is_removed;
-        attempts.iter_mut().filter(is_removed).for_each(Attempt::discard_result);
-        for (attempt, result) in ended {
-            if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
-                self.backlog.finish(answer);
-            }
-        }
-        let reason = match &why {
-            Why::Over(reason) => reason,
-            Why::Failed(failure) | Why::Refused { failure, .. } => &failure.message,
-        };
-        let session_ends = matches!(why, Why::Failed(_)) || shared.live() != session.number;
-        self.backlog.recover(attempts.into_iter(), shared, reason, session_ends);
-        if shared.is_ours() {
-            shared.give_qid(session.number, qid);
-        }
-        match why {
-            Why::Over(_) => {}
-            // A failure of one queue counts as a failure of the controller, or of the path to it.
-            Why::Failed(failure) => {
-                shared.request_reset(session.number, failure.clone());
-                self.backlog.note(failure);
-            }
-            Why::Refused { failure, retry_at, attempt } => {
-                self.backlog.note(failure);
-                self.state = State::Down { retry_at, attempt };
-            }
-        }
-    }
-
-    fn notice_lost_session(&mut self, shared: &TcpShared) {
+    fn notice_lost_session(&mut self, shared: &TcpShared, carrier: &mut impl Carrier) {
         let Some((_, session)) = self.joining() else { return };
         if let Some(reason) = shared.why_over(session.number) {
-            self.close(Why::Over(reason));
+            self.leave(&reason, shared, carrier);
         }
     }
 
     /// The rest of a write that may not be sent any more must not follow the bytes that were sent. So the
     /// connection ends, and with it the session, whose target might hold some of these bytes back.
-    fn notice_closed_fence(&mut self) {
+    fn notice_closed_fence(&mut self, shared: &TcpShared, carrier: &mut impl Carrier) {
         let State::Joined { channel, .. } = &self.state else { return };
         if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
             let message = "the time to write has passed";
-            self.fail(Failure::new(ErrorKind::Disconnected, message));
+            self.fail(Failure::new(ErrorKind::Disconnected, message), shared, carrier);
         }
     }
 
     /// Starts to connect to the live session, if there is one.
-    fn try_join(&mut self, attempt: u32, shared: &TcpShared) {
+    fn try_join(&mut self, attempt: u32, shared: &TcpShared, carrier: &mut impl Carrier) {
         let retry = State::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
         let session = match shared.session_state(&mut self.backlog) {
             SessionState::Live(session) => session,
@@ -426,7 +365,7 @@ impl IoQueue {
                 return;
             }
         };
-        let Some(qid) = shared.take_qid(session.number) else {
+        let Some(qid) = shared.with(|lifecycle| lifecycle.take_qid(session.number)) else {
             self.state = retry;
             if session.number == shared.live() {
                 let granted = session.num_io_queues;
@@ -435,14 +374,17 @@ impl IoQueue {
             return;
         };
         let mut terms = self.terms.of_io_queue(&session.join_info, qid, session.queue_entries);
-        terms.subnqn = session.portal.address.subnqn.clone();
-        self.action = Some(Action::Open(session.portal.socket));
+        terms.common.subnqn = session.portal.address.subnqn.clone();
+        let opened = carrier.open(session.portal.socket);
         let channel = Channel::new(self.now, terms);
         self.state = State::Joining { channel, session, qid, attempt };
+        if let Err(failure) = opened {
+            self.fail(failure, shared, carrier);
+        }
     }
 
     /// Handles the events of a connection that has not joined its session yet.
-    fn go_on_joining(&mut self) {
+    fn go_on_joining(&mut self, shared: &TcpShared, carrier: &mut impl Carrier) {
         let State::Joining { channel, attempt, .. } = &mut self.state else { return };
         match channel.poll_event(self.now) {
             None => {}
@@ -451,12 +393,14 @@ impl IoQueue {
             Some(Event::Failed { failure, refused: true }) if *attempt < MAX_JOIN_ATTEMPTS => {
                 let retry_at = self.now + JOIN_INTERVAL;
                 let attempt = *attempt + 1;
-                self.close(Why::Refused { failure, retry_at, attempt });
+                self.close(&failure.message, false, shared, carrier);
+                self.backlog.last_failure = Some(failure);
+                self.state = State::Down { retry_at, attempt };
             }
-            Some(Event::Failed { failure, .. }) => self.fail(failure),
+            Some(Event::Failed { failure, .. }) => self.fail(failure, shared, carrier),
             Some(Event::Concatenated { .. }) => {
                 let message = "a key was generated on an I/O queue";
-                self.fail(Failure::new(ErrorKind::Internal, message));
+                self.fail(Failure::new(ErrorKind::Internal, message), shared, carrier);
             }
             Some(Event::Done { .. }) => unreachable!("nothing was submitted yet"),
         }
@@ -479,24 +423,50 @@ impl IoQueue {
         self.backlog.set_up();
     }
 
-    /// Leaves the session and asks for a new one.
-    fn fail(&mut self, failure: Failure) {
+    /// Leaves the session and asks for a new one: a failure of one queue counts as a failure of the controller,
+    /// or of the path to it.
+    fn fail(&mut self, failure: Failure, shared: &TcpShared, carrier: &mut impl Carrier) {
         let Some((_, session)) = self.joining() else { return };
-        let socket = session.portal.socket;
-        self.close(Why::Failed(failure.at(format_args!("I/O queue on {socket}"))));
+        let number = session.number;
+        let failure = failure.at(format_args!("I/O queue on {}", session.portal.socket));
+        self.close(&failure.message, true, shared, carrier);
+        shared.request_reset(number, failure.clone());
+        self.backlog.last_failure = Some(failure);
     }
 
-    /// Starts to close the connection.
-    fn close(&mut self, why: Why) {
+    /// Closes the connection, so that its buffers are free. I/Os that were answered are completed; the others
+    /// are issued again or fail for this reason.
+    fn close(
+        &mut self,
+        reason: &str,
+        has_failed: bool,
+        shared: &TcpShared,
+        carrier: &mut impl Carrier,
+    ) {
         let down = State::Down { retry_at: self.now, attempt: 1 };
-        self.state = match std::mem::replace(&mut self.state, down) {
+        let (channel, session, qid) = match std::mem::replace(&mut self.state, down) {
             State::Joining { channel, session, qid, .. }
-            | State::Joined { channel, session, qid } => {
-                self.action = Some(Action::Close { owes_data: channel.owes_data() });
-                State::Closing { channel, session, qid, why }
+            | State::Joined { channel, session, qid } => (channel, session, qid),
+            other => {
+                self.state = other;
+                return;
             }
-            other => other,
         };
+        carrier.close(channel.owes_data());
+        self.backlog.down_since.get_or_insert(self.now);
+        let (mut attempts, ended) = channel.abandon();
+        let is_removed = |attempt: &&mut Attempt| self.members[attempt.member].is_removed;
+        attempts.iter_mut().filter(is_removed).for_each(Attempt::discard_result);
+        for (attempt, result) in ended {
+            if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
+                self.backlog.finished.push_back(answer);
+            }
+        }
+        let session_ends = has_failed || shared.live() != session.number;
+        self.backlog.recover(attempts.into_iter(), shared, reason, session_ends);
+        if shared.is_ours() {
+            shared.with(|lifecycle| lifecycle.give_qid(session.number, qid));
+        }
     }
 
     /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::durability::Durability;
-use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session};
+use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::process::Forked;
 
@@ -19,23 +19,6 @@ pub(crate) enum SessionState<P, J> {
     Pending,
     /// There will be no further session, for this reason.
     Ended(String),
-}
-
-/// Statistics of the sessions with a controller.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SessionStats {
-    /// True while a session is live.
-    pub is_live: bool,
-    /// Sessions after the first.
-    pub reconnects: u64,
-    /// Paths to the controller: the socket addresses of all addresses that were given.
-    pub paths: u64,
-    /// Those of them that have failed since a session was last live.
-    pub failed_paths: u64,
-    /// Transfers whose data digest was wrong.
-    pub damaged: u64,
-    /// Commands that were issued again: after a lost connection, or because the controller asked for it.
-    pub retried: u64,
 }
 
 /// A [`Lifecycle`] behind a lock, and the values that queue pairs read in every turn without the lock.
@@ -104,7 +87,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         if let Some(identity) = lifecycle.identity() {
             self.note_identity(identity);
         }
-        if !lifecycle.was_always_digested() {
+        if !lifecycle.always_digested {
             self.undigested.store(true, Ordering::Release);
         }
         let number = lifecycle.live().map_or(0, |session| session.number);
@@ -151,8 +134,10 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
 
     /// The current properties of the namespace at index `ns_index`.
     pub fn namespace(&self, ns_index: usize) -> Option<Namespace> {
-        let now = self.lock().live().map(|session| session.namespaces[ns_index].namespace.clone());
-        now.or_else(|| Some(self.identity.get()?.get(ns_index)?.namespace.clone()))
+        let of = |attached: &[Attached]| Some(attached.get(ns_index)?.namespace.clone());
+        // A child process uses the inherited identity, because it must not take the parent's lock.
+        let live = self.is_ours().then(|| self.lock().live().cloned()).flatten();
+        live.map_or_else(|| of(self.identity.get()?), |session| of(&session.namespaces))
     }
 
     /// Returns whether all sessions so far had both digests, or TLS in their place.
@@ -174,7 +159,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
             Phase::Live(session) => SessionState::Live(session),
             Phase::Opening => SessionState::Pending,
             Phase::Lost(failure) => {
-                backlog.note(failure);
+                backlog.last_failure = Some(failure);
                 SessionState::Pending
             }
             Phase::Dead(failure) => SessionState::Ended(failure.message),
@@ -183,30 +168,11 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
 
     /// The statistics so far.
     pub fn stats(&self) -> SessionStats {
-        let lifecycle = self.lock();
         SessionStats {
-            is_live: lifecycle.live().is_some(),
-            reconnects: lifecycle.num_sessions().saturating_sub(1),
-            paths: lifecycle.num_paths(),
-            failed_paths: lifecycle.num_failed_paths(),
             damaged: self.damaged.load(Ordering::Relaxed),
             retried: self.retried.load(Ordering::Relaxed),
+            ..self.lock().stats()
         }
-    }
-
-    /// Takes a queue identifier of session `number`; `None` when the session is over or grants no more.
-    pub fn take_qid(&self, number: u64) -> Option<u16> {
-        self.with(|lifecycle| lifecycle.take_qid(number))
-    }
-
-    /// Returns a queue identifier of session `number`.
-    pub(crate) fn give_qid(&self, number: u64, qid: u16) {
-        self.with(|lifecycle| lifecycle.give_qid(number, qid));
-    }
-
-    /// Subtracts a queue pair from the count.
-    pub fn remove_pair(&self) {
-        self.with(Lifecycle::remove_pair);
     }
 
     /// Why session `number` is over; `None` while it is live.

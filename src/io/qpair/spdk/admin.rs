@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFd;
+
 use super::{Portal, Spdk, failure};
-use crate::qpair::Wait;
 use crate::qpair::remote::{self, AdminEvent, Failure, Identified, Remote};
 use crate::qpair::session::IdentifiedNamespace;
 use crate::spdk::{self, Connecting, Controller, ControllerOptions, Key, TransportId};
@@ -37,7 +38,7 @@ pub(super) struct Admin {
 enum Stage {
     /// Another namespace is connecting to the controller, or an earlier controller has not ended yet.
     Awaiting,
-    Connecting(Option<Connecting>),
+    Connecting(Connecting),
     Up(Arc<Shared>),
 }
 
@@ -114,22 +115,19 @@ impl remote::Admin<Spdk> for Admin {
                 self.claim()?;
                 Ok(AdminEvent::Nothing)
             }
-            Stage::Connecting(connecting) => {
-                let connecting = connecting.as_mut().expect("there until it is dropped");
-                match connecting.poll() {
-                    Ok(None) => Ok(AdminEvent::Nothing),
-                    Ok(Some(controller)) => {
-                        self.share(controller);
-                        Ok(AdminEvent::Nothing)
-                    }
-                    Err(error) => {
-                        let key = self.key();
-                        registry().entries.retain(|entry| entry.key != key);
-                        self.stage = Stage::Awaiting;
-                        Err(explain(&error))
-                    }
+            Stage::Connecting(connecting) => match connecting.poll() {
+                Ok(None) => Ok(AdminEvent::Nothing),
+                Ok(Some(controller)) => {
+                    self.share(controller);
+                    Ok(AdminEvent::Nothing)
                 }
-            }
+                Err(error) => {
+                    let key = self.key();
+                    registry().entries.retain(|entry| entry.key != key);
+                    self.stage = Stage::Awaiting;
+                    Err(explain(&error))
+                }
+            },
             Stage::Up(_) if !self.is_ready => self.become_ready(),
             Stage::Up(shared) => {
                 self.next_poll = now + ADMIN_INTERVAL;
@@ -167,7 +165,7 @@ impl remote::Admin<Spdk> for Admin {
         Some(self.next_poll)
     }
 
-    fn wait(&self) -> Option<Wait<'_>> {
+    fn wait(&self) -> Option<PollFd<'_>> {
         None // SPDK is polled
     }
 
@@ -200,7 +198,7 @@ impl Admin {
                 let connecting = Connecting::start(&self.target, &self.options);
                 let connecting = connecting.map_err(|error| explain(&error))?;
                 registry.entries.push(Entry { key, terms, shared: None });
-                self.stage = Stage::Connecting(Some(connecting));
+                self.stage = Stage::Connecting(connecting);
             }
         }
         Ok(())
@@ -259,7 +257,7 @@ impl Drop for Admin {
         match std::mem::replace(&mut self.stage, Stage::Awaiting) {
             Stage::Awaiting => {}
             Stage::Connecting(connecting) => {
-                registry().orphans.extend(connecting.map(|connecting| (key, connecting)));
+                registry().orphans.push((key, connecting));
             }
             Stage::Up(shared) => {
                 let is_lost = self.is_lost || shared.controller.poll_admin().is_err();

@@ -14,7 +14,6 @@ mod admin;
 mod queue;
 
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +26,8 @@ use crate::spdk::{self, Controller, TransportId};
 use dlfs_base::buf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::{Nsid, deadline};
+use dlfs_nvme::nvme::Nqn;
+use dlfs_nvme::tcp::Digests;
 
 use admin::Admin;
 use queue::SpdkQueuePair;
@@ -75,10 +76,7 @@ impl SpdkNamespace {
 
 impl Device for SpdkNamespace {
     fn namespace(&self) -> Namespace {
-        // A child process uses the inherited identity, because it must not take the parent's lock.
-        let seen = || Some(self.remote.identity()?[PLACE].namespace.clone());
-        let now = self.remote.is_ours().then(|| self.remote.namespace(PLACE)).flatten();
-        now.or_else(seen).expect("connected, so it was seen")
+        self.remote.namespace(PLACE).expect("connected, so it was seen")
     }
 
     /// Waits until the queue is connected, for at most the connect timeout.
@@ -93,18 +91,8 @@ impl Device for SpdkNamespace {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let options = &self.remote.options;
-        Capabilities {
-            max_queue_pairs: self.remote.num_io_queues(),
-            late_writes: options.late_writes(),
-            // Over TCP SPDK does not report which digests the target has accepted.
-            checks_writes: self.remote.portals[0].address.needs_dma_memory(),
-            ..Capabilities::default()
-        }
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
+        // Over TCP SPDK does not report which digests the target has accepted.
+        self.remote.capabilities(self.remote.portals[0].address.needs_dma_memory())
     }
 }
 
@@ -132,13 +120,12 @@ impl Transport for Spdk {
 
     fn engine(remote: &Remote<Spdk>, _: &Identified) -> String {
         let trtype = remote.portals[0].address.trtype().to_lowercase();
-        let digests = match (remote.options.hdr_digest, remote.options.data_digest) {
-            (false, false) => "",
-            (true, false) => ", header digest",
-            (false, true) => ", data digest",
-            (true, true) => ", header and data digest",
-        };
-        format!("spdk ({trtype}{digests})")
+        let ConnectOptions { hdr_digest: header, data_digest: data, .. } = remote.options;
+        let digests = Digests { header, data };
+        match digests.as_text() {
+            Some(digests) => format!("spdk ({trtype}, {digests})"),
+            None => format!("spdk ({trtype})"),
+        }
     }
 }
 
@@ -176,38 +163,32 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
     let mut portals = Vec::new();
     let mut first_error = None;
     for address in addresses {
-        let mut target = TransportId {
-            trtype: address.trtype(),
-            is_ipv6: false,
-            traddr: String::new(),
-            trsvcid: String::new(),
-            subnqn: String::new(),
+        let portal = |traddr, trsvcid, is_ipv6, subnqn: Option<&Nqn>| Portal {
+            address: address.clone(),
+            target: TransportId {
+                trtype: address.trtype(),
+                is_ipv6,
+                traddr,
+                trsvcid,
+                subnqn: subnqn.map_or_else(String::new, Nqn::to_string),
+            },
         };
         let tcp = match address {
             SpdkAddress::Tcp(tcp) | SpdkAddress::Rdma(tcp) => tcp,
             SpdkAddress::Pcie { traddr, .. } => {
-                target.traddr.clone_from(traddr);
-                portals.push(Portal { address: address.clone(), target });
+                portals.push(portal(traddr.clone(), String::new(), false, None));
                 continue;
             }
             SpdkAddress::VfioUser { traddr, subnqn, .. } => {
-                target.traddr.clone_from(traddr);
-                target.subnqn =
-                    subnqn.as_ref().map_or_else(String::new, |nqn| nqn.as_str().to_owned());
-                portals.push(Portal { address: address.clone(), target });
+                portals.push(portal(traddr.clone(), String::new(), false, subnqn.as_ref()));
                 continue;
             }
         };
         match super::tcp::resolve(&tcp.traddr, tcp.trsvcid, options.connect_timeout) {
             Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| {
-                let target = TransportId {
-                    is_ipv6: matches!(socket.ip(), IpAddr::V6(_)),
-                    traddr: socket.ip().to_string(),
-                    trsvcid: socket.port().to_string(),
-                    subnqn: tcp.subnqn.as_str().to_owned(),
-                    ..target.clone()
-                };
-                Portal { address: address.clone(), target }
+                let traddr = socket.ip().to_string();
+                let trsvcid = socket.port().to_string();
+                portal(traddr, trsvcid, socket.is_ipv6(), Some(&tcp.subnqn))
             })),
             Err(error) => {
                 first_error.get_or_insert(error.target(address.to_string()));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Failure, PLACE, Portal, Remote, Spdk};
 use crate::qpair::plain::PlainEngine;
-use crate::qpair::session::{self, Attempt, Backlog, SessionState};
+use crate::qpair::session::{self, Attempt, Backlog, Lifecycle, SessionState};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice};
 use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
 use dlfs_base::buf::{HugePages, IoBuf, Pool, PoolOptions};
@@ -133,7 +133,7 @@ impl SpdkQueuePair {
     fn leave_to_parent(&mut self) {
         if !matches!(self.state, State::Dead { .. }) {
             let reason = "SPDK does not go on in a child process".to_owned();
-            self.backlog.set_down(self.now);
+            self.backlog.down_since.get_or_insert(self.now);
             if let State::Joining { queue, .. } | State::Joined { queue, .. } =
                 std::mem::replace(&mut self.state, State::Dead { reason: reason.clone() })
             {
@@ -186,7 +186,7 @@ impl SpdkQueuePair {
                 } else {
                     self.remote.request_reset(session.number, failure.clone());
                 }
-                self.backlog.note(failure);
+                self.backlog.last_failure = Some(failure);
             }
         }
     }
@@ -273,7 +273,7 @@ impl SpdkQueuePair {
             if let Some(answer) =
                 self.backlog.complete_or_retry(now, remote, &session, job.attempt, Ok(status))
             {
-                self.backlog.finish(answer);
+                self.backlog.finished.push_back(answer);
             }
         }
         let reason = "the queue was deleted before an answer came";
@@ -291,7 +291,7 @@ impl SpdkQueuePair {
         session.join_info.fail();
         self.close(&failure.message, true);
         self.remote.request_reset(session.number, failure.clone());
-        self.backlog.note(failure);
+        self.backlog.last_failure = Some(failure);
     }
 
     /// Gives up the queue. I/Os that had ended are completed; the others are issued again or fail. `is_lost`:
@@ -302,7 +302,7 @@ impl SpdkQueuePair {
             return;
         };
         let queue = Arc::clone(queue);
-        self.backlog.set_down(self.now);
+        self.backlog.down_since.get_or_insert(self.now);
         let begun = Instant::now();
         let mut core = queue.lock();
         core.end();
@@ -343,7 +343,7 @@ impl SpdkQueuePair {
 
     /// Submits waiting I/Os to SPDK.
     fn issue(&mut self) {
-        if !self.backlog.is_waiting() {
+        if self.backlog.waiting.is_empty() {
             return;
         }
         let State::Joined { queue, session } = &self.state else { return };
@@ -369,7 +369,7 @@ impl SpdkQueuePair {
                 match self.bounce(attempt) {
                     Ok(job) => job,
                     Err(attempt) => {
-                        self.backlog.put_back(attempt);
+                        self.backlog.waiting.push_front(attempt);
                         break;
                     }
                 }
@@ -380,7 +380,7 @@ impl SpdkQueuePair {
                 Ok(()) => {}
                 Err((job, Refusal::Full | Refusal::Gone)) => {
                     // The next poll reports that the queue is gone.
-                    self.backlog.put_back(job.attempt);
+                    self.backlog.waiting.push_front(job.attempt);
                     break;
                 }
                 Err((job, Refusal::Impossible)) => {
@@ -459,11 +459,11 @@ impl PlainEngine for SpdkQueuePair {
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut count = self.turn(now, max, done);
         while count < max {
-            let Some(answer) = self.backlog.pop_finished() else { break };
+            let Some(answer) = self.backlog.finished.pop_front() else { break };
             done.push(answer.completion);
             count += 1;
         }
-        self.backlog.handed_out(count);
+        self.backlog.owed -= count;
         count
     }
 
@@ -477,7 +477,7 @@ impl PlainEngine for SpdkQueuePair {
     }
 
     fn outstanding(&self) -> usize {
-        self.backlog.owed()
+        self.backlog.owed
     }
 
     fn next_timeout(&self) -> Option<Instant> {
@@ -487,7 +487,7 @@ impl PlainEngine for SpdkQueuePair {
             State::Dead { .. } => None,
             State::Joining { .. } => Some(self.now + JOIN_NAP),
             // Nothing wakes a sleeper, so sleeps are short.
-            State::Joined { .. } => (self.backlog.owed() > 0).then(|| self.now + IDLE_NAP),
+            State::Joined { .. } => (self.backlog.owed > 0).then(|| self.now + IDLE_NAP),
         };
         [backlog, state].into_iter().flatten().min()
     }
@@ -497,7 +497,7 @@ impl Drop for SpdkQueuePair {
     fn drop(&mut self) {
         if self.remote.is_ours() {
             self.close("the queue pair was dropped", false);
-            self.remote.remove_pair();
+            self.remote.with(Lifecycle::remove_pair);
         } else {
             self.leave_to_parent();
         }

@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use rustix::event::PollFd;
+
 use super::link::Link;
 use super::{Portal, Tcp};
-use crate::qpair::Wait;
 use crate::qpair::remote::{self, Remote};
 use crate::qpair::session::{AdminEvent, Controller, Failure, Identified, JoinInfo, Terms};
 use dlfs_nvme::auth::TlsPsk;
@@ -15,8 +16,7 @@ pub(super) struct Admin {
     /// Dropped, and so closed, before the controller's buffers are freed.
     link: Link,
     pub(super) controller: Controller,
-    /// How to connect again with another key of TLS.
-    again: Box<(SocketAddr, Terms)>,
+    address: SocketAddr,
 }
 
 impl remote::Admin<Tcp> for Admin {
@@ -25,28 +25,28 @@ impl remote::Admin<Tcp> for Admin {
     }
 
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
-        let Admin { link, controller, again } = self;
-        let moved = link.poll(now, controller.channel(), scratch, false);
+        let Admin { link, controller, .. } = self;
+        let moved = link.poll(now, &mut controller.channel, scratch, false);
         if link.refuses_identity()
-            && let Some(psk) = again.1.psk_v0.take()
+            && let Some(psk) = controller.terms.psk_v0.take()
         {
             return self.connect_again(now, psk);
         }
         let turn = controller.advance(now, moved)?;
-        if let Some(psk) = controller.take_generated() {
+        if let Some(psk) = controller.generated.take() {
             return self.connect_again(now, psk);
         }
-        let sent = link.send(now, controller.channel());
+        let sent = link.send(now, &mut controller.channel);
         sent.map_err(|failure| failure.at(controller.stage()))?;
         Ok(turn)
     }
 
     fn identified(&self) -> &Identified {
-        self.controller.identified()
+        &self.controller.identified
     }
 
     fn join_info(&self) -> JoinInfo {
-        self.controller.join_info()
+        self.controller.join_info.clone()
     }
 
     fn stage(&self) -> &'static str {
@@ -57,8 +57,8 @@ impl remote::Admin<Tcp> for Admin {
         self.controller.poll_timeout()
     }
 
-    fn wait(&self) -> Option<Wait<'_>> {
-        Some(self.link.wait(self.controller.wants_writable()))
+    fn wait(&self) -> Option<PollFd<'_>> {
+        Some(self.link.wait(self.controller.channel.wants_writable()))
     }
 }
 
@@ -70,15 +70,13 @@ impl Admin {
         terms: Terms,
     ) -> Result<Admin, Failure> {
         let link = Link::start(address)?;
-        let again = Box::new((address, terms.clone()));
-        Ok(Admin { link, controller: Controller::new(now, terms), again })
+        Ok(Admin { link, controller: Controller::new(now, terms), address })
     }
 
     /// Replaces the connection by one with this key of TLS, which is not replaced again.
     fn connect_again(&mut self, now: Instant, psk: TlsPsk) -> Result<AdminEvent, Failure> {
-        let (address, terms) = &*self.again;
-        let terms = Terms { psk: Some(psk), psk_v0: None, ..terms.clone() };
-        *self = Admin::connect(now, *address, terms)?;
+        let terms = Terms { psk: Some(psk), psk_v0: None, ..self.controller.terms.clone() };
+        *self = Admin::connect(now, self.address, terms)?;
         Ok(AdminEvent::Nothing)
     }
 }

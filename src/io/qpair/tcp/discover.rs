@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::admin::Admin;
-use super::connection::sleep;
 use super::link::SCRATCH_LEN;
+use super::queue::sleep;
 use crate::address::TcpAddress;
 use crate::qpair::ConnectOptions;
 use crate::qpair::remote::Admin as _;
@@ -14,7 +14,6 @@ use dlfs_base::error::{ErrorKind, Result};
 use dlfs_base::units::{Nsid, deadline};
 use dlfs_nvme::nvme::Nqn;
 use dlfs_nvme::nvme::fabrics::DiscoveryRecord;
-use dlfs_nvme::tcp::Digests;
 
 /// Reads the records of the discovery service at a transport address (port 8009, or 4420 if the target itself
 /// answers).
@@ -63,27 +62,16 @@ fn reach(
         .map_err(|error| error.target(name.clone()))?;
     let mut failure = None;
     for address in sockets {
-        let digests = Digests { header: options.hdr_digest, data: options.data_digest };
         let host = HostIdentity::new(options);
         let kept = super::keyring_psk(options, &host.nqn, &subnqn)
             .map_err(|error| error.target(name.clone()))?;
-        let (psk, psk_v0) = match kept {
-            Some(psk) => (Some(psk), None),
-            None => super::psks(options, &host.nqn, &subnqn),
-        };
+        let terms = super::terms_of(options, host, &subnqn, kept, goal.clone());
         let terms = Terms {
-            subnqn: subnqn.clone(),
-            goal: goal.clone(),
-            host,
-            digests,
-            required: digests,
-            psk,
-            psk_v0,
+            digests: terms.required,
             nr_io_queues: 0,
             keep_alive_tmo: Duration::ZERO,
-            tcp_timeout: options.tcp_connect_timeout,
-            io_timeout: options.io_timeout,
             least_progress_bytes: 0,
+            ..terms
         };
         match reach_at(address, terms, deadline) {
             Ok(admin) => return Ok(admin),

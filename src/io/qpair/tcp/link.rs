@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
-use crate::qpair::Wait;
+use super::TcpStats;
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::session::connect::Payload;
 use crate::qpair::session::{Channel, Failure};
@@ -68,17 +68,9 @@ impl From<LinkError> for Failure {
 /// The socket of one channel.
 pub(super) struct Link {
     socket: Watched<Socket>,
-    receives: Receives,
+    receives: TcpStats,
     /// The session of TLS, if the channel has a key.
     secured: Option<Box<Secured>>,
-}
-
-/// How often the socket was read.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Receives {
-    pub(super) calls: u64,
-    /// How many of the reads returned no bytes.
-    pub(super) empty: u64,
 }
 
 impl Link {
@@ -87,7 +79,7 @@ impl Link {
         let socket = open_socket(address).map_err(LinkError::Connect)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => {
-                let receives = Receives::default();
+                let receives = TcpStats::default();
                 Ok(Link { socket: Watched::new(socket), receives, secured: None })
             }
             Err(error) => Err(LinkError::Connect(error).into()),
@@ -217,7 +209,7 @@ impl Link {
     }
 
     /// The counts of reads since the last call.
-    pub(super) fn take_receives(&mut self) -> Receives {
+    pub(super) fn take_receives(&mut self) -> TcpStats {
         std::mem::take(&mut self.receives)
     }
 
@@ -231,8 +223,10 @@ impl Link {
     }
 
     /// The descriptor to sleep on.
-    pub(super) fn wait(&self, writable: bool) -> Wait<'_> {
-        Wait { fd: self.socket.as_fd(), writable: writable || self.has_outgoing() }
+    pub(super) fn wait(&self, writable: bool) -> PollFd<'_> {
+        let is_wanted = writable || self.has_outgoing();
+        let flags = if is_wanted { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        PollFd::from_borrowed_fd(self.socket.as_fd(), flags)
     }
 }
 
@@ -278,7 +272,7 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     connection: &mut Connection<Payload<B>>,
     now: Instant,
     scratch: &mut [u8],
-    receives: &mut Receives,
+    receives: &mut TcpStats,
 ) -> Result<(), Failure> {
     let mut budget = HOST_RECEIVE_BYTES;
     while budget > 0 {
@@ -337,7 +331,7 @@ fn call(
     }
 }
 
-impl Receives {
+impl TcpStats {
     /// As [`call`], and counts it; the other side's end is an error.
     fn count(
         &mut self,
@@ -345,10 +339,10 @@ impl Receives {
         mut receive: impl FnMut() -> Result<usize, Errno>,
     ) -> Result<Option<usize>, LinkError> {
         let received = call(asked, || {
-            self.calls += 1;
+            self.receives += 1;
             receive()
         })?;
-        self.empty += u64::from(received.is_none());
+        self.empty_receives += u64::from(received.is_none());
         if received == Some(0) { Err(LinkError::Closed) } else { Ok(received) }
     }
 }

@@ -16,10 +16,9 @@
 //! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
 //! - Nothing waits without a limit.
 //!
-//! Read `queue.rs` first, then `connection.rs` and `admin.rs`.
+//! Read `queue.rs` first, then `admin.rs`.
 
 mod admin;
-mod connection;
 mod discover;
 mod link;
 mod queue;
@@ -33,7 +32,6 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use self::admin::Admin;
-use self::link::Receives;
 use self::queue::TcpQueuePair;
 use super::plain::Plain;
 use super::remote::keeper::Keepers;
@@ -67,14 +65,8 @@ impl Transport for Tcp {
     }
 
     fn engine(_: &Remote<Tcp>, identified: &Identified) -> String {
-        let digests = match (identified.hdr_digest, identified.data_digest) {
-            (false, false) => None,
-            (true, false) => Some("header digest"),
-            (false, true) => Some("data digest"),
-            (true, true) => Some("header and data digest"),
-        };
         let tls = identified.is_secured.then_some("TLS");
-        let more: Vec<&str> = tls.into_iter().chain(digests).collect();
+        let more: Vec<&str> = tls.into_iter().chain(identified.digests.as_text()).collect();
         if more.is_empty() { "tcp".to_owned() } else { format!("tcp ({})", more.join(", ")) }
     }
 }
@@ -90,17 +82,29 @@ impl remote::Portal for Portal {
 
 /// The parameters of a connection to a portal.
 fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
-    let options = &remote.options;
-    let (psk, psk_v0) = match &portal.psk {
-        Some(psk) => (Some(psk.clone()), None),
-        None => psks(options, &remote.host.nqn, &portal.address.subnqn),
+    let Portal { address, psk, .. } = portal;
+    let goal = goal(remote, portal);
+    terms_of(&remote.options, remote.host.clone(), &address.subnqn, psk.clone(), goal)
+}
+
+/// The parameters of a connection to a subsystem; `kept` is its key of TLS in the kernel's keyring.
+fn terms_of(
+    options: &ConnectOptions,
+    host: HostIdentity,
+    subnqn: &Nqn,
+    kept: Option<TlsPsk>,
+    goal: Goal,
+) -> Terms {
+    let (psk, psk_v0) = match kept {
+        Some(psk) => (Some(psk), None),
+        None => psks(options, &host.nqn, subnqn),
     };
     // Inside TLS, digests could find nothing more: only those that are required are asked for.
     let prefers = options.prefer_digests && psk.is_none() && !options.concat;
     Terms {
-        subnqn: portal.address.subnqn.clone(),
-        goal: goal(remote, portal),
-        host: remote.host.clone(),
+        subnqn: subnqn.clone(),
+        goal,
+        host,
         digests: Digests {
             header: options.hdr_digest || prefers,
             data: options.data_digest || prefers,
@@ -235,10 +239,10 @@ struct Counters {
 }
 
 impl Counters {
-    fn add(&self, Receives { calls, empty }: Receives) {
-        if calls > 0 {
-            self.receives.fetch_add(calls, Ordering::Relaxed);
-            self.empty_receives.fetch_add(empty, Ordering::Relaxed);
+    fn add(&self, TcpStats { receives, empty_receives }: TcpStats) {
+        if receives > 0 {
+            self.receives.fetch_add(receives, Ordering::Relaxed);
+            self.empty_receives.fetch_add(empty_receives, Ordering::Relaxed);
         }
     }
 
@@ -337,10 +341,7 @@ impl TcpNamespace {
 
 impl Device for TcpNamespace {
     fn namespace(&self) -> Namespace {
-        // A child process uses the inherited identity, because it must not take the parent's lock.
-        let seen = || Some(self.remote.identity()?[self.ns_index].namespace.clone());
-        let now = self.remote.is_ours().then(|| self.remote.namespace(self.ns_index)).flatten();
-        now.or_else(seen).expect("connected, so it was seen")
+        self.remote.namespace(self.ns_index).expect("connected, so it was seen")
     }
 
     /// Waits until the queue is connected, for at most the connect timeout.
@@ -351,17 +352,7 @@ impl Device for TcpNamespace {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let options = &self.remote.options;
-        Capabilities {
-            max_queue_pairs: self.remote.num_io_queues(),
-            late_writes: options.late_writes(),
-            checks_writes: self.remote.was_always_digested(),
-            ..Capabilities::default()
-        }
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
+        self.remote.capabilities(self.remote.was_always_digested())
     }
 }
 

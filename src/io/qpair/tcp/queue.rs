@@ -1,21 +1,36 @@
-//! A queue pair over TCP: a handle of a connection, which the queue pairs of its scope on the same controller
-//! share.
+//! A queue pair over TCP, and the I/O queue with its socket that the queue pairs of one poller share.
+//!
+//! Each of these queue pairs is a *handle*: it submits for one namespace of the controller and receives its
+//! own completions. Whichever handle is polled transfers the bytes of all. It stores completions of other
+//! handles for them, and marks these handles. One handle, the *leader*, registers the socket and its timeouts
+//! with its poller; when it is dropped, another takes over. A handle with another poller polls the socket
+//! itself, and is marked when there is room for what it could not submit.
+//!
+//! A child process continues with a queue of its own. If no thread was using the parent's queue at the fork,
+//! the child takes over the I/Os that handles have submitted. Otherwise the state of the parent's queue is
+//! unknown: the child's queue begins empty, each handle is added to it again, and the handle's outstanding
+//! I/Os fail.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{PollFd, Timespec};
 
-use super::connection::{Connection, Core};
+use super::link::{Link, SCRATCH_LEN};
 use super::{Counters, Tcp};
 use crate::qpair::outstanding::Outstanding;
 use crate::qpair::plain::PlainEngine;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
+use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, Lifecycle};
 use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope};
 use dlfs_base::error::Result;
-use dlfs_base::units::Lba;
+use dlfs_base::process::Forked;
+use dlfs_base::units::{Lba, deadline};
 
 /// A queue pair on a remote namespace.
 pub(super) struct TcpQueuePair {
@@ -159,9 +174,445 @@ impl PlainEngine for TcpQueuePair {
 
 impl Drop for TcpQueuePair {
     fn drop(&mut self) {
-        self.connection.remove_member(self.member.core, self.member.handle);
+        // In a child process that never used the connection, its core belongs to the parent.
+        let Some(core) = self.connection.core.get() else { return };
+        let mut core = core.lock();
+        if core.number == self.member.core {
+            core.remove_member(self.member.handle);
+        }
     }
 }
+
+/// An I/O queue that handles share. Its lock is never contended while one thread polls all handles.
+struct Connection {
+    /// The controller's remote, as the namespaces hold it.
+    remote: Arc<Remote<Tcp>>,
+    counters: Arc<Counters>,
+    core: Forked<Mutex<Core>>,
+}
+
+/// The state behind the lock.
+struct Core {
+    /// Distinguishes it from the core that replaces it in a child process.
+    number: u64,
+    /// The controller's remote in this process.
+    remote: Arc<Remote<Tcp>>,
+    /// The remote that the namespaces hold: a further child process begins with it.
+    known_as: Arc<Remote<Tcp>>,
+    /// It is closed before a buffer of the queue is given back.
+    socket: QueueSocket,
+    queue: IoQueue,
+    /// The handles, by their member numbers in the queue.
+    handles: Vec<Option<Handle>>,
+    leader: Option<usize>,
+    /// The handles that the queue had no room for since a completion made some.
+    refused: Vec<usize>,
+    /// Set once a handle has submitted since the last send.
+    has_unsent: bool,
+    /// The time of the last turn, and its handle.
+    last_turn: Option<(Instant, usize)>,
+}
+
+#[derive(Default)]
+struct Handle {
+    /// Completions that another handle received.
+    found: VecDeque<Completion>,
+    /// The registry of its poller.
+    registry: Option<Registry>,
+    /// Set while it is in [`Core::refused`].
+    was_refused: bool,
+}
+
+impl Connection {
+    /// Opens a connection and waits until it has joined a session.
+    fn open(remote: Arc<Remote<Tcp>>, counters: Arc<Counters>) -> Result<Arc<Connection>> {
+        let here = remote.for_this_process()?;
+        here.add_pair()?;
+        let limit = deadline(Instant::now(), here.options.connect_timeout);
+        let mut core = Core::new(here, &remote, &counters);
+        let joined = loop {
+            match core.join_on(limit) {
+                Ok(Some(left)) => sleep(core.wait(), left),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        let core = Forked::new(Mutex::new(core));
+        // Also after a failure: dropping it releases what it has taken.
+        let connection = Connection { remote, counters, core };
+        joined.map(|()| Arc::new(connection))
+    }
+
+    /// Waits until the connection is in a session again: it may have lost it since it was opened.
+    fn wait_joined(&self) -> Result<()> {
+        let limit = deadline(Instant::now(), self.remote.options.connect_timeout);
+        while self.core().join_on(limit)?.is_some() {
+            std::thread::sleep(REJOIN_NAP);
+        }
+        Ok(())
+    }
+
+    /// The core of this process, locked.
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.get_or_init(|| Mutex::new(self.inherit())).lock()
+    }
+
+    /// The core that a child process continues with.
+    fn inherit(&self) -> Core {
+        // Until its first turn it is marked as the parent's; the turn then notices the fork.
+        let empty = Core::new(Arc::clone(&self.remote), &self.remote, &self.counters);
+        match self.core.inherited().and_then(Mutex::try_lock) {
+            Some(mut inherited) => {
+                let core = std::mem::replace(&mut *inherited, empty);
+                // Dropping it could wait for a lock of the parent, which another thread may have held at the
+                // fork.
+                std::mem::forget(inherited);
+                core
+            }
+            None => empty,
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let Some(core) = self.core.get_mut() else { return };
+        let core = core.get_mut();
+        if core.remote.is_ours() {
+            core.queue.leave("the queue pair was dropped", &core.remote, &mut core.socket);
+            core.remote.with(Lifecycle::remove_pair);
+        }
+    }
+}
+
+impl Core {
+    fn new(
+        remote: Arc<Remote<Tcp>>,
+        known_as: &Arc<Remote<Tcp>>,
+        counters: &Arc<Counters>,
+    ) -> Core {
+        let terms = super::terms(&remote, &remote.portals[0]);
+        let queue = IoQueue::new(Instant::now(), terms, remote.options.ctrl_loss_tmo);
+        Core {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            remote,
+            known_as: Arc::clone(known_as),
+            socket: QueueSocket {
+                link: None,
+                registry: None,
+                told: None,
+                scratch: vec![0; SCRATCH_LEN],
+                counters: Arc::clone(counters),
+                must_look: false,
+            },
+            queue,
+            handles: Vec::new(),
+            leader: None,
+            refused: Vec::new(),
+            has_unsent: false,
+            last_turn: None,
+        }
+    }
+
+    /// Advances joining a session; returns how long to sleep before the next try, `None` once it has joined.
+    fn join_on(&mut self, limit: Instant) -> Result<Option<Duration>> {
+        let now = Instant::now();
+        self.turn(now, true);
+        if self.queue.is_joined() {
+            return Ok(None);
+        }
+        let stage = self.queue.stage();
+        self.remote.may_wait(now, limit, &self.queue.backlog, stage)?;
+        let until = self.queue.poll_timeout().unwrap_or(limit).min(limit);
+        Ok(Some(until.saturating_duration_since(now)))
+    }
+
+    /// The descriptor to sleep on while no poller polls it.
+    fn wait(&self) -> Option<PollFd<'_>> {
+        Some(self.socket.link.as_ref()?.wait(self.queue.wants_writable()))
+    }
+
+    /// Adds a handle for the namespace at index `ns_index`; returns its number.
+    fn add_member(&mut self, ns_index: usize, namespace: Namespace) -> usize {
+        let number = self.queue.add_member(ns_index, namespace);
+        if self.handles.len() <= number {
+            self.handles.resize_with(number + 1, || None);
+        }
+        self.handles[number] = Some(Handle::default());
+        if self.leader.is_none() {
+            self.lead(Some(number));
+        }
+        number
+    }
+
+    fn remove_member(&mut self, handle: usize) {
+        self.queue.remove_member(handle, &self.remote, &mut self.socket);
+        self.handles[handle] = None;
+        if self.leader == Some(handle) {
+            let joined = |(_, handle): &(usize, &Option<Handle>)| {
+                handle.as_ref().is_some_and(|handle| handle.registry.is_some())
+            };
+            let joined = self.handles.iter().enumerate().find(joined);
+            let next = joined.map(|(number, _)| number);
+            let next = next.or_else(|| self.handles.iter().position(Option::is_some));
+            self.lead(next);
+        }
+        self.tell_leader(handle);
+    }
+
+    /// Makes this handle the leader: its poller watches the socket and the timeouts.
+    fn lead(&mut self, handle: Option<usize>) {
+        let registry = handle.and_then(|handle| self.handles[handle].as_ref()?.registry.clone());
+        let writable = self.queue.wants_writable();
+        self.leader = handle;
+        (self.socket.registry, self.socket.told) = (registry, None);
+        if let Some(link) = &mut self.socket.link {
+            match &self.socket.registry {
+                Some(registry) => link.register(registry, writable),
+                None => link.deregister(),
+            }
+        }
+    }
+
+    /// Sets the registry of a handle's poller.
+    fn register(&mut self, handle: usize, registry: &Registry) {
+        let leads =
+            self.leader.is_none_or(|leader| leader == handle) || self.socket.registry.is_none();
+        let of = self.handle(handle);
+        of.registry = Some(registry.clone());
+        if !of.found.is_empty() {
+            registry.mark();
+        }
+        if leads {
+            self.lead(Some(handle));
+        }
+    }
+
+    fn handle(&mut self, handle: usize) -> &mut Handle {
+        self.handles[handle].as_mut().expect("there until it is dropped")
+    }
+
+    /// Takes I/Os of a handle while there is room. The commands of all handles are sent together.
+    fn submit(&mut self, handle: usize, pending: &mut VecDeque<Io>) -> usize {
+        let count = self.queue.take(handle, pending);
+        self.has_unsent |= count > 0;
+        if !pending.is_empty() && !std::mem::replace(&mut self.handle(handle).was_refused, true) {
+            self.refused.push(handle);
+        }
+        count
+    }
+
+    /// Sends the commands that handles have submitted since the last send.
+    fn start(&mut self, handle: usize) {
+        if std::mem::take(&mut self.has_unsent) && self.remote.is_ours() {
+            let now = Instant::now();
+            let Core { queue, remote, socket, .. } = self;
+            queue.issue(now, remote);
+            queue.send(now, remote, socket);
+            self.expect();
+            self.tell_leader(handle);
+        }
+    }
+
+    /// Runs a turn and hands out at most `max` completions of a handle.
+    fn poll(
+        &mut self,
+        handle: usize,
+        now: Instant,
+        max: usize,
+        done: &mut Vec<Completion>,
+    ) -> usize {
+        self.start(handle);
+        // Another handle with the same poller may have run the turn for it at this time.
+        if self.last_turn.is_none_or(|(at, whose)| at != now || whose == handle) {
+            self.turn(now, self.is_elsewhere(handle));
+            self.last_turn = Some((now, handle));
+        }
+        let found = &mut self.handle(handle).found;
+        let mut count = found.len().min(max);
+        done.extend(found.drain(..count));
+        let mut has_room = false;
+        while count < max {
+            let Some(answer) = self.queue.next_completion(&self.remote) else { break };
+            has_room = true;
+            if answer.member == handle {
+                done.push(answer.completion);
+                count += 1;
+                continue;
+            }
+            let other = self.handle(answer.member);
+            other.found.push_back(answer.completion);
+            if let Some(registry) = &other.registry {
+                registry.mark();
+            }
+        }
+        if has_room && !self.refused.is_empty() {
+            self.tell_refused(handle);
+        }
+        self.tell_leader(handle);
+        count
+    }
+
+    /// Marks the refused handles of other pollers than this handle's: there is room.
+    fn tell_refused(&mut self, handle: usize) {
+        for &other in &self.refused {
+            if let Some(other) = &mut self.handles[other] {
+                other.was_refused = false;
+            }
+        }
+        let registry = |handle: usize| self.handles[handle].as_ref()?.registry.as_ref();
+        let own = registry(handle);
+        let others = self.refused.iter().filter_map(|other| registry(*other));
+        others
+            .filter(|other| own.is_none_or(|own| !own.is_of_poller_of(other)))
+            .for_each(Registry::mark);
+        self.refused.clear();
+    }
+
+    /// When a handle's poller must poll it even if no descriptor becomes ready.
+    fn next_timeout(&mut self, handle: usize) -> Option<Instant> {
+        if self.leader == Some(handle) {
+            self.socket.told = self.queue.poll_timeout();
+            return self.socket.told;
+        }
+        let (last_turn, _) = self.last_turn?;
+        if !self.handle(handle).found.is_empty() {
+            return Some(last_turn);
+        }
+        self.is_elsewhere(handle).then(|| last_turn + LOOK_INTERVAL)
+    }
+
+    /// Returns whether the handle's poller is not the leader's: then that poller does not learn when the
+    /// socket is ready, and the handle polls the socket itself.
+    fn is_elsewhere(&self, handle: usize) -> bool {
+        if self.leader.is_none_or(|leader| leader == handle) {
+            return false;
+        }
+        let own = self.handles[handle].as_ref().and_then(|own| own.registry.as_ref());
+        match (&self.socket.registry, own) {
+            (Some(one), Some(other)) => !one.is_of_poller_of(other),
+            (None, None) => false,
+            _ => true,
+        }
+    }
+
+    /// Marks the leader, if it is another handle and the timeout is now earlier than its poller knows.
+    fn tell_leader(&mut self, handle: usize) {
+        if self.leader.is_none_or(|leader| leader == handle) {
+            return;
+        }
+        let until = self.queue.poll_timeout();
+        if until.is_some_and(|until| self.socket.told.is_none_or(|told| until < told))
+            && let Some(registry) = &self.socket.registry
+        {
+            registry.mark();
+        }
+    }
+
+    /// The namespace of a handle, with the limits that I/Os must respect, if it may have changed.
+    fn namespace_since(&self, handle: usize, num_joins: &mut u64) -> Option<&Namespace> {
+        let before = std::mem::replace(num_joins, self.queue.num_joins);
+        (before != *num_joins).then(|| self.queue.namespace(handle))
+    }
+
+    /// Runs a turn without handing out completions. `must_look`: no event says when the socket is ready.
+    fn turn(&mut self, now: Instant, must_look: bool) {
+        if !self.notice_fork(now) {
+            return;
+        }
+        let Core { queue, remote, socket, .. } = self;
+        socket.must_look = must_look;
+        queue.turn(now, remote, socket);
+        self.expect();
+    }
+
+    /// Tells the socket whether an answer of the target is expected.
+    fn expect(&mut self) {
+        let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
+        if let Some(link) = &mut self.socket.link {
+            link.expect(is_expecting);
+        }
+    }
+
+    /// In a child process the connection and its shared state belong to the parent: the child sends nothing
+    /// on the connection and takes no lock of the shared state. Returns whether there is anything to
+    /// continue.
+    fn notice_fork(&mut self, now: Instant) -> bool {
+        if self.remote.is_ours() {
+            return true;
+        }
+        self.queue.leave("the process has forked", &self.remote, &mut self.socket);
+        self.queue.backlog.down_since = Some(now);
+        match self.known_as.for_this_process() {
+            Ok(remote) => {
+                self.remote = remote;
+                // If there are more than the target grants, the target refuses.
+                let _ = self.remote.add_pair();
+                true
+            }
+            Err(error) => {
+                self.queue.backlog.fail_all(&error.to_string());
+                false
+            }
+        }
+    }
+}
+
+/// The socket of an I/O queue, while there is one.
+struct QueueSocket {
+    link: Option<Link>,
+    /// The registry of the leader's poller.
+    registry: Option<Registry>,
+    /// The timeout that the leader last told its poller.
+    told: Option<Instant>,
+    scratch: Vec<u8>,
+    counters: Arc<Counters>,
+    /// True if no event says when the socket is ready.
+    must_look: bool,
+}
+
+impl Carrier for QueueSocket {
+    fn open(&mut self, address: SocketAddr) -> Result<(), Failure> {
+        let link = self.link.insert(Link::start(address)?);
+        if let Some(registry) = &self.registry {
+            link.register(registry, true); // it is writable once it is connected
+        }
+        self.told = None;
+        Ok(())
+    }
+
+    fn transfer(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let moved = link.poll(now, channel, &mut self.scratch, self.must_look);
+        self.counters.add(link.take_receives());
+        moved
+    }
+
+    fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
+        self.link.as_mut().map_or(Ok(()), |link| link.send(now, channel))
+    }
+
+    fn close(&mut self, owes_data: bool) {
+        if let Some(link) = self.link.take() {
+            link.close(owes_data);
+        }
+    }
+}
+
+pub(super) fn sleep(wait: Option<PollFd<'_>>, limit: Duration) {
+    let limit = Timespec::try_from(limit).ok();
+    let mut fds: Vec<PollFd<'_>> = wait.into_iter().collect();
+    let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the caller polls again
+}
+
+/// The number of the next [`Core`].
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// The polling interval of a handle whose poller is not told of events.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The polling interval of a new handle on a connection that has lost its session.
+const REJOIN_NAP: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests;

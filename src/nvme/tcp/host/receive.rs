@@ -156,7 +156,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         } else {
             Guesses::None
         };
-        let tail = match (guesses, self.slots.num_bulk_reads(), self.slots.num_small_reads()) {
+        let tail = match (guesses, self.slots.num_bulk_reads, self.slots.num_small_reads) {
             (Guesses::AllReads | Guesses::Most, ..) => SCRATCH_AMONG_BULK,
             (_, 0, _) => SCRATCH_LEN,
             (_, _, 0) => SCRATCH_AMONG_BULK,

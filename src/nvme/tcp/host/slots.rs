@@ -70,8 +70,8 @@ pub(super) struct Slots<B> {
     reads: VecDeque<(usize, u64)>,
     num_reads_taken: u64,
     num_untimed: usize,
-    num_bulk_reads: usize,
-    num_small_reads: usize,
+    pub(super) num_bulk_reads: usize,
+    pub(super) num_small_reads: usize,
 }
 
 #[derive(Debug)]
@@ -110,16 +110,6 @@ impl<B> Slots<B> {
     /// Number of commands with a time-out.
     pub(super) fn num_timed(&self) -> usize {
         self.len() - self.num_untimed
-    }
-
-    /// Number of reads that are long enough to receive straight into their payload.
-    pub(super) fn num_bulk_reads(&self) -> usize {
-        self.num_bulk_reads
-    }
-
-    /// Number of shorter reads.
-    pub(super) fn num_small_reads(&self) -> usize {
-        self.num_small_reads
     }
 
     /// Inserts a command; returns its slot. The caller has checked that there is room.

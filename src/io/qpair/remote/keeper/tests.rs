@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::*;
+use crate::qpair::ConnectOptions;
 use crate::qpair::remote::{self, Identified, Phase, Selection};
 use crate::qpair::session::IdentifiedNamespace;
-use crate::qpair::{ConnectOptions, Wait};
 use dlfs_base::units::Nsid;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -95,7 +95,7 @@ impl Admin<Fake> for FakeAdmin {
         Some(Instant::now() + Duration::from_millis(5))
     }
 
-    fn wait(&self) -> Option<Wait<'_>> {
+    fn wait(&self) -> Option<PollFd<'_>> {
         None
     }
 }

@@ -1,14 +1,12 @@
 //! Authentication after Connect: its messages in Fabrics commands.
 
-use super::ConnectTerms;
-use crate::qpair::session::Failure;
+use crate::qpair::session::{Failure, Terms};
 use dlfs_base::error::{ErrorKind, Result as DlfsResult};
 use dlfs_nvme::auth::{
-    Concatenation, Failed, Group, Hash, Host, HostTerms, IdentityVersion, Next, Randomness, Secret,
-    TlsPsk,
+    Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret,
 };
 use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
-use dlfs_nvme::nvme::{Cqe, Nqn, RetryClass};
+use dlfs_nvme::nvme::{Cqe, RetryClass};
 use dlfs_nvme::tcp::host::CommandError;
 
 /// The secrets that a host authenticates with.
@@ -27,21 +25,9 @@ pub struct Credentials {
 /// An authentication in progress.
 #[derive(Debug)]
 pub(super) struct Authentication {
-    host: Host,
-    /// The host and the subsystem.
-    names: (Nqn, Nqn),
-    cntlid: u16,
-    is_receiving: bool,
-}
-
-/// The next step.
-pub(super) enum Step {
-    /// Authentication Send of this message.
-    Send(Vec<u8>),
-    /// Authentication Receive of at most this many bytes.
-    Receive { len: u32 },
-    /// The queue can be used; with a generated key: another one inside TLS in its place.
-    Authenticated { cntlid: u16, generated: Option<TlsPsk> },
+    pub(super) host: Host,
+    pub(super) cntlid: u16,
+    pub(super) is_receiving: bool,
 }
 
 impl Authentication {
@@ -52,10 +38,10 @@ impl Authentication {
     /// The controller requires what this host lacks; or the controller must authenticate and does not offer
     /// it.
     pub(super) fn begin(
-        terms: &ConnectTerms,
+        terms: &Terms,
         wanted: u32,
         cntlid: u16,
-    ) -> Result<Option<(Authentication, Step)>, Failure> {
+    ) -> Result<Option<(Authentication, Next)>, Failure> {
         let Some(credentials) = &terms.host.credentials else {
             return if wanted == 0 { Ok(None) } else { Err(required()) };
         };
@@ -92,12 +78,9 @@ impl Authentication {
             groups: GROUPS.to_vec(),
             concatenation: if concatenates { Concatenation::Required } else { Concatenation::No },
         };
-        let names = (terms.host.nqn.clone(), terms.subnqn.clone());
         let tid = (randomness.sequence & 0xFFFF) as u16;
         let (host, next) = Host::new(host_terms, &randomness, tid);
-        let mut begun = Authentication { host, names, cntlid, is_receiving: false };
-        let step = begun.step(next)?;
-        Ok(Some((begun, step)))
+        Ok(Some((Authentication { host, cntlid, is_receiving: false }, next)))
     }
 
     /// Handles the answer to its last command; `message` is the data of that command.
@@ -105,7 +88,7 @@ impl Authentication {
         &mut self,
         message: &[u8],
         result: Result<Cqe, CommandError>,
-    ) -> Result<Step, Failure> {
+    ) -> Result<Next, Failure> {
         match result {
             Ok(cqe) if !cqe.status().is_success() => {
                 let text = format!("the controller answered {}", cqe.status());
@@ -119,38 +102,7 @@ impl Authentication {
             Ok(_) => {}
             Err(error) => return Err(Failure::new(ErrorKind::Corrupt, error.to_string())),
         }
-        let next = if self.is_receiving { self.host.handle(message) } else { self.host.sent() };
-        self.step(next)
-    }
-
-    /// The current step, as text.
-    pub(super) fn stage(&self) -> &'static str {
-        self.host.stage()
-    }
-
-    fn step(&mut self, mut next: Next) -> Result<Step, Failure> {
-        loop {
-            next = match next {
-                Next::Compute(work) => self.host.computed(work.compute()),
-                Next::Send(message) => {
-                    self.is_receiving = false;
-                    return Ok(Step::Send(message));
-                }
-                Next::Receive => {
-                    self.is_receiving = true;
-                    return Ok(Step::Receive { len: MESSAGE_ROOM_BYTES });
-                }
-                Next::Authenticated => {
-                    let (hostnqn, subnqn) = &self.names;
-                    let of = |(psk, hash)| {
-                        TlsPsk::generated(psk, hash, IdentityVersion::V1, hostnqn, subnqn)
-                    };
-                    let generated = self.host.generated_psk().and_then(of);
-                    return Ok(Step::Authenticated { cntlid: self.cntlid, generated });
-                }
-                Next::Failed(failed) => return Err(failure(&failed)),
-            }
-        }
+        Ok(if self.is_receiving { self.host.handle(message) } else { self.host.sent() })
     }
 }
 
@@ -160,7 +112,7 @@ pub(super) fn required() -> Failure {
         .hint("give this host's key: --dhchap-secret FILE, or dhchap_secret in Rust, C and Python")
 }
 
-fn failure(failed: &Failed) -> Failure {
+pub(super) fn failure(failed: &Failed) -> Failure {
     let hint =
         "check that both sides have the same key for this host's NQN and the subsystem's NQN";
     Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
@@ -170,4 +122,4 @@ fn failure(failed: &Failed) -> Failure {
 const GROUPS: [Group; 3] = [Group::Ffdhe3072, Group::Ffdhe2048, Group::Null];
 
 /// Longer than any message of the controller.
-const MESSAGE_ROOM_BYTES: u32 = 4096;
+pub(super) const MESSAGE_ROOM_BYTES: u32 = 4096;

@@ -1,28 +1,36 @@
 //! Channels that connect to the controller's side of a connection in memory.
 
 use std::io::IoSlice;
+use std::time::Duration;
 
 use super::*;
+use crate::qpair::session::{Goal, HostIdentity};
 use dlfs_base::buf::IoBuf;
 use dlfs_nvme::auth::{self, Concatenation, ControllerTerms, Group, Hash, Next, Secret};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_nvme::nvme::sqe::fctype;
 use dlfs_nvme::tcp::controller::{self, CommandId, ConnectionOptions, DataTransfer};
 
 fn terms(qid: u16) -> ConnectTerms {
     let nqn = |name: &str| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap();
     ConnectTerms {
-        host: HostIdentity { nqn: nqn("host"), id: [7; 16], credentials: None },
-        subnqn: nqn("subsystem"),
+        common: Terms {
+            subnqn: nqn("subsystem"),
+            goal: Goal::FirstNamespace,
+            host: HostIdentity { nqn: nqn("host"), id: [7; 16], credentials: None },
+            digests: Digests::default(),
+            required: Digests::default(),
+            psk: None,
+            psk_v0: None,
+            nr_io_queues: 1,
+            keep_alive_tmo: Duration::from_secs(if qid == 0 { 5 } else { 0 }),
+            tcp_timeout: Duration::from_secs(1),
+            io_timeout: Duration::from_secs(2),
+            least_progress_bytes: 0,
+        },
         cntlid: if qid == 0 { ConnectData::CNTLID_DYNAMIC } else { 5 },
         qid,
         num_entries: 32,
-        keep_alive_tmo: Duration::from_secs(if qid == 0 { 5 } else { 0 }),
-        digests: Digests::default(),
-        required: Digests::default(),
-        psk: None,
-        tcp_timeout: Duration::from_secs(1),
-        io_timeout: Duration::from_secs(2),
-        least_progress_bytes: 0,
     }
 }
 
@@ -201,7 +209,7 @@ fn authenticated(
     let now = Instant::now();
     let mut terms = terms(0);
     let mut controller = auth::Controller::new(terms_of_controller(&terms), &randomness_of(0x55));
-    terms.host.credentials = Some(credentials);
+    terms.common.host.credentials = Some(credentials);
     let mut channel = Channel::new(now, terms);
     let mut peer = Peer::new();
     channel.handle_connected(now);
@@ -268,8 +276,8 @@ fn credentials(is_mutual: bool) -> Credentials {
 
 fn controller_terms(terms: &ConnectTerms, credentials: Credentials) -> ControllerTerms {
     ControllerTerms {
-        hostnqn: terms.host.nqn.clone(),
-        subnqn: terms.subnqn.clone(),
+        hostnqn: terms.common.host.nqn.clone(),
+        subnqn: terms.common.subnqn.clone(),
         secrets: vec![credentials.secret],
         ctrl_secret: credentials.ctrl_secret,
         hashes: vec![Hash::Sha384],
@@ -301,7 +309,7 @@ fn an_authentication_that_concatenates_ends_with_the_same_key_of_tls_on_both_sid
         ..controller_terms(terms, theirs)
     });
     let Event::Concatenated { psk } = event else { panic!("{event:?}") };
-    assert!(psk.identity().as_str().starts_with("NVMe1G02 nqn.2026-11.io.dlfs:host "));
+    assert!(psk.identity().starts_with("NVMe1G02 nqn.2026-11.io.dlfs:host "));
     assert_eq!(psk.key().len(), 48);
     // A controller that generates no key is refused, and so is one that requires no authentication.
     let theirs = credentials(true);
@@ -336,7 +344,7 @@ fn without_random_numbers_authentication_and_the_queue_fail() {
 fn a_controller_that_must_authenticate_and_does_not_is_refused() {
     let now = Instant::now();
     let mut terms = terms(0);
-    terms.host.credentials = Some(credentials(true));
+    terms.common.host.credentials = Some(credentials(true));
     let mut channel = Channel::<Vec<u8>>::new(now, terms);
     let mut peer = Peer::new();
     channel.handle_connected(now);

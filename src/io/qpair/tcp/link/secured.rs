@@ -9,9 +9,10 @@ use std::time::Instant;
 use rustix::io::Errno;
 use socket2::Socket;
 
-use super::{LinkError, Receives, call};
+use super::{LinkError, call};
 use crate::qpair::session::Failure;
 use crate::qpair::session::connect::Payload;
+use crate::qpair::tcp::TcpStats;
 use crate::tls::{RECORD_LEN_BYTES, Session};
 use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
@@ -47,7 +48,7 @@ impl Secured {
         &mut self,
         socket: &Socket,
         is_ready: bool,
-        receives: &mut Receives,
+        receives: &mut TcpStats,
     ) -> Result<bool, LinkError> {
         let result = self.try_handshake(socket, is_ready, receives);
         self.refuses_identity = match &result {
@@ -62,7 +63,7 @@ impl Secured {
         &mut self,
         socket: &Socket,
         is_ready: bool,
-        receives: &mut Receives,
+        receives: &mut TcpStats,
     ) -> Result<bool, LinkError> {
         let mut result = self.session.handshake();
         self.flush(socket)?;
@@ -83,7 +84,7 @@ impl Secured {
         connection: &mut Connection<Payload<B>>,
         now: Instant,
         scratch: &mut [u8],
-        receives: &mut Receives,
+        receives: &mut TcpStats,
     ) -> Result<(), Failure> {
         let mut budget = HOST_RECEIVE_BYTES;
         while budget > 0 {
@@ -149,7 +150,7 @@ impl Secured {
     fn read(
         &mut self,
         socket: &Socket,
-        receives: &mut Receives,
+        receives: &mut TcpStats,
     ) -> Result<Option<usize>, LinkError> {
         let memory = &mut self.memory[..];
         receives.count(memory.len(), || rustix::io::read(socket, &mut *memory))
