@@ -8,36 +8,28 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Why opening something beneath a folder failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// A component is a link.
-    Link,
-    /// The operating system's error. `XDEV`: the path leads out of the folder.
-    Os(Errno),
-}
-
 /// Opens `path` beneath the open folder `root`; an empty path is the folder itself. `mode` is that of a new file,
 /// under the process's umask; empty where `flags` create none.
+///
+/// # Errors
+/// Those of the operating system. `LOOP`: a component is a link. `XDEV`: the path leads out of the folder.
 pub fn open_beneath(
     root: BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,
     mode: Mode,
-) -> Result<OwnedFd, Refusal> {
+) -> Result<OwnedFd, Errno> {
     // Opening it name by name would follow these.
     if path.starts_with(b"/") || components(path).any(|name| name == b"..") {
-        return Err(Refusal::Os(Errno::XDEV));
+        return Err(Errno::XDEV);
     }
     let flags = flags | OFlags::CLOEXEC;
     let path = if path.is_empty() { &b"."[..] } else { path };
     if path.len() <= MAX_KERNEL_PATH_BYTES {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         match fs::openat2(root, path, flags, mode, resolve) {
-            Ok(fd) => return Ok(fd),
-            Err(Errno::LOOP) => return Err(Refusal::Link),
             Err(Errno::NOSYS | Errno::PERM) => {}
-            Err(errno) => return Err(Refusal::Os(errno)),
+            opened => return opened,
         }
     }
     open_stepwise(root, path, flags | OFlags::NOFOLLOW, mode)
@@ -53,7 +45,7 @@ fn open_stepwise(
     path: &[u8],
     flags: OFlags,
     mode: Mode,
-) -> Result<OwnedFd, Refusal> {
+) -> Result<OwnedFd, Errno> {
     let mut held: Option<OwnedFd> = None;
     let mut names = components(path).peekable();
     while let Some(name) = names.next() {
@@ -64,30 +56,28 @@ fn open_stepwise(
         }
         return match fs::openat(at, name, flags, mode) {
             Ok(fd) => refuse_a_link(fd, flags),
-            Err(Errno::LOOP) => Err(Refusal::Link),
-            Err(Errno::NOTDIR) if is_link(at, name) => Err(Refusal::Link),
-            Err(errno) => Err(Refusal::Os(errno)),
+            Err(Errno::NOTDIR) if is_link(at, name) => Err(Errno::LOOP),
+            refused => refused,
         };
     }
-    fs::openat(root, c".", flags, mode).map_err(Refusal::Os)
+    fs::openat(root, c".", flags, mode)
 }
 
-fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Refusal> {
+fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     match fs::openat(at, name, flags, Mode::empty()) {
-        Err(Errno::NOTDIR | Errno::LOOP) if is_link(at, name) => Err(Refusal::Link),
-        other => other.map_err(Refusal::Os),
+        Err(Errno::NOTDIR) if is_link(at, name) => Err(Errno::LOOP),
+        other => other,
     }
 }
 
 /// Rejects links: `O_PATH | O_NOFOLLOW` opens a link itself, where other flags fail.
-fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Refusal> {
+fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     if !flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) {
         return Ok(fd);
     }
-    let stat = fs::fstat(&fd).map_err(Refusal::Os)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Symlink => Err(Refusal::Link),
+    match FileType::from_raw_mode(fs::fstat(&fd)?.st_mode) {
+        FileType::Symlink => Err(Errno::LOOP),
         _ => Ok(fd),
     }
 }
@@ -117,14 +107,14 @@ mod tests {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let refusals = [
-            ("link/b/file", flags, Refusal::Link),
-            ("link", flags, Refusal::Link),
-            ("link", flags | OFlags::PATH, Refusal::Link),
-            ("out", flags, Refusal::Link),
-            ("link/new", new, Refusal::Link),
-            ("out", new, Refusal::Os(Errno::EXIST)),
-            ("a/none", flags, Refusal::Os(Errno::NOENT)),
-            ("a/b/file/x", flags, Refusal::Os(Errno::NOTDIR)),
+            ("link/b/file", flags, Errno::LOOP),
+            ("link", flags, Errno::LOOP),
+            ("link", flags | OFlags::PATH, Errno::LOOP),
+            ("out", flags, Errno::LOOP),
+            ("link/new", new, Errno::LOOP),
+            ("out", new, Errno::EXIST),
+            ("a/none", flags, Errno::NOENT),
+            ("a/b/file/x", flags, Errno::NOTDIR),
         ];
         let none = Mode::empty();
         for (path, flags, refusal) in refusals {
@@ -141,7 +131,7 @@ mod tests {
         }
         for path in ["..", "a/../..", "a/../a/b/file", "/etc/passwd"] {
             let refused = open_beneath(root.as_fd(), path.as_bytes(), flags, none).unwrap_err();
-            assert_eq!(refused, Refusal::Os(Errno::XDEV), "{path}");
+            assert_eq!(refused, Errno::XDEV, "{path}");
         }
     }
 }

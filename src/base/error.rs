@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::units::{Lba, Nsid, SampleId};
 
@@ -51,6 +52,7 @@ pub enum ErrorKind {
 /// `Display` prints message and context on one line; [`Error::report`] adds causes and the hint.
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     message: Cow<'static, str>,
@@ -60,7 +62,7 @@ struct Inner {
     path: Option<PathBuf>,
     target: Option<String>,
     hint: Option<Cow<'static, str>>,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 /// `Result` with this library's [`Error`].
@@ -133,25 +135,15 @@ impl Error {
         self
     }
 
-    /// A copy for others who waited for the same work; it keeps the cause's text only.
+    /// A copy for others who waited for the same work.
     #[doc(hidden)]
     pub fn to_others(&self) -> Error {
-        let Inner { kind, message, nsid, lba, sample, path, target, hint, source } = &*self.0;
-        Error(Box::new(Inner {
-            kind: *kind,
-            message: message.clone(),
-            nsid: *nsid,
-            lba: *lba,
-            sample: *sample,
-            path: path.clone(),
-            target: target.clone(),
-            hint: hint.clone(),
-            source: source.as_ref().map(|source| source.to_string().into()),
-        }))
+        Error(self.0.clone())
     }
 
     /// Attaches the cause.
     pub fn source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        let source: Box<dyn std::error::Error + Send + Sync> = source.into();
         self.0.source = Some(source.into());
         self
     }
@@ -175,28 +167,16 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
         f.write_str(&inner.message)?;
-        let mut separator = " (";
-        let mut item = |f: &mut fmt::Formatter<'_>, text: fmt::Arguments<'_>| {
-            let result = write!(f, "{separator}{text}");
-            separator = ", ";
-            result
-        };
-        if let Some(sample) = inner.sample {
-            item(f, format_args!("sample {sample}"))?;
-        }
-        if let Some(path) = &inner.path {
-            item(f, format_args!("{}", path.display().to_string().escape_debug()))?;
-        }
-        if let Some(target) = &inner.target {
-            item(f, format_args!("{}", target.escape_debug()))?;
-        }
-        if let Some(nsid) = inner.nsid {
-            item(f, format_args!("namespace {nsid}"))?;
-        }
-        if let Some(lba) = inner.lba {
-            item(f, format_args!("LBA {lba}"))?;
-        }
-        if separator == ", " { f.write_str(")") } else { Ok(()) }
+        let path = inner.path.as_ref().map(|path| path.display().to_string());
+        let items = [
+            inner.sample.map(|sample| format!("sample {sample}")),
+            path.map(|path| path.escape_debug().to_string()),
+            inner.target.as_ref().map(|target| target.escape_debug().to_string()),
+            inner.nsid.map(|nsid| format!("namespace {nsid}")),
+            inner.lba.map(|lba| format!("LBA {lba}")),
+        ];
+        let items: Vec<String> = items.into_iter().flatten().collect();
+        if items.is_empty() { Ok(()) } else { write!(f, " ({})", items.join(", ")) }
     }
 }
 

@@ -2,6 +2,16 @@
 
 use crate::error::{Error, Result};
 
+/// An unpredictable random number.
+///
+/// # Errors
+/// As [`draw`].
+pub fn number() -> Result<u64> {
+    let mut bytes = [0; 8];
+    draw(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
 /// Fills `bytes` with unpredictable random numbers.
 ///
 /// # Errors

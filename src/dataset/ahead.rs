@@ -290,7 +290,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             end: None,
             stats: AheadStats::default(),
         };
-        let shared = Arc::new(Shared { window: Mutex::new(window), changed: Condvar::new() });
+        let shared = Arc::new(Shared { window: Mutex::new(window), changed: Condvar::default() });
         let work = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("dlfs-ahead".into()).spawn(move || {
             let ended = caught("dlfs-ahead", || work.run(first, sampler, &loader, make));
@@ -310,12 +310,11 @@ impl<T: Clone + Send + 'static> Ahead<T> {
     pub fn take(&self, id: SampleId) -> Option<T> {
         let mut window = self.shared.window.lock();
         let until = Instant::now() + LONGEST_WAIT;
-        while !window.of.contains_key(&id) && window.is_coming(id) {
+        let mut is_late = false;
+        while !is_late && !window.of.contains_key(&id) && window.is_coming(id) {
             window.awaited.insert(id);
             self.shared.changed.notify_all();
-            if self.shared.changed.wait_until(&mut window, until) {
-                break;
-            }
+            (window, is_late) = self.shared.changed.wait_until(window, until);
         }
         window.awaited.remove(&id);
         let found = window.take(id);
@@ -380,7 +379,7 @@ impl<T: Clone> Shared<T> {
                 if matches!(current, Ok(Some(_))) {
                     following.extend(&ids);
                 }
-                if !self.wait_for_room(&mut window) {
+                if self.with_room(window).is_none() {
                     return End::Stopped;
                 }
             }
@@ -394,10 +393,8 @@ impl<T: Clone> Shared<T> {
                 let id = batch.id(index);
                 let len = batch.bytes(index).len() as u64;
                 let made = make(&batch, index); // without the lock: it may take long
-                let mut window = self.window.lock();
-                if !self.wait_for_room(&mut window) {
-                    return End::Stopped;
-                }
+                let window = self.window.lock();
+                let Some(mut window) = self.with_room(window) else { return End::Stopped };
                 window.coming.remove(&id);
                 if let Some(what) = made {
                     window.keep(id, len, what);
@@ -407,15 +404,18 @@ impl<T: Clone> Shared<T> {
         }
     }
 
-    /// Waits until the window has room; `false` if it is over.
-    fn wait_for_room(&self, window: &mut MutexGuard<'_, Window<T>>) -> bool {
+    /// Waits until the window has room; `None` if it is over.
+    fn with_room<'a>(
+        &self,
+        mut window: MutexGuard<'a, Window<T>>,
+    ) -> Option<MutexGuard<'a, Window<T>>> {
         while window.end.is_none() && window.moves < MOVES {
             if window.make_room() {
-                return true;
+                return Some(window);
             }
-            self.changed.wait(window);
+            window = self.changed.wait(window);
         }
-        false
+        None
     }
 }
 

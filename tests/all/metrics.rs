@@ -203,10 +203,10 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
         let name = series.split('{').next().unwrap();
         let is_of = |metric: &&&Metric| {
             let ends = ["_bucket", "_count", "_sum"].map(|end| name.strip_suffix(end));
-            metric.name() == name || ends.contains(&Some(metric.family()))
+            metric.name() == name || ends.contains(&Some(metric.family))
         };
         let metric = ALL.iter().find(is_of).unwrap();
-        match metric.kind() {
+        match metric.kind {
             Kind::Counter | Kind::Histogram => {
                 assert!(after[series] >= *value, "{series} fell");
             }
@@ -273,8 +273,8 @@ fn the_page_of_metrics_has_every_metric_of_the_code_and_no_other() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
     let page = fs::read_to_string(page).unwrap();
     let row = |metric: &&Metric| {
-        let labels: Vec<_> = metric.labels().iter().map(|label| format!("`{label}`")).collect();
-        format!("| `{}` | {} | {} |", metric.name(), labels.join(", "), metric.help())
+        let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        format!("| `{}` | {} | {} |", metric.name(), labels.join(", "), metric.help)
     };
     let expected: Vec<String> = ALL.iter().map(row).collect();
     let found: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
@@ -287,7 +287,7 @@ fn the_page_of_metrics_has_every_metric_of_the_code_and_no_other() {
             name if name.ends_with("_command_seconds") => Kind::Histogram,
             _ => Kind::Gauge,
         };
-        assert_eq!(metric.kind(), kind, "{}", metric.name());
+        assert_eq!(metric.kind, kind, "{}", metric.name());
     }
 }
 
@@ -316,8 +316,8 @@ fn the_dashboard_asks_for_metrics_and_labels_that_exist() {
         let names: Vec<_> = words.iter().filter(|word| word.starts_with("dlfs_")).collect();
         assert!(!names.is_empty(), "{query}");
         let found = names.iter().map(|name| {
-            let is_of = |metric: &&&Metric| match metric.kind() {
-                Kind::Histogram => name.strip_suffix("_bucket") == Some(metric.family()),
+            let is_of = |metric: &&&Metric| match metric.kind {
+                Kind::Histogram => name.strip_suffix("_bucket") == Some(metric.family),
                 _ => metric.name() == **name,
             };
             let metric = ALL.iter().find(is_of);
@@ -333,14 +333,14 @@ fn the_dashboard_asks_for_metrics_and_labels_that_exist() {
             .flat_map(|rest| rest.split(')').next().unwrap_or_default().split(", "));
         let shown = legend.split("{{").skip(1).map(|rest| rest.split('}').next().unwrap());
         for label in grouped.chain(shown).filter(|label| !own(label)) {
-            let has = |metric: &&Metric| metric.labels().contains(&label);
+            let has = |metric: &&Metric| metric.labels.contains(&label);
             assert!(found.iter().all(has), "{label} is no label of all in {query}");
         }
         // A counter is asked for its rate, as the buckets of a histogram are; a gauge for its value.
         let rates = query.matches("rate(").count();
-        let grows = |metric: &&&Metric| matches!(metric.kind(), Kind::Counter | Kind::Histogram);
+        let grows = |metric: &&&Metric| matches!(metric.kind, Kind::Counter | Kind::Histogram);
         assert_eq!(rates, found.iter().filter(grows).count(), "{query}");
-        let histograms = found.iter().filter(|metric| metric.kind() == Kind::Histogram).count();
+        let histograms = found.iter().filter(|metric| metric.kind == Kind::Histogram).count();
         assert_eq!(query.matches("histogram_quantile(").count(), histograms, "{query}");
     }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use super::SharedWords;
 use super::allocation::Allocation;
+use super::slots::words_of;
 use crate::error::Result;
 use crate::sync::{Mutex, Ordering};
 
@@ -68,7 +69,7 @@ impl Lends {
     pub(super) fn lend(&self, lender: &Lender, pages: Range<usize>) -> Option<Allocation> {
         let allocation = lender.allocation.lock();
         // Under the lock: a thaw clears the bits first, and then takes it.
-        let is_frozen = self.words(&pages).all(|(word, bits)| {
+        let is_frozen = words_of(pages.start, pages.len()).all(|(word, bits)| {
             let found = self.frozen.as_ref()[word].load(Ordering::Acquire);
             found & bits == bits
         });
@@ -78,7 +79,7 @@ impl Lends {
     /// Freezes `pages`, which have their bytes.
     pub(super) fn freeze(&self, pages: Range<usize>) {
         let _state = self.state.lock();
-        for (word, bits) in self.words(&pages) {
+        for (word, bits) in words_of(pages.start, pages.len()) {
             self.frozen.as_ref()[word].fetch_or(bits, Ordering::Release);
         }
     }
@@ -88,7 +89,7 @@ impl Lends {
     pub(super) fn thaw(&self, pages: Range<usize>, begin: impl Fn() -> Allocation) -> bool {
         let mut state = self.state.lock();
         let mut was_frozen = false;
-        for (word, bits) in self.words(&pages) {
+        for (word, bits) in words_of(pages.start, pages.len()) {
             let before = self.frozen.as_ref()[word].fetch_and(!bits, Ordering::AcqRel);
             was_frozen |= before & bits != 0;
         }
@@ -105,20 +106,9 @@ impl Lends {
     /// Calls `write` if `pages` may be written, and no page is frozen meanwhile.
     pub(super) fn write<T>(&self, pages: Range<usize>, write: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.state.lock();
-        let is_frozen = self
-            .words(&pages)
+        let is_frozen = words_of(pages.start, pages.len())
             .any(|(word, bits)| self.frozen.as_ref()[word].load(Ordering::Acquire) & bits != 0);
         (!is_frozen && state.may_write(pages)).then(write)
-    }
-
-    /// The words with bits of `pages`, and those bits.
-    fn words(&self, pages: &Range<usize>) -> impl Iterator<Item = (usize, u64)> + use<> {
-        let Range { start, end } = *pages;
-        (start / 64..end.div_ceil(64)).map(move |word| {
-            let first = start.max(word * 64) % 64;
-            let last = (end.min(word * 64 + 64) - 1) % 64;
-            (word, u64::MAX << first & u64::MAX >> (63 - last))
-        })
     }
 }
 
@@ -147,20 +137,5 @@ impl State {
             Some(oldest) => self.thawing.retain(|_, thaw| *thaw >= oldest),
         }
         self.thawing.range(pages).next().is_none()
-    }
-}
-
-impl std::fmt::Debug for Lends {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self.state.lock();
-        let lenders = state.lenders.len();
-        let thawing = state.thawing.len();
-        f.debug_struct("Lends").field("lenders", &lenders).field("thawing", &thawing).finish()
-    }
-}
-
-impl std::fmt::Debug for Lender {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lender")
     }
 }

@@ -176,9 +176,7 @@ impl IoBuf {
 
     /// Ends writing: returns the same bytes for sharing.
     pub fn freeze(self) -> SharedBuf {
-        // SAFETY: this buffer was the only owner of its bytes, and it ends here, so nobody can
-        // write them any more; they are initialised, and the handle keeps them alive.
-        unsafe { SharedBuf::of_range(self.allocation, self.start, self.len) }
+        SharedBuf(self)
     }
 }
 

@@ -51,18 +51,6 @@ pub fn use_pages_of(source: &'static dyn PageSource) {
 
 static SOURCE: OnceLock<&'static dyn PageSource> = OnceLock::new();
 
-impl Pages {
-    /// One word, as in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Pages::Huge => "huge",
-            Pages::Transparent => "transparent",
-            Pages::Base => "base",
-            Pages::Driver => "driver",
-        }
-    }
-}
-
 impl fmt::Display for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -11,22 +11,15 @@ use super::allocation::Allocation;
 ///
 /// A clone or slice costs one atomic increment. The memory returns to its pool when the last of
 /// them, and the last buffer of the same allocation, is dropped.
-#[derive(Clone)]
-pub struct SharedBuf {
-    allocation: Option<Allocation>,
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the bytes are never written again while a `SharedBuf` exists, and the count is atomic.
-unsafe impl Send for SharedBuf {}
-// SAFETY: as for `Send`: `&SharedBuf` gives `&[u8]`, and clones by an atomic count.
-unsafe impl Sync for SharedBuf {}
+///
+/// Inside is a buffer that is not the only owner of its bytes: others may have them, too, so nobody writes them.
+#[derive(Default)]
+pub struct SharedBuf(pub(super) IoBuf);
 
 impl SharedBuf {
     /// An empty buffer without memory.
     pub fn empty() -> SharedBuf {
-        SharedBuf { allocation: None, start: NonNull::dangling(), len: 0 }
+        SharedBuf::default()
     }
 
     /// The bytes `start..start + len` of `allocation`.
@@ -39,7 +32,7 @@ impl SharedBuf {
         start: NonNull<u8>,
         len: usize,
     ) -> SharedBuf {
-        SharedBuf { allocation, start, len }
+        SharedBuf(IoBuf { allocation, start, len })
     }
 
     /// The part `range`, which shares the memory. An empty part holds none.
@@ -55,15 +48,16 @@ impl SharedBuf {
         let to = match range.end_bound() {
             Bound::Included(&to) => to.checked_add(1).expect("range within the buffer"),
             Bound::Excluded(&to) => to,
-            Bound::Unbounded => self.len,
+            Bound::Unbounded => self.len(),
         };
-        assert!(from <= to && to <= self.len, "{from}..{to} of {} bytes", self.len);
+        assert!(from <= to && to <= self.len(), "{from}..{to} of {} bytes", self.len());
         if from == to {
             return SharedBuf::empty();
         }
+        let IoBuf { allocation, start, .. } = &self.0;
         // SAFETY: `from` is within this buffer.
-        let start = unsafe { self.start.add(from) };
-        SharedBuf { allocation: self.allocation.clone(), start, len: to - from }
+        let start = unsafe { start.add(from) };
+        SharedBuf(IoBuf { allocation: allocation.clone(), start, len: to - from })
     }
 
     /// Makes the bytes writable again: the inverse of [`IoBuf::freeze`].
@@ -71,25 +65,22 @@ impl SharedBuf {
     /// # Errors
     /// `self`, if another handle on the same allocation exists, or if the bytes are lent by
     /// [`super::SharedBytes`].
-    pub fn thaw(mut self) -> Result<IoBuf, SharedBuf> {
-        match self.allocation.take() {
-            None => Ok(IoBuf::empty()),
-            Some(allocation) if allocation.is_only_handle() && allocation.is_owned() => {
-                // SAFETY: the only handle on the allocation, so nobody else has a buffer of it;
-                // this buffer is initialised memory of the allocation, by `of_range`.
-                Ok(unsafe { IoBuf::of_allocation(allocation, self.start, self.len) })
-            }
-            allocation => Err(SharedBuf { allocation, ..self }),
-        }
+    pub fn thaw(self) -> Result<IoBuf, SharedBuf> {
+        let is_ours = |of: &Allocation| of.is_only_handle() && of.is_owned();
+        if self.0.allocation.as_ref().is_none_or(is_ours) { Ok(self.0) } else { Err(self) }
+    }
+}
+
+impl Clone for SharedBuf {
+    fn clone(&self) -> SharedBuf {
+        self.slice(..)
     }
 }
 
 impl Deref for SharedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: initialised memory that `self.allocation` keeps alive and that nobody writes, by
-        // `of_range`; an empty one is dangling but aligned, as an empty slice may be.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        &self.0
     }
 }
 
@@ -99,14 +90,8 @@ impl AsRef<[u8]> for SharedBuf {
     }
 }
 
-impl Default for SharedBuf {
-    fn default() -> SharedBuf {
-        SharedBuf::empty()
-    }
-}
-
 impl std::fmt::Debug for SharedBuf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SharedBuf({} bytes)", self.len)
+        write!(f, "SharedBuf({} bytes)", self.len())
     }
 }

@@ -28,7 +28,6 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// The process that writes may lend pages without a copy, once they are frozen ([`SharedBytes::freeze`]). They are
 /// written again only after they were thawed and all buffers have come back ([`SharedBytes::thaw`]).
-#[derive(Debug)]
 pub struct SharedBytes {
     map: Arc<Map>,
     len: usize,
@@ -38,7 +37,6 @@ pub struct SharedBytes {
 }
 
 /// The mapping.
-#[derive(Debug)]
 struct Map {
     /// The whole mapping, which exceeds the used part: that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
@@ -347,7 +345,7 @@ mod tests {
     #[test]
     fn more_memory_than_the_machine_has_is_refused_with_both_sizes() {
         for error in [SharedBytes::new(1 << 60), SharedBytes::sparse(1 << 61, 1 << 60)] {
-            let error = error.unwrap_err();
+            let error = error.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::OutOfMemory);
             assert!(error.to_string().contains("1152921504606846976"), "{error}");
         }

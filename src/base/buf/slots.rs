@@ -139,13 +139,13 @@ impl Slots {
     }
 }
 
-/// The words that contain slots `first..first + count`, each with a mask of its bits.
-fn words_of(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
+/// The words that contain the bits `first..first + count`, each with a mask of these.
+pub(super) fn words_of(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = first + count;
     (first / 64..end.div_ceil(64)).map(move |word| {
-        let from = first.max(word * 64) - word * 64;
-        let to = end.min(word * 64 + 64) - word * 64;
-        (word, (!0 >> (64 - (to - from))) << from)
+        let from = first.max(word * 64) % 64;
+        let last = (end.min(word * 64 + 64) - 1) % 64;
+        (word, u64::MAX << from & u64::MAX >> (63 - last))
     })
 }
 

@@ -27,10 +27,14 @@ pub use table::*;
 /// A metric: a name that never changes its meaning.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Metric {
-    name: &'static str,
-    kind: Kind,
-    labels: &'static [&'static str],
-    help: &'static str,
+    /// The name of the family, without `_total` or `_info`.
+    pub family: &'static str,
+    /// How its values behave.
+    pub kind: Kind,
+    /// Names of its labels.
+    pub labels: &'static [&'static str],
+    /// The meaning, as a sentence.
+    pub help: &'static str,
 }
 
 /// How the values of a metric behave.
@@ -47,40 +51,20 @@ pub enum Kind {
 }
 
 impl Metric {
-    /// The name of the family, without `_total` or `_info`.
-    pub fn family(&self) -> &'static str {
-        self.name
-    }
-
     /// The name as it appears in queries: a counter ends in `_total`, information in `_info`.
     pub fn name(&self) -> String {
         match self.kind {
-            Kind::Counter => format!("{}_total", self.name),
-            Kind::Info => format!("{}_info", self.name),
-            Kind::Gauge | Kind::Histogram => self.name.to_owned(),
+            Kind::Counter => format!("{}_total", self.family),
+            Kind::Info => format!("{}_info", self.family),
+            Kind::Gauge | Kind::Histogram => self.family.to_owned(),
         }
-    }
-
-    /// How its values behave.
-    pub fn kind(&self) -> Kind {
-        self.kind
     }
 
     /// The unit, which is also the end of the family's name: `bytes`, `seconds`, or none for counts.
     pub(crate) fn unit(&self) -> Option<&'static str> {
         ["bytes", "seconds"]
             .into_iter()
-            .find(|unit| self.name.strip_suffix(unit).is_some_and(|before| before.ends_with('_')))
-    }
-
-    /// Names of its labels.
-    pub fn labels(&self) -> &'static [&'static str] {
-        self.labels
-    }
-
-    /// The meaning, as a sentence.
-    pub fn help(&self) -> &'static str {
-        self.help
+            .find(|unit| self.family.strip_suffix(unit).is_some_and(|before| before.ends_with('_')))
     }
 }
 
@@ -185,7 +169,7 @@ impl Snapshot {
 
     /// All series, metrics in the order of [`ALL`], with the values of their labels.
     pub fn series(&self) -> impl Iterator<Item = (&'static Metric, &[String], &Value)> {
-        let families = ALL.iter().filter_map(|metric| self.families.get(metric.name));
+        let families = ALL.iter().filter_map(|metric| self.families.get(metric.family));
         families.flat_map(|family| {
             family.series.iter().map(|(labels, value)| (family.metric, &labels[..], value))
         })
@@ -193,7 +177,7 @@ impl Snapshot {
 
     /// The sum of all series of `metric`; 0 if there is none. Of a histogram, the number of durations.
     pub fn sum(&self, metric: &Metric) -> f64 {
-        let Some(family) = self.families.get(metric.name) else { return 0.0 };
+        let Some(family) = self.families.get(metric.family) else { return 0.0 };
         let number = |value: &Value| match value {
             Value::Count(count) => *count as f64,
             Value::Seconds(seconds) => *seconds,
@@ -203,10 +187,10 @@ impl Snapshot {
     }
 
     fn put(&mut self, metric: &'static Metric, labels: &[&str], value: Value) {
-        assert_eq!(labels.len(), metric.labels.len(), "the labels of {}", metric.name);
+        assert_eq!(labels.len(), metric.labels.len(), "the labels of {}", metric.family);
         let is_histogram = matches!(value, Value::Histogram(_));
-        assert_eq!(is_histogram, metric.kind == Kind::Histogram, "the kind of {}", metric.name);
-        let family = self.families.entry(metric.name);
+        assert_eq!(is_histogram, metric.kind == Kind::Histogram, "the kind of {}", metric.family);
+        let family = self.families.entry(metric.family);
         let Family { series, .. } =
             family.or_insert_with(|| Family { metric, series: BTreeMap::new() });
         let mut key: Vec<String> = labels.iter().map(|label| shortened(label)).collect();

@@ -23,7 +23,7 @@ impl Snapshot {
                     line(&mut text, &metric.name(), &pairs, &number(*seconds))
                 }
                 Value::Histogram(histogram) => {
-                    buckets(&mut text, metric.name, &pairs, histogram);
+                    buckets(&mut text, metric.family, &pairs, histogram);
                 }
             }
         }
@@ -40,7 +40,7 @@ impl Snapshot {
             let pairs: Vec<(&str, &str)> = pairs.collect();
             match value {
                 Value::Histogram(histogram) => {
-                    let of = |end| series_name(&format!("{}{end}", metric.name), &pairs);
+                    let of = |end| series_name(&format!("{}{end}", metric.family), &pairs);
                     found.push((of("_count"), Value::Count(histogram.count())));
                     found.push((of("_sum"), Value::Seconds(histogram.sum().as_secs_f64())));
                 }
@@ -52,7 +52,7 @@ impl Snapshot {
 }
 
 fn describe(text: &mut String, metric: &Metric) {
-    let Metric { name, help, .. } = metric;
+    let Metric { family: name, help, .. } = metric;
     let kind = match metric.kind {
         Kind::Counter => "counter",
         Kind::Gauge => "gauge",

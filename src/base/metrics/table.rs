@@ -7,7 +7,7 @@ macro_rules! metrics {
         $(
             #[doc = $help]
             pub static $ident: Metric =
-                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+                Metric { family: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
         )*
 
         /// All metrics, in the order of the text.
@@ -184,15 +184,15 @@ mod tests {
     fn names_are_unique_valid_and_do_not_end_as_other_samples_of_a_family_do() {
         let mut names = BTreeSet::new();
         for metric in ALL {
-            let name = metric.family();
+            let name = metric.family;
             assert!(names.insert(name), "{name} is there twice");
             assert!(name.starts_with("dlfs_"), "{name}");
             assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
             for end in ["_total", "_created", "_count", "_sum", "_bucket", "_info"] {
                 assert!(!name.ends_with(end), "{name}");
             }
-            assert!(metric.help().ends_with('.') && !metric.help().contains('\n'), "{name}");
-            assert!(metric.labels().iter().all(|label| *label != "le"), "{name}");
+            assert!(metric.help.ends_with('.') && !metric.help.contains('\n'), "{name}");
+            assert!(metric.labels.iter().all(|label| *label != "le"), "{name}");
         }
         assert!(names.len() > 60);
     }

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use super::Index;
 use super::json::{decode, encode};
 use super::store::{Log, MAX_ENTRY_BYTES, MAX_INDEX_BYTES, MAX_LISTED, Store, number_of};
-use dlfs_base::beneath::{Refusal, components, open_beneath};
+use dlfs_base::beneath::{components, open_beneath};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
 use dlfs_io::address::catalog_name::is_catalog_word;
@@ -57,19 +57,19 @@ impl FolderStore {
     fn open(&self, path: &str, flags: OFlags) -> Result<Option<OwnedFd>> {
         match open_beneath(self.open_root()?.as_fd(), path.as_bytes(), flags, Mode::empty()) {
             Ok(fd) => Ok(Some(fd)),
-            Err(Refusal::Os(Errno::NOENT)) => Ok(None),
-            Err(refusal) => Err(self.failed(path, refusal)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.failed(path, errno)),
         }
     }
 
     /// Opens the folder at `path`, which is made if it is not there.
     fn make_folder(&self, path: &str) -> Result<OwnedFd> {
-        let failed = |refusal| self.failed(path, refusal);
+        let failed = |errno| self.failed(path, errno);
         let mut at = self.open_root()?;
         for name in components(path.as_bytes()) {
             match fs::mkdirat(&at, name, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(errno) => return Err(failed(Refusal::Os(errno))),
+                Err(errno) => return Err(failed(errno)),
             }
             at = open_beneath(at.as_fd(), name, FOLDER, Mode::empty()).map_err(failed)?;
         }
@@ -81,7 +81,7 @@ impl FolderStore {
         let Some(folder) = self.open(path, FOLDER)? else {
             return if self.is_there()? { Ok(Vec::new()) } else { Err(self.no_catalog()) };
         };
-        let failed = |errno| self.failed(path, Refusal::Os(errno));
+        let failed = |errno| self.failed(path, errno);
         let mut found = Vec::new();
         for entry in fs::Dir::new(folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -122,13 +122,13 @@ impl FolderStore {
             .hint("dlfs catalog add makes one in a new or empty folder")
     }
 
-    fn failed(&self, path: &str, refusal: Refusal) -> Error {
+    fn failed(&self, path: &str, errno: Errno) -> Error {
         let corrupt = |message| Error::new(ErrorKind::Corrupt, message);
-        let error = match refusal {
-            Refusal::Link => corrupt("this is a link, and none is followed in a catalogue")
+        let error = match errno {
+            Errno::LOOP => corrupt("this is a link, and none is followed in a catalogue")
                 .hint("put what it leads to in its place"),
-            Refusal::Os(Errno::NOTDIR | Errno::ISDIR | Errno::NXIO) => corrupt(NO_FILE),
-            Refusal::Os(errno) => Error::from(io::Error::from(errno)),
+            Errno::NOTDIR | Errno::ISDIR | Errno::NXIO => corrupt(NO_FILE),
+            errno => Error::from(io::Error::from(errno)),
         };
         error.path(self.root.join(path))
     }

@@ -25,7 +25,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::import::media::{Channel, Media};
 use crate::import::retry::{Backoff, RetryBudget, is_transient};
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_format::format::checksum::crc32c;
 use dlfs_io::qpair::Fence;
 
@@ -136,7 +136,7 @@ impl Holder {
             channel: media.fenced_channel(&fence),
             fence,
             limit,
-            owner: draw_owner()?,
+            owner: random::number()?,
             count: 0,
             until: Duration::ZERO,
         })
@@ -316,12 +316,6 @@ impl Block {
 
 fn read(channel: &mut Channel) -> Result<Option<Block>> {
     Ok(Block::parse(&channel.read(0, LEASE_OFFSET, BLOCK_BYTES)?))
-}
-
-fn draw_owner() -> Result<u64> {
-    let mut bytes = [0; 8];
-    super::draw(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// Offset of the lease on namespace 0: in cell 0, after the journal.

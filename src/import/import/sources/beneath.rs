@@ -12,7 +12,7 @@ use rustix::fs::{self, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::index::BadReason;
-use dlfs_base::beneath::{MAX_KERNEL_PATH_BYTES, Refusal, components, open_beneath};
+use dlfs_base::beneath::{MAX_KERNEL_PATH_BYTES, components, open_beneath};
 use dlfs_base::folders::Links;
 use dlfs_base::{Error, Result};
 
@@ -132,22 +132,19 @@ impl Root {
             return Err(BadReason::LeavesSource);
         }
         match self.open_strict(relative, flags) {
-            Ok(fd) => Ok(fd),
-            Err(Refusal::Os(errno)) => Err(BadReason::from(errno)),
-            Err(Refusal::Link) if self.links == Links::Refuse => {
-                Err(BadReason::Special("link, which is not followed"))
-            }
-            Err(Refusal::Link) if self.links == Links::Follow => {
-                self.open_following(relative, flags)
-            }
-            Err(Refusal::Link) => {
-                let real = self.resolve(relative)?;
-                self.open_strict(&real, flags).map_err(|refusal| match refusal {
-                    Refusal::Link => BadReason::Changed,
-                    Refusal::Os(Errno::NOENT) => BadReason::Dangling,
-                    Refusal::Os(errno) => BadReason::from(errno),
-                })
-            }
+            Err(Errno::LOOP) => match self.links {
+                Links::Refuse => Err(BadReason::Special("link, which is not followed")),
+                Links::Follow => self.open_following(relative, flags),
+                Links::Inside => {
+                    let real = self.resolve(relative)?;
+                    self.open_strict(&real, flags).map_err(|errno| match errno {
+                        Errno::LOOP => BadReason::Changed,
+                        Errno::NOENT => BadReason::Dangling,
+                        errno => BadReason::from(errno),
+                    })
+                }
+            },
+            opened => opened.map_err(BadReason::from),
         }
     }
 
@@ -175,7 +172,7 @@ impl Root {
     }
 
     /// Opens without following any link.
-    fn open_strict(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
+    fn open_strict(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         open_beneath(self.fd.as_fd(), relative, flags, Mode::empty())
     }
 
@@ -183,9 +180,9 @@ impl Root {
     fn link_at(&self, real: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>, BadReason> {
         let folder = match self.open_strict(real, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(fd) => fd,
-            Err(Refusal::Os(Errno::NOENT | Errno::NOTDIR)) => return Err(BadReason::Dangling),
-            Err(Refusal::Os(errno)) => return Err(BadReason::from(errno)),
-            Err(Refusal::Link) => return Err(BadReason::Changed),
+            Err(Errno::NOENT | Errno::NOTDIR) => return Err(BadReason::Dangling),
+            Err(Errno::LOOP) => return Err(BadReason::Changed),
+            Err(errno) => return Err(BadReason::from(errno)),
         };
         match fs::readlinkat(folder, name, Vec::new()) {
             Ok(target) => Ok(Some(target.into_bytes())),

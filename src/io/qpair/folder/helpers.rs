@@ -69,8 +69,8 @@ impl Helpers {
             num_busy: 0,
             is_closed: false,
         };
-        let work = Condvar::new();
-        let ended = Condvar::new();
+        let work = Condvar::default();
+        let ended = Condvar::default();
         let queue = Mutex::new(queue);
         let done = Mutex::default();
         let shared = Arc::new(Shared { call, queue, work, ended, done, event });
@@ -151,7 +151,10 @@ impl Drop for Helpers {
             self.shared.work.notify_all();
             // Then the buffers belong to the caller again; a call on a file system that hangs does not end.
             let until = Instant::now() + LAST_CALLS;
-            while queue.num_busy > 0 && !self.shared.ended.wait_until(&mut queue, until) {}
+            let mut is_late = false;
+            while queue.num_busy > 0 && !is_late {
+                (queue, is_late) = self.shared.ended.wait_until(queue, until);
+            }
             self.shared.done.lock().clear();
         }
     }
@@ -199,7 +202,7 @@ impl Shared {
                 return Some(io);
             }
             queue.num_idle += 1;
-            self.work.wait(&mut queue);
+            queue = self.work.wait(queue);
             queue.num_idle -= 1;
         }
     }
