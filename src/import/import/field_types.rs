@@ -107,8 +107,7 @@ impl Typing {
         image: Option<&Directory>,
     ) -> Result<Typing> {
         let fields = if matches!(fields, [only] if only.is_empty()) { &[] } else { fields };
-        let names: Vec<String> =
-            fields.iter().map(|name| name.escape_ascii().to_string()).collect();
+        let names = fields.iter().map(|name| name.escape_ascii().to_string()).collect();
         let mut kinds: Vec<Kind> =
             fields.iter().map(|name| of_image(image, name).map_or(Kind::Bytes, Kind::Is)).collect();
         for (at, spec) in specs.iter().enumerate() {
@@ -245,10 +244,10 @@ pub(super) fn is_named(field: &[u8], given: &[u8]) -> bool {
 /// The error for a field that samples of a source do not have.
 pub(super) fn no_field(field: &[u8], fields: &[Vec<u8>]) -> Error {
     let names: Vec<String> = fields.iter().map(|name| name.escape_ascii().to_string()).collect();
-    let known = match fields {
-        [] => "they are not divided into fields".to_owned(),
-        [only] if only.is_empty() => "they are not divided into fields".to_owned(),
-        _ => format!("they have {}", names.join(", ")),
+    let known = if fields.iter().all(Vec::is_empty) {
+        "they are not divided into fields".to_owned()
+    } else {
+        format!("they have {}", names.join(", "))
     };
     let text = format!("samples of the source have no field {}: {known}", field.escape_ascii());
     Error::new(ErrorKind::InvalidArgument, text)
@@ -270,7 +269,8 @@ pub(super) fn typed_fields(directory: &Directory) -> Vec<(Vec<u8>, FieldType)> {
     directory.field_types().iter().map(named).collect()
 }
 
-fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
+/// The type of a field of an image.
+pub(super) fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
     let image = image?;
     let field = image.fields().iter().position(|own| own == name)?;
     image.field_types().of(field).cloned()
@@ -311,32 +311,23 @@ fn fits_npy(
     len: u64,
 ) -> Result<Option<FieldType>, String> {
     let shown = header.shown();
-    let (element, found) =
-        match kind {
-            Some(kind) if header.has(kind.element()) && kind.fits(&header.shape) => {
-                (kind.element(), None)
-            }
-            Some(kind) => {
-                // Report that no type has these elements, if that is so, rather than that they differ.
-                let other = header.element().err().filter(|_| !header.has(kind.element()));
-                return Err(other.unwrap_or_else(|| format!("is {kind}, and this is {shown}")));
-            }
-            None => {
-                let dims = header.shape.iter().map(|dim| u32::try_from(*dim).unwrap_or(u32::MAX));
-                let element = header.element()?;
-                let dims = dims.collect();
-                let found = FieldType::new(element, false, dims)
-                    .and_then(|kind| kind.in_form(FileForm::Npy));
-                (
-                    element,
-                    Some(found.map_err(|what| {
-                        format!("is {shown}: {what}; give its type as FIELD:TYPE")
-                    })?),
-                )
-            }
-        };
-    let each = u64::from(element.len_bytes());
-    let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
+    let found = match kind {
+        Some(kind) if header.has(kind.element()) && kind.fits(&header.shape) => None,
+        Some(kind) => {
+            // Report that no type has these elements, if that is so, rather than that they differ.
+            let other = header.element().err().filter(|_| !header.has(kind.element()));
+            return Err(other.unwrap_or_else(|| format!("is {kind}, and this is {shown}")));
+        }
+        None => {
+            let dims = header.shape.iter().map(|dim| u32::try_from(*dim).unwrap_or(u32::MAX));
+            let found = FieldType::new(header.element()?, false, dims.collect());
+            let found = found.and_then(|kind| kind.in_form(FileForm::Npy));
+            let advised = |what| format!("is {shown}: {what}; give its type as FIELD:TYPE");
+            Some(found.map_err(advised)?)
+        }
+    };
+    let each = kind.or(found.as_ref()).map_or(0, |kind| kind.element().len_bytes().into());
+    let needed = header.shape.iter().try_fold(each, |len: u64, dim| len.checked_mul(*dim));
     let there = len - header.len_bytes; // the header was read from these bytes
     if needed == Some(there) {
         Ok(found)

@@ -8,7 +8,7 @@
 mod of_fields;
 mod records;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -52,9 +52,7 @@ impl ColumnFile {
     /// # Errors
     /// It cannot be read. `BadSource`: what is wrong with it, and in which line.
     pub(super) fn read(from: &ColumnsFrom) -> Result<ColumnFile> {
-        let bytes =
-            std::fs::read(&from.path).map_err(|error| Error::from(error).path(&from.path))?;
-        ColumnFile::parse(from, &bytes)
+        ColumnFile::parse(from, &bytes_of(&from.path)?)
     }
 
     fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile> {
@@ -87,8 +85,7 @@ impl ColumnFile {
             from.only.push((own.name.clone(), Some(other.unwrap_or(own.kind))));
         }
         let file = if differs {
-            let bytes =
-                std::fs::read(&from.path).map_err(|error| Error::from(error).path(&from.path))?;
+            let bytes = bytes_of(&from.path)?;
             if xxh3_64(&bytes) != self.content {
                 return Err(bad("changed while it was imported".to_owned()));
             }
@@ -108,13 +105,12 @@ impl ColumnFile {
 
     /// The columns of the image and those of the file.
     pub(super) fn join(&self, image: Option<&Directory>) -> Vec<ColumnSpec> {
-        let mut columns = columns_of(image);
-        for own in &self.columns {
-            if !columns.iter().any(|column| column.name == own.name) {
-                columns.push(own.clone());
-            }
-        }
-        columns
+        joined(columns_of(image), self.columns.iter())
+    }
+
+    /// The values of the sample with this name.
+    fn values(&self, name: &[u8]) -> RowValues<'_> {
+        self.table.row(self.row(name) as usize)
     }
 
     /// The values of the rows of a source.
@@ -138,10 +134,27 @@ impl ColumnFile {
     }
 }
 
+fn bytes_of(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| Error::from(error).path(path))
+}
+
 /// The typed columns of an image.
 pub(super) fn columns_of(image: Option<&Directory>) -> Vec<ColumnSpec> {
     let columns = image.map_or(&[][..], Directory::columns);
     columns.iter().map(|column| column.spec().clone()).collect()
+}
+
+/// `columns`, and those of `more` that have other names.
+fn joined<'c>(
+    mut columns: Vec<ColumnSpec>,
+    more: impl Iterator<Item = &'c ColumnSpec>,
+) -> Vec<ColumnSpec> {
+    for own in more {
+        if !columns.iter().any(|column| column.name == own.name) {
+            columns.push(own.clone());
+        }
+    }
+    columns
 }
 
 impl<'a> RowColumns<'a> {
@@ -189,11 +202,10 @@ impl<'a> RowColumns<'a> {
 
 fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     let records = Records::new(&from.path, bytes)?;
-    let names = names_of(&records)?;
-    let key = key_of(from, &names, records.is_json())?;
+    let key = key_of(from, &records.names, records.is_json())?;
     let mut columns = Vec::new();
     let mut is_typed = Vec::new();
-    let chosen = chosen(from, &names, key)?;
+    let chosen = chosen(from, &records.names, key)?;
     check_room(chosen.iter().map(|(_, name, _)| name))?; // before each row is compared with all columns
     let found = types_of(&records, &chosen)?;
     for ((_, name, given), found) in chosen.iter().zip(found) {
@@ -212,7 +224,7 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     let mut table = ColumnTable::new(&columns);
     let mut row_of = HashMap::new();
     records.each(&mut |record: &Record<'_>| {
-        let name = record.key(key, &names)?;
+        let name = record.key(key)?;
         let row = u32::try_from(table.len()).ok().filter(|row| *row != NO_ROW);
         let row = row.ok_or_else(|| "more than 4,294,967,294 rows".to_owned())?;
         if let Some(before) = row_of.insert(name.as_bytes().to_vec(), row) {
@@ -221,11 +233,10 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
         }
         let mut values = Vec::with_capacity(columns.len());
         for ((at, ..), column) in chosen.iter().zip(&columns) {
-            values.push(record.cell(*at, &names).to_value(column.kind).ok_or_else(|| {
+            let cell = record.cell(*at);
+            values.push(cell.to_value(column.kind).ok_or_else(|| {
                 let line = record.line();
-                let name = &column.name;
-                let kind = column.kind;
-                let cell = record.cell(*at, &names);
+                let ColumnSpec { name, kind } = column;
                 format!("line {line}: column `{name}` is {kind}, and this is {cell}")
             })?);
         }
@@ -245,23 +256,6 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     Ok(ColumnFile { from: from.clone(), content, columns, is_typed, table, row_of })
 }
 
-/// The names of the columns, with the type that the file gives.
-fn names_of(records: &Records<'_>) -> Result<Vec<(String, Option<ColumnType>)>, String> {
-    let typed = |name: String| match name.rsplit_once(':') {
-        Some((front, kind)) if !front.is_empty() => match kind.parse() {
-            Ok(kind) => (front.to_owned(), Some(kind)),
-            Err(_) => (name, None),
-        },
-        _ => (name, None),
-    };
-    let names: Vec<_> = records.header.iter().cloned().map(typed).collect();
-    let mut seen = HashSet::new();
-    match names.iter().find(|(name, _)| !seen.insert(name)) {
-        Some((name, _)) => Err(format!("column `{name}` is there twice")),
-        None => Ok(names),
-    }
-}
-
 /// The column of the samples' names.
 fn key_of(
     from: &ColumnsFrom,
@@ -269,17 +263,16 @@ fn key_of(
     is_json: bool,
 ) -> Result<usize, String> {
     let find = |name: &str| names.iter().position(|(own, _)| own == name);
-    let all = || names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ");
     match &from.key {
-        Some(key) => find(key).ok_or_else(|| format!("there is no column `{key}` among {}", all())),
+        Some(key) => find(key).ok_or_else(|| no_column(key, names)),
         None => match KEYS.into_iter().find_map(find) {
             Some(key) => Ok(key),
             None if !is_json && !names.is_empty() => Ok(0),
-            None => Err(format!(
-                "none of the columns {} is called as names are: {}",
-                all(),
-                KEYS.join(", ")
-            )),
+            None => {
+                let all = all_of(names);
+                let keys = KEYS.join(", ");
+                Err(format!("none of the columns {all} is called as names are: {keys}"))
+            }
         },
     }
 }
@@ -296,10 +289,8 @@ fn chosen(
     }
     let mut chosen: Vec<(usize, String, Option<ColumnType>)> = Vec::new();
     for (name, kind) in &from.only {
-        let Some(at) = names.iter().position(|(own, _)| own == name) else {
-            let all: Vec<&str> = names.iter().map(|(name, _)| &**name).collect();
-            return Err(format!("there is no column `{name}` among {}", all.join(", ")));
-        };
+        let at = names.iter().position(|(own, _)| own == name);
+        let at = at.ok_or_else(|| no_column(name, names))?;
         if chosen.iter().any(|(other, ..)| *other == at) {
             return Err(format!("column `{name}` is chosen twice"));
         }
@@ -308,16 +299,23 @@ fn chosen(
     Ok(chosen)
 }
 
+fn no_column(name: &str, names: &[(String, Option<ColumnType>)]) -> String {
+    format!("there is no column `{name}` among {}", all_of(names))
+}
+
+fn all_of(names: &[(String, Option<ColumnType>)]) -> String {
+    names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ")
+}
+
 /// The types that the values have; `None` where there are none.
 fn types_of(
     records: &Records<'_>,
     chosen: &[(usize, String, Option<ColumnType>)],
 ) -> Result<Vec<Option<ColumnType>>, String> {
     let mut found: Vec<Option<ColumnType>> = vec![None; chosen.len()];
-    let names = names_of(records)?;
     records.each(&mut |record: &Record<'_>| {
         for ((at, name, given), found) in chosen.iter().zip(&mut found) {
-            let cell = record.cell(*at, &names);
+            let cell = record.cell(*at);
             if let Cell::Nested(what) = cell {
                 let line = record.line();
                 return Err(format!(

@@ -13,7 +13,7 @@ use dlfs_format::format::columns::{
 use dlfs_format::format::field_type::{Element, FieldType};
 
 use super::records::Cell;
-use super::{ColumnFile, check_room, columns_of};
+use super::{ColumnFile, check_room, columns_of, joined};
 
 /// The columns from fields of an import.
 #[derive(Debug)]
@@ -75,13 +75,8 @@ impl FieldColumns {
     }
 
     /// The columns, behind those that there are.
-    pub(in crate::import) fn join(&self, mut columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
-        for own in &self.columns {
-            if !columns.iter().any(|column| column.name == own.spec.name) {
-                columns.push(own.spec.clone());
-            }
-        }
-        columns
+    pub(in crate::import) fn join(&self, columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
+        joined(columns, self.columns.iter().map(|own| &own.spec))
     }
 
     /// A table of these columns and those of the file, without rows.
@@ -120,7 +115,7 @@ impl FieldColumns {
         let Some((_, column)) = longest.filter(|(value, _)| value.text_len() > 0) else {
             return Ok(());
         };
-        let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
+        let row = file.map(|file| file.values(name)).unwrap_or_default();
         let beside = self.specs.iter().map(|spec| match row.get(spec) {
             Value::Text(text) => text.len(),
             _ => 0,
@@ -142,7 +137,7 @@ impl FieldColumns {
         file: Option<&ColumnFile>,
         own: &[OwnedValue],
     ) {
-        let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
+        let row = file.map(|file| file.values(name)).unwrap_or_default();
         table.push(|spec| {
             let at = self.columns.iter().position(|column| column.spec.name == spec.name);
             at.map_or_else(|| row.get(spec), |at| own[at].as_value())
@@ -167,29 +162,18 @@ impl FieldColumns {
             if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
                 return Err(Error::new(ErrorKind::Interrupted, "the import was stopped"));
             }
-            let mut read = Vec::new();
-            let mut failed = None;
-            for payload in index.payloads(row) {
-                let column = self.columns.iter().find(|column| column.field == payload.field);
-                let Some(column) = column else { continue };
-                let bytes = if u64::from(payload.len_bytes) <= MAX_TEXTS_BYTES as u64 {
-                    let mut bytes = vec![0; payload.len_bytes as usize];
-                    reader.read(row, &payload, &mut bytes).map(|()| bytes)
-                } else {
-                    Err(column.too_long(payload.len_bytes.into()))
-                };
-                match bytes {
-                    Ok(bytes) => read.push((payload.field, bytes)),
-                    Err(reason) => failed = Some(reason),
-                }
-            }
-            let bytes = |field: u16| {
-                Ok(read.iter().find(|(own, _)| *own == field).map(|(_, bytes)| &bytes[..]))
-            };
-            let values = match failed {
-                Some(reason) => Err(reason),
-                None => self.values(index.name(row), file, bytes),
-            };
+            let is_wanted = |field: u16| self.columns.iter().any(|column| column.field == field);
+            let wanted = index.payloads(row).filter(|payload| is_wanted(payload.field));
+            let read = wanted.map(|payload| {
+                self.check_len(payload.field, payload.len_bytes.into())?;
+                let mut bytes = vec![0; payload.len_bytes as usize];
+                reader.read(row, &payload, &mut bytes).map(|()| (payload.field, bytes))
+            });
+            let values = read.collect::<Result<Vec<_>, _>>().and_then(|read| {
+                let of = |field: u16| read.iter().find(|(own, _)| *own == field);
+                let bytes = |field| Ok(of(field).map(|(_, bytes)| &bytes[..]));
+                self.values(index.name(row), file, bytes)
+            });
             match values {
                 Ok(own) => self.push(&mut table, index.name(row), file, &own),
                 Err(reason) => {
@@ -205,10 +189,9 @@ impl FieldColumns {
     /// Checks that a field of `len` bytes fits into its column; otherwise says what is wrong with it.
     pub(in crate::import) fn check_len(&self, field: u16, len: u64) -> Result<(), BadReason> {
         let column = self.columns.iter().find(|column| column.field == field);
-        match column.filter(|_| len > MAX_TEXTS_BYTES as u64) {
-            Some(column) => Err(column.too_long(len)),
-            None => Ok(()),
-        }
+        let Some(column) = column.filter(|_| len > MAX_TEXTS_BYTES as u64) else { return Ok(()) };
+        let what = format!("has {len} bytes, and a column takes {MAX_TEXTS_BYTES} at most");
+        Err(BadReason::Field { field: column.name.clone(), what })
     }
 }
 
@@ -238,11 +221,6 @@ impl OfField {
         };
         let value = value.filter(|value| kind.holds(value.as_value()));
         value.ok_or_else(|| format!("is {number}, which a column of type {kind} does not hold"))
-    }
-
-    fn too_long(&self, len: u64) -> BadReason {
-        let what = format!("has {len} bytes, and a column takes {MAX_TEXTS_BYTES} at most");
-        BadReason::Field { field: self.name.clone(), what }
     }
 }
 
@@ -364,14 +342,11 @@ pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut
 
 /// The number that an IEEE 754 number of 16 bits is.
 fn of_half(bits: u16) -> f64 {
-    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
-    let exponent = i32::from(bits >> 10 & 0x1f);
-    let fraction = f64::from(bits & 0x3ff);
-    sign * match exponent {
-        0 => fraction * 2f64.powi(-24),
-        31 if fraction == 0.0 => f64::INFINITY,
-        31 => f64::NAN,
-        _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+    let wide = u32::from(bits >> 15) << 31 | u32::from(bits & 0x7fff) << 13;
+    if bits & 0x7c00 == 0x7c00 {
+        f32::from_bits(wide | 0x7f80_0000).into() // infinite, or no number
+    } else {
+        f64::from(f32::from_bits(wide)) * 2f64.powi(112) // the exponent of 32 bits has a bias of 112 more
     }
 }
 

@@ -18,8 +18,8 @@ use dlfs_format::format::columns::{ColumnType, OwnedValue, Value};
 pub(super) struct Records<'a> {
     syntax: Syntax,
     text: &'a str,
-    /// The names of the columns: of JSON, of all lines together.
-    pub(super) header: Vec<String>,
+    /// The names of the columns, of JSON those of all lines together, with the types that the file gives.
+    pub(super) names: Vec<(String, Option<ColumnType>)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ enum Syntax {
 
 /// One record.
 pub(super) struct Record<'a> {
-    text: &'a str,
+    of: &'a Records<'a>,
     /// Offset in the text, perhaps of empty lines before it.
     at: usize,
     values: Values<'a>,
@@ -75,9 +75,14 @@ impl<'a> Records<'a> {
         let text = std::str::from_utf8(bytes)
             .map_err(|error| format!("is no UTF-8 at byte {}", error.valid_up_to()))?;
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let mut records = Records { syntax, text, header: Vec::new() };
-        records.header = if syntax == Syntax::Json { records.keys()? } else { records.titles()? };
-        Ok(records)
+        let mut records = Records { syntax, text, names: Vec::new() };
+        let names = if records.is_json() { records.keys()? } else { records.titles()? };
+        let mut seen = HashSet::new();
+        records.names = names.into_iter().map(typed).collect();
+        match records.names.iter().find(|(name, _)| !seen.insert(name)) {
+            Some((name, _)) => Err(format!("column `{name}` is there twice")),
+            None => Ok(records),
+        }
     }
 
     pub(super) fn is_json(&self) -> bool {
@@ -114,7 +119,7 @@ impl<'a> Records<'a> {
 
     /// Gives each record to `take`, until it fails.
     pub(super) fn each(&self, take: &mut Take<'_>) -> Result<(), String> {
-        if self.syntax == Syntax::Json { self.each_object(take) } else { self.each_row(take) }
+        if self.is_json() { self.each_object(take) } else { self.each_row(take) }
     }
 
     fn each_object(&self, take: &mut Take<'_>) -> Result<(), String> {
@@ -124,7 +129,7 @@ impl<'a> Records<'a> {
                 let object = serde_json::from_str(line.trim_end()).map_err(|error| {
                     format!("line {}: not an object of JSON: {error}", line_at(self.text, at))
                 })?;
-                take(&Record { text: self.text, at, values: Values::Object(object) })?;
+                take(&Record { of: self, at, values: Values::Object(object) })?;
             }
             at += line.len();
         }
@@ -157,9 +162,9 @@ impl<'a> Records<'a> {
 
     fn take_row(&self, cells: &StringRecord, take: &mut Take<'_>) -> Result<(), String> {
         let values = Values::Cells(cells);
-        let record = Record { text: self.text, at: place_of(cells), values };
+        let record = Record { of: self, at: place_of(cells), values };
         let found = cells.len();
-        let expected = self.header.len();
+        let expected = self.names.len();
         if found != expected {
             let values = if found == 1 { "value" } else { "values" };
             let line = record.line();
@@ -175,6 +180,15 @@ impl<'a> Records<'a> {
             .delimiter(if self.syntax == Syntax::Tab { b'\t' } else { b',' })
             .quoting(self.syntax == Syntax::Comma)
             .from_reader(self.text.as_bytes().chain(END))
+    }
+}
+
+/// The name of a column, and the type that may follow it in its title.
+fn typed(title: String) -> (String, Option<ColumnType>) {
+    let parts = title.rsplit_once(':').filter(|(name, _)| !name.is_empty());
+    match parts.and_then(|(name, kind)| Some((name.to_owned(), kind.parse().ok()?))) {
+        Some((name, kind)) => (name, Some(kind)),
+        None => (title, None),
     }
 }
 
@@ -223,17 +237,17 @@ const END: &[u8] = b"\n\0";
 impl Record<'_> {
     /// The line at which it begins, from 1.
     pub(super) fn line(&self) -> usize {
-        line_at(self.text, self.at)
+        line_at(self.of.text, self.at)
     }
 
-    /// The value in the column at `at` of `names`.
-    pub(super) fn cell(&self, at: usize, names: &[(String, Option<ColumnType>)]) -> Cell<'_> {
+    /// The value in the column at `at`.
+    pub(super) fn cell(&self, at: usize) -> Cell<'_> {
         match &self.values {
             Values::Cells(cells) => match cells.get(at) {
                 None | Some("") => Cell::None,
                 Some(word) => Cell::Word(word),
             },
-            Values::Object(object) => match names.get(at).and_then(|(name, _)| object.get(name)) {
+            Values::Object(object) => match object.get(&self.of.names[at].0) {
                 None | Some(Json::Null) => Cell::None,
                 Some(Json::Bool(is_true)) => Cell::Bool(*is_true),
                 // As in files without types, an empty text is none.
@@ -250,13 +264,9 @@ impl Record<'_> {
         }
     }
 
-    /// The name of its sample.
-    pub(super) fn key(
-        &self,
-        at: usize,
-        names: &[(String, Option<ColumnType>)],
-    ) -> Result<String, String> {
-        let name = match self.cell(at, names) {
+    /// The name of its sample, which the column at `at` has.
+    pub(super) fn key(&self, at: usize) -> Result<String, String> {
+        let name = match self.cell(at) {
             Cell::Word(text) | Cell::Text(text) => text.to_owned(),
             Cell::Int(number) => number.to_string(),
             _ => return Err(format!("line {}: there is no name of a sample", self.line())),
@@ -281,63 +291,40 @@ impl Cell<'_> {
 
     /// The value in a column of this type; `None` if it is none of it.
     pub(super) fn to_value(&self, kind: ColumnType) -> Option<OwnedValue> {
-        let is_number = |number: &i64| *number != i64::MIN;
-        Some(match (kind, self) {
+        use ColumnType::{Bool, Float, Float32, Int, Text};
+        let value = match (kind, self) {
             (_, Cell::None) => OwnedValue::None,
-            (ColumnType::Int, Cell::Int(number)) => {
-                OwnedValue::Int(Some(*number).filter(is_number)?)
-            }
-            (ColumnType::Int, Cell::Word(word)) => {
-                OwnedValue::Int(word.trim().parse().ok().filter(is_number)?)
-            }
-            (ColumnType::Int, Cell::Float(number))
-                if number.fract() == 0.0 && number.abs() < EXACT =>
-            {
+            (Int | Float | Float32, Cell::Int(number)) => OwnedValue::Int(*number),
+            (Int, Cell::Word(word)) => OwnedValue::Int(word.trim().parse().ok()?),
+            (Int, Cell::Float(number)) if number.fract() == 0.0 && number.abs() < EXACT => {
                 OwnedValue::Int(*number as i64)
             }
-            (ColumnType::Float | ColumnType::Float32, Cell::Int(number)) => {
-                OwnedValue::Float(Some(*number).filter(|number| holds(kind, *number))? as f64)
-            }
-            (ColumnType::Float | ColumnType::Float32, Cell::Float(number)) => {
-                OwnedValue::Float(Some(*number).filter(|number| fits(kind, *number))?)
-            }
-            (ColumnType::Float | ColumnType::Float32, Cell::Word(word)) => {
+            (Float | Float32, Cell::Float(number)) => OwnedValue::Float(*number),
+            (Float | Float32, Cell::Word(word)) => {
                 let word = word.trim();
-                if word.parse().is_ok_and(|number| !holds(kind, number)) {
+                let number: f64 = word.parse().ok()?;
+                let is_rounded = word.parse().is_ok_and(|whole| !kind.holds(Value::Int(whole)));
+                let has_digits = word.contains(|c: char| c.is_ascii_digit());
+                if is_rounded || number.is_infinite() && has_digits {
                     return None;
                 }
-                let is_spelled = |number: &f64| {
-                    !number.is_infinite() || !word.contains(|c: char| c.is_ascii_digit())
-                };
-                let number = word.parse().ok().filter(is_spelled);
-                OwnedValue::Float(number.filter(|number| fits(kind, *number))?)
+                OwnedValue::Float(number)
             }
-            (ColumnType::Bool, Cell::Bool(is_true)) => OwnedValue::Bool(*is_true),
-            (ColumnType::Bool, Cell::Int(bit @ 0..=1)) => OwnedValue::Bool(*bit == 1),
-            (ColumnType::Bool, Cell::Word(word)) => match &*word.trim().to_ascii_lowercase() {
+            (Bool, Cell::Bool(is_true)) => OwnedValue::Bool(*is_true),
+            (Bool, Cell::Int(bit @ 0..=1)) => OwnedValue::Bool(*bit == 1),
+            (Bool, Cell::Word(word)) => match &*word.trim().to_ascii_lowercase() {
                 "true" | "1" => OwnedValue::Bool(true),
                 "false" | "0" => OwnedValue::Bool(false),
                 _ => return None,
             },
-            (ColumnType::Text, Cell::Text(text) | Cell::Word(text)) => {
-                OwnedValue::Text((*text).to_owned())
+            (Text, Cell::Text(text) | Cell::Word(text)) => OwnedValue::Text((*text).to_owned()),
+            (Text, Cell::Int(_) | Cell::Float(_) | Cell::Bool(_)) => {
+                OwnedValue::Text(self.to_string())
             }
-            (ColumnType::Text, Cell::Int(number)) => OwnedValue::Text(number.to_string()),
-            (ColumnType::Text, Cell::Float(number)) => OwnedValue::Text(number.to_string()),
-            (ColumnType::Text, Cell::Bool(is_true)) => OwnedValue::Text(is_true.to_string()),
             _ => return None,
-        })
+        };
+        Some(value).filter(|value| kind.holds(value.as_value()))
     }
-}
-
-/// Returns whether the number stays finite in a column of this type.
-fn fits(kind: ColumnType, number: f64) -> bool {
-    kind.holds(Value::Float(number))
-}
-
-/// Returns whether a column of floats holds an integer exactly.
-fn holds(kind: ColumnType, number: i64) -> bool {
-    kind.holds(Value::Int(number))
 }
 
 /// The type of a word. One with zeroes before it, or too large for its type, is a text: as a number it would be
