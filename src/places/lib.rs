@@ -20,49 +20,12 @@
 //!
 //! Without the feature `cloud` only addresses are known, and opening a store says so.
 //!
-//! Read `address.rs` and `flow/` first, then `fetch.rs`, which asks for one range, `direct.rs`, which receives it where
-//! it comes over plain HTTP, and `reader.rs`. `web.rs`, `pages.rs` and `copies.rs` are for web servers alone.
+//! Read `address.rs` first, then `cloud/`, which is the feature `cloud`; `without.rs` stands in for it.
 
 mod address;
-#[cfg(feature = "cloud")]
-mod bodies;
 mod cancel;
 #[cfg(feature = "cloud")]
-mod client;
-#[cfg(feature = "cloud")]
-mod copies;
-#[cfg(feature = "cloud")]
-mod direct;
-#[cfg(feature = "cloud")]
-mod failure;
-#[cfg(feature = "cloud")]
-mod fetch;
-#[cfg(feature = "cloud")]
-mod flow;
-#[cfg(feature = "cloud")]
-mod http_client;
-#[cfg(feature = "cloud")]
-mod hub;
-#[cfg(feature = "cloud")]
-mod keys;
-#[cfg(feature = "cloud")]
-mod pages;
-#[cfg(feature = "cloud")]
-mod pool;
-#[cfg(feature = "cloud")]
-mod profile;
-#[cfg(feature = "cloud")]
-mod reader;
-#[cfg(feature = "cloud")]
-mod redirect;
-#[cfg(feature = "cloud")]
-mod store;
-#[cfg(feature = "cloud")]
-mod wanted;
-#[cfg(feature = "cloud")]
-mod watch;
-#[cfg(feature = "cloud")]
-mod web;
+mod cloud;
 #[cfg(not(feature = "cloud"))]
 mod without;
 
@@ -76,9 +39,7 @@ use xxhash_rust::xxh3::Xxh3;
 pub use address::{Place, Scheme};
 pub use cancel::Cancel;
 #[cfg(feature = "cloud")]
-pub use client::{Client, Pending};
-#[cfg(feature = "cloud")]
-pub use reader::Reader;
+pub use cloud::{Client, Pending, Reader};
 #[cfg(not(feature = "cloud"))]
 pub use without::{Client, Pending, Reader};
 

@@ -116,12 +116,7 @@ impl Reader {
     }
 
     /// Reads objects.
-    pub fn from(client: Client, _: Vec<Object>, _: u64) -> Reader {
-        match client.0 {}
-    }
-
-    /// Reads objects.
-    pub fn with_window(client: Client, _: Vec<Object>, _: u64) -> Reader {
+    pub fn from(client: Client, _: Vec<Object>, _: u64, _: u64) -> Reader {
         match client.0 {}
     }
 

@@ -11,6 +11,7 @@ use super::SharedOrigins;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::{Compression, read_some};
 use crate::import::sources::expansion::{Compressed, Expansion};
+use crate::import::sources::objects::Shard;
 use crate::import::sources::spool::decompressed;
 use dlfs_base::folders::Links;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -43,53 +44,33 @@ pub(super) struct InStore {
 }
 
 impl Input {
-    /// Its bytes, front to back.
+    /// Its bytes from `begin` on, or from its end if it is shorter. Of a store at most `ahead_bytes` are asked for ahead,
+    /// one range at least; `None`: as many as it needs.
     ///
     /// # Errors
     /// It does not open.
-    pub(super) fn read(&self) -> Result<Box<dyn Read + Send>> {
-        self.read_from(0)
-    }
-
-    /// Its bytes from `begin` on, or from its end if it is shorter.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    pub(super) fn read_from(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
+    pub(super) fn read(
+        &self,
+        begin: u64,
+        ahead_bytes: Option<u64>,
+    ) -> Result<Box<dyn Read + Send>> {
         let Some(InStore { client, object, failure, .. }) = &self.object else {
             let mut file = File::open(&self.path).map_err(|error| self.named(error))?;
             file.seek(SeekFrom::Start(begin)).map_err(|error| self.named(error))?;
             return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)));
         };
         let begin = begin.min(object.len_bytes);
-        let mut reader = Reader::from(client.clone(), vec![object.clone()], begin);
-        reader.next_object();
-        Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
+        let ahead_bytes = ahead_bytes.unwrap_or(u64::MAX);
+        let reader = Reader::from(client.clone(), vec![object.clone()], begin, ahead_bytes);
+        Ok(Box::new(Shard::new(reader, failure.clone())))
     }
 
-    /// Its bytes, of which at most so many are asked for ahead if it is in a store; one range at least.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    pub(super) fn read_ahead(&self, window_bytes: u64) -> Result<Box<dyn Read + Send>> {
-        let Some(InStore { client, object, failure, .. }) = &self.object else {
-            return self.read();
-        };
-        let mut reader = Reader::with_window(client.clone(), vec![object.clone()], window_bytes);
-        reader.next_object();
-        Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
-    }
-
-    /// The same, decompressed if they are compressed.
+    /// All its bytes, decompressed if they are compressed.
     ///
     /// # Errors
     /// As [`read`](Self::read), and those of reading the first bytes.
-    pub(super) fn read_plain(&self, window_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
-        let from = match window_bytes {
-            None => self.read()?,
-            Some(bytes) => self.read_ahead(bytes)?,
-        };
-        let plain = decompressed(from, &self.path, &self.expansion);
+    pub(super) fn read_plain(&self, ahead_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
+        let plain = decompressed(self.read(0, ahead_bytes)?, &self.path, &self.expansion);
         self.check()?;
         plain
     }
@@ -100,12 +81,12 @@ impl Input {
     /// As [`read_plain`](Self::read_plain).
     pub(super) fn read_plain_from(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
         let mut head = [0; 6];
-        let read = read_some(&mut self.read_ahead(0)?, &mut head);
+        let read = read_some(&mut self.read(0, Some(0))?, &mut head);
         self.check()?;
         let len = read.map_err(|error| self.named(error))?;
         if Compression::of(&head[..len]).is_none() {
             self.expansion.read(begin); // before the import was interrupted
-            return Ok(Box::new(Compressed(self.read_from(begin)?, self.expansion.clone())));
+            return Ok(Box::new(Compressed(self.read(begin, None)?, self.expansion.clone())));
         }
         let mut from = self.read_plain(None)?;
         let left_out = io::copy(&mut from.by_ref().take(begin), &mut io::sink());
@@ -135,25 +116,6 @@ impl Input {
         }
         Error::from(error).path(&self.path)
     }
-}
-
-/// Reads an object, and keeps the failure of its store.
-struct Watched {
-    from: Reader,
-    failure: Failure,
-}
-
-impl Read for Watched {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.from.read(into).map_err(|error| failed(&self.failure, error))
-    }
-}
-
-/// Keeps what is wrong with a store; what is returned says only that something is.
-pub(super) fn failed(failure: &Failure, error: io::Error) -> io::Error {
-    let error = error.downcast::<Error>().unwrap_or_else(Error::from);
-    failure.lock().get_or_insert(error);
-    io::Error::other("the store failed")
 }
 
 const BUFFER_BYTES: usize = 1 << 20;

@@ -19,7 +19,7 @@ use super::input::{InStore, Input, LOOKING_UP};
 use super::json_object::{Object, number_of, parse, spelled, unmarked};
 use super::json_survey::Survey;
 use super::json_text::{Lines, lines, read_line};
-use super::rows::{Entry, RowError, RowReader};
+use super::rows::{RowError, RowReader};
 use crate::import::columns::put_number;
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
@@ -27,7 +27,7 @@ use crate::import::sources::beneath::Root;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::objects::{self, push_origin};
 use crate::import::sources::row_indexes;
-use crate::import::sources::sample_stream::FieldBytes;
+use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
 use crate::import::sources::tar_members::clean_name;
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::threads::map_at_once;
@@ -142,24 +142,17 @@ impl JsonLines {
         }))
     }
 
-    /// Reads the next line that is not empty. `false`: there is none.
-    fn next_line(&mut self) -> Result<bool, RowError> {
+    /// The next line that is not empty, as an object. `None`: there is none.
+    fn next_object(&mut self) -> Result<Option<Object>, RowError> {
         loop {
             let read = read_line(&mut self.from, &mut self.line);
             self.at += self.line.len() as u64;
             match read {
-                Ok(false) => return Ok(false),
+                Ok(false) => return Ok(None),
                 Ok(true) if self.line.trim_ascii().is_empty() => {}
-                Ok(true) => return Ok(true),
+                Ok(true) => break,
                 Err(error) => return Err(RowError::File(BadReason::Decoder(error.to_string()))),
             }
-        }
-    }
-
-    /// The next line as an object. `None`: there is none.
-    fn next_object(&mut self) -> Result<Option<Object>, RowError> {
-        if !self.next_line()? {
-            return Ok(None);
         }
         let broken = |error| BadReason::Decoder(format!("the line is no JSON object: {error}"));
         Ok(Some(parse(&self.line).map_err(broken)?))
@@ -175,24 +168,26 @@ impl JsonLines {
             self.next = self.at;
             return Ok(object.map(|object| (object, None)));
         };
-        if let From::Folder(folder) = &files.from {
-            let Some(object) = self.next_object()? else { return Ok(None) };
-            self.next = self.at;
-            let name = files.name_in(&object)?;
-            let file = name.as_ref().map(|name| {
-                read_file(folder, name.as_bytes()).map_err(|reason| BadReason::Field {
-                    field: files.key.clone(),
-                    what: format!("names {name}: {reason}"),
-                })
-            });
-            let file = file.transpose()?;
-            if let Some((name, file)) = name.zip(file.as_ref()) {
-                self.count_file(&name, file);
+        let Files { key, from, .. } = files;
+        let ahead = match from {
+            From::Store(ahead) => ahead,
+            From::Folder(folder) => {
+                let Some(object) = self.next_object()? else { return Ok(None) };
+                self.next = self.at;
+                let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
+                let file = read_file(folder, name.as_bytes()).map_err(|reason| {
+                    let what = format!("names {name}: {reason}");
+                    BadReason::Field { field: key.clone(), what }
+                })?;
+                self.count_file(&name, &file);
+                return Ok(Some((object, Some(file))));
             }
-            return Ok(Some((object, file)));
+        };
+        if ahead.end.is_none() && ahead.lines.len() <= LINES_AHEAD / 2 {
+            let (lines, end) = self.named_lines(key, u64::MAX);
+            ahead.end = end;
+            ahead.look_up(lines)?;
         }
-        self.read_ahead(files)?;
-        let From::Store(ahead) = &mut files.from else { return Ok(None) };
         let Some(line) = ahead.lines.pop_front() else {
             self.next = self.at;
             return match ahead.end.replace(Ok(())) {
@@ -204,9 +199,9 @@ impl JsonLines {
         self.next = end;
         let Some(asked) = file else { return Ok(Some((object, None))) };
         let named = with(self.named, &asked.object);
-        let key = asked.object.key.clone();
+        let name = asked.object.key.clone();
         let file = ahead.read(asked)?;
-        self.count_file(&key, &file);
+        self.count_file(&name, &file);
         self.named = named;
         Ok(Some((object, Some(file))))
     }
@@ -217,33 +212,14 @@ impl JsonLines {
         }
     }
 
-    /// Reads more lines, where files are in a store and few are left.
-    fn read_ahead(&mut self, files: &mut Files) -> Result<(), RowError> {
-        let has_enough = |files: &Files| match &files.from {
-            From::Store(ahead) => ahead.end.is_some() || ahead.lines.len() > LINES_AHEAD / 2,
-            From::Folder(_) => true,
-        };
-        if has_enough(files) {
-            return Ok(());
-        }
-        let (lines, end) = self.named_lines(files, u64::MAX);
-        let From::Store(ahead) = &mut files.from else { return Ok(()) };
-        ahead.end = end;
-        ahead.look_up(lines)
-    }
-
-    /// Some lines that begin before `to`, and what ended them.
-    fn named_lines(
-        &mut self,
-        files: &Files,
-        to: u64,
-    ) -> (Vec<Named>, Option<Result<(), RowError>>) {
+    /// Some lines that begin before `to`, with the files that `key` names, and what ended them.
+    fn named_lines(&mut self, key: &str, to: u64) -> (Vec<Named>, Option<Result<(), RowError>>) {
         let mut lines = Vec::new();
         let mut end = None;
         while lines.len() < LINES_AHEAD / 2 && self.at < to && end.is_none() {
             match self.next_object() {
                 Ok(Some(object)) => {
-                    let name = files.name_in(&object);
+                    let name = name_in(key, &object);
                     lines.push(name.map(|name| (object, name, self.at)));
                 }
                 Ok(None) => end = Some(Ok(())),
@@ -258,9 +234,9 @@ impl JsonLines {
     fn recall_files(&mut self, files: &Files, to: u64, named: u64) -> Result<u64> {
         let From::Store(ahead) = &files.from else { return Ok(named) };
         let mut named = named;
-        self.begin(Entry::default())?;
+        self.begin(StreamPlace::default())?;
         loop {
-            let (lines, end) = self.named_lines(files, to);
+            let (lines, end) = self.named_lines(&files.key, to);
             self.input.check()?;
             for found in ahead.find(&lines)?.into_iter().flatten() {
                 // One that is gone gives another hash as well.
@@ -275,16 +251,16 @@ impl JsonLines {
     }
 
     fn cell(&self, column: &Column, value: &Value) -> Result<Option<FieldBytes>, BadReason> {
-        let CellKind::Elements(kind) = &column.kind else {
-            return Ok(match value {
-                Value::Null => None,
-                Value::String(text) => Some(spelled(text).to_owned().into_bytes().into()),
-                other => Some(unmarked(&other.to_string()).into_bytes().into()),
-            });
-        };
         if value.is_null() {
             return Ok(None);
         }
+        let CellKind::Elements(kind) = &column.kind else {
+            let text = match value {
+                Value::String(text) => spelled(text).to_owned(),
+                other => unmarked(&other.to_string()),
+            };
+            return Ok(Some(text.into_bytes().into()));
+        };
         let mut bytes = Vec::new();
         let dims = kind.dims().collect::<Vec<_>>();
         if put_values(kind.element(), &dims, value, &mut bytes) {
@@ -307,7 +283,12 @@ impl Files {
     fn new(at: usize, column: &Column, input: &Input) -> Result<Files> {
         let key = column.files_of.clone().unwrap_or_default();
         let from = match &input.object {
-            Some(lines) => From::Store(Box::new(Ahead::new(lines.clone()))),
+            Some(lines) => From::Store(Box::new(Ahead {
+                lines_are: lines.clone(),
+                lines: VecDeque::new(),
+                end: None,
+                asked_bytes: 0,
+            })),
             None => {
                 let folder = input.path.parent().filter(|folder| !folder.as_os_str().is_empty());
                 From::Folder(Root::open(folder.unwrap_or(Path::new(".")), input.links)?)
@@ -315,22 +296,22 @@ impl Files {
         };
         Ok(Files { key, column: at, from })
     }
+}
 
-    /// The file that the line `object` names, without `.` and repeated slashes; `None`: it has not the key.
-    fn name_in(&self, object: &Object) -> Result<Option<String>, BadReason> {
-        match object.0.iter().find(|(key, _)| *key == self.key) {
-            None => Ok(None),
-            Some((_, Value::String(name))) => {
-                if name.starts_with('/') || name.split('/').any(|part| part == "..") {
-                    return Err(BadReason::LeavesSource);
-                }
-                let clean = clean_name(name.as_bytes())?;
-                Ok(Some(String::from_utf8_lossy(&clean).into_owned()))
+/// The file that the value of `key` in a line names, without `.` and repeated slashes; `None`: it has not the key.
+fn name_in(key: &str, object: &Object) -> Result<Option<String>, BadReason> {
+    match object.0.iter().find(|(own, _)| own == key) {
+        None => Ok(None),
+        Some((_, Value::String(name))) => {
+            if name.starts_with('/') || name.split('/').any(|part| part == "..") {
+                return Err(BadReason::LeavesSource);
             }
-            Some(_) => {
-                let what = "names no file".to_owned();
-                Err(BadReason::Field { field: self.key.clone(), what })
-            }
+            let clean = clean_name(name.as_bytes())?;
+            Ok(Some(String::from_utf8_lossy(&clean).into_owned()))
+        }
+        Some(_) => {
+            let what = "names no file".to_owned();
+            Err(BadReason::Field { field: key.to_owned(), what })
         }
     }
 }
@@ -348,10 +329,6 @@ fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadReason> {
 }
 
 impl Ahead {
-    fn new(lines_are: InStore) -> Ahead {
-        Ahead { lines_are, lines: VecDeque::new(), end: None, asked_bytes: 0 }
-    }
-
     /// Looks up what some lines name, many at once, and asks for it.
     fn look_up(&mut self, lines: Vec<Named>) -> Result<(), RowError> {
         let found = self.find(&lines).map_err(|error| self.failed(error))?;
@@ -435,8 +412,8 @@ impl RowReader for JsonLines {
         &self.columns
     }
 
-    fn begin(&mut self, from: Entry) -> Result<()> {
-        (self.from, self.at) = match from.at {
+    fn begin(&mut self, from: StreamPlace) -> Result<()> {
+        (self.from, self.at) = match from.offset {
             0 => lines(&self.input, None)?,
             at => {
                 let from = self.input.read_plain_from(at)?;
@@ -447,8 +424,8 @@ impl RowReader for JsonLines {
         Ok(())
     }
 
-    fn entry(&self, _: u64) -> Entry {
-        Entry { at: self.next, rows: 0, named: self.named }
+    fn place(&self, _: u64) -> StreamPlace {
+        StreamPlace { offset: self.next, named: self.named, ..StreamPlace::default() }
     }
 
     fn recall(&mut self, to: Option<u64>, named: u64) -> Result<u64> {
@@ -468,7 +445,7 @@ impl RowReader for JsonLines {
         let line = self.next_with_file(files.as_mut());
         self.files = files;
         let Some((object, file)) = line? else { return Ok(false) };
-        let name = self.files.as_ref().map(|files| files.name_in(&object)).transpose()?;
+        let name = self.files.as_ref().map(|files| name_in(&files.key, &object)).transpose()?;
         self.name.extend_from_slice(name.flatten().unwrap_or_default().as_bytes());
         // A line may have few of many keys.
         self.filled.drain(..).for_each(|at| drop(cells.get_mut(at).and_then(Option::take)));

@@ -8,7 +8,7 @@ use super::RowFile;
 use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
 use super::input::{Input, LOOKING_UP};
 use crate::import::columns::{Number, number, put_number};
-use crate::import::field_types::{FieldSpec, is_named};
+use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expands;
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
@@ -31,11 +31,12 @@ pub(super) trait RowReader {
     ///
     /// # Errors
     /// The file cannot be read, or is none of its format.
-    fn begin(&mut self, from: Entry) -> Result<()>;
+    fn begin(&mut self, from: StreamPlace) -> Result<()>;
 
-    /// Returns the entry of the next row, behind `rows` rows of the file.
-    fn entry(&self, rows: u64) -> Entry {
-        Entry { at: 0, rows, named: 0 }
+    /// The place of the next row, behind `rows` rows of the file, as the reader of this format finds it again: of a file
+    /// with batches, `offset` is where one begins, or its number.
+    fn place(&self, rows: u64) -> StreamPlace {
+        StreamPlace { left_out: rows, ..StreamPlace::default() }
     }
 
     /// Notes again which objects the rows up to byte `to`, or all of them, have named, behind those whose hash is
@@ -59,17 +60,6 @@ pub(super) trait RowReader {
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError>;
 }
 
-/// A place between two rows of a file, as the reader of its format finds it again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Entry {
-    /// The entry point into the file: a byte offset, or the number of a batch.
-    pub(super) at: u64,
-    /// Rows from there to the place.
-    pub(super) rows: u64,
-    /// Hash of the objects that rows before it named, also those of other files; 0: none.
-    pub(super) named: u64,
-}
-
 /// Why a row is not read.
 #[derive(Debug)]
 pub(super) enum RowError {
@@ -87,8 +77,7 @@ impl From<BadReason> for RowError {
 
 /// The rows of files of one kind as samples.
 pub struct RowSource<'a> {
-    /// With their own columns.
-    /// With the columns of those that were looked at.
+    /// Those that were not opened yet, with the columns that were found in them.
     files: std::vec::IntoIter<(RowFile, Vec<Column>)>,
     /// The objects that an index names.
     shards: Vec<(Client, Object)>,
@@ -96,8 +85,8 @@ pub struct RowSource<'a> {
     begun: u64,
     /// The place to resume the import at, until it has resumed.
     go_on: Option<StreamPlace>,
-    /// The entry into the file that is opened next, and the number of the row there.
-    from: (Entry, u64),
+    /// The place in the file that is opened next.
+    from: StreamPlace,
     options: &'a RowOptions,
     open: Option<OpenFile>,
     /// The columns of all files, with what holds the values of all.
@@ -162,9 +151,9 @@ impl Place {
 }
 
 impl OpenFile {
-    fn new(reader: Box<dyn RowReader>, file: RowFile, places: Vec<Option<Place>>) -> OpenFile {
-        let RowFile { input, stem, .. } = file;
-        OpenFile { reader, input, stem, places, rows: 0, has_begun: false }
+    /// The name of the row that was read last, if it brings none along.
+    fn row_name(&self) -> Vec<u8> {
+        [&self.stem[..], format!("/{}", self.rows - 1).as_bytes()].concat()
     }
 }
 
@@ -210,7 +199,7 @@ impl<'a> RowSource<'a> {
             shards,
             begun: indexes,
             go_on: None,
-            from: (Entry::default(), 0),
+            from: StreamPlace::default(),
             options,
             open: None,
             types: chosen.types(&columns),
@@ -270,11 +259,11 @@ impl<'a> RowSource<'a> {
         if let Some(open) = &mut self.open
             && !open.has_begun
         {
-            let (from, rows) = std::mem::take(&mut self.from);
+            let from = std::mem::take(&mut self.from);
             let begun = open.reader.begin(from);
             open.input.check()?;
             begun?;
-            (open.has_begun, open.rows) = (true, rows);
+            (open.has_begun, open.rows) = (true, from.record);
         }
         Ok(true)
     }
@@ -307,10 +296,9 @@ impl<'a> RowSource<'a> {
                 break;
             }
         }
-        let StreamPlace { offset: at, left_out: rows, record, .. } = *place;
-        self.from = (Entry { at, rows, named: place.named }, record);
+        self.from = *place;
         if let Some(open) = self.open.as_mut().filter(|_| names_objects) {
-            named = open.reader.recall(Some(at), named)?;
+            named = open.reader.recall(Some(place.offset), named)?;
         }
         if named != place.named {
             let text = "an object that a line before the interruption names has changed since the import began";
@@ -352,72 +340,71 @@ impl<'a> RowSource<'a> {
         }
         self.own_names.clear();
         self.cells.clear();
-        self.open = Some(OpenFile::new(reader, file, places));
+        let RowFile { input, stem, .. } = file;
+        self.open = Some(OpenFile { reader, input, stem, places, rows: 0, has_begun: false });
         self.begun += 1;
         Ok(true)
     }
 
+    /// The sample of the next row. `None`: there is none, or the row is bad.
     fn take_row(&mut self) -> Option<StreamSample> {
         let open = self.open.as_mut()?;
-        let number = open.rows;
-        let row_name = |open: &OpenFile| [&open.stem[..], format!("/{number}").as_bytes()].concat();
-        match open.reader.next_row(&mut self.cells) {
-            Ok(true) => open.rows += 1,
-            Ok(false) => {
-                self.from.0.named = open.reader.entry(number).named;
-                self.open = None;
-                return None;
-            }
-            Err(RowError::Row(reason)) => {
-                open.rows += 1;
-                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
-                return None;
-            }
-            Err(RowError::File(reason)) => {
-                // The failure of a store is no bad entry: the import fails.
-                if let Err(error) = open.input.check() {
-                    self.failure = Some(error);
-                    return None;
-                }
-                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
-                self.open = None;
-                return None;
-            }
+        let read = open.reader.next_row(&mut self.cells);
+        if let Ok(false) = read {
+            self.from.named = open.reader.place(open.rows).named;
+            self.open = None;
+            return None;
         }
-        let mut take = |at: usize| match &open.places[at] {
-            Some(place) => place.take(&mut self.cells, &self.columns[at]),
-            None => Ok(None),
+        open.rows += 1;
+        let ends = matches!(read, Err(RowError::File(_)));
+        // The failure of a store is no bad entry: the import fails.
+        if ends && let Err(error) = open.input.check() {
+            self.failure = Some(error);
+            return None;
+        }
+        let (name, reason) = match read {
+            Ok(_) => match self.sample() {
+                Ok(sample) => return Some(sample),
+                Err(bad) => bad,
+            },
+            Err(RowError::Row(reason) | RowError::File(reason)) => (Vec::new(), reason),
         };
-        let mut taken = || -> Result<_, BadReason> {
-            let name = self.chosen.name.map(&mut take).transpose()?.flatten();
-            let label = self.chosen.label.map(&mut take).transpose()?.flatten();
-            let fields = self.chosen.fields.iter().map(|at| take(*at));
-            Ok((name, label, fields.collect::<Result<Vec<_>, _>>()?))
-        };
-        let (name, label, fields) = match taken() {
-            Ok(taken) => taken,
-            Err(reason) => {
-                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
-                return None;
+        let of_file = self.open.as_ref().filter(|_| name.is_empty());
+        let name = of_file.map_or(name, OpenFile::row_name);
+        self.reject(&name, reason);
+        if ends {
+            self.open = None;
+        }
+        None
+    }
+
+    /// The row that was read last as a sample. Otherwise its name, if it has one, and what is wrong with it.
+    fn sample(&mut self) -> Result<StreamSample, (Vec<u8>, BadReason)> {
+        let nameless = |reason| (Vec::new(), reason);
+        let name = self.take(self.chosen.name).map_err(nameless)?;
+        let label = self.take(self.chosen.label).map_err(nameless)?;
+        let mut fields = Vec::with_capacity(self.chosen.fields.len());
+        for at in 0..self.chosen.fields.len() {
+            fields.push(self.take(Some(self.chosen.fields[at])).map_err(nameless)?);
+        }
+        let name = match (self.chosen.name, &self.open) {
+            (None, Some(open)) => {
+                open.reader.row_name().map_or_else(|| open.row_name(), <[u8]>::to_vec)
             }
-        };
-        let name = match self.chosen.name {
-            Some(_) => name.map(|bytes| bytes.to_vec()).unwrap_or_default(),
-            None => open.reader.row_name().map_or_else(|| row_name(open), <[u8]>::to_vec),
+            _ => name.map(|bytes| bytes.to_vec()).unwrap_or_default(),
         };
         let mut sample = StreamSample::new(name, fields);
         match self.check(&mut sample, label) {
-            Ok(()) => Some(sample),
-            Err(reason) => {
-                let name = if sample.name.is_empty() {
-                    row_name(self.open.as_ref()?)
-                } else {
-                    sample.name
-                };
-                self.reject(&name, reason);
-                None
-            }
+            Ok(()) => Ok(sample),
+            Err(reason) => Err((sample.name, reason)),
         }
+    }
+
+    /// The value in the column `at` of all files.
+    fn take(&mut self, at: Option<usize>) -> Result<Option<FieldBytes>, BadReason> {
+        let Some(at) = at else { return Ok(None) };
+        let place = self.open.as_ref().and_then(|open| open.places[at].as_ref());
+        place.map_or(Ok(None), |place| place.take(&mut self.cells, &self.columns[at]))
     }
 
     /// Gives the sample its label, unless that is a class: one that is new has no number before the sample is accepted.
@@ -428,9 +415,6 @@ impl<'a> RowSource<'a> {
     ) -> Result<(), BadReason> {
         if sample.name.is_empty() {
             return Err(BadReason::Name("the row has none"));
-        }
-        if sample.name.len() > MAX_NAME_BYTES {
-            return Err(TOO_LONG_A_NAME);
         }
         if sample.name.contains(&0) {
             return Err(BadReason::Name("holds a NUL"));
@@ -444,11 +428,12 @@ impl<'a> RowSource<'a> {
             }
             *only = Some(Vec::new().into());
         }
-        if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
-            return Err(BadReason::TooLarge(sample.len_bytes() as u64));
+        let len = sample.len_bytes() as u64;
+        if len > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(len));
         }
         if let Some(open) = &self.open {
-            open.input.expansion.make(Expands::Rows, sample.len_bytes() as u64)?;
+            open.input.expansion.make(Expands::Rows, len)?;
         }
         self.class = None;
         match (self.classes.element, label) {
@@ -463,9 +448,7 @@ impl<'a> RowSource<'a> {
         }
         Ok(())
     }
-}
 
-impl RowSource<'_> {
     /// Puts the file in front of a name that a row of an earlier file has, or of all that rows bring along.
     fn put_in_front(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
         self.own_name = xxh3_128(&sample.name);
@@ -502,14 +485,8 @@ impl Types<'_> {
     /// Returns the kind in the image for values of a column that are `kind` in the files.
     fn of(&self, name: &str, kind: &CellKind) -> Option<CellKind> {
         let given = self.given.iter().find(|spec| is_named(name.as_bytes(), &spec.field));
-        let kept = match given {
-            Some(spec) => spec.kind.clone(),
-            None => {
-                let image = self.image?;
-                let field = image.fields().iter().position(|own| own == name.as_bytes())?;
-                image.field_types().of(field).cloned()
-            }
-        };
+        let kept =
+            given.map_or_else(|| of_image(self.image, name.as_bytes()), |spec| spec.kind.clone());
         let kept = kept.filter(|kept| kept.form() == FileForm::Raw)?;
         // Bytes of files are the elements themselves, texts of lines are not.
         let is_raw = *kind == CellKind::Bytes && self.kind != SourceKind::JsonLines;
@@ -601,12 +578,11 @@ impl SampleStream for RowSource<'_> {
         if !self.bad.is_empty() || self.failure.is_some() {
             return None;
         }
-        let (input, entry, record) = match &self.open {
-            None => (self.begun, self.from.0, 0),
-            Some(open) => (self.begun - 1, open.reader.entry(open.rows), open.rows),
+        let (input, record, place) = match &self.open {
+            None => (self.begun, 0, self.from),
+            Some(open) => (self.begun - 1, open.rows, open.reader.place(open.rows)),
         };
-        let Entry { at: offset, rows: left_out, named } = entry;
-        Some(StreamPlace { input, offset, left_out, record, named, windows: 0 })
+        Some(StreamPlace { input, record, windows: 0, ..place })
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
@@ -665,7 +641,7 @@ fn names_in(file: &RowFile, columns: &[Column], only: &RowOptions) -> Result<BTr
     let mut reader = file.open(only, Some(columns))?;
     let at = reader.columns().iter().position(|column| Some(&column.name) == only.label.as_ref());
     let Some(at) = at else { return Ok(names) };
-    reader.begin(Entry::default())?;
+    reader.begin(StreamPlace::default())?;
     let mut cells = Cells::new();
     loop {
         match reader.next_row(&mut cells) {
@@ -747,17 +723,17 @@ impl Classes {
         let Number::Int(number) = number(element, cell) else {
             return Err(BadReason::Syntax("its label is no integer"));
         };
-        if !self.of_file.is_empty() && number < 0 {
+        if self.of_file.is_empty() {
+            let number = i64::try_from(number)
+                .map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
+            check_label(Some(number))
+                .map_err(|_| BadReason::Syntax("its label cannot be stored"))?;
+            return Ok(Some(number));
+        }
+        if number < 0 {
             return Ok(None);
         }
-        let number = i64::try_from(number)
-            .map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
-        if !self.of_file.is_empty() {
-            let class = usize::try_from(number).ok().and_then(|at| self.of_file.get(at));
-            let class = class.copied().ok_or(BadReason::Syntax("its label is none of the classes"));
-            return class.map(Some);
-        }
-        check_label(Some(number)).map_err(|_| BadReason::Syntax("its label cannot be stored"))?;
-        Ok(Some(number))
+        let class = usize::try_from(number).ok().and_then(|at| self.of_file.get(at));
+        class.copied().map(Some).ok_or(BadReason::Syntax("its label is none of the classes"))
     }
 }

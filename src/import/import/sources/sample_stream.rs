@@ -99,7 +99,7 @@ pub trait SampleStream {
 }
 
 /// A place in a stream, between two samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamPlace {
     /// The number of its file or object, from 0.
     pub input: u64,

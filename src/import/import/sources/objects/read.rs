@@ -180,7 +180,7 @@ impl ObjectStreams {
                 return Some(Shard { reader, failure });
             }
             let (client, objects) = self.readers.next()?;
-            let reader = Reader::from(client, objects, std::mem::take(&mut self.begin));
+            let reader = Reader::from(client, objects, std::mem::take(&mut self.begin), u64::MAX);
             self.current = Some(Arc::new(Mutex::new(reader)));
         }
     }
@@ -201,13 +201,19 @@ pub(in crate::import) struct Shard {
 }
 
 impl Shard {
+    /// The first object of `reader`. The first failure of its store goes to `failure`.
+    pub(in crate::import) fn new(mut reader: Reader, failure: Arc<Mutex<Option<Error>>>) -> Shard {
+        reader.next_object();
+        Shard { reader: Arc::new(Mutex::new(reader)), failure }
+    }
+
     /// The next bytes, at most `len`, which are not read by that; fewer also where a range ends.
     ///
     /// # Errors
     /// The store failed.
     pub(in crate::import) fn peek(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut reader = self.reader.lock();
-        let bytes = reader.fill_buf().map_err(|error| self.failed(error))?;
+        let bytes = reader.fill_buf().map_err(|error| Shard::failed(&self.failure, error))?;
         Ok(bytes[..len.min(bytes.len())].to_vec())
     }
 
@@ -217,15 +223,16 @@ impl Shard {
         Some(FieldBytes::Shared(bytes, range))
     }
 
-    fn failed(&self, error: io::Error) -> io::Error {
+    /// Keeps what is wrong with a store; the error that is returned says only that something is.
+    pub(in crate::import) fn failed(failure: &Mutex<Option<Error>>, error: io::Error) -> io::Error {
         let error = error.downcast::<Error>().unwrap_or_else(Error::from);
-        self.failure.lock().get_or_insert(error);
+        failure.lock().get_or_insert(error);
         io::Error::other("the store failed")
     }
 }
 
 impl Read for Shard {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.reader.lock().read(into).map_err(|error| self.failed(error))
+        self.reader.lock().read(into).map_err(|error| Shard::failed(&self.failure, error))
     }
 }

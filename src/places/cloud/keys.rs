@@ -49,35 +49,38 @@ fn next_entry(page: &str) -> Option<(&str, String, usize, usize)> {
     let block = &page[start..end];
     let (_, value) = block.split_once(&format!("<{name}>"))?;
     let (value, _) = value.split_once(&format!("</{name}>"))?;
-    Some((block, unescape(value), start, end))
+    Some((block, plain(value), start, end))
 }
 
-fn unescape(text: &str) -> String {
+/// A text without the references that stand for characters in XML and HTML; what is none stays.
+pub(super) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, behind)) = rest.split_once('&') {
         plain.push_str(before);
-        let Some((name, behind)) = behind.split_once(';') else {
-            plain.push('&');
-            rest = behind;
-            continue;
-        };
-        let number = match name.strip_prefix("#x") {
-            Some(digits) => u32::from_str_radix(digits, 16).ok(),
-            None => name.strip_prefix('#').and_then(|digits| digits.parse().ok()),
-        };
-        plain.push(match name {
-            "amp" => '&',
-            "lt" => '<',
-            "gt" => '>',
-            "quot" => '"',
-            "apos" => '\'',
-            _ => number.and_then(char::from_u32).unwrap_or(char::REPLACEMENT_CHARACTER),
-        });
+        let found =
+            behind.split_once(';').and_then(|(name, behind)| Some((character(name)?, behind)));
+        let (character, behind) = found.unwrap_or(('&', behind));
+        plain.push(character);
         rest = behind;
     }
     plain.push_str(rest);
     plain
+}
+
+fn character(name: &str) -> Option<char> {
+    Some(match name {
+        "amp" => '&',
+        "lt" => '<',
+        "gt" => '>',
+        "quot" => '"',
+        "apos" => '\'',
+        _ => {
+            let number = name.strip_prefix('#')?;
+            let hex = number.strip_prefix(['x', 'X']).map(|digits| u32::from_str_radix(digits, 16));
+            char::from_u32(hex.unwrap_or_else(|| number.parse()).ok()?)?
+        }
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use object_store::path::Path as Key;
 
-use super::Object;
+use crate::Object;
 
 /// A range to ask for.
 #[derive(Debug, Clone)]

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
-use super::input::{InStore, failed};
 use super::pages::no_page;
+use crate::import::formats::input::InStore;
 use crate::import::sources::expansion::Expansion;
+use crate::import::sources::objects::Shard;
 use dlfs_base::error::zeroed_vec;
 use dlfs_places::Pending;
 
@@ -74,7 +75,7 @@ impl Blocks {
                 let mut bytes = vec![0; pending.len_bytes() as usize];
                 pending
                     .read_into(&mut bytes)
-                    .map_err(|error| failed(&self.of.failure, io::Error::other(error)))?;
+                    .map_err(|error| Shard::failed(&self.of.failure, io::Error::other(error)))?;
                 self.expansion.read(bytes.len() as u64);
                 Bytes::from(bytes)
             }

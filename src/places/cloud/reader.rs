@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use super::client::{Client, Pending};
 use super::flow::{Piece, Ranges, ahead};
 use super::pool::{Kept, RangeBuf};
-use super::{Lent, Object};
+use crate::{Lent, Object};
 use dlfs_base::error::Result;
 
 /// Reads objects one after the other. [`next_object`](Reader::next_object) goes to the first or next one; then
@@ -42,28 +42,26 @@ struct Current {
 impl Reader {
     /// Reads `objects` in this order.
     pub fn new(client: Client, objects: Vec<Object>) -> Reader {
-        let window_bytes = client.options().window_bytes;
-        Reader::with_window(client, objects, window_bytes)
+        Reader::from(client, objects, 0, u64::MAX)
     }
 
-    /// Reads `objects` in this order, the first of them from byte `begin` on, which is at most its length.
-    pub fn from(client: Client, objects: Vec<Object>, begin: u64) -> Reader {
-        let mut reader = Reader::new(client, objects);
-        reader.ranges.begin_at(begin);
-        reader
-    }
-
-    /// Reads `objects` in this order, and holds at most so many bytes of them: one range at least.
-    pub fn with_window(client: Client, objects: Vec<Object>, window_bytes: u64) -> Reader {
-        let range_bytes = client.options().range_bytes;
+    /// Reads `objects` in this order, the first of them from byte `begin` on, which is at most its length. It holds at
+    /// most `ahead_bytes` of them, and what the client's options allow: one range at least.
+    pub fn from(client: Client, objects: Vec<Object>, begin: u64, ahead_bytes: u64) -> Reader {
+        let range_bytes = client.range_bytes();
+        let window_bytes = client.window_bytes().min(ahead_bytes);
         let lens = objects.iter().map(|object| object.len_bytes);
         let ahead = ahead(client.delay(), range_bytes, window_bytes);
-        let ranges = Ranges::new(lens, range_bytes, ahead);
-        let pending = VecDeque::new();
-        let kept = client.pool().keep();
-        let current = None;
-        let lent = Vec::new();
-        Reader { client, objects, ranges, pending, begun: 0, current, lent, _kept: kept }
+        Reader {
+            ranges: Ranges::new(lens, begin, range_bytes, ahead),
+            objects,
+            pending: VecDeque::new(),
+            begun: 0,
+            current: None,
+            lent: Vec::new(),
+            _kept: client.pool().keep(),
+            client,
+        }
     }
 
     /// Goes to the next object, whatever is left of this one; `None` after the last.

@@ -36,12 +36,8 @@ impl Failure {
 
     /// No answer in time.
     pub(super) fn late(why: impl Into<String>) -> Failure {
-        Failure::Passing {
-            throttled: false,
-            after: None,
-            why: why.into(),
-            kind: ErrorKind::TimedOut,
-        }
+        let kind = ErrorKind::TimedOut;
+        Failure::Passing { throttled: false, after: None, why: why.into(), kind }
     }
 
     /// The object is another one by now.
@@ -58,46 +54,41 @@ impl Failure {
         let status = noted.status.filter(|status| *status != 200 && *status != 206);
         let why = why(status, words(error));
         let last = |kind, text: &'static str| Error::new(kind, text).source(Told(why.clone()));
-        match (error, status) {
+        Failure::Final(match (error, status) {
             (_, Some(429 | 503)) => {
                 let after = noted.retry_after;
-                let kind = ErrorKind::Busy;
-                Failure::Passing { throttled: true, after, why, kind }
+                return Failure::Passing { throttled: true, after, why, kind: ErrorKind::Busy };
             }
-            (Cause::NotFound { .. }, _) => {
-                Failure::Final(last(ErrorKind::NotFound, "there is no such object"))
+            (Cause::NotFound { .. }, _) => last(ErrorKind::NotFound, "there is no such object"),
+            (Cause::PermissionDenied { .. } | Cause::Unauthenticated { .. }, _) => {
+                last(ErrorKind::Refused, "the store refuses access").hint(CREDENTIALS)
             }
-            (Cause::PermissionDenied { .. } | Cause::Unauthenticated { .. }, _) => Failure::Final(
-                last(ErrorKind::Refused, "the store refuses access").hint(CREDENTIALS),
-            ),
-            (Cause::Precondition { .. }, _) | (_, Some(412 | 416)) => Failure::changed(),
+            (Cause::Precondition { .. }, _) | (_, Some(412 | 416)) => return Failure::changed(),
             (Cause::NotSupported { .. } | Cause::NotImplemented { .. }, _) => {
-                Failure::Final(last(ErrorKind::Unsupported, "the server does not send ranges"))
+                last(ErrorKind::Unsupported, "the server does not send ranges")
             }
             (Cause::InvalidPath { .. }, _) => {
-                Failure::Final(last(ErrorKind::InvalidArgument, "a key that cannot be named"))
+                last(ErrorKind::InvalidArgument, "a key that cannot be named")
             }
             (_, Some(300..=399)) => {
                 let text =
                     "the store redirects to another place: its region or endpoint is another one";
-                Failure::Final(last(ErrorKind::Refused, text).hint(OTHER_PLACE))
+                last(ErrorKind::Refused, text).hint(OTHER_PLACE)
             }
-            (_, Some(408)) => Failure::late(why),
-            (_, Some(400..=499 | 501)) => {
-                Failure::Final(last(ErrorKind::Refused, "the store refuses the request"))
-            }
+            (_, Some(408)) => return Failure::late(why),
+            (_, Some(400..=499 | 501)) => last(ErrorKind::Refused, "the store refuses the request"),
             _ if has_cause::<Refused>(error) => {
-                let text = "a redirect of the server is not followed";
-                Failure::Final(last(ErrorKind::Refused, text))
+                last(ErrorKind::Refused, "a redirect of the server is not followed")
             }
             _ if has_cause::<TooLong>(error) => {
-                Failure::Final(last(ErrorKind::BadSource, "the answer of the store is too long"))
+                last(ErrorKind::BadSource, "the answer of the store is too long")
             }
             _ => {
+                let after = noted.retry_after;
                 let kind = ErrorKind::Disconnected;
-                Failure::Passing { throttled: false, after: noted.retry_after, why, kind }
+                return Failure::Passing { throttled: false, after, why, kind };
             }
-        }
+        })
     }
 
     /// The error, where no further attempt is made after `failures`.

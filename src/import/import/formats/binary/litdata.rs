@@ -7,11 +7,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::array_header::{HeaderForm, numpy_element, torch_element};
-use super::column::CellKind;
 use super::hashes::Stated;
-use super::input::Input;
 use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
-use super::{Given, How, RowFile};
+use super::shard;
+use crate::import::formats::column::CellKind;
+use crate::import::formats::input::Input;
+use crate::import::formats::{Given, RowFile};
 use crate::import::options::RowOptions;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::FieldType;
@@ -61,9 +62,9 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
     let chunks = given.input.beside(names.collect())?;
     let inputs: Vec<Input> = chunks.iter().map(|(_, input)| input.clone()).collect();
     let format = Arc::new(ItemFormat::new(leaves, &inputs, true, options)?);
-    let file = |(chunk, (name, input)): (Chunk, (String, Input))| {
+    let file = |(chunk, named): (Chunk, (String, Input))| {
         let stated = Stated::default().with_items(chunk.chunk_size);
-        RowFile::beside(given, &name, input, How::Items(format.clone(), stated))
+        shard(given, named, format.clone(), stated)
     };
     Ok(index.chunks.into_iter().zip(chunks).map(file).collect())
 }

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::input::{InStore, Input, LOOKING_UP};
+use crate::import::formats::input::{InStore, Input, LOOKING_UP};
 use crate::import::sources::row_indexes::{self, MAX_INDEX_BYTES};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ impl Input {
     /// It cannot be read, or is too long for one.
     pub(super) fn read_index(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let read = self.read()?.take(MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
+        let read = self.read(0, None)?.take(MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
         self.check()?;
         let read = read.map_err(|error| self.named(error))?;
         if read as u64 > MAX_INDEX_BYTES {

@@ -7,9 +7,9 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, Error as Cause};
 
-use super::Place;
 use super::bodies::{beginning, whole};
 use super::watch::{Note, Watching};
+use crate::Place;
 
 /// A web server.
 pub(super) struct Web {
@@ -45,12 +45,8 @@ impl Told {
 
 impl Web {
     /// The server at `place`; nothing is asked of it yet.
-    pub(super) fn open(
-        place: &Place,
-        client: &ClientOptions,
-        watching: &Watching,
-    ) -> object_store::Result<Web> {
-        Ok(Web { client: watching.connect(client)?, place: place.clone() })
+    pub(super) fn open(place: &Place, watching: &Watching) -> object_store::Result<Web> {
+        Ok(Web { client: watching.connect(&ClientOptions::new())?, place: place.clone() })
     }
 
     /// Asks what a file is: by HEAD, and by a GET of its first byte where the answer to that is of no use. URLs that

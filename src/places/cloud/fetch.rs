@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::copies::{Copied, Copies};
 use super::direct::{Body, Landing};
@@ -22,9 +21,9 @@ use super::store::Store;
 use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
 use super::web::Web;
-use super::{Place, PlaceOptions};
+use crate::{Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_base::random::draw;
+use dlfs_base::random;
 
 /// A store that is read, shared by all its requests.
 pub(super) struct Shared {
@@ -32,7 +31,6 @@ pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) options: PlaceOptions,
     pub(super) seen: Arc<Seen>,
-    pub(super) counts: Arc<Counts>,
     pub(super) pool: Arc<Pool>,
     host: Arc<Host>,
 }
@@ -61,14 +59,6 @@ impl Host {
     }
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) retries: AtomicU64,
-    pub(super) throttled: AtomicU64,
-    pub(super) hedges: AtomicU64,
-    pub(super) bytes: AtomicU64,
-}
-
 impl Shared {
     pub(super) fn new(
         place: Place,
@@ -83,18 +73,16 @@ impl Shared {
             copies: Copies::default(),
             told: Mutex::default(),
         });
-        let counts = Arc::default();
         let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
-        Shared { place, store, options, seen, counts, pool, host }
+        Shared { place, store, options, seen, pool, host }
     }
 
     /// Another store of the same host: what is counted, kept and known of the host is shared.
     pub(super) fn beside(&self, place: Place, store: Store) -> Shared {
-        let Shared { options, seen, counts, pool, host, .. } = self;
-        let options = options.clone();
-        let seen = seen.clone();
-        let counts = counts.clone();
-        Shared { place, store, options, seen, counts, pool: pool.clone(), host: host.clone() }
+        let options = self.options.clone();
+        let seen = self.seen.clone();
+        let pool = self.pool.clone();
+        Shared { place, store, options, seen, pool, host: self.host.clone() }
     }
 
     /// An answer began so long after its request was sent.
@@ -116,18 +104,17 @@ impl Shared {
     pub(super) async fn fetch(&self, wanted: &Wanted) -> Result<RangeBuf> {
         let place = self.place.with_key(wanted.key.as_ref());
         let note = Note::default();
-        let address = place.to_string();
         let result = match self.host.copies.of(&place, wanted) {
             Some(copy) => {
                 copy.read(wanted, &self.pool).map_err(|failure| failure.given_up(1, true))
             }
-            None => self.again(&address, &note, || self.hedged(wanted, &note)).await,
+            None => self.again(place.key(), &note, || self.hedged(wanted, &note)).await,
         };
         let result = match (result, &self.store.web) {
             (Err(error), Some(web)) => self.otherwise(web, wanted, &note, error).await,
             (result, _) => result,
         };
-        result.map_err(|error| error.target(address))
+        result.map_err(|error| error.target(place.to_string()))
     }
 
     /// Falls back to what else a web server can do after `error`, or explains the error.
@@ -143,7 +130,7 @@ impl Shared {
             // It sends no ranges, but whole files.
             ErrorKind::Unsupported => {
                 let _turn = self.host.copies.again.lock().await;
-                self.again(&place.to_string(), note, || async {
+                self.again(place.key(), note, || async {
                     let copy = match self.host.copies.of(&place, wanted) {
                         Some(copy) => copy,
                         None => self.copy(web, wanted.key.as_ref(), note).await?,
@@ -190,18 +177,18 @@ impl Shared {
         tags.len() > 1 || tags.iter().any(|tag| wanted.version.is_of(wanted.len_bytes, tag))
     }
 
-    /// Makes attempts until one succeeds, or it is given up.
+    /// Makes attempts to read of the object or folder `key` until one succeeds, or it is given up.
     pub(super) async fn again<T, F>(
         &self,
-        address: &str,
+        key: &str,
         note: &Note,
         attempt: impl Fn() -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<T, Failure>>,
     {
+        let address = || self.place.with_key(key).to_string();
         let mut retry = Retry::default();
-        let Patience { total, .. } = self.patience();
         loop {
             let failure = match attempt().await {
                 Ok(done) => return Ok(done),
@@ -209,26 +196,24 @@ impl Shared {
             };
             let was_sent = note.read().was_sent;
             let Failure::Passing { after, why, .. } = &failure else {
-                return Err(failure.given_up(1, was_sent));
+                return Err(failure.given_up(1, was_sent).target(address()));
             };
             // Nobody has credentials for another attempt: providers of these try again themselves.
-            let total = if was_sent { total } else { total.min(UNSIGNED) };
-            let patience = Patience { total, ..self.patience() };
-            let pause = retry.failed(Instant::now(), *after, random()?, &patience);
+            let most = if was_sent { Duration::MAX } else { UNSIGNED };
+            let PlaceOptions { patience, silence, .. } = self.options;
+            let patience = Patience { total: patience.min(most), longest: silence };
+            let pause = retry.failed(Instant::now(), *after, random::number()?, &patience);
             let failures = retry.failures();
             let Some(pause) = pause else {
-                return Err(failure.given_up(failures, was_sent));
+                return Err(failure.given_up(failures, was_sent).target(address()));
             };
-            self.counts.retries.fetch_add(1, Ordering::Relaxed);
+            self.seen.counts.lock().retries += 1;
             if self.host.may_tell() {
+                let address = address();
                 tracing::warn!("{address}: attempt {failures} failed, and is made again: {why}");
             }
             tokio::time::sleep(pause).await;
         }
-    }
-
-    fn patience(&self) -> Patience {
-        Patience { total: self.options.patience, longest: self.options.silence }
     }
 
     /// One attempt, with a second request if the first takes unusually long.
@@ -252,7 +237,7 @@ impl Shared {
             None => match flow.try_enter().filter(|_| latencies.lock().may_hedge()) {
                 None => first.await,
                 Some(_slot) => {
-                    self.counts.hedges.fetch_add(1, Ordering::Relaxed);
+                    self.seen.counts.lock().hedges += 1;
                     first_success(first, pin!(self.attempt(wanted, &Note::default()))).await
                 }
             },
@@ -261,12 +246,12 @@ impl Shared {
         match &result {
             Ok(bytes) => {
                 latencies.lock().succeeded(now - sent);
-                flow.succeeded(now);
-                self.counts.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                flow.ended(|window, is_full| window.succeeded(now, is_full));
+                self.seen.counts.lock().bytes += bytes.len() as u64;
             }
             Err(Failure::Passing { throttled: true, .. }) => {
-                self.counts.throttled.fetch_add(1, Ordering::Relaxed);
-                flow.throttled(now, sent);
+                self.seen.counts.lock().throttled += 1;
+                flow.ended(|window, _| window.throttled(now, sent));
             }
             Err(_) => {}
         }
@@ -348,7 +333,7 @@ where
 
 /// The window of requests in flight.
 struct Flow {
-    semaphore: Arc<Semaphore>,
+    semaphore: Semaphore,
     state: Mutex<FlowState>,
 }
 
@@ -356,59 +341,44 @@ struct FlowState {
     window: Window,
     /// Permits that are to disappear as soon as they come back.
     excess: usize,
-    size: usize,
 }
 
 impl Flow {
     fn new() -> Flow {
         let window = Window::new(Instant::now());
-        let size = window.size();
-        let semaphore = Arc::new(Semaphore::new(size));
-        Flow { semaphore, state: Mutex::new(FlowState { window, excess: 0, size }) }
+        let semaphore = Semaphore::new(window.size());
+        Flow { semaphore, state: Mutex::new(FlowState { window, excess: 0 }) }
     }
 
     /// Waits in line.
     async fn enter(&self) -> Slot<'_> {
-        let permit = Arc::clone(&self.semaphore).acquire_owned().await;
+        let permit = self.semaphore.acquire().await;
         Slot { flow: self, permit: Some(permit.expect("the semaphore is never closed")) }
     }
 
     fn try_enter(&self) -> Option<Slot<'_>> {
-        let permit = Arc::clone(&self.semaphore).try_acquire_owned().ok()?;
+        let permit = self.semaphore.try_acquire().ok()?;
         Some(Slot { flow: self, permit: Some(permit) })
     }
 
-    fn succeeded(&self, now: Instant) {
+    /// Tells the window how a request ended: `tell` also gets whether others wait for it.
+    fn ended(&self, tell: impl FnOnce(&mut Window, bool)) {
         let is_full = self.semaphore.available_permits() == 0;
         let mut state = self.state.lock();
-        state.window.succeeded(now, is_full);
-        self.resize(&mut state);
-    }
-
-    fn throttled(&self, now: Instant, sent: Instant) {
-        let mut state = self.state.lock();
-        state.window.throttled(now, sent);
-        self.resize(&mut state);
-    }
-
-    fn resize(&self, state: &mut FlowState) {
+        let before = state.window.size();
+        tell(&mut state.window, is_full);
         let size = state.window.size();
-        if size < state.size {
-            state.excess += state.size - size;
-        } else {
-            let more = size - state.size;
-            let paid = more.min(state.excess);
-            state.excess -= paid;
-            self.semaphore.add_permits(more - paid);
-        }
-        state.size = size;
+        let more = size.saturating_sub(before);
+        let paid = more.min(state.excess);
+        state.excess = state.excess - paid + before.saturating_sub(size);
+        self.semaphore.add_permits(more - paid);
     }
 }
 
 /// A place in the window.
 struct Slot<'a> {
     flow: &'a Flow,
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<SemaphorePermit<'a>>,
 }
 
 impl Drop for Slot<'_> {
@@ -421,12 +391,6 @@ impl Drop for Slot<'_> {
             }
         }
     }
-}
-
-fn random() -> Result<u64, Error> {
-    let mut bytes = [0; 8];
-    draw(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// Up to this length a request takes about as long as an empty one.

@@ -15,13 +15,14 @@ use parquet::file::reader::{ChunkReader, Length};
 use super::ahead::{AheadRows, Batch, Batches};
 use super::arrow_cells;
 use super::blocks::Blocks;
-use super::column::{Column, is_wanted};
 use super::guard::caught;
-use super::input::Input;
 use super::pages::PageFile;
-use super::rows::{Entry, RowReader};
 use super::stated_pages::StatedPages;
+use crate::import::formats::column::{Column, is_wanted};
+use crate::import::formats::input::Input;
+use crate::import::formats::rows::RowReader;
 use crate::import::options::RowOptions;
+use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Opens the Parquet file `input`.
@@ -58,7 +59,7 @@ fn rows_of(
     let from = StatedPages(from, input.expansion.clone());
     let (columns, decoder) = caught(|| decoder(from, options)).map_err(&bad)?;
     of_columns(columns.len());
-    let decode = move |from: Entry| caught(|| batches(decoder, from.rows)).map_err(bad);
+    let decode = move |from: StreamPlace| caught(|| batches(decoder, from.left_out)).map_err(bad);
     Ok(Box::new(AheadRows::new(columns, decode)))
 }
 

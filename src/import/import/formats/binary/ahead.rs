@@ -4,11 +4,12 @@ use arrow_array::RecordBatch;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::arrow_cells::BatchCells;
-use super::column::{Cells, Column, is_wanted};
 use super::guard::caught;
-use super::rows::{Entry, RowError, RowReader};
+use crate::import::formats::column::{Cells, Column, is_wanted};
+use crate::import::formats::rows::{RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
+use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::Result;
 
 /// A batch of rows.
@@ -19,7 +20,7 @@ pub(super) struct Batch {
     pub(super) at: Option<u64>,
 }
 
-/// The batches of a file from an entry on.
+/// The batches of a file from a place on.
 pub(super) struct Batches {
     /// One after the other.
     pub(super) each: Box<dyn Iterator<Item = Result<Batch, String>> + Send>,
@@ -55,8 +56,8 @@ impl Ahead {
     }
 }
 
-/// Decoder of a file from an entry on.
-type Decode = Box<dyn FnOnce(Entry) -> Result<Batches>>;
+/// Decoder of a file from a place on.
+type Decode = Box<dyn FnOnce(StreamPlace) -> Result<Batches>>;
 
 /// The rows of decoded batches.
 pub(super) struct AheadRows {
@@ -68,7 +69,7 @@ pub(super) struct AheadRows {
     batches: Option<Ahead>,
     batch: Option<BatchCells>,
     /// The place of the next row.
-    next: Entry,
+    next: StreamPlace,
     /// Rows to leave out before it.
     unwanted: u64,
 }
@@ -77,9 +78,9 @@ impl AheadRows {
     /// The rows of the batches that `decode` gives, which have these columns.
     pub(super) fn new(
         columns: Vec<Column>,
-        decode: impl FnOnce(Entry) -> Result<Batches> + 'static,
+        decode: impl FnOnce(StreamPlace) -> Result<Batches> + 'static,
     ) -> AheadRows {
-        let next = Entry::default();
+        let next = StreamPlace::default();
         let decode = Some(Box::new(decode) as Decode);
         AheadRows { columns, read: None, decode, batches: None, batch: None, next, unwanted: 0 }
     }
@@ -102,11 +103,11 @@ impl AheadRows {
     fn enter(&mut self, batch: &Batch) -> Result<(), String> {
         let mut cells = caught(|| Ok(BatchCells::new(&batch.rows, self.read.as_deref())))?;
         if let Some(at) = batch.at {
-            self.next = Entry { at, ..Entry::default() };
+            self.next = StreamPlace { offset: at, ..StreamPlace::default() };
         }
         let left_out = cells.leave_out(self.unwanted);
         self.unwanted -= left_out;
-        self.next.rows += left_out;
+        self.next.left_out += left_out;
         self.batch = Some(cells);
         Ok(())
     }
@@ -117,23 +118,23 @@ impl RowReader for AheadRows {
         &self.columns
     }
 
-    fn begin(&mut self, from: Entry) -> Result<()> {
+    fn begin(&mut self, from: StreamPlace) -> Result<()> {
         let Some(decode) = self.decode.take() else { return Ok(()) };
         let Batches { each, unwanted } = decode(from)?;
         self.batches = Some(Ahead::start(each)?);
         self.unwanted = unwanted;
-        self.next = Entry { rows: from.rows - unwanted.min(from.rows), ..from };
+        self.next = StreamPlace { left_out: from.left_out.saturating_sub(unwanted), ..from };
         Ok(())
     }
 
-    fn entry(&self, _: u64) -> Entry {
+    fn place(&self, _: u64) -> StreamPlace {
         self.next
     }
 
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
         loop {
             if let Some(row) = self.batch.as_mut().and_then(|batch| batch.next_row(cells)) {
-                self.next.rows += 1;
+                self.next.left_out += 1;
                 return row.map(|()| true).map_err(RowError::Row);
             }
             self.batch = None;

@@ -14,12 +14,13 @@ use super::ahead::{AheadRows, Batch, Batches};
 use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
 use super::guard::caught;
-use super::input::Input;
-use super::rows::{Entry, RowReader};
 use super::stated_buffers::StatedBuffers;
+use crate::import::formats::input::Input;
+use crate::import::formats::rows::RowReader;
 use crate::import::options::RowOptions;
 use crate::import::sources::compression::read_some;
 use crate::import::sources::expansion::Compressed;
+use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Opens the Arrow file `input`.
@@ -68,16 +69,19 @@ fn file(
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
     let columns = arrow_cells::columns(&reader.schema());
     let input = input.clone();
-    let decode = move |from: Entry| {
+    let decode = move |from: StreamPlace| {
         begin();
-        if from.at > 0 {
-            opened(|| reader.set_index(usize::try_from(from.at).unwrap_or(usize::MAX)), &input)?;
+        if from.offset > 0 {
+            opened(
+                || reader.set_index(usize::try_from(from.offset).unwrap_or(usize::MAX)),
+                &input,
+            )?;
         }
-        let each = (from.at..).zip(reader).map(|(at, rows)| {
+        let each = (from.offset..).zip(reader).map(|(at, rows)| {
             let batch = rows.map(|rows| Batch { rows, at: Some(at) });
             batch.map_err(|error| error.to_string())
         });
-        Ok(Batches { each: Box::new(each), unwanted: from.rows })
+        Ok(Batches { each: Box::new(each), unwanted: from.left_out })
     };
     Ok(AheadRows::new(columns, decode))
 }
@@ -101,12 +105,12 @@ pub(super) fn stream(
     }
     let schema = reader.schema();
     let input = input.clone();
-    let decode = move |from: Entry| {
+    let decode = move |from: StreamPlace| {
         if is_file {
             // The stream that the schema was read from does not ask far ahead.
             let bytes = reader.get_mut();
-            bytes.at = bytes.at.max(from.at);
-            let mut from = input.read_from(bytes.at)?;
+            bytes.at = bytes.at.max(from.offset);
+            let mut from = input.read(bytes.at, None)?;
             if input.object.is_some() {
                 from = Box::new(Compressed(from, input.expansion.clone()));
             }
@@ -116,7 +120,7 @@ pub(super) fn stream(
         let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
         let has_entries = is_file && !reader.schema().flattened_fields().iter().any(is_dictionary);
         let each = StreamBatches { reader, has_entries, is_over: false };
-        Ok(Batches { each: Box::new(each), unwanted: from.rows })
+        Ok(Batches { each: Box::new(each), unwanted: from.left_out })
     };
     Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
 }

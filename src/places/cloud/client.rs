@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
@@ -22,7 +21,7 @@ use super::store::{Pages, Store};
 use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
 use super::web::Web;
-use super::{Cancel, Object, Place, PlaceOptions, PlaceStats};
+use crate::{Cancel, Object, Place, PlaceOptions, PlaceStats};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::process::Forked;
@@ -54,23 +53,9 @@ struct Running {
     thread: Option<Thread>,
 }
 
-impl Shared {
-    fn stats(&self) -> PlaceStats {
-        let Shared { seen, counts, .. } = self;
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        PlaceStats {
-            requests: load(&seen.requests),
-            retries: load(&counts.retries),
-            throttled: load(&counts.throttled),
-            hedges: load(&counts.hedges),
-            bytes: load(&counts.bytes),
-        }
-    }
-}
-
 impl Measured for Shared {
     fn measure(&self, snapshot: &mut Snapshot) {
-        let PlaceStats { requests, retries, throttled, hedges, bytes } = self.stats();
+        let PlaceStats { requests, retries, throttled, hedges, bytes } = *self.seen.counts.lock();
         for (metric, value) in [
             (&metrics::OBJECT_REQUESTS, requests),
             (&metrics::OBJECT_RETRIES, retries),
@@ -139,12 +124,12 @@ impl Client {
 
     /// The length of the ranges that its objects are cut into.
     pub fn range_bytes(&self) -> u64 {
-        self.options().range_bytes
+        self.0.shared.options.range_bytes
     }
 
     /// The most bytes that one reader of it holds.
     pub fn window_bytes(&self) -> u64 {
-        self.options().window_bytes
+        self.0.shared.options.window_bytes
     }
 
     /// The shortest time until it began to answer, if anything was asked of it.
@@ -157,14 +142,9 @@ impl Client {
         &self.0.shared.pool
     }
 
-    /// How it reads.
-    pub(super) fn options(&self) -> &PlaceOptions {
-        &self.0.shared.options
-    }
-
     /// The counters so far.
     pub fn stats(&self) -> PlaceStats {
-        self.0.shared.stats()
+        *self.0.shared.seen.counts.lock()
     }
 
     /// The object with this key.
@@ -281,16 +261,12 @@ impl std::fmt::Debug for Client {
 
 async fn found(shared: &Shared, key: &Key) -> Result<Object> {
     let note = Note::default();
-    let address = shared.place.with_key(key.as_ref()).to_string();
-    let found = shared.again(&address, &note, || head(shared, key, &note)).await;
-    found.map_err(|error| error.target(address))
+    shared.again(key.as_ref(), &note, || head(shared, key, &note)).await
 }
 
 async fn found_on_web(shared: &Shared, web: &Web, key: &str, may_be_page: bool) -> Result<Object> {
     let note = Note::default();
-    let address = shared.place.with_key(key).to_string();
-    let look = || head_of_web(shared, web, key, &note, may_be_page);
-    shared.again(&address, &note, look).await.map_err(|error| error.target(address))
+    shared.again(key, &note, || head_of_web(shared, web, key, &note, may_be_page)).await
 }
 
 async fn head_of_web(
@@ -329,14 +305,13 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
         let _ = send.send(list_of_web(shared, prefix).await?).await;
         return Ok(());
     };
-    let address = shared.place.with_key(prefix).to_string();
     let mut token = None;
     let mut unsorted = Vec::new();
     let mut found = 0;
     let mut empty = 0;
     loop {
         let note = shared.seen.list.clone();
-        let page = shared.again(&address, &note, || {
+        let page = shared.again(prefix, &note, || {
             note.reset();
             limited(shared, page(pages, prefix, token.clone()), &note)
         });
@@ -346,7 +321,7 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
         if empty > MOST_EMPTY_PAGES || found > MOST_OBJECTS {
             return Err(Error::new(ErrorKind::BadSource, "the listing of the store has no end"));
         }
-        if pages.are_sorted() {
+        if let Pages::Store(_) = pages {
             if send.send(objects).await.is_err() {
                 return Ok(());
             }
@@ -407,23 +382,20 @@ fn is_away(kind: ErrorKind) -> bool {
 async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     let note = shared.seen.list.clone();
     note.reset();
-    let address = shared.place.with_key(prefix).to_string();
-    let all = shared.again(&address, &note, || async {
+    // Whoever does not know the method answers as to GET.
+    let failed = |failure: Failure| match note.read().status {
+        Some(200..=299) => {
+            let error = Error::new(ErrorKind::Unsupported, "it does not list by WebDAV");
+            Failure::Final(error.source(failure.given_up(1, true)))
+        }
+        _ => failure,
+    };
+    let all = shared.again(prefix, &note, || async {
         let prefix = Key::parse(prefix).map_err(|error| Failure::of(&error.into(), note.read()))?;
-        let mut found = shared.store.objects.list(Some(&prefix));
+        let mut found = shared.store.objects.list(Some(&prefix)).map_ok(object);
         let mut objects = Vec::new();
-        while let Some(meta) = limited(shared, async { found.next().await.transpose() }, &note)
-            .await
-            .map_err(|failure| match note.read().status {
-                // Whoever does not know the method answers as to GET.
-                Some(200..=299) => {
-                    let error = Error::new(ErrorKind::Unsupported, "it does not list by WebDAV");
-                    Failure::Final(error.source(failure.given_up(1, true)))
-                }
-                _ => failure,
-            })?
-        {
-            objects.push(object(meta));
+        while let Some(object) = limited(shared, found.try_next(), &note).await.map_err(failed)? {
+            objects.push(object);
         }
         Ok(objects)
     });
@@ -436,21 +408,22 @@ async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<O
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         let note = Note::default();
-        let address = shared.place.with_key(&*folder).to_string();
-        let failed = |kind, text: &'static str| Error::new(kind, text).target(address.clone());
         if folder[prefix.len()..].matches('/').count() > MOST_DEPTH {
-            return Err(failed(ErrorKind::BadSource, "the folders of a web server have no end"));
+            return Err(Error::new(
+                ErrorKind::BadSource,
+                "the folders of a web server have no end",
+            ));
         }
         let page =
-            shared.again(&address, &note, || limited(shared, web.page(&folder, &note), &note));
+            shared.again(&folder, &note, || limited(shared, web.page(&folder, &note), &note));
         let page = match page.await {
             Err(error) if folder == prefix && error.kind() == ErrorKind::NotFound => break,
-            page => page.map_err(|error| error.target(address.clone()))?,
+            page => page?,
         };
         let Some(names) = pages::names(&page, &folder) else {
             let text = "the web server lists no files here: neither by WebDAV nor on a page of a known kind (Python's \
                         http.server, nginx, Apache)";
-            return Err(failed(ErrorKind::Unsupported, text)
+            return Err(Error::new(ErrorKind::Unsupported, text)
                 .hint("name its files, or give a list of their URLs with --from list"));
         };
         for name in names {

@@ -6,12 +6,9 @@
 //! encrypted or goes through a proxy.
 
 use std::collections::HashSet;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use http::header::{
@@ -19,13 +16,13 @@ use http::header::{
 };
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::http_client::{Limits, addresses};
 use super::pool::{Pool, RangeBuf};
 use dlfs_base::process::Forked;
-use dlfs_base::random::draw;
 
 /// The destination of an answer's body, if it has the length that was asked for; it travels with the request.
 #[derive(Debug, Clone)]
@@ -94,13 +91,6 @@ pub(super) struct Direct {
     irregular: Mutex<HashSet<String>>,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    pub(super) connect: Duration,
-    pub(super) silence: Duration,
-    pub(super) idle: Duration,
-}
-
 #[derive(Debug)]
 struct Idle {
     host: String,
@@ -140,26 +130,28 @@ impl Direct {
     ) -> Result<Option<HttpResponse>, HttpError> {
         let Some((host, landing)) = self.regular(request) else { return Ok(None) };
         let head = head_of(request, &host);
-        let end = match self.over_idle(&host, &head, &landing).await {
-            Ok(Some(end)) => Ok(end),
-            Ok(None) => match self.connect(&host).await {
-                Ok(stream) => self.exchange(stream, &head, &landing).await,
-                Err(error) => return Err(HttpError::new(HttpErrorKind::Connect, error)),
-            },
-            Err(error) => Err(error),
-        };
-        match end.map_err(broken)? {
-            End::Answer(answer, stream) => {
-                if let Some(stream) = stream {
-                    self.keep(host, stream);
+        loop {
+            let idle = self.take_idle(&host);
+            let is_idle = idle.is_some();
+            let stream = match idle {
+                Some(stream) => stream,
+                None => (self.connect(&host).await)
+                    .map_err(|error| HttpError::new(HttpErrorKind::Connect, error))?,
+            };
+            match self.exchange(stream, &head, &landing).await.map_err(broken)? {
+                End::Answer(answer, stream) => {
+                    if let Some((idle, stream)) = self.idle.get().zip(stream) {
+                        idle.lock().push(Idle { host, stream, since: Instant::now() });
+                    }
+                    return Ok(Some(answer));
                 }
-                Ok(Some(answer))
+                End::Irregular => {
+                    self.irregular.lock().insert(host);
+                    return Ok(None);
+                }
+                End::Closed(_) if is_idle => {}
+                End::Closed(error) => return Err(broken(error)),
             }
-            End::Irregular => {
-                self.irregular.lock().insert(host);
-                Ok(None)
-            }
-            End::Closed(error) => Err(broken(error)),
         }
     }
 
@@ -175,22 +167,7 @@ impl Direct {
         (!self.irregular.lock().contains(&host)).then(|| (host, landing.clone()))
     }
 
-    /// The end of an exchange over a connection that is there; `None`: there is none any more.
-    async fn over_idle(
-        &self,
-        host: &str,
-        head: &[u8],
-        landing: &Landing,
-    ) -> io::Result<Option<End>> {
-        while let Some(stream) = self.take_idle(host) {
-            match self.exchange(stream, head, landing).await? {
-                End::Closed(_) => {}
-                end => return Ok(Some(end)),
-            }
-        }
-        Ok(None)
-    }
-
+    /// A connection to the host that is there.
     fn take_idle(&self, host: &str) -> Option<TcpStream> {
         let mut idle = self.idle.get()?.lock();
         idle.retain(|connection| connection.since.elapsed() < self.limits.idle);
@@ -198,23 +175,9 @@ impl Direct {
         Some(idle.swap_remove(at).stream)
     }
 
-    fn keep(&self, host: String, stream: TcpStream) {
-        if let Some(idle) = self.idle.get() {
-            idle.lock().push(Idle { host, stream, since: Instant::now() });
-        }
-    }
-
     async fn connect(&self, host: &str) -> io::Result<TcpStream> {
-        let connected = self.within(self.limits.connect, async {
-            let mut addresses: Vec<SocketAddr> = lookup_host(host).await?.collect();
-            // A name of many addresses has them to share the load.
-            let mut first = [0];
-            draw(&mut first).map_err(io::Error::other)?;
-            let len = addresses.len().max(1);
-            addresses.rotate_left(usize::from(first[0]) % len);
-            TcpStream::connect(&addresses[..]).await
-        });
-        let stream = connected.await?;
+        let connect = async { TcpStream::connect(&*addresses(host).await?).await };
+        let stream = self.within(self.limits.connect, connect).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
@@ -226,7 +189,7 @@ impl Direct {
         request: &[u8],
         landing: &Landing,
     ) -> io::Result<End> {
-        if let Err(error) = self.within(self.limits.silence, send(&stream, request)).await {
+        if let Err(error) = self.within(self.limits.silence, stream.write_all(request)).await {
             return Ok(End::Closed(error));
         }
         let mut received = Received::default();
@@ -271,11 +234,11 @@ impl Direct {
 
     /// Some bytes: one at least.
     async fn receive(&self, stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
-        match self.within(self.limits.silence, read(stream, into)).await? {
-            0 => Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the store closed the connection early",
-            )),
+        match self.within(self.limits.silence, stream.read(into)).await? {
+            0 => {
+                let text = "the store closed the connection early";
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, text))
+            }
             len => Ok(len),
         }
     }
@@ -404,28 +367,6 @@ fn head_of(request: &HttpRequest, host: &str) -> Vec<u8> {
         concat!("user-agent: dlfs/", env!("CARGO_PKG_VERSION"), "\r\n\r\n").as_bytes(),
     );
     head
-}
-
-async fn send(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        stream.writable().await?;
-        match stream.try_write(bytes) {
-            Ok(sent) => bytes = &bytes[sent..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Unlike `try_read`, this waits without asking the kernel once more where a piece was the last that was there.
-async fn read(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
-    poll_fn(|context| {
-        let mut into = ReadBuf::new(into);
-        ready!(Pin::new(&mut *stream).poll_read(context, &mut into))?;
-        Poll::Ready(Ok(into.filled().len()))
-    })
-    .await
 }
 
 fn is_closing(error: &io::Error) -> bool {

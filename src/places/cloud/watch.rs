@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,9 +16,10 @@ use parking_lot::Mutex;
 use reqwest::Client;
 
 use super::bodies::{beginning, whole};
-use super::direct::{Direct, Landing, Limits};
-use super::http_client;
+use super::direct::{Direct, Landing};
+use super::http_client::{self, Limits};
 use super::keys::sift;
+use crate::PlaceStats;
 
 /// A record of one request; it travels with the request.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +49,7 @@ impl Note {
 /// A record of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    pub(super) requests: AtomicU64,
+    pub(super) counts: Mutex<PlaceStats>,
     /// The record of the last request for a listing: no note travels with those.
     pub(super) list: Note,
     /// Keys that were listed and cannot be named.
@@ -64,21 +64,15 @@ pub(super) struct Seen {
 pub(super) struct Watching {
     seen: Arc<Seen>,
     limits: Limits,
-    /// Set if ranges are received without the client library.
-    direct: bool,
-    /// Headers that each request has beside its own.
-    headers: HeaderMap,
+    /// Headers that each request has beside its own; if there are none to be had, ranges are received without the client
+    /// library.
+    headers: Option<HeaderMap>,
 }
 
 impl Watching {
-    /// For requests that carry all that the host is to know.
-    pub(super) fn new(seen: Arc<Seen>, limits: Limits) -> Watching {
-        Watching { seen, limits, direct: true, headers: HeaderMap::new() }
-    }
-
-    /// For requests that have these headers beside their own.
-    pub(super) fn with_headers(seen: Arc<Seen>, limits: Limits, headers: HeaderMap) -> Watching {
-        Watching { seen, limits, direct: false, headers }
+    /// For requests that carry all that the host is to know, or have these `headers` beside their own.
+    pub(super) fn new(seen: Arc<Seen>, limits: Limits, headers: Option<HeaderMap>) -> Watching {
+        Watching { seen, limits, headers }
     }
 }
 
@@ -94,12 +88,10 @@ impl HttpConnector for Watching {
                 seen.client.get_or_init(|| client).clone()
             }
         };
-        let direct = if self.direct {
-            seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone()
-        } else {
-            None
-        };
-        Ok(HttpClient::new(Watched { client, direct, headers: self.headers.clone(), seen }))
+        let direct = || seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone();
+        let direct = if self.headers.is_none() { direct() } else { None };
+        let headers = self.headers.clone().unwrap_or_default();
+        Ok(HttpClient::new(Watched { client, direct, headers, seen }))
     }
 }
 
@@ -131,7 +123,7 @@ impl HttpService for Watched {
             if let Some(note) = &note {
                 *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
             }
-            self.seen.requests.fetch_add(1, Ordering::Relaxed);
+            self.seen.counts.lock().requests += 1;
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
             // Whoever reads an object counts its bytes.
             let is_object = request.extensions().get::<Note>().is_some();

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use super::address::unescape;
+use super::keys::plain;
+use crate::address::unescape;
 
 /// The names on the page of a folder whose key is `prefix`, those of folders with a slash at their end; `None`: it is
 /// no list of files.
@@ -37,13 +38,6 @@ fn name(link: &str, prefix: &str) -> Option<String> {
 /// Returns whether a link, such as `mailto:a`, leads to no file.
 fn is_scheme(link: &str) -> bool {
     ["mailto:", "javascript:", "data:"].iter().any(|scheme| link.starts_with(scheme))
-}
-
-/// A text without the references that these servers write for characters.
-fn plain(text: &str) -> String {
-    let all = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#34;", "\""), ("&#x27;", "'")];
-    let more = [("&#39;", "'"), ("&apos;", "'"), ("&#x2f;", "/"), ("&amp;", "&")];
-    all.iter().chain(&more).fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 /// How the titles of such pages begin: of Python; of nginx, Apache, lighttpd and others.

@@ -32,20 +32,17 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Objects of these lengths; ranges of `range_bytes`, of which at most `budget_bytes` are held at once.
+    /// Objects of these lengths, without what lies before `at` in the first one; ranges of `range_bytes`, of which at
+    /// most `budget_bytes` are held at once.
     pub(crate) fn new(
         lens: impl IntoIterator<Item = u64>,
+        at: u64,
         range_bytes: u64,
         budget_bytes: u64,
     ) -> Ranges {
-        let lens = lens.into_iter().collect();
-        Ranges { lens, object: 0, at: 0, range_bytes, budget_bytes, held_bytes: 0, held: 0 }
-    }
-
-    /// Leaves out what lies before `at` in the first object, before the first range is handed out.
-    pub(crate) fn begin_at(&mut self, at: u64) {
-        assert!(self.lens.front().is_none_or(|len| at <= *len), "a place within the object");
-        self.at = at;
+        let lens: VecDeque<u64> = lens.into_iter().collect();
+        assert!(lens.front().is_none_or(|len| at <= *len), "a place within the object");
+        Ranges { lens, object: 0, at, range_bytes, budget_bytes, held_bytes: 0, held: 0 }
     }
 
     /// The next range, if there is room for it: at least one is handed out in any case. Empty objects have none.
@@ -93,7 +90,7 @@ mod tests {
 
     #[test]
     fn objects_are_cut_into_ranges_in_order_and_empty_ones_have_none() {
-        let mut ranges = Ranges::new([0, 25, 0, 10, 3, 0], 10, 1000);
+        let mut ranges = Ranges::new([0, 25, 0, 10, 3, 0], 0, 10, 1000);
         let expected = [(1, 0..10), (1, 10..20), (1, 20..25), (3, 0..10), (4, 0..3)];
         for (object, range) in expected {
             assert_eq!(ranges.next(), piece(object, range));
@@ -103,29 +100,28 @@ mod tests {
 
     #[test]
     fn a_full_budget_hands_out_nothing_until_something_is_given_back_but_always_one() {
-        let mut ranges = Ranges::new([100], 10, 25);
+        let mut ranges = Ranges::new([100], 0, 10, 25);
         assert_eq!((ranges.next(), ranges.next()), (piece(0, 0..10), piece(0, 10..20)));
         assert_eq!(ranges.next(), None);
         ranges.give_back(10);
         assert_eq!((ranges.next(), ranges.next()), (piece(0, 20..30), None));
-        let mut narrow = Ranges::new([100], 10, 5);
+        let mut narrow = Ranges::new([100], 0, 10, 5);
         assert_eq!((narrow.next(), narrow.next()), (piece(0, 0..10), None));
-        let mut small = Ranges::new(vec![1; 5000], 10, 1 << 20);
+        let mut small = Ranges::new(vec![1; 5000], 0, 10, 1 << 20);
         assert_eq!(std::iter::from_fn(|| small.next()).count(), MOST_HELD);
     }
 
     #[test]
     fn the_first_object_may_begin_at_any_byte_up_to_its_end() {
         for (at, first) in [(0, piece(0, 0..10)), (15, piece(0, 15..20)), (20, piece(1, 0..5))] {
-            let mut ranges = Ranges::new([20, 5], 10, 1000);
-            ranges.begin_at(at);
+            let mut ranges = Ranges::new([20, 5], at, 10, 1000);
             assert_eq!(ranges.next(), first, "{at}");
         }
     }
 
     #[test]
     fn what_is_skipped_is_not_handed_out() {
-        let mut ranges = Ranges::new([30, 10, 10], 10, 1000);
+        let mut ranges = Ranges::new([30, 10, 10], 0, 10, 1000);
         assert_eq!(ranges.next(), piece(0, 0..10));
         ranges.skip_to(2);
         assert_eq!((ranges.next(), ranges.next()), (piece(2, 0..10), None));

@@ -15,14 +15,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::array_header::{ArrayHeader, HeaderForm};
-use super::column::{CellKind, Cells, Column, is_wanted};
 use super::hashes::Stated;
-use super::input::{Input, LOOKING_UP};
-use super::rows::{Entry, RowError, RowReader};
+use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
+use crate::import::formats::input::{Input, LOOKING_UP};
+use crate::import::formats::rows::{RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::read_some;
-use crate::import::sources::sample_stream::FieldBytes;
+use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::FieldType;
@@ -68,6 +68,16 @@ pub(super) enum LeafForm {
     Array(HeaderForm),
 }
 
+impl Leaf {
+    /// The kind of its values, unless they have to be looked at for it.
+    fn known(&self) -> CellKind {
+        match &self.form {
+            LeafForm::Is(kind) => kind.clone(),
+            LeafForm::Array(form) => form.known().map_or(CellKind::Nothing, CellKind::Elements),
+        }
+    }
+}
+
 impl ItemFormat {
     /// The format of the shards `inputs`. Local ones are read to find out which arrays they hold, of those in a store
     /// the beginning of the first one, if `options` take a column of arrays.
@@ -90,37 +100,27 @@ impl ItemFormat {
         };
         let mut format = ItemFormat { leaves, columns: Vec::new(), is_arrow };
         let is_unknown = |leaf: &Leaf| {
-            matches!(leaf.form, LeafForm::Array(form) if form.known().is_none())
-                && is_wanted(&Column::bytes(&leaf.name), options)
+            leaf.known() == CellKind::Nothing
+                && is_wanted(&Column::new(&leaf.name, CellKind::Bytes), options)
         };
         let looked_at: &[Input] = match inputs.first() {
             _ if is_arrow || !format.leaves.iter().any(is_unknown) => &[],
             Some(first) if first.object.is_some() => &inputs[..1],
             _ => inputs,
         };
-        let mut arrays = vec![Arrays::Nothing; format.leaves.len()];
+        let mut kinds: Vec<CellKind> = format.leaves.iter().map(Leaf::known).collect();
         for found in map_at_once(LOOKING_UP, looked_at, |input| format.arrays(input))? {
-            for (all, found) in arrays.iter_mut().zip(found) {
-                *all = std::mem::replace(all, Arrays::Nothing).with(found);
-            }
+            kinds.iter_mut().zip(found).for_each(|(all, found)| unite(all, found));
         }
-        for (leaf, arrays) in format.leaves.iter().zip(arrays) {
-            let kind = match (&leaf.form, arrays) {
-                (LeafForm::Is(kind), _) => kind.clone(),
-                (LeafForm::Array(form), Arrays::Nothing) => {
-                    form.known().map_or(CellKind::Nothing, CellKind::Elements)
-                }
-                (_, Arrays::Alike(kind)) => CellKind::Elements(kind),
-                (_, Arrays::Differ) => CellKind::Bytes,
-            };
-            format.columns.push(Column::new(&leaf.name, kind));
-        }
+        let columns = format.leaves.iter().zip(kinds);
+        format.columns = columns.map(|(leaf, kind)| Column::new(&leaf.name, kind)).collect();
         Ok(format)
     }
 
-    /// Finds the kind of arrays that a shard holds in each column. A bad item is reported when it is read as a row.
-    fn arrays(&self, input: &Input) -> Result<Vec<Arrays>> {
-        let mut arrays = vec![Arrays::Nothing; self.leaves.len()];
+    /// Finds the kind of arrays that a shard holds in each column, as far as there are any: bytes where they differ in
+    /// more than the first dimension, or have no type. A bad item is reported when it is read as a row.
+    fn arrays(&self, input: &Input) -> Result<Vec<CellKind>> {
+        let mut kinds = vec![CellKind::Nothing; self.leaves.len()];
         let is_whole = input.object.is_none();
         let mut shard = Shard::open(input, (!is_whole).then_some(0))?;
         let end = shard.at + LOOKED_AT_BYTES;
@@ -128,15 +128,14 @@ impl ItemFormat {
             && let Ok(Some(item)) = shard.next_item()
         {
             let Ok(ranges) = self.ranges(&item) else { continue };
-            for ((leaf, range), arrays) in self.leaves.iter().zip(ranges).zip(&mut arrays) {
+            for ((leaf, range), kind) in self.leaves.iter().zip(ranges).zip(&mut kinds) {
                 let LeafForm::Array(form) = leaf.form else { continue };
                 let Ok(header) = form.read(&item[range]) else { continue };
-                let found = type_of(&header).map_or(Arrays::Differ, Arrays::Alike);
-                *arrays = std::mem::replace(arrays, Arrays::Nothing).with(found);
+                unite(kind, type_of(&header).map_or(CellKind::Bytes, CellKind::Elements));
             }
         }
         input.check()?;
-        Ok(arrays)
+        Ok(kinds)
     }
 
     /// Returns the ranges of the columns in an item.
@@ -196,23 +195,12 @@ fn type_of(header: &ArrayHeader) -> Option<FieldType> {
     FieldType::new(header.element, is_free, dims).ok()
 }
 
-/// The arrays of a column.
-#[derive(Debug, Clone)]
-enum Arrays {
-    Nothing,
-    /// All have this type.
-    Alike(FieldType),
-    /// They differ in more than the first dimension, or have no type: each keeps a header of its own.
-    Differ,
-}
-
-impl Arrays {
-    fn with(self, other: Arrays) -> Arrays {
-        match (self, other) {
-            (Arrays::Nothing, arrays) | (arrays, Arrays::Nothing) => arrays,
-            (Arrays::Alike(a), Arrays::Alike(b)) if a == b => Arrays::Alike(a),
-            _ => Arrays::Differ,
-        }
+/// Arrays of two types keep their headers: they are bytes.
+fn unite(all: &mut CellKind, found: CellKind) {
+    if *all == CellKind::Nothing {
+        *all = found;
+    } else if found != CellKind::Nothing && found != *all {
+        *all = CellKind::Bytes;
     }
 }
 
@@ -275,12 +263,12 @@ impl RowReader for ItemRows {
         &self.format.columns
     }
 
-    fn begin(&mut self, from: Entry) -> Result<()> {
+    fn begin(&mut self, from: StreamPlace) -> Result<()> {
         self.stated.check(&self.input)?;
-        let mut shard = Shard::open(&self.input, (from.rows > 0).then_some(0))?;
+        let mut shard = Shard::open(&self.input, (from.left_out > 0).then_some(0))?;
         self.stated.check_items(shard.items(), &self.input)?;
-        if from.rows > 0 {
-            shard.leave_out(from.rows, &self.input)?;
+        if from.left_out > 0 {
+            shard.leave_out(from.left_out, &self.input)?;
         }
         self.shard = Some(shard);
         Ok(())
@@ -309,13 +297,12 @@ impl Shard {
         let mut shard = Shard { from: input.read_plain(ahead_bytes)?, at: 0, ends: Vec::new() };
         let read = shard.read_table();
         input.check()?;
-        read.map_err(|error| match error.kind() {
+        let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => broken("the shard ends within its table of offsets"),
             io::ErrorKind::InvalidData => broken("the shard's table of offsets is broken"),
             _ => Error::from(error),
-        })
-        .map_err(|error| error.path(&input.path))?;
-        Ok(shard)
+        };
+        read.map(|()| shard).map_err(|error| failed(error).path(&input.path))
     }
 
     /// Reads the table of offsets. Memory grows with what is there, not with the number that it begins with.

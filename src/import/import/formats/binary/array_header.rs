@@ -97,20 +97,9 @@ fn big(bytes: &[u8]) -> u64 {
 /// The number of a type in MDS: 8 times the bytes of an element, and 0 unsigned, 1 signed, 2 float.
 fn mds_element(number: u8) -> Option<Element> {
     use Element::{F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    Some(match number {
-        8 => U8,
-        9 => I8,
-        16 => U16,
-        17 => I16,
-        18 => F16,
-        32 => U32,
-        33 => I32,
-        34 => F32,
-        64 => U64,
-        65 => I64,
-        66 => F64,
-        _ => return None,
-    })
+    let kinds: &[[Element; 4]] = &[[U8, U16, U32, U64], [I8, I16, I32, I64], [F16, F16, F32, F64]];
+    let kind = kinds.get(usize::from(number & 7))?;
+    kind.iter().copied().find(|kind| kind.len_bytes() == u32::from(number >> 3))
 }
 
 /// LitData's numbers of numpy's types.

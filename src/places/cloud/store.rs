@@ -1,5 +1,6 @@
 //! Makes the client library's client of a store, from an address, the environment and given settings.
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
 use object_store::{BackoffConfig, ClientOptions, GetOptions, GetResult, ObjectStore, RetryConfig};
 
-use super::direct::Limits;
 use super::failure::Failure;
-use super::hub::{self, Access, Hub};
+use super::http_client::Limits;
+use super::hub::{self, Hub, access};
 use super::profile;
 use super::watch::{Note, Noted, Seen, Watching};
 use super::web::Web;
-use super::{Place, PlaceOptions, Scheme};
+use crate::{Place, PlaceOptions, Scheme};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A store, as the client library has it.
@@ -36,13 +37,6 @@ pub(super) enum Pages {
     Store(Arc<dyn PaginatedListStore>),
     /// The Hugging Face hub.
     Hub(Hub),
-}
-
-impl Pages {
-    /// Returns whether objects come in the order of their keys.
-    pub(super) fn are_sorted(&self) -> bool {
-        matches!(self, Pages::Store(_))
-    }
 }
 
 impl Store {
@@ -77,78 +71,77 @@ impl Store {
         match place.scheme() {
             Scheme::S3 => s3(place, options, seen).await,
             Scheme::Gs => {
-                let builder = GoogleCloudStorageBuilder::from_env();
-                let builder = options.settings.iter().fold(builder, |builder, (key, value)| {
-                    match key.parse() {
-                        Ok(key) => builder.with_config(key, value),
-                        Err(_) => builder,
-                    }
-                });
+                let builder = known(options.settings.iter().cloned())
+                    .fold(GoogleCloudStorageBuilder::from_env(), |builder, (key, value)| {
+                        builder.with_config(key, value)
+                    });
                 let is_plain = endpoint_is_plain(options, &["GOOGLE_BASE_URL"]);
                 let builder = builder
                     .with_bucket_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(seen, limits(options)));
+                    .with_http_connector(Watching::new(seen, limits(options), None));
                 made(builder.build())
             }
             Scheme::Az => {
-                let builder =
-                    azure_words().into_iter().chain(options.settings.iter().cloned()).fold(
-                        MicrosoftAzureBuilder::from_env(),
-                        |builder, (key, value)| match key.parse() {
-                            Ok(key) => builder.with_config(key, value),
-                            Err(_) => builder,
-                        },
-                    );
+                let settings = azure_words().into_iter().chain(options.settings.iter().cloned());
+                let builder = known(settings)
+                    .fold(MicrosoftAzureBuilder::from_env(), |builder, (key, value)| {
+                        builder.with_config(key, value)
+                    });
                 let is_plain =
                     endpoint_is_plain(options, &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]);
                 let builder = builder
                     .with_container_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(seen, limits(options)));
+                    .with_http_connector(Watching::new(seen, limits(options), None));
                 made(builder.build())
             }
             Scheme::Http | Scheme::Https => {
-                let client = client_options(options, place.scheme() == Scheme::Http);
-                let watching = Watching::new(seen, limits(options));
-                let web = Web::open(place, &client, &watching).map_err(|error| invalid(&error))?;
-                let builder = HttpBuilder::new()
-                    .with_url(place.base_url())
-                    .with_client_options(client)
-                    .with_retry(no_retry())
-                    .with_http_connector(watching);
-                let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
+                let watching = Watching::new(seen, limits(options), None);
+                let web = Web::open(place, &watching).map_err(|error| invalid(&error))?;
+                let objects = http(place.base_url(), options, watching)?;
                 Ok(Store { objects, pages: None, web: Some(web) })
             }
             Scheme::Hf => {
-                let access = Access::new(options);
-                let client = client_options(options, access.endpoint.starts_with("http://"));
+                let (endpoint, headers) = access(options)?;
                 let limits = limits(options);
-                let watching = Watching::with_headers(Arc::clone(&seen), limits, access.headers()?);
-                let hub = Hub::open(place, &access.endpoint, &watching, seen)?;
-                let builder = HttpBuilder::new()
-                    .with_url(hub.files())
-                    .with_client_options(client)
-                    .with_retry(no_retry())
-                    .with_http_connector(watching);
-                let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
+                let watching = Watching::new(Arc::clone(&seen), limits, Some(headers));
+                let hub = Hub::open(place, endpoint, &watching, seen)?;
+                let objects = http(hub.files(), options, watching)?;
                 Ok(Store { objects, pages: Some(Pages::Hub(hub)), web: None })
             }
         }
     }
 }
 
+/// Objects by their URLs, beneath `base`.
+fn http(base: String, options: &PlaceOptions, watching: Watching) -> Result<Arc<dyn ObjectStore>> {
+    let client = client_options(options, base.starts_with("http://"));
+    let builder = HttpBuilder::new()
+        .with_url(base)
+        .with_client_options(client)
+        .with_retry(no_retry())
+        .with_http_connector(watching);
+    Ok(Arc::new(builder.build().map_err(|error| invalid(&error))?))
+}
+
+/// The settings whose names the client of a store knows.
+fn known<K: FromStr>(
+    settings: impl Iterator<Item = (String, String)>,
+) -> impl Iterator<Item = (K, String)> {
+    settings.filter_map(|(key, value)| Some((key.parse().ok()?, value)))
+}
+
 async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<Store> {
     let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let mut builder = AmazonS3Builder::from_env();
     let own_keys = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
+    let is_own =
+        |(key, _): &(String, _)| matches!(&**key, "aws_access_key_id" | "aws_skip_signature");
     let has_own = own_keys.iter().any(|name| environment(name).is_some())
-        || options
-            .settings
-            .iter()
-            .any(|(key, _)| key == "aws_access_key_id" || key == "aws_skip_signature");
+        || options.settings.iter().any(is_own);
     let profile = profile::settings(&environment).or_else(|error| {
         // As Amazon's tools do: keys of the environment suffice.
         if has_own { Ok(Vec::new()) } else { Err(error) }
@@ -158,10 +151,8 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
         let is_set = environment(&key.to_ascii_uppercase()).is_some();
         !(is_set || is_key && has_own)
     });
-    for (key, value) in of_profile.chain(options.settings.iter().cloned()) {
-        if let Ok(key) = key.parse() {
-            builder = builder.with_config(key, value);
-        }
+    for (key, value) in known(of_profile.chain(options.settings.iter().cloned())) {
+        builder = builder.with_config(key, value);
     }
     let set = |key| builder.get_config_value(&key);
     let endpoint = set(AmazonS3ConfigKey::S3Endpoint).or(set(AmazonS3ConfigKey::Endpoint));
@@ -178,7 +169,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
         .with_bucket_name(place.authority())
         .with_client_options(client)
         .with_retry(no_retry())
-        .with_http_connector(Watching::new(seen, limits(options)));
+        .with_http_connector(Watching::new(seen, limits(options), None));
     made(builder.build())
 }
 

@@ -14,11 +14,11 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use tokio::sync::OnceCell;
 
-use super::address::{escape, unescape};
 use super::bodies::whole;
 use super::failure::Failure;
 use super::watch::{Note, Noted, Seen, Watching};
-use super::{Object, Place, PlaceOptions};
+use crate::address::{escape, unescape};
+use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A data set of the hub, at a revision.
@@ -33,58 +33,41 @@ pub(super) struct Hub {
     commit: OnceCell<String>,
 }
 
-/// The hub to ask, and the token to ask with.
-pub(super) struct Access {
-    /// The URL of the hub.
-    pub(super) endpoint: String,
-    token: Option<String>,
-}
-
-impl Access {
-    /// As `options` and the environment say, with the variables and the file of the hub's own tools.
-    pub(super) fn new(options: &PlaceOptions) -> Access {
-        let setting = |name: &str| {
-            let mut given = options.settings.iter();
-            given.find(|(key, _)| key == name).map(|(_, value)| value.clone())
-        };
-        let variable = |name: &str| std::env::var(name).ok();
-        let endpoint = setting("hf_endpoint").or_else(|| variable("HF_ENDPOINT"));
-        let endpoint = endpoint.filter(|endpoint| !endpoint.trim().is_empty());
-        let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.to_owned());
-        let token = setting("hf_token").or_else(|| variable("HF_TOKEN")).or_else(kept_token);
-        Access {
-            endpoint: endpoint.trim().trim_end_matches('/').to_owned(),
-            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
-        }
-    }
-
-    /// The headers of each request: the token. A redirect to another host does not take it along.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the token has characters that no token has.
-    pub(super) fn headers(&self) -> Result<HeaderMap> {
-        let mut headers = HeaderMap::new();
-        let Some(token) = &self.token else { return Ok(headers) };
-        let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| {
+/// The URL of the hub, and the headers of each request: the token. A redirect to another host does not take it along.
+/// Both are those that `options` or the environment give, by the variables and the file of the hub's own tools.
+///
+/// # Errors
+/// `InvalidArgument`: the token has characters that no token has.
+pub(super) fn access(options: &PlaceOptions) -> Result<(String, HeaderMap)> {
+    let setting = |name: &str| {
+        let mut given = options.settings.iter();
+        given.find(|(key, _)| key == name).map(|(_, value)| value.clone())
+    };
+    let variable = |name: &str| std::env::var(name).ok();
+    let endpoint = setting("hf_endpoint").or_else(|| variable("HF_ENDPOINT"));
+    let endpoint = endpoint.filter(|endpoint| !endpoint.trim().is_empty());
+    let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.to_owned());
+    let token = setting("hf_token").or_else(|| variable("HF_TOKEN")).or_else(kept_token);
+    let token = token.unwrap_or_default();
+    let mut headers = HeaderMap::new();
+    if !token.trim().is_empty() {
+        let value = HeaderValue::from_str(&format!("Bearer {}", token.trim()));
+        let mut value = value.map_err(|_| {
             let text = "the token for the Hugging Face hub has characters that no token has";
             Error::new(ErrorKind::InvalidArgument, text).hint("set HF_TOKEN")
         })?;
         value.set_sensitive(true);
         headers.insert(AUTHORIZATION, value);
-        Ok(headers)
     }
+    Ok((endpoint.trim().trim_end_matches('/').to_owned(), headers))
 }
 
 /// The token that `hf auth login` keeps.
 fn kept_token() -> Option<String> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let home = || {
-        variable("HF_HOME").or_else(|| {
-            let cache = variable("XDG_CACHE_HOME")
-                .or_else(|| variable("HOME").map(|home| format!("{home}/.cache")));
-            cache.map(|cache| format!("{cache}/huggingface"))
-        })
-    };
+    let at_home = || variable("HOME").map(|home| format!("{home}/.cache"));
+    let cache = || variable("XDG_CACHE_HOME").or_else(at_home);
+    let home = || variable("HF_HOME").or_else(|| cache().map(|it| format!("{it}/huggingface")));
     let path = variable("HF_TOKEN_PATH").or_else(|| home().map(|home| format!("{home}/token")))?;
     let mut token = String::new();
     std::fs::File::open(path).ok()?.take(MAX_TOKEN_BYTES).read_to_string(&mut token).ok()?;
@@ -120,7 +103,7 @@ impl Hub {
     /// `InvalidArgument`: the settings are invalid.
     pub(super) fn open(
         place: &Place,
-        endpoint: &str,
+        endpoint: String,
         watching: &Watching,
         seen: Arc<Seen>,
     ) -> Result<Hub> {
@@ -135,7 +118,6 @@ impl Hub {
             let cause = Failure::of(&error, Noted::default()).given_up(1, true);
             Error::new(ErrorKind::InvalidArgument, text).target(place.to_string()).source(cause)
         })?;
-        let endpoint = endpoint.to_owned();
         let name = name.to_owned();
         Ok(Hub { client, seen, endpoint, name, revision, commit: OnceCell::new() })
     }

@@ -15,7 +15,7 @@ use super::pool::{Pool, RangeBuf};
 use super::wanted::Wanted;
 use super::watch::Note;
 use super::web::Web;
-use super::{Object, Place};
+use crate::{Object, Place};
 use dlfs_base::error::Error;
 use dlfs_base::nameless_file::nameless_file;
 

@@ -9,34 +9,37 @@ use arrow_array::types::{
     StringViewType, Utf8Type,
 };
 use arrow_array::{Array, ArrayRef, OffsetSizeTrait, RecordBatch};
-use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::{ArrowNativeType, Buffer};
 use arrow_schema::{DataType, Field, Schema};
 use serde::Deserialize;
+use serde_json::Value;
 
-use super::column::{CellKind, Cells, Column};
+use crate::import::formats::column::{CellKind, Cells, Column};
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::FieldBytes;
 use dlfs_format::format::field_type::{Element, FieldType};
 
 /// The columns of files of this schema.
 pub(super) fn columns(schema: &Schema) -> Vec<Column> {
-    let features = Features::of(schema);
+    let features = features(schema);
     let column = |field: &Arc<Field>| {
-        let feature = features.of_column(field.name());
-        let shape = feature.and_then(Feature::shape).or_else(|| tensor_shape(field));
-        let mut column = Column::new(field.name(), kind_of(field.data_type(), shape));
-        column.classes = feature.map(|feature| feature.names.clone()).unwrap_or_default();
-        column
+        let feature = Feature::deserialize(&features[field.name().as_str()]).unwrap_or_default();
+        let shape = feature.shape().or_else(|| tensor_shape(field));
+        let kind = kind_of(field.data_type(), shape);
+        Column { classes: feature.names, ..Column::new(field.name(), kind) }
     };
     schema.fields().iter().map(column).collect()
 }
 
 fn kind_of(data: &DataType, shape: Option<Vec<u32>>) -> CellKind {
+    use DataType::{Binary, BinaryView, FixedSizeBinary, LargeBinary, LargeUtf8, Utf8, Utf8View};
     match data {
         DataType::Dictionary(_, values) => kind_of(values, shape),
         DataType::Struct(fields) if is_file(fields) => CellKind::Bytes,
         DataType::Null => CellKind::Nothing,
-        data if is_bytes(data) => CellKind::Bytes,
+        Binary | LargeBinary | BinaryView | FixedSizeBinary(_) | Utf8 | LargeUtf8 | Utf8View => {
+            CellKind::Bytes
+        }
         data => match elements_of(data, shape) {
             Some(kind) => CellKind::Elements(kind),
             None => CellKind::Other(data.to_string()),
@@ -63,14 +66,6 @@ fn viewing(field: &Arc<Field>) -> Arc<Field> {
         _ => return field.clone(),
     };
     Arc::new(field.as_ref().clone().with_data_type(view))
-}
-
-fn is_bytes(data: &DataType) -> bool {
-    use DataType::{Binary, BinaryView, FixedSizeBinary, LargeBinary, LargeUtf8, Utf8, Utf8View};
-    matches!(
-        data,
-        Binary | LargeBinary | BinaryView | FixedSizeBinary(_) | Utf8 | LargeUtf8 | Utf8View
-    )
 }
 
 /// Returns whether this is the struct in which Hugging Face stores images and audio: their bytes and their path.
@@ -146,23 +141,15 @@ fn tensor_shape(field: &Field) -> Option<Vec<u32>> {
     (fits && permutation.is_none_or(|order| order.is_sorted())).then_some(shape)
 }
 
-/// The features that Hugging Face writes beside a schema.
-#[derive(Debug, Default, Deserialize)]
-struct Features {
-    #[serde(default)]
-    info: Info,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Info {
-    #[serde(default)]
-    features: serde_json::Map<String, serde_json::Value>,
-    #[serde(skip)]
-    parsed: Vec<(String, Feature)>,
+/// The features of columns that Hugging Face writes beside a schema; `null` where there are none.
+fn features(schema: &Schema) -> Value {
+    let text = schema.metadata().get("huggingface").map_or("", String::as_str);
+    let mut found: Value = serde_json::from_str(text).unwrap_or_default();
+    found.pointer_mut("/info/features").map(Value::take).unwrap_or_default()
 }
 
 /// The feature of a column.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct Feature {
     #[serde(rename = "_type", default)]
     kind: String,
@@ -170,22 +157,6 @@ struct Feature {
     names: Vec<String>,
     #[serde(default)]
     shape: Option<Vec<Option<u32>>>,
-}
-
-impl Features {
-    /// Those of a schema; none where there are none, or where they are not understood.
-    fn of(schema: &Schema) -> Features {
-        let text = schema.metadata().get("huggingface").map_or("{}", String::as_str);
-        let mut found: Features = serde_json::from_str(text).unwrap_or_default();
-        let features = std::mem::take(&mut found.info.features).into_iter();
-        let parse = |(name, value)| Some((name, serde_json::from_value(value).ok()?));
-        found.info.parsed = features.filter_map(parse).collect();
-        found
-    }
-
-    fn of_column(&self, name: &str) -> Option<&Feature> {
-        self.info.parsed.iter().find(|(own, _)| own == name).map(|(_, feature)| feature)
-    }
 }
 
 impl Feature {
@@ -199,8 +170,8 @@ impl Feature {
 /// The rows of a batch.
 pub(super) struct BatchCells {
     columns: Vec<Values>,
-    rows: usize,
-    next: usize,
+    /// Those that were not taken yet.
+    rows: Range<usize>,
 }
 
 impl BatchCells {
@@ -210,212 +181,153 @@ impl BatchCells {
             Some(read) => read.iter().map(|at| Values::of(batch.column(*at))).collect(),
             None => batch.columns().iter().map(Values::of).collect(),
         };
-        BatchCells { columns, rows: batch.num_rows(), next: 0 }
+        BatchCells { columns, rows: 0..batch.num_rows() }
     }
 
     /// Leaves out so many rows, or all that are left; returns how many.
     pub(super) fn leave_out(&mut self, rows: u64) -> u64 {
-        let rows = (self.rows - self.next).min(usize::try_from(rows).unwrap_or(usize::MAX));
-        self.next += rows;
+        let rows = self.rows.len().min(usize::try_from(rows).unwrap_or(usize::MAX));
+        self.rows.start += rows;
         rows as u64
     }
 
     /// The next row. `None`: there is none.
     pub(super) fn next_row(&mut self, cells: &mut Cells) -> Option<Result<(), BadReason>> {
-        if self.next == self.rows {
-            return None;
-        }
-        let row = self.next;
-        self.next += 1;
+        let row = self.rows.next()?;
         cells.clear();
-        for column in &self.columns {
-            match column.cell(row) {
-                Ok(cell) => cells.push(cell),
-                Err(reason) => return Some(Err(reason)),
-            }
-        }
-        Some(Ok(()))
-    }
-}
-
-/// Memory that Arrow holds.
-struct Held(Buffer);
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_slice()
+        let cell = |column: &Values| column.cell(row).map(|cell| cells.push(cell));
+        Some(self.columns.iter().try_for_each(cell))
     }
 }
 
 /// The values of a column.
 struct Values {
     array: ArrayRef,
-    at: Place,
+    find: Find,
 }
 
-/// Location of the bytes of the values.
-enum Place {
-    /// In this buffer, each at its offsets.
-    Slices(Arc<Held>, Offsets),
-    /// In this buffer, so many bytes each.
-    Even(Arc<Held>, usize),
-    /// Within the elements of these lists.
-    Lists(Box<Values>, Offsets),
-    /// The value of this key.
-    Keys(Box<Values>, Vec<usize>),
-    /// The bytes of this field of a struct.
-    File(Box<Values>),
-    /// In one of these buffers, or within its view.
-    Views(Vec<Arc<Held>>, ScalarBuffer<u128>),
-    /// Booleans.
-    Copied,
-    /// There are none.
-    Nothing,
-}
+/// Finds the bytes of some rows, none of which is null, one after the other: of several rows only if these are numbers
+/// or lists of them.
+type Find = Box<dyn Fn(Range<usize>) -> Found>;
 
-/// The start and end of each value.
-enum Offsets {
-    Short(OffsetBuffer<i32>),
-    Long(OffsetBuffer<i64>),
-    Even(usize),
-}
-
-impl Offsets {
-    fn range(&self, row: usize) -> Range<usize> {
-        match self {
-            Offsets::Short(ends) => ends[row] as usize..ends[row + 1] as usize,
-            Offsets::Long(ends) => ends[row] as usize..ends[row + 1] as usize,
-            Offsets::Even(len) => row * len..(row + 1) * len,
-        }
-    }
-}
+type Found = Result<Option<FieldBytes>, BadReason>;
 
 impl Values {
     fn of(array: &ArrayRef) -> Values {
-        let at = place_of(array);
-        Values { array: array.clone(), at }
+        Values { array: array.clone(), find: find_in(array) }
     }
 
-    fn cell(&self, row: usize) -> Result<Option<FieldBytes>, BadReason> {
-        if self.array.is_null(row) {
-            return Ok(None);
-        }
-        if let Place::File(bytes) = &self.at {
-            return match bytes.cell(row)? {
-                None => Err(BadReason::Syntax(
-                    "its file is not in the row, only the path: embed the files first",
-                )),
-                some => Ok(some),
-            };
-        }
-        self.range(row..row + 1)
+    fn cell(&self, row: usize) -> Found {
+        if self.array.is_null(row) { Ok(None) } else { (self.find)(row..row + 1) }
     }
 
-    /// The bytes of these rows, one after the other.
-    fn range(&self, rows: Range<usize>) -> Result<Option<FieldBytes>, BadReason> {
-        let shared = |held: &Arc<Held>, range| Some(FieldBytes::Shared(held.clone(), range));
+    /// The bytes of these rows, which are those of a list.
+    fn of_list(&self, rows: Range<usize>) -> Found {
         if self.array.null_count() > 0 && rows.clone().any(|row| self.array.is_null(row)) {
-            return Err(BadReason::Syntax(match &self.at {
-                Place::Lists(..) => "a list of lists has one that is null",
-                _ => "a list of numbers has one that is null",
+            return Err(BadReason::Syntax(if self.array.data_type().is_nested() {
+                "a list of lists has one that is null"
+            } else {
+                "a list of numbers has one that is null"
             }));
         }
-        Ok(match &self.at {
-            Place::Slices(held, offsets) => shared(held, offsets.range(rows.start)),
-            Place::Even(held, each) => shared(held, rows.start * each..rows.end * each),
-            Place::Lists(inner, offsets) => {
-                let start = if rows.is_empty() { 0 } else { offsets.range(rows.start).start };
-                let end = if rows.is_empty() { 0 } else { offsets.range(rows.end - 1).end };
-                inner.range(start..end)?
-            }
-            Place::Keys(values, keys) => values.cell(keys[rows.start])?,
-            Place::File(bytes) => bytes.cell(rows.start)?,
-            Place::Views(held, views) => Some(viewed(held, views[rows.start])),
-            Place::Copied => Some(self.copied(rows).into()),
-            Place::Nothing => None,
-        })
-    }
-
-    fn copied(&self, rows: Range<usize>) -> Vec<u8> {
-        let bools = self.array.as_boolean();
-        rows.map(|row| u8::from(bools.value(row))).collect()
+        (self.find)(rows)
     }
 }
 
-/// The bytes of a view, whose first 4 bytes are their number. Up to 12 bytes follow there; more are in a buffer, of
-/// which bytes 8 to 12 of the view are the number, and the last 4 the place in it.
-fn viewed(held: &[Arc<Held>], view: u128) -> FieldBytes {
-    let part = |shift: u32| (view >> shift) as u32 as usize;
-    let len = part(0);
-    if len <= INLINE_BYTES {
-        return view.to_le_bytes()[4..4 + len].to_vec().into();
-    }
-    let buffer = part(64);
-    let at = part(96);
-    FieldBytes::Shared(held[buffer].clone(), at..at + len)
-}
-
-fn place_of(array: &ArrayRef) -> Place {
+fn find_in(array: &ArrayRef) -> Find {
     match array.data_type() {
-        DataType::Binary => slices::<BinaryType>(array, Offsets::Short),
-        DataType::Utf8 => slices::<Utf8Type>(array, Offsets::Short),
-        DataType::LargeBinary => slices::<LargeBinaryType>(array, Offsets::Long),
-        DataType::LargeUtf8 => slices::<LargeUtf8Type>(array, Offsets::Long),
+        DataType::Binary => slices::<BinaryType>(array),
+        DataType::Utf8 => slices::<Utf8Type>(array),
+        DataType::LargeBinary => slices::<LargeBinaryType>(array),
+        DataType::LargeUtf8 => slices::<LargeUtf8Type>(array),
         DataType::BinaryView => views::<BinaryViewType>(array),
         DataType::Utf8View => views::<StringViewType>(array),
         DataType::FixedSizeBinary(len) => {
-            Place::Even(held(array.as_fixed_size_binary().values()), *len as usize)
+            even(array.as_fixed_size_binary().values().clone(), *len as usize)
         }
-        DataType::List(_) => lists(array, Offsets::Short),
-        DataType::LargeList(_) => lists(array, Offsets::Long),
+        DataType::List(_) => lists::<i32>(array),
+        DataType::LargeList(_) => lists::<i64>(array),
         DataType::FixedSizeList(_, len) => {
-            let inner = Box::new(Values::of(array.as_fixed_size_list().values()));
-            Place::Lists(inner, Offsets::Even(*len as usize))
+            let inner = Values::of(array.as_fixed_size_list().values());
+            let len = *len as usize;
+            Box::new(move |rows| inner.of_list(rows.start * len..rows.end * len))
         }
         DataType::Dictionary(..) => {
             let dictionary = array.as_any_dictionary();
             if dictionary.values().is_empty() {
-                return Place::Nothing; // all keys are null
+                return Box::new(|_| Ok(None)); // all keys are null
             }
-            let values = Box::new(Values::of(dictionary.values()));
-            Place::Keys(values, dictionary.normalized_keys())
+            let values = Values::of(dictionary.values());
+            let keys = dictionary.normalized_keys();
+            Box::new(move |rows| values.cell(keys[rows.start]))
         }
         DataType::Struct(fields) if is_file(fields) => {
-            let bytes = array.as_struct().column_by_name("bytes");
-            bytes.map_or(Place::Nothing, |bytes| Place::File(Box::new(Values::of(bytes))))
+            let bytes = array.as_struct().column_by_name("bytes").map(Values::of);
+            Box::new(move |rows| {
+                let found = bytes.as_ref().map_or(Ok(None), |bytes| bytes.cell(rows.start))?;
+                let what = "its file is not in the row, only the path: embed the files first";
+                found.map(Some).ok_or(BadReason::Syntax(what))
+            })
         }
-        DataType::Boolean => Place::Copied,
+        DataType::Boolean => {
+            let bools = array.as_boolean().clone();
+            Box::new(move |rows| {
+                let bytes: Vec<u8> = rows.map(|row| u8::from(bools.value(row))).collect();
+                Ok(Some(bytes.into()))
+            })
+        }
         data => match element_of(data) {
             Some(element) => {
                 let numbers = array.to_data();
                 let each = element.len_bytes() as usize;
-                Place::Even(held(&numbers.buffers()[0].slice(numbers.offset() * each)), each)
+                even(numbers.buffers()[0].slice(numbers.offset() * each), each)
             }
-            None => Place::Nothing,
+            None => Box::new(|_| Ok(None)),
         },
     }
 }
 
-fn held(buffer: &Buffer) -> Arc<Held> {
-    Arc::new(Held(buffer.clone()))
+fn shared(bytes: &Arc<Buffer>, range: Range<usize>) -> Found {
+    Ok(Some(FieldBytes::Shared(bytes.clone(), range)))
 }
 
-fn slices<T: ByteArrayType>(
-    array: &ArrayRef,
-    offsets: fn(OffsetBuffer<T::Offset>) -> Offsets,
-) -> Place {
+/// Values of `each` bytes.
+fn even(bytes: Buffer, each: usize) -> Find {
+    let bytes = Arc::new(bytes);
+    Box::new(move |rows| shared(&bytes, rows.start * each..rows.end * each))
+}
+
+fn slices<T: ByteArrayType>(array: &ArrayRef) -> Find {
     let array = array.as_bytes::<T>();
-    Place::Slices(held(array.values()), offsets(array.offsets().clone()))
+    let bytes = Arc::new(array.values().clone());
+    let ends = array.offsets().clone();
+    Box::new(move |rows| shared(&bytes, ends[rows.start].as_usize()..ends[rows.end].as_usize()))
 }
 
-fn views<T: ByteViewType>(array: &ArrayRef) -> Place {
-    let array = array.as_byte_view::<T>();
-    Place::Views(array.data_buffers().iter().map(held).collect(), array.views().clone())
-}
-
-fn lists<O: OffsetSizeTrait>(array: &ArrayRef, offsets: fn(OffsetBuffer<O>) -> Offsets) -> Place {
+fn lists<O: OffsetSizeTrait>(array: &ArrayRef) -> Find {
     let array = array.as_list::<O>();
-    Place::Lists(Box::new(Values::of(array.values())), offsets(array.offsets().clone()))
+    let inner = Values::of(array.values());
+    let ends = array.offsets().clone();
+    Box::new(move |rows| inner.of_list(ends[rows.start].as_usize()..ends[rows.end].as_usize()))
+}
+
+fn views<T: ByteViewType>(array: &ArrayRef) -> Find {
+    let array = array.as_byte_view::<T>();
+    let buffers: Vec<Arc<Buffer>> = array.data_buffers().iter().cloned().map(Arc::new).collect();
+    let views = array.views().clone();
+    Box::new(move |rows| viewed(&buffers, views[rows.start]))
+}
+
+/// The bytes of a view, whose first 4 bytes are their number. Up to 12 bytes follow there; more are in a buffer, of
+/// which bytes 8 to 12 of the view are the number, and the last 4 the place in it.
+fn viewed(buffers: &[Arc<Buffer>], view: u128) -> Found {
+    let part = |shift: u32| (view >> shift) as u32 as usize;
+    let len = part(0);
+    if len <= INLINE_BYTES {
+        return Ok(Some(view.to_le_bytes()[4..4 + len].to_vec().into()));
+    }
+    let at = part(96);
+    shared(&buffers[part(64)], at..at + len)
 }
 
 /// The most bytes that lie in a view itself.

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::array_header::HeaderForm;
-use super::column::CellKind;
 use super::hashes::Stated;
-use super::input::Input;
 use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
-use super::{Given, How, RowFile};
+use super::shard;
+use crate::import::formats::column::CellKind;
+use crate::import::formats::input::Input;
+use crate::import::formats::{Given, RowFile};
 use crate::import::options::RowOptions;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::{Element, FieldType};
@@ -89,15 +90,15 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
             layouts.len() - 1
         });
         layouts[known].1.push(input.clone());
-        files.push((known, name, input, stated));
+        files.push((known, (name, input), stated));
     }
     let format = |(layout, inputs): &(Layout, Vec<Input>)| -> Result<Arc<ItemFormat>> {
         let leaves = leaves(layout).map_err(&bad)?;
         Ok(Arc::new(ItemFormat::new(leaves, inputs, false, options)?))
     };
     let formats = layouts.iter().map(format).collect::<Result<Vec<_>>>()?;
-    let file = |(layout, name, input, stated): (usize, String, Input, Stated)| {
-        RowFile::beside(given, &name, input, How::Items(formats[layout].clone(), stated))
+    let file = |(layout, named, stated): (usize, (String, Input), Stated)| {
+        shard(given, named, formats[layout].clone(), stated)
     };
     Ok(files.into_iter().map(file).collect())
 }

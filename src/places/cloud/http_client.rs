@@ -1,18 +1,27 @@
 //! The connections of the client library. It follows no redirects, which are followed here, and sends no `Referer`.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{HeaderMap, LOCATION};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Url};
-use tokio::net::lookup_host;
+use tokio::net::{ToSocketAddrs, lookup_host};
 
-use super::direct::Limits;
 use super::redirect::{MOST_REDIRECTS, Refused, follow};
-use dlfs_base::random::draw;
+use dlfs_base::random;
+
+/// How long connecting may take, an answer may pause, and a connection may wait for the next request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) connect: Duration,
+    pub(super) silence: Duration,
+    pub(super) idle: Duration,
+}
 
 /// Connections to all hosts.
 ///
@@ -61,17 +70,21 @@ fn refused(why: Refused) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, why)
 }
 
-/// Begins with any of the addresses of a name: they are there to share the load.
+/// The addresses of a name, beginning with any of them: they are there to share the load.
+pub(super) async fn addresses(name: impl ToSocketAddrs) -> io::Result<Vec<SocketAddr>> {
+    let mut addresses: Vec<SocketAddr> = lookup_host(name).await?.collect();
+    let len = addresses.len().max(1) as u64;
+    let first = random::number().map_err(io::Error::other)? % len;
+    addresses.rotate_left(first as usize);
+    Ok(addresses)
+}
+
 struct Shuffled;
 
 impl Resolve for Shuffled {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
-            let mut addresses: Vec<SocketAddr> = lookup_host((name.as_str(), 0)).await?.collect();
-            let mut first = [0];
-            draw(&mut first)?;
-            let len = addresses.len().max(1);
-            addresses.rotate_left(usize::from(first[0]) % len);
+            let addresses = addresses((name.as_str(), 0)).await?;
             Ok(Box::new(addresses.into_iter()) as Addrs)
         })
     }

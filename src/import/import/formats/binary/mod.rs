@@ -1,0 +1,71 @@
+//! Rows of binary files: Parquet, Arrow, and the shards of MDS and LitData.
+
+mod ahead;
+mod array_header;
+mod arrow_cells;
+mod blocks;
+mod guard;
+mod hashes;
+mod indexed;
+mod ipc;
+mod items;
+mod litdata;
+mod mds;
+mod pages;
+mod parquet;
+mod stated_buffers;
+mod stated_pages;
+
+use std::sync::Arc;
+
+use self::hashes::Stated;
+use self::items::{ItemFormat, ItemRows};
+use super::input::{InStore, Input};
+use super::{Given, RowFile, SharedOrigins};
+use crate::import::options::RowOptions;
+use crate::import::sources::SourceKind;
+use crate::import::sources::objects::push_origin;
+use dlfs_base::Result;
+
+/// The file `given`, or the shards that it names: `origins` gets those that are objects.
+pub(super) fn files(
+    given: Given,
+    kind: SourceKind,
+    options: &RowOptions,
+    origins: &SharedOrigins,
+) -> Result<Vec<RowFile>> {
+    let shards = match kind {
+        SourceKind::Mds => mds::shards(&given, options)?,
+        SourceKind::LitData => litdata::shards(&given, options)?,
+        SourceKind::Parquet => {
+            return Ok(vec![
+                given.opened_by(Arc::new(|input, options, _| parquet::open(input, options))),
+            ]);
+        }
+        _ => {
+            return Ok(vec![
+                given.opened_by(Arc::new(|input, options, _| ipc::open(input, options))),
+            ]);
+        }
+    };
+    for InStore { client, object, .. } in shards.iter().filter_map(|it| it.input.object.as_ref()) {
+        push_origin(&mut origins.lock(), client, object);
+    }
+    Ok(shards)
+}
+
+/// The shard `input` that the index `given` calls `name`, with rows named as if it had been given itself.
+fn shard(
+    given: &Given,
+    (name, input): (String, Input),
+    format: Arc<ItemFormat>,
+    stated: Stated,
+) -> RowFile {
+    let folder = given.name.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    let name = [&given.name[..folder], name.as_bytes()].concat();
+    Given { input, name }.opened_by(Arc::new(move |input, _, known| {
+        // Whoever asks for the columns alone wants nothing of a store ahead.
+        let ahead_bytes = known.is_none().then_some(0);
+        ItemRows::open(input, format.clone(), stated.clone(), ahead_bytes)
+    }))
+}
