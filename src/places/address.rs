@@ -95,38 +95,34 @@ impl Place {
         if text.chars().any(char::is_control) {
             return Err(invalid("an address of an object store has no control characters"));
         }
+        let place = |authority: &str, key: &str| {
+            let authority = authority.to_owned();
+            Place { scheme, authority, key: key.to_owned(), user: None, query: None }
+        };
         if scheme == Scheme::Hf {
             let (authority, key) = data_set(rest).ok_or_else(|| {
                 invalid("a source on the hub is hf://datasets/OWNER/NAME, with @REVISION and /PATH if need be")
             })?;
-            let authority = authority.to_owned();
-            let key = key.to_owned();
-            return Ok(Place { scheme, authority, key, user: None, query: None });
+            return Ok(place(authority, key));
         }
         if !scheme.is_url() {
             let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
             if bucket.is_empty() || bucket.contains(['?', '@', ':', '\\']) {
                 return Err(invalid("the name of the bucket is missing or invalid"));
             }
-            let authority = bucket.to_owned();
-            let key = key.to_owned();
-            return Ok(Place { scheme, authority, key, user: None, query: None });
+            return Ok(place(bucket, key));
         }
         let rest = rest.split('#').next().unwrap_or_default();
-        let (rest, query) = match rest.split_once('?') {
-            Some((rest, query)) => (rest, Some(query.to_owned())),
-            None => (rest, None),
-        };
+        let query = rest.split_once('?').map(|(_, query)| query.to_owned());
+        let rest = rest.split('?').next().unwrap_or_default();
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (user, authority) = match authority.rsplit_once('@') {
-            Some((user, host)) => (Some(user.to_owned()), host.to_owned()),
-            None => (None, authority.to_owned()),
-        };
+        let user = authority.rsplit_once('@').map(|(user, _)| user.to_owned());
+        let authority = authority.rsplit('@').next().unwrap_or_default();
         if authority.is_empty() || authority.contains(char::is_whitespace) {
             return Err(invalid("the host is missing or invalid"));
         }
         let key = unescape(path).ok_or_else(|| invalid("the path of the URL is not UTF-8"))?;
-        Ok(Place { scheme, authority, key, user, query })
+        Ok(Place { user, query, ..place(authority, &key) })
     }
 
     /// Reads an address given as a path.

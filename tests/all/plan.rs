@@ -44,8 +44,7 @@ fn every_rank_computes_the_same_plans_and_no_copies_overlap() {
     let all = Equal(240);
     let run = TrainingRun::new(&all, order, 0..7, 3, Tail::Keep).unwrap();
     // Two tiers on each of three ranks, together too small for all samples.
-    let tiers =
-[30, 40, 20].map(|blocks: u64| [blocks, 2 * blocks]);
+    let tiers = [30, 40, 20].map(|blocks: u64| [blocks, 2 * blocks]);
     let plan_all = || {
         let mut planner = Planner::new(&run, &lengths[..], BLOCK_LEN_BYTES).unwrap();
         let mut copies = Vec::new();

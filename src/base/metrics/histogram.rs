@@ -108,11 +108,6 @@ impl Histogram {
         Duration::from_nanos(self.sum_ns)
     }
 
-    /// How many were counted in each bucket.
-    pub fn counts(&self) -> &[u64; Histogram::BUCKETS] {
-        &self.counts
-    }
-
     /// How many were counted in each octave.
     pub fn octaves(&self) -> [u64; Histogram::OCTAVES] {
         let mut octaves = [0; Histogram::OCTAVES];

@@ -23,14 +23,11 @@ fn limit_of(groups: &str, root: &Path) -> Option<u64> {
             (root.to_path_buf(), "memory.max")
         };
         let folder = top.join(group.trim_start_matches('/'));
-        let within: Vec<u64> = folder
-            .ancestors()
-            .take_while(|folder| folder.starts_with(&top))
-            .filter_map(|folder| {
-                std::fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()
-            })
-            .collect();
-        within
+        let around = folder.ancestors().take_while(|folder| folder.starts_with(&top));
+        let limit = |folder: &Path| -> Option<u64> {
+            std::fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()
+        };
+        around.filter_map(limit).min()
     });
     limits.min()
 }

@@ -15,16 +15,16 @@ use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::own_files::{self, OwnFiles};
 use super::share::{Place, SharedTier};
-use super::takeover::take_over_namespace;
 use super::takeover::take_over;
+use super::takeover::take_over_namespace;
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics;
 use dlfs_base::process::NotInherited;
+use dlfs_io::address::Address;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::{MemNamespace, SharedMemory};
-use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device, Direct};
 use dlfs_order::tier::{
     CopyLocation, Index, IndexError, Kept, Ledger, OWN_FILES_PAGE, PAGE_BYTES, Policy, Units,

@@ -86,7 +86,8 @@ impl Opening {
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
             let how = (options.policy, usize::from(number) + 1 == options.tiers.len());
-            let (opened, kept) = Media::open(number, spec, *identity, units, how, origins, &options.connect)?;
+            let (opened, kept) =
+                Media::open(number, spec, *identity, units, how, origins, &options.connect)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }

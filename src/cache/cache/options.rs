@@ -105,11 +105,10 @@ impl FromStr for TierSpec {
     /// Parses `ram:SIZE`, `file:PATH:SIZE` or `nvme-tcp://HOST/NQN?ns=N:SIZE`; `:overwrite` may follow the last two.
     fn from_str(text: &str) -> Result<TierSpec> {
         let refuse = |why: &str| {
-            Error::new(ErrorKind::InvalidArgument, format!("'{text}' is not a tier: {why}"))
-                .hint(
-                    "ram:4G, file:/fast/cache:20G for a folder, file or block device, or \
+            Error::new(ErrorKind::InvalidArgument, format!("'{text}' is not a tier: {why}")).hint(
+                "ram:4G, file:/fast/cache:20G for a folder, file or block device, or \
                      nvme-tcp://HOST/NQN?ns=N:200G for a remote namespace",
-                )
+            )
         };
         let size = |text: &str| parse_size(text).map_err(|why| refuse(&why));
         if let Some(rest) = text.strip_prefix("ram:") {
@@ -156,12 +155,25 @@ mod tests {
         assert_eq!(consent, TierSpec { overwrite: true, ..tier.clone() });
         let remote = "nvme-tcp://[::1]:4420/nqn.2026-11.io.dlfs:cache?ns=2:200G";
         let remote: TierSpec = remote.parse().unwrap();
-        assert!(matches!(&remote.kind, TierKind::Namespace(at) if at.subnqn.as_str().ends_with(":cache")));
+        assert!(
+            matches!(&remote.kind, TierKind::Namespace(at) if at.subnqn.as_str().ends_with(":cache"))
+        );
         assert_eq!((remote.quota_bytes, remote.overwrite), (200 << 30, false));
         for tier in [tier, consent, remote] {
             assert_eq!(tier.to_string().parse::<TierSpec>().unwrap(), tier);
         }
-        for text in ["", "4G", "ram", "ram:", "ram:x", "file:/a", "file::4G", "disk:/a:4G", "nvme-tcp://h/nqn.a:b", "nvme-tcp:4G"] {
+        for text in [
+            "",
+            "4G",
+            "ram",
+            "ram:",
+            "ram:x",
+            "file:/a",
+            "file::4G",
+            "disk:/a:4G",
+            "nvme-tcp://h/nqn.a:b",
+            "nvme-tcp:4G",
+        ] {
             let error = text.parse::<TierSpec>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             assert!(error.report().contains("ram:4G"), "{text}: {}", error.report());

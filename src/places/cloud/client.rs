@@ -321,7 +321,7 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
         if empty > MOST_EMPTY_PAGES || found > MOST_OBJECTS {
             return Err(Error::new(ErrorKind::BadSource, "the listing of the store has no end"));
         }
-        if pages.are_sorted() {
+        if let Pages::Store(_) = pages {
             if send.send(objects).await.is_err() {
                 return Ok(());
             }

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::copies::{Copied, Copies};
 use super::direct::{Body, Landing};
@@ -246,12 +246,12 @@ impl Shared {
         match &result {
             Ok(bytes) => {
                 latencies.lock().succeeded(now - sent);
-                flow.succeeded(now);
+                flow.ended(|window, is_full| window.succeeded(now, is_full));
                 self.seen.counts.lock().bytes += bytes.len() as u64;
             }
             Err(Failure::Passing { throttled: true, .. }) => {
                 self.seen.counts.lock().throttled += 1;
-                flow.throttled(now, sent);
+                flow.ended(|window, _| window.throttled(now, sent));
             }
             Err(_) => {}
         }
@@ -333,7 +333,7 @@ where
 
 /// The window of requests in flight.
 struct Flow {
-    semaphore: Arc<Semaphore>,
+    semaphore: Semaphore,
     state: Mutex<FlowState>,
 }
 
@@ -341,59 +341,44 @@ struct FlowState {
     window: Window,
     /// Permits that are to disappear as soon as they come back.
     excess: usize,
-    size: usize,
 }
 
 impl Flow {
     fn new() -> Flow {
         let window = Window::new(Instant::now());
-        let size = window.size();
-        let semaphore = Arc::new(Semaphore::new(size));
-        Flow { semaphore, state: Mutex::new(FlowState { window, excess: 0, size }) }
+        let semaphore = Semaphore::new(window.size());
+        Flow { semaphore, state: Mutex::new(FlowState { window, excess: 0 }) }
     }
 
     /// Waits in line.
     async fn enter(&self) -> Slot<'_> {
-        let permit = Arc::clone(&self.semaphore).acquire_owned().await;
+        let permit = self.semaphore.acquire().await;
         Slot { flow: self, permit: Some(permit.expect("the semaphore is never closed")) }
     }
 
     fn try_enter(&self) -> Option<Slot<'_>> {
-        let permit = Arc::clone(&self.semaphore).try_acquire_owned().ok()?;
+        let permit = self.semaphore.try_acquire().ok()?;
         Some(Slot { flow: self, permit: Some(permit) })
     }
 
-    fn succeeded(&self, now: Instant) {
+    /// Tells the window how a request ended: `tell` also gets whether others wait for it.
+    fn ended(&self, tell: impl FnOnce(&mut Window, bool)) {
         let is_full = self.semaphore.available_permits() == 0;
         let mut state = self.state.lock();
-        state.window.succeeded(now, is_full);
-        self.resize(&mut state);
-    }
-
-    fn throttled(&self, now: Instant, sent: Instant) {
-        let mut state = self.state.lock();
-        state.window.throttled(now, sent);
-        self.resize(&mut state);
-    }
-
-    fn resize(&self, state: &mut FlowState) {
+        let before = state.window.size();
+        tell(&mut state.window, is_full);
         let size = state.window.size();
-        if size < state.size {
-            state.excess += state.size - size;
-        } else {
-            let more = size - state.size;
-            let paid = more.min(state.excess);
-            state.excess -= paid;
-            self.semaphore.add_permits(more - paid);
-        }
-        state.size = size;
+        let more = size.saturating_sub(before);
+        let paid = more.min(state.excess);
+        state.excess = state.excess - paid + before.saturating_sub(size);
+        self.semaphore.add_permits(more - paid);
     }
 }
 
 /// A place in the window.
 struct Slot<'a> {
     flow: &'a Flow,
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<SemaphorePermit<'a>>,
 }
 
 impl Drop for Slot<'_> {

@@ -39,13 +39,6 @@ pub(super) enum Pages {
     Hub(Hub),
 }
 
-impl Pages {
-    /// Returns whether objects come in the order of their keys.
-    pub(super) fn are_sorted(&self) -> bool {
-        matches!(self, Pages::Store(_))
-    }
-}
-
 impl Store {
     /// Asks for an object.
     pub(super) async fn get(
@@ -87,7 +80,7 @@ impl Store {
                     .with_bucket_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(seen, limits(options)));
+                    .with_http_connector(Watching::new(seen, limits(options), None));
                 made(builder.build())
             }
             Scheme::Az => {
@@ -102,11 +95,11 @@ impl Store {
                     .with_container_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(seen, limits(options)));
+                    .with_http_connector(Watching::new(seen, limits(options), None));
                 made(builder.build())
             }
             Scheme::Http | Scheme::Https => {
-                let watching = Watching::new(seen, limits(options));
+                let watching = Watching::new(seen, limits(options), None);
                 let web = Web::open(place, &watching).map_err(|error| invalid(&error))?;
                 let objects = http(place.base_url(), options, watching)?;
                 Ok(Store { objects, pages: None, web: Some(web) })
@@ -114,7 +107,7 @@ impl Store {
             Scheme::Hf => {
                 let (endpoint, headers) = access(options)?;
                 let limits = limits(options);
-                let watching = Watching::with_headers(Arc::clone(&seen), limits, headers);
+                let watching = Watching::new(Arc::clone(&seen), limits, Some(headers));
                 let hub = Hub::open(place, endpoint, &watching, seen)?;
                 let objects = http(hub.files(), options, watching)?;
                 Ok(Store { objects, pages: Some(Pages::Hub(hub)), web: None })
@@ -176,7 +169,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
         .with_bucket_name(place.authority())
         .with_client_options(client)
         .with_retry(no_retry())
-        .with_http_connector(Watching::new(seen, limits(options)));
+        .with_http_connector(Watching::new(seen, limits(options), None));
     made(builder.build())
 }
 

@@ -64,21 +64,15 @@ pub(super) struct Seen {
 pub(super) struct Watching {
     seen: Arc<Seen>,
     limits: Limits,
-    /// Set if ranges are received without the client library.
-    direct: bool,
-    /// Headers that each request has beside its own.
-    headers: HeaderMap,
+    /// Headers that each request has beside its own; if there are none to be had, ranges are received without the client
+    /// library.
+    headers: Option<HeaderMap>,
 }
 
 impl Watching {
-    /// For requests that carry all that the host is to know.
-    pub(super) fn new(seen: Arc<Seen>, limits: Limits) -> Watching {
-        Watching { seen, limits, direct: true, headers: HeaderMap::new() }
-    }
-
-    /// For requests that have these headers beside their own.
-    pub(super) fn with_headers(seen: Arc<Seen>, limits: Limits, headers: HeaderMap) -> Watching {
-        Watching { seen, limits, direct: false, headers }
+    /// For requests that carry all that the host is to know, or have these `headers` beside their own.
+    pub(super) fn new(seen: Arc<Seen>, limits: Limits, headers: Option<HeaderMap>) -> Watching {
+        Watching { seen, limits, headers }
     }
 }
 
@@ -94,12 +88,10 @@ impl HttpConnector for Watching {
                 seen.client.get_or_init(|| client).clone()
             }
         };
-        let direct = if self.direct {
-            seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone()
-        } else {
-            None
-        };
-        Ok(HttpClient::new(Watched { client, direct, headers: self.headers.clone(), seen }))
+        let direct = || seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone();
+        let direct = if self.headers.is_none() { direct() } else { None };
+        let headers = self.headers.clone().unwrap_or_default();
+        Ok(HttpClient::new(Watched { client, direct, headers, seen }))
     }
 }
 

@@ -263,17 +263,17 @@ fn key_of(
     is_json: bool,
 ) -> Result<usize, String> {
     let find = |name: &str| names.iter().position(|(own, _)| own == name);
-    let all = || names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ");
     match &from.key {
-        Some(key) => find(key).ok_or_else(|| format!("there is no column `{key}` among {}", all())),
-        None => KEYS
-            .into_iter()
-            .find_map(find)
-            .or((!is_json && !names.is_empty()).then_some(0))
-            .ok_or_else(|| {
+        Some(key) => find(key).ok_or_else(|| no_column(key, names)),
+        None => match KEYS.into_iter().find_map(find) {
+            Some(key) => Ok(key),
+            None if !is_json && !names.is_empty() => Ok(0),
+            None => {
+                let all = all_of(names);
                 let keys = KEYS.join(", ");
-                format!("none of the columns {} is called as names are: {keys}", all())
-            }),
+                Err(format!("none of the columns {all} is called as names are: {keys}"))
+            }
+        },
     }
 }
 
@@ -289,16 +289,22 @@ fn chosen(
     }
     let mut chosen: Vec<(usize, String, Option<ColumnType>)> = Vec::new();
     for (name, kind) in &from.only {
-        let Some(at) = names.iter().position(|(own, _)| own == name) else {
-            let all: Vec<&str> = names.iter().map(|(name, _)| &**name).collect();
-            return Err(format!("there is no column `{name}` among {}", all.join(", ")));
-        };
+        let at = names.iter().position(|(own, _)| own == name);
+        let at = at.ok_or_else(|| no_column(name, names))?;
         if chosen.iter().any(|(other, ..)| *other == at) {
             return Err(format!("column `{name}` is chosen twice"));
         }
         chosen.push((at, name.clone(), kind.or(names[at].1)));
     }
     Ok(chosen)
+}
+
+fn no_column(name: &str, names: &[(String, Option<ColumnType>)]) -> String {
+    format!("there is no column `{name}` among {}", all_of(names))
+}
+
+fn all_of(names: &[(String, Option<ColumnType>)]) -> String {
+    names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ")
 }
 
 /// The types that the values have; `None` where there are none.

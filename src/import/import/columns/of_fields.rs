@@ -342,14 +342,11 @@ pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut
 
 /// The number that an IEEE 754 number of 16 bits is.
 fn of_half(bits: u16) -> f64 {
-    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
-    let exponent = i32::from(bits >> 10 & 0x1f);
-    let fraction = f64::from(bits & 0x3ff);
-    sign * match exponent {
-        0 => fraction * 2f64.powi(-24),
-        31 if fraction == 0.0 => f64::INFINITY,
-        31 => f64::NAN,
-        _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+    let wide = u32::from(bits >> 15) << 31 | u32::from(bits & 0x7fff) << 13;
+    if bits & 0x7c00 == 0x7c00 {
+        f32::from_bits(wide | 0x7f80_0000).into() // infinite, or no number
+    } else {
+        f64::from(f32::from_bits(wide)) * 2f64.powi(112) // the exponent of 32 bits has a bias of 112 more
     }
 }
 

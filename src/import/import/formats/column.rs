@@ -39,11 +39,6 @@ pub(super) enum CellKind {
 pub(super) type Cells = Vec<Option<FieldBytes>>;
 
 impl Column {
-    /// A column of bytes.
-    pub(super) fn bytes(name: impl Into<String>) -> Column {
-        Column::new(name, CellKind::Bytes)
-    }
-
     /// A column of `kind`.
     pub(super) fn new(name: impl Into<String>, kind: CellKind) -> Column {
         Column { name: name.into(), kind, classes: Vec::new(), files_of: None }

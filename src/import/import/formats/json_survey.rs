@@ -50,7 +50,8 @@ impl Survey {
                 Error::new(ErrorKind::InvalidArgument, text).path(&input.path)
             })?;
             let name = if at(FILE, &columns).is_some() { key.as_str() } else { FILE };
-            columns[column] = Column { files_of: Some(key.clone()), ..Column::bytes(name) };
+            columns[column] =
+                Column { files_of: Some(key.clone()), ..Column::new(name, CellKind::Bytes) };
         }
         for name in options.fields.iter().filter(|_| survey.is_part) {
             if at(name, &columns).is_none() {

@@ -99,22 +99,10 @@ trait Sum {
     fn hex(self: Box<Self>) -> String;
 }
 
-struct OfDigest<D>(D);
+/// A hash, what adds bytes to it, and what its number is.
+struct Of<H>(H, fn(&mut H, &[u8]), fn(&H) -> String);
 
-impl<D: Digest> Sum for OfDigest<D> {
-    fn add(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    fn hex(self: Box<Self>) -> String {
-        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
-
-/// One of xxhash: what adds bytes, and what its number is.
-struct OfXx<H>(H, fn(&mut H, &[u8]), fn(&H) -> String);
-
-impl<H> Sum for OfXx<H> {
+impl<H> Sum for Of<H> {
     fn add(&mut self, bytes: &[u8]) {
         self.1(&mut self.0, bytes);
     }
@@ -124,25 +112,30 @@ impl<H> Sum for OfXx<H> {
     }
 }
 
+fn of<H: 'static>(hash: H, add: fn(&mut H, &[u8]), hex: fn(&H) -> String) -> Box<dyn Sum> {
+    Box::new(Of(hash, add, hex))
+}
+
+fn digest<D: Digest + Clone + 'static>(digest: D) -> Box<dyn Sum> {
+    let add = |digest: &mut D, bytes: &[u8]| digest.update(bytes);
+    of(digest, add, |digest| {
+        digest.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    })
+}
+
 fn sum(name: &str) -> Option<Box<dyn Sum>> {
     Some(match name {
-        "md5" => Box::new(OfDigest(md5::Md5::new())),
-        "sha1" => Box::new(OfDigest(sha1::Sha1::new())),
-        "sha224" => Box::new(OfDigest(sha2::Sha224::new())),
-        "sha256" => Box::new(OfDigest(sha2::Sha256::new())),
-        "sha384" => Box::new(OfDigest(sha2::Sha384::new())),
-        "sha512" => Box::new(OfDigest(sha2::Sha512::new())),
-        "xxh32" => {
-            Box::new(OfXx(Xxh32::new(0), Xxh32::update, |hash| format!("{:08x}", hash.digest())))
-        }
-        "xxh64" => {
-            Box::new(OfXx(Xxh64::new(0), Xxh64::update, |hash| format!("{:016x}", hash.digest())))
-        }
-        "xxh3_64" => {
-            Box::new(OfXx(Xxh3::new(), Xxh3::update, |hash| format!("{:016x}", hash.digest())))
-        }
+        "md5" => digest(md5::Md5::new()),
+        "sha1" => digest(sha1::Sha1::new()),
+        "sha224" => digest(sha2::Sha224::new()),
+        "sha256" => digest(sha2::Sha256::new()),
+        "sha384" => digest(sha2::Sha384::new()),
+        "sha512" => digest(sha2::Sha512::new()),
+        "xxh32" => of(Xxh32::new(0), Xxh32::update, |hash| format!("{:08x}", hash.digest())),
+        "xxh64" => of(Xxh64::new(0), Xxh64::update, |hash| format!("{:016x}", hash.digest())),
+        "xxh3_64" => of(Xxh3::new(), Xxh3::update, |hash| format!("{:016x}", hash.digest())),
         "xxh128" | "xxh3_128" => {
-            Box::new(OfXx(Xxh3::new(), Xxh3::update, |hash| format!("{:032x}", hash.digest128())))
+            of(Xxh3::new(), Xxh3::update, |hash| format!("{:032x}", hash.digest128()))
         }
         _ => return None,
     })

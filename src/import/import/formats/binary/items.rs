@@ -100,7 +100,8 @@ impl ItemFormat {
         };
         let mut format = ItemFormat { leaves, columns: Vec::new(), is_arrow };
         let is_unknown = |leaf: &Leaf| {
-            leaf.known() == CellKind::Nothing && is_wanted(&Column::bytes(&leaf.name), options)
+            leaf.known() == CellKind::Nothing
+                && is_wanted(&Column::new(&leaf.name, CellKind::Bytes), options)
         };
         let looked_at: &[Input] = match inputs.first() {
             _ if is_arrow || !format.leaves.iter().any(is_unknown) => &[],
@@ -296,13 +297,12 @@ impl Shard {
         let mut shard = Shard { from: input.read_plain(ahead_bytes)?, at: 0, ends: Vec::new() };
         let read = shard.read_table();
         input.check()?;
-        read.map_err(|error| match error.kind() {
+        let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => broken("the shard ends within its table of offsets"),
             io::ErrorKind::InvalidData => broken("the shard's table of offsets is broken"),
             _ => Error::from(error),
-        })
-        .map_err(|error| error.path(&input.path))?;
-        Ok(shard)
+        };
+        read.map(|()| shard).map_err(|error| failed(error).path(&input.path))
     }
 
     /// Reads the table of offsets. Memory grows with what is there, not with the number that it begins with.
