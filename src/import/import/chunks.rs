@@ -11,7 +11,7 @@ use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::checksum::crc32c;
 use dlfs_format::format::chunk::{ChunkId, ChunkKind};
 use dlfs_format::format::{
-    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Part, Placement, RecordSums, SampleEntry,
+    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleEntry,
     SampleMeta, fields,
 };
 
