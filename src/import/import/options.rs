@@ -242,11 +242,8 @@ impl FromStr for PlacementOrder {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<PlacementOrder> {
-        match text {
-            "shuffled" => Ok(PlacementOrder::Shuffled),
-            "source" => Ok(PlacementOrder::Source),
-            _ => Err(unknown(text, "shuffled or source")),
-        }
+        let choices = [("shuffled", PlacementOrder::Shuffled), ("source", PlacementOrder::Source)];
+        chosen(text, choices)
     }
 }
 
@@ -254,11 +251,7 @@ impl FromStr for OnError {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<OnError> {
-        match text {
-            "stop" => Ok(OnError::Stop),
-            "skip" => Ok(OnError::Skip),
-            _ => Err(unknown(text, "stop or skip")),
-        }
+        chosen(text, [("stop", OnError::Stop), ("skip", OnError::Skip)])
     }
 }
 
@@ -270,8 +263,11 @@ pub(super) fn as_text<S: Serializer>(
     serializer.collect_str(value)
 }
 
-fn unknown(text: &str, known: &str) -> Error {
-    Error::new(ErrorKind::InvalidArgument, format!("{text:?} is neither {known}"))
+fn chosen<T>(text: &str, choices: [(&str, T); 2]) -> Result<T> {
+    let names = choices.each_ref().map(|(name, _)| *name).join(" or ");
+    let found = choices.into_iter().find(|(name, _)| *name == text).map(|(_, value)| value);
+    let message = || format!("{text:?} is neither {names}");
+    found.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, message()))
 }
 
 impl ImportOptions {

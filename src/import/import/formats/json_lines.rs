@@ -319,12 +319,14 @@ fn name_in(key: &str, object: &Object) -> Result<Option<String>, BadReason> {
 fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadReason> {
     folder.stat_file(name)?; // a pipe or a device has no length
     let file = File::from(folder.open_file(name)?);
-    let len = file.metadata().map_err(BadReason::unreadable)?.len();
+    let len = file.metadata().map_err(BadReason::from)?.len();
     if len > MAX_SAMPLE_BYTES {
         return Err(BadReason::TooLarge(len));
     }
     let mut bytes = zeroed_vec(len).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
-    file.read_exact_at(&mut bytes, 0).map_err(BadReason::unreadable)?;
+    file.read_exact_at(&mut bytes, 0).map_err(|error| {
+        BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)) // or it is shorter now
+    })?;
     Ok(bytes.into())
 }
 

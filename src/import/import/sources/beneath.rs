@@ -190,7 +190,8 @@ impl Root {
     }
 }
 
-fn push(path: &mut Vec<u8>, name: &[u8]) {
+/// Appends a name to a path.
+pub(super) fn push(path: &mut Vec<u8>, name: &[u8]) {
     if !path.is_empty() {
         path.push(b'/');
     }

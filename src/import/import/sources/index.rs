@@ -193,11 +193,6 @@ impl From<Errno> for BadReason {
 }
 
 impl BadReason {
-    /// The operating system's error.
-    pub(in crate::import) fn unreadable(error: io::Error) -> BadReason {
-        BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
-    }
-
     /// The reason that a reader gave as its error.
     pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
         error.get_ref()?.downcast_ref()

@@ -44,7 +44,6 @@ mod tree;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -542,13 +541,7 @@ fn read_file(
     into: &mut [u8],
 ) -> Result<(), BadReason> {
     let file = File::from(root.open_file(name)?);
-    match file.read_exact_at(into, at) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(BadReason::Changed);
-        }
-        Err(error) => return Err(BadReason::unreadable(error)),
-    }
+    file.read_exact_at(into, at).map_err(shard::reason)?;
     // After the read, in order to detect a change during it.
     let stat = rustix::fs::fstat(&file)?;
     if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }

@@ -139,10 +139,11 @@ impl OpenShards {
     }
 }
 
-fn reason(error: io::Error) -> BadReason {
+/// Why bytes that were there when a file was indexed cannot be read.
+pub(super) fn reason(error: io::Error) -> BadReason {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => BadReason::Changed,
-        _ => BadReason::unreadable(error),
+        _ => error.into(),
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::io::{self, Read};
 
+use super::beneath::push;
 use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
 use super::reading::read_some;
 
@@ -531,12 +532,7 @@ pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
         match part {
             b"" | b"." => {}
             b".." => return Err(BadReason::Name("holds `..`")),
-            part => {
-                if !clean.is_empty() {
-                    clean.push(b'/');
-                }
-                clean.extend_from_slice(part);
-            }
+            part => push(&mut clean, part),
         }
     }
     match clean.len() {
