@@ -1,38 +1,72 @@
 //! The process identifier, cached so that most calls avoid the kernel.
-#![allow(unsafe_code)] // registers a handler of forks
+#![allow(unsafe_code)] // maps a page and keeps it for ever
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// The identifier of the calling process, to tell a forked child from its parent.
 ///
-/// Costs one load, where [`std::process::id`] is a system call: a handler of `pthread_atfork` forgets it in every
-/// child. Takes no lock, so a fork at any moment is safe.
+/// Costs one load, where [`std::process::id`] is a system call: it is stored in a page that the
+/// kernel wipes in every child (`MADV_WIPEONFORK`, Linux 4.14). Takes no lock, so a fork at any
+/// moment is safe.
 pub fn process_id() -> u32 {
-    let known = KNOWN.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
+    let mut page = PAGE.load(Ordering::Acquire);
+    if page.is_null() {
+        page = make_page();
     }
-    static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
-    if !HAS_HANDLER.load(Ordering::Acquire) {
-        // SAFETY: the handler is `extern "C"`, does not unwind, and lives as long as the program. Two threads may both
-        // register it, which does no harm.
-        let registered = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
-        if registered != 0 {
-            return std::process::id(); // no memory for it: each call asks the kernel
+    if std::ptr::eq(page, &raw const NO_PAGE) {
+        return std::process::id();
+    }
+    // SAFETY: not null and not `NO_PAGE`, so it is the start of the page that `make_page` mapped,
+    // which is never unmapped; an `AtomicU32` is valid with any bytes.
+    let known = unsafe { &*page };
+    match known.load(Ordering::Relaxed) {
+        0 => {
+            let id = std::process::id();
+            known.store(id, Ordering::Relaxed); // another thread would store the same
+            id
         }
-        HAS_HANDLER.store(true, Ordering::Release);
+        id => id,
     }
-    let id = std::process::id();
-    KNOWN.store(id, Ordering::Relaxed); // another thread would store the same
-    id
 }
 
-extern "C" fn forget() {
-    KNOWN.store(0, Ordering::Relaxed);
+/// Maps the page, or records that the kernel has no such pages. The first of several threads
+/// decides.
+fn make_page() -> *mut AtomicU32 {
+    let no_page = (&raw const NO_PAGE).cast_mut();
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE;
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let mapped = unsafe { mmap_anonymous(null_mut(), PAGE_LEN, protection, flags) };
+    let page = match mapped {
+        // SAFETY: the range was just mapped and holds nothing yet.
+        Ok(start) if unsafe { madvise(start, PAGE_LEN, Advice::LinuxWipeOnFork) }.is_ok() => {
+            start.cast::<AtomicU32>()
+        }
+        _ => no_page, // an older kernel: each call asks it
+    };
+    match PAGE.compare_exchange(null_mut(), page, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => page,
+        Err(first) => {
+            if page != no_page {
+                // SAFETY: mapped above with this length, and nobody else has seen it.
+                let unmapped = unsafe { munmap(page.cast(), PAGE_LEN) };
+                debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+            }
+            first
+        }
+    }
 }
 
-/// 0: not known.
-static KNOWN: AtomicU32 = AtomicU32::new(0);
+/// The page with the identifier; null until the first call.
+static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+
+/// Marks that the kernel has no such pages; its value is unused.
+static NO_PAGE: AtomicU32 = AtomicU32::new(0);
+
+const PAGE_LEN: usize = 4096;
 
 #[cfg(test)]
 mod tests {

@@ -55,7 +55,7 @@ struct Running {
 
 impl Measured for Shared {
     fn measure(&self, snapshot: &mut Snapshot) {
-        let PlaceStats { requests, retries, throttled, hedges, bytes } = *self.seen.counts.lock();
+        let PlaceStats { requests, retries, throttled, hedges, bytes } = self.seen.counts.read();
         for (metric, value) in [
             (&metrics::OBJECT_REQUESTS, requests),
             (&metrics::OBJECT_RETRIES, retries),
@@ -144,7 +144,7 @@ impl Client {
 
     /// The counters so far.
     pub fn stats(&self) -> PlaceStats {
-        *self.0.shared.seen.counts.lock()
+        self.0.shared.seen.counts.read()
     }
 
     /// The object with this key.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -207,7 +208,7 @@ impl Shared {
             let Some(pause) = pause else {
                 return Err(failure.given_up(failures, was_sent).target(address()));
             };
-            self.seen.counts.lock().retries += 1;
+            self.seen.counts.retries.fetch_add(1, Ordering::Relaxed);
             if self.host.may_tell() {
                 let address = address();
                 tracing::warn!("{address}: attempt {failures} failed, and is made again: {why}");
@@ -237,7 +238,7 @@ impl Shared {
             None => match flow.try_enter().filter(|_| latencies.lock().may_hedge()) {
                 None => first.await,
                 Some(_slot) => {
-                    self.seen.counts.lock().hedges += 1;
+                    self.seen.counts.hedges.fetch_add(1, Ordering::Relaxed);
                     first_success(first, pin!(self.attempt(wanted, &Note::default()))).await
                 }
             },
@@ -247,10 +248,10 @@ impl Shared {
             Ok(bytes) => {
                 latencies.lock().succeeded(now - sent);
                 flow.ended(|window, is_full| window.succeeded(now, is_full));
-                self.seen.counts.lock().bytes += bytes.len() as u64;
+                self.seen.counts.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             }
             Err(Failure::Passing { throttled: true, .. }) => {
-                self.seen.counts.lock().throttled += 1;
+                self.seen.counts.throttled.fetch_add(1, Ordering::Relaxed);
                 flow.ended(|window, _| window.throttled(now, sent));
             }
             Err(_) => {}

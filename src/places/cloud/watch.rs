@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -46,10 +47,33 @@ impl Note {
     }
 }
 
+/// The counters of [`PlaceStats`]. Without a lock, which a forked child could find held for ever.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) requests: AtomicU64,
+    pub(super) retries: AtomicU64,
+    pub(super) throttled: AtomicU64,
+    pub(super) hedges: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn read(&self) -> PlaceStats {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        PlaceStats {
+            requests: load(&self.requests),
+            retries: load(&self.retries),
+            throttled: load(&self.throttled),
+            hedges: load(&self.hedges),
+            bytes: load(&self.bytes),
+        }
+    }
+}
+
 /// A record of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    pub(super) counts: Mutex<PlaceStats>,
+    pub(super) counts: Counts,
     /// The record of the last request for a listing: no note travels with those.
     pub(super) list: Note,
     /// Keys that were listed and cannot be named.
@@ -64,8 +88,8 @@ pub(super) struct Seen {
 pub(super) struct Watching {
     seen: Arc<Seen>,
     limits: Limits,
-    /// Headers that each request has beside its own; if there are none to be had, ranges are received without the client
-    /// library.
+    /// Headers that each request has beside its own. `None`: requests carry all that the host is to know, and ranges
+    /// are received without the client library.
     headers: Option<HeaderMap>,
 }
 
@@ -123,7 +147,7 @@ impl HttpService for Watched {
             if let Some(note) = &note {
                 *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
             }
-            self.seen.counts.lock().requests += 1;
+            self.seen.counts.requests.fetch_add(1, Ordering::Relaxed);
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
             // Whoever reads an object counts its bytes.
             let is_object = request.extensions().get::<Note>().is_some();

@@ -44,8 +44,8 @@ pub(super) struct InStore {
 }
 
 impl Input {
-    /// Its bytes from `begin` on, or from its end if it is shorter. Of a store at most `ahead_bytes` are asked for ahead,
-    /// one range at least; `None`: as many as it needs.
+    /// Its bytes from `begin` on, or from its end if it is shorter. Of a store at most `ahead_bytes` are asked for
+    /// ahead, one range at least; `None`: as many as it needs.
     ///
     /// # Errors
     /// It does not open.

@@ -12,7 +12,8 @@
 //!
 //! All are read front to back; before, local JSON Lines and shards with arrays are read to find out their types.
 //! `rows.rs` unifies the columns of all files and makes samples of rows, `column.rs` says which column is what. They
-//! are local files or objects of a store: `input.rs` opens both, and `binary/blocks.rs` reads an object at several places.
+//! are local files or objects of a store: `input.rs` opens both, and `binary/blocks.rs` reads an object at several
+//! places.
 
 #[cfg(feature = "formats")]
 mod binary;

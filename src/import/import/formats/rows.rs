@@ -33,8 +33,8 @@ pub(super) trait RowReader {
     /// The file cannot be read, or is none of its format.
     fn begin(&mut self, from: StreamPlace) -> Result<()>;
 
-    /// The place of the next row, behind `rows` rows of the file, as the reader of this format finds it again: of a file
-    /// with batches, `offset` is where one begins, or its number.
+    /// The place of the next row, behind `rows` rows of the file, as the reader of this format finds it again: of a
+    /// file with batches, `offset` is where one begins, or its number.
     fn place(&self, rows: u64) -> StreamPlace {
         StreamPlace { left_out: rows, ..StreamPlace::default() }
     }
