@@ -28,7 +28,8 @@ impl Report {
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
+             style-src 'unsafe-inline'\">\n\
              <title>{} - dlfs report</title>\n<style>\n{}</style>\n</head>\n<body>\n<main>\n{}\n\
              <footer>dlfs {} ({}). The figures are in this page as JSON, in the element dlfs-report.</footer>\n</main>\n\
              <script type=\"application/json\" id=\"dlfs-report\">{data}</script>\n</body>\n</html>\n",

@@ -167,11 +167,9 @@ impl Subsystem {
         counters: Arc<Counters>,
     ) -> Subsystem {
         let limits = served.iter().map(|served| served.device.namespace().max_transfer_bytes);
-        let smallest = limits.min();
-        let wanted = options.max_transfer_bytes.min(smallest.unwrap_or(4096)).max(4096);
+        let wanted = options.max_transfer_bytes.min(limits.min().unwrap_or(4096)).max(4096);
         let held = u32::try_from(options.buffer_bytes / 4).unwrap_or(u32::MAX).max(4096);
         let max_transfer_bytes = 1 << wanted.min(held).ilog2();
-        let start = Instant::now();
         let access = Arc::new(Teller::new(options.nqn.clone(), options.access_log.clone()));
         let controllers = Controllers {
             by_cntlid: BTreeMap::new(),
@@ -193,12 +191,12 @@ impl Subsystem {
             namespaces: RwLock::new(served.into_iter().map(|one| (one.nsid, one)).collect()),
             is_local,
             max_transfer_bytes,
-            warnings: Warnings::new(start, access.clone()),
+            warnings: Warnings::new(Instant::now(), access.clone()),
             access,
             counters,
             exponentiations: Exponentiations::new(),
             generated: GeneratedKeys::default(),
-            start,
+            start: Instant::now(),
             draining_since: OnceLock::new(),
             controllers: Mutex::new(controllers),
         }

@@ -51,9 +51,12 @@ impl Scene {
 
     /// Reads and compares everything; returns the bytes from the origin and from the tier.
     fn read_all(&self, cache: &Cache) -> (u64, u64) {
+        self.read_by(&mut reader(cache), cache)
+    }
+
+    fn read_by(&self, io: &mut Blocking, cache: &Cache) -> (u64, u64) {
         let of = |stats: &CacheStats| (stats.origin.bytes, stats.tiers[0].hit_bytes);
         let before = of(&cache.stats());
-        let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
         for at in (0..ALL_BYTES).step_by(16 * PAGE as usize) {
             let found = io.read(at, 16 * PAGE as usize).unwrap();
             assert!(found[..] == self.origin.bytes[at as usize..][..found.len()], "byte {at}");
@@ -66,6 +69,10 @@ impl Scene {
         let after = of(&cache.stats());
         (after.0 - before.0, after.1 - before.1)
     }
+}
+
+fn reader(cache: &Cache) -> Blocking {
+    Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap()
 }
 
 #[test]
@@ -92,11 +99,13 @@ fn copies_in_a_remote_namespace_are_read_instead_of_the_origin_and_found_again()
 fn a_target_that_is_lost_costs_the_copies_and_no_read() {
     let mut scene = Scene::new(48);
     let cache = scene.open(&scene.tier("3M")).unwrap();
-    assert_eq!(scene.read_all(&cache), (ALL_BYTES, 0));
+    let mut before = reader(&cache);
+    assert_eq!(scene.read_by(&mut before, &cache), (ALL_BYTES, 0));
+    assert_eq!(scene.read_by(&mut before, &cache), (0, ALL_BYTES));
     let other = serve(std::slice::from_ref(&scene.namespace), None);
     drop(std::mem::replace(&mut scene.target, other));
-    let (origin, _) = scene.read_all(&cache);
-    assert_eq!(origin, ALL_BYTES);
+    assert_eq!(scene.read_by(&mut before, &cache), (ALL_BYTES, 0), "a reader that was there");
+    assert_eq!(scene.read_all(&cache), (ALL_BYTES, 0), "and a new one");
 }
 
 #[test]

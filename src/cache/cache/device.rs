@@ -1,5 +1,6 @@
 //! The namespaces of the data set, with tiers in front of them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,8 +10,10 @@ use super::pair::{Requester, TieredPair};
 use super::running::Tiers;
 use super::sources::Source;
 use dlfs_base::error::Result;
-use dlfs_io::qpair::{Capabilities, Device, IoError, Namespace, PairScope, QueuePair};
-use dlfs_nvme::nvme::Status;
+use dlfs_io::qpair::plain::{Plain, PlainEngine};
+use dlfs_io::qpair::{
+    Capabilities, Completion, Device, Io, IoError, Namespace, PairScope, QueuePair,
+};
 use dlfs_order::tier::PAGE_BYTES;
 
 /// One for each origin; with `views` as other nodes see it, under these identities. If copies only are served, it
@@ -99,7 +102,14 @@ impl Device for TieredDevice {
         let namespace = self.describe(origin.namespace().clone());
         let mut sources = vec![Source::to(origin, None)];
         for (tier, media) in (0..).zip(&shared.media) {
-            let pair = media.device.queue_pair_in(scope)?;
+            let pair = match media.device.queue_pair_in(scope) {
+                Err(error) if media.is_remote() => {
+                    shared.switch_off(tier, &error.report());
+                    let namespace = media.device.namespace();
+                    Box::new(Plain(Lost { namespace, taken: Vec::new(), why: error.to_string() }))
+                }
+                opened => opened?,
+            };
             sources.push(Source::to(pair, shared.sources.limit(tier)));
         }
         let places = Arc::clone(scope.places());
@@ -127,17 +137,38 @@ impl Device for TieredDevice {
     }
 }
 
-/// The answer to a read of a peer: what cannot be read here is unwritten to it, so that it reads elsewhere. Its own
-/// mistakes stay.
-pub(crate) fn to_peer(result: Result<(), IoError>) -> Result<(), IoError> {
-    match result {
-        Err(IoError::Invalid(_)) | Ok(()) => result,
-        Err(_) => Err(UNWRITTEN),
-    }
-}
-
-/// The answer to a read of what is not there.
-pub(crate) const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
-
 /// The largest transfer that each kind of tier takes, for a process that has none yet.
 const MIN_OF_TIERS: u32 = 1 << 20;
+
+/// A queue pair of a tier whose target cannot be reached: each read fails, and goes to the origin.
+struct Lost {
+    namespace: Namespace,
+    taken: Vec<Io>,
+    why: String,
+}
+
+impl PlainEngine for Lost {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let count = pending.len();
+        self.taken.extend(pending.drain(..));
+        count
+    }
+
+    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = self.taken.len().min(max);
+        done.extend(self.taken.drain(..count).map(|io| Completion {
+            tag: io.tag,
+            buf: io.buf,
+            result: Err(IoError::Disconnected(self.why.clone())),
+        }));
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.taken.len()
+    }
+}

@@ -81,6 +81,11 @@ impl Media {
         if self.name.starts_with("ram:") { metrics::Place::Memory } else { metrics::Place::Drive }
     }
 
+    /// Returns whether a target has it, which may be lost at any time.
+    pub(super) fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
     /// Returns whether only pages that are written take room.
     pub(super) fn is_sparse(&self) -> bool {
         self.space_pages > self.capacity_pages

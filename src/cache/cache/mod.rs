@@ -86,9 +86,9 @@ use dlfs_order::tier::{
 };
 
 pub use config::{Environment, Point, TierTable};
-pub(crate) use device::{UNWRITTEN, to_peer};
 pub(crate) use options::TierKind;
 pub use options::{TierOptions, TierSpec};
+pub(crate) use pair::{UNWRITTEN, to_peer};
 pub use plan::{TierPlan, TierRooms};
 pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::admission::Claim;
 use super::copier::{Job, MAX_QUEUED_BYTES};
-use super::device::{UNWRITTEN, to_peer};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::sources::Source;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -24,6 +23,7 @@ use dlfs_io::qpair::readiness::Registry;
 use dlfs_io::qpair::{
     Completion, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
 };
+use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
 /// The state of a piece.
@@ -798,6 +798,18 @@ impl Drop for TieredPair {
         }
     }
 }
+
+/// The answer to a read of a peer: what cannot be read here is unwritten to it, so that it reads elsewhere. Its own
+/// mistakes stay.
+pub(crate) fn to_peer(result: Result<(), IoError>) -> Result<(), IoError> {
+    match result {
+        Err(IoError::Invalid(_)) | Ok(()) => result,
+        Err(_) => Err(UNWRITTEN),
+    }
+}
+
+/// The answer to a read of what is not there.
+pub(crate) const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
 
 /// Source of a piece that an ahead read serves.
 const AHEAD: usize = usize::MAX;

@@ -150,8 +150,8 @@ fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static 
 /// Checks whether a tier may use the remote namespace that `io` reads; `named` is the tier.
 ///
 /// # Errors
-/// `InvalidArgument`: it holds the data set itself. `Refused`: it contains other data, and `overwrite` is not set. Those
-/// of reading.
+/// `InvalidArgument`: it holds the data set itself. `Refused`: it contains other data, and `overwrite` is not set.
+/// Those of reading.
 pub(super) fn take_over_namespace(
     io: &mut Blocking,
     named: &TierSpec,

@@ -76,6 +76,7 @@ pub mod builder;
 pub mod checksum;
 pub mod choose;
 pub mod chunk;
+mod chunk_head;
 pub mod columns;
 
 #[doc(hidden)]

@@ -13,7 +13,7 @@
 //! neighbours share much: often that is the order of ids, and else a column gives it.
 
 use crate::format::FormatError;
-use crate::format::chunk::ChunkHead;
+use crate::format::chunk_head::ChunkHead;
 use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
 use crate::format::error::{at_most, enough, equal, out_of_range};
@@ -606,7 +606,7 @@ mod tests {
     }
 
     fn head(part: &Part, num_samples: u16) -> ChunkHead {
-        use crate::format::chunk::{ChunkId, ChunkKind};
+        use crate::format::chunk_head::{ChunkId, ChunkKind};
         use crate::format::{ImageLayout, Pack, Uuid};
         use dlfs_base::units::Generation;
         ChunkHead {

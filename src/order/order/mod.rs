@@ -23,6 +23,7 @@ mod aligned;
 pub mod budget;
 mod by_node;
 mod chunked;
+mod exchange;
 mod hash;
 pub mod mixture;
 mod partial;

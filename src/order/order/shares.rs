@@ -9,7 +9,7 @@
 //! - the shares of all ranks are all samples, each once, in every epoch;
 //! - while it exchanges, a rank has at most its share and the samples that it has received so far.
 
-use super::partial::Exchange;
+use super::exchange::Exchange;
 use super::{OrderKind, OrderSpec, Population, SlotRanks};
 use dlfs_base::units::{Epoch, SampleId};
 

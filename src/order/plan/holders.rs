@@ -1,7 +1,21 @@
 //! Holders of samples' copies, with the addresses; computed for every rank without messages.
 
-use super::PlannedCopy;
 use dlfs_base::units::{Lba, SampleId};
+
+/// A copy that a rank plans to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedCopy {
+    /// The sample.
+    pub sample: SampleId,
+    /// The tier, 0 being the fastest.
+    pub tier: u8,
+    /// Its first block in the tier.
+    pub lba: Lba,
+    /// Position of its first access in the rank's access string, from 0.
+    pub first_access: u64,
+    /// How often the rank reads it.
+    pub frequency: u16,
+}
 
 /// A planned copy as another rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,26 +9,11 @@
 
 use std::cmp::Reverse;
 
-use super::holders::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS};
+use super::holders::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, PlannedCopy};
 use super::{Accesses, Frequencies};
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Lba, SampleId};
 use dlfs_format::directory::IdSet;
-
-/// A copy that a rank plans to keep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlannedCopy {
-    /// The sample.
-    pub sample: SampleId,
-    /// The tier, 0 being the fastest.
-    pub tier: u8,
-    /// Its first block in the tier.
-    pub lba: Lba,
-    /// Position of its first access in the rank's access string, from 0.
-    pub first_access: u64,
-    /// How often the rank reads it.
-    pub frequency: u16,
-}
 
 /// Plans one rank after another.
 #[derive(Debug)]

@@ -278,7 +278,7 @@ impl Attached {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
         }
-        // What it had planned and held stays until somebody plans or holds again: evicting it now would make no room
+        // Its plans and what it held stay until somebody plans or holds again: evicting it now would make no room
         // for anybody.
         shared.plans.lock().remove(&self.number);
         shared.holdings.lock().held.remove(&self.number);

@@ -278,7 +278,7 @@ static void of_sequences(dlfs_fs *fs) {
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "drop_last is 2");
     options = sequence_options();
     options.window_bytes = UINT64_MAX;
-    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "window is 18446744073709551615");
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "a window of 18446744073709551615");
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, NULL, &seq), "dlfs_sequence_options is NULL");
     options = sequence_options();
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, NULL), "seq is NULL");

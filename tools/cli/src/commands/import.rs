@@ -58,10 +58,10 @@ pub(crate) struct ImportArgs {
 /// The source and the destination of an import.
 #[derive(Debug, Args)]
 pub(crate) struct WhatArgs {
-    /// The sources, then the image. Sources are folders of class folders, tar or TFRecord shards or files of rows (or a
-    /// folder of them), or list files with path<TAB>label on each line; `-` is a pipe with a tar archive. Files, folders
-    /// and lists may be in a store: s3://BUCKET/KEY, gs://, az://, https://, hf://datasets/OWNER/NAME[@REVISION][/PATH].
-    /// The image is ADDRESS[,ADDRESS...]; data is striped over all of them
+    /// The sources, then the image. Sources are folders of class folders, tar or TFRecord shards or files of rows (or
+    /// a folder of them), or list files with path<TAB>label on each line; `-` is a pipe with a tar archive. Files,
+    /// folders and lists may be in a store: s3://BUCKET/KEY, gs://, az://, https://,
+    /// hf://datasets/OWNER/NAME[@REVISION][/PATH]. The image is ADDRESS[,ADDRESS...]; data is striped over all of them
     #[arg(value_names = ["SOURCE", "IMAGE"], required = true, num_args = 1..)]
     places: Vec<PathBuf>,
     /// The kind of the sources. In a folder with other files, a kind of shards or rows selects the files of

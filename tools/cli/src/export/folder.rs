@@ -39,8 +39,8 @@ type Written = Vec<(usize, Result<(), SinkError>)>;
 /// Writes the files of some folders.
 struct Writer {
     root: OwnedFd,
-    /// Folders that stay open, by their paths: samples lie on media in a shuffled order, so that each file is in another
-    /// folder than the one before.
+    /// Folders that stay open, by their paths: samples lie on media in a shuffled order, so that each file is in
+    /// another folder than the one before.
     open: HashMap<Vec<u8>, OwnedFd>,
     /// The most of them.
     most: usize,

@@ -188,7 +188,7 @@ fn a_probe_file_is_read_unchanged_and_edited() {
     let without = read(&image, &[]);
     assert_eq!(with["order_crc32c"], without["order_crc32c"]);
     let both = ["read", &image, "--tiers-file", &toml, "--tier", "ram:1M"];
-    run(&both).code(1).complains_of(&["tiers_file", "tiers"]);
+    run(&both).code(1).complains_of(&["--tiers-file", "tiers"]);
     fs::write(&toml, text.replacen("mb_per_s = ", "mb_per_s = -", 1)).unwrap();
     run(&["read", &image, "--tiers-file", &toml]).code(1).complains_of(&["t.toml", "MB/s"]);
 }
