@@ -13,8 +13,9 @@
 //! - All of a store's input and output is done by one thread, `dlfs-cloud`, which has the only executor of
 //!   asynchronous work in the library. Callers block, and never for ever: each request has a deadline, and each
 //!   failure is tried again only for so long.
-//! - Bytes of an object that has changed since it was listed are never handed over: each range is asked for with
-//!   `If-Match`, and the answer's tag, range and length are compared.
+//! - Bytes of an object that has changed since it was listed are never handed over, as far as its entity tag shows it:
+//!   each range is asked for with `If-Match`, and the answer's tag, range and length are compared. Where a web server
+//!   gives no tags, only the length is compared.
 //! - What is held in memory is bounded, whatever the store does.
 //! - No message holds a secret: neither a signature nor a URL's user or query.
 //!
@@ -67,7 +68,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Changes with the object's content.
+    /// A hash of length and entity tag. Without a tag, a change that keeps the length goes unnoticed.
     pub fn stamp(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&self.len_bytes.to_le_bytes());

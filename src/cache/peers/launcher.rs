@@ -116,7 +116,9 @@ impl Launched {
 
 fn number(name: &str, value: Option<&str>) -> Result<u32> {
     let value = value.unwrap_or_default();
-    value.parse().map_err(|_| invalid(format!("{name} is {value:?}, which is no number of ranks")))
+    value
+        .parse()
+        .map_err(|_| invalid(format!("{name} is {value:?}, and not a whole number below 2^32")))
 }
 
 fn invalid(message: String) -> Error {

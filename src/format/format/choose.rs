@@ -1,5 +1,5 @@
-//! Chooses the namespaces of a subsystem that an image lies on, where the user named the subsystem alone. Pure: the
-//! caller reads the superblocks.
+//! Chooses the namespaces of an image among those of a subsystem, for addresses without `?ns=`. Pure: the caller reads
+//! the superblocks.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,23 @@ use crate::format::superblock_set::SuperblockCopies;
 pub struct Candidate {
     /// Its superblocks.
     pub copies: SuperblockCopies,
-    /// True if the user named it, and not only the subsystem that has it.
+    /// Set if its address has `?ns=`; otherwise only its subsystem was named.
     pub is_named: bool,
 }
 
-/// Several images lie behind the addresses: which of the candidates each of them has.
+/// More than one image lies there: the candidates of each, by their places.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Several(pub BTreeMap<Uuid, Vec<usize>>);
 
-/// Those of the candidates, by their places, that make up the image: all that were named, and of the
-/// others those of the same image; where none was named, of the only image there is.
+/// The places of the candidates to open as one image, ascending: all that were named, and of the others those with
+/// the UUID of the first named one that has a valid superblock. If none has, the others must hold one image at most,
+/// and it is that one.
 ///
-/// One that has no valid superblock any more is taken where the image is not complete without, and what is
-/// blank never: so of candidates without an image nothing is taken.
+/// Those that were not named and whose superblocks are damaged are added while the image lacks namespaces, or none is
+/// found: they may be the missing ones, and opening reports the damage. A blank one that was not named is never chosen.
 ///
 /// # Errors
-/// Several images lie there, and none of them was named.
+/// The candidates hold several images, and none that was named says which.
 pub fn choose(candidates: &[Candidate]) -> Result<Vec<usize>, Several> {
     let uuid = |candidate: &Candidate| Some(candidate.copies.newest()?.layout.uuid);
     let named = candidates.iter().filter(|candidate| candidate.is_named).find_map(uuid);

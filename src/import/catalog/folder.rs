@@ -68,7 +68,9 @@ impl FolderStore {
         let mut at = self.open_root()?;
         for name in components(path.as_bytes()) {
             match fs::mkdirat(&at, name, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
-                Ok(()) | Err(Errno::EXIST) => {}
+                // Only with its own entry is what lies in the new folder durable.
+                Ok(()) => fs::fsync(&at).map_err(failed)?,
+                Err(Errno::EXIST) => {}
                 Err(errno) => return Err(failed(errno)),
             }
             at = open_beneath(at.as_fd(), name, FOLDER, Mode::empty()).map_err(failed)?;
@@ -212,9 +214,9 @@ fn create_new(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<bool> {
     write_draft(folder, bytes, |draft, file| {
         match fs::linkat(folder, draft, folder, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
-            Err(Errno::EXIST) => Ok(false),
-            // An answer that was lost on its way looks like a failure; the number of links knows.
+            // On NFS a link whose answer was lost is sent again and fails, with EEXIST, too: the draft has two links.
             Err(_) if has_two_links(file) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     })

@@ -149,7 +149,7 @@ impl Session {
         Ok(len)
     }
 
-    /// Encrypts at most about `most` bytes from the front of `slices`; returns how many.
+    /// Encrypts at most `most` bytes from the front of `slices`; returns how many.
     ///
     /// # Errors
     /// OpenSSL fails, such as for lack of memory.
@@ -214,7 +214,7 @@ impl Session {
         }
     }
 
-    /// Exchanges the memory for outgoing ciphertext, of which there is none now: so sessions can share it.
+    /// Exchanges the memory for outgoing ciphertext, so that sessions can share it; not while there is any to send.
     pub fn swap_outgoing(&mut self, memory: &mut Vec<u8>) {
         let wire = self.stream.get_mut();
         if wire.outgoing.is_empty() {

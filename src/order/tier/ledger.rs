@@ -146,7 +146,8 @@ impl Ledger {
         (usize::from(tier) < self.tiers.len()).then_some(tier)
     }
 
-    /// The pages among `all` of a unit that are kept if the unit is: the planned ones, or all without a plan.
+    /// The pages among `all` of a unit that the policy keeps: clairvoyant those of its plan, none of a unit outside it;
+    /// the others all.
     pub fn kept(&self, unit: u32, all: PageSet) -> PageSet {
         let planned = self.planned.get(unit as usize).map(|(_, pages)| *pages);
         match self.policy {

@@ -329,8 +329,7 @@ impl Dataset {
 
     /// Length of the sample `id` in bytes, without I/O; the total of its fields if it has several.
     ///
-    /// Raises Unsupported if not all of several fields were chosen: their length is unknown until
-    /// they are read.
+    /// Raises Unsupported if fields were chosen of several: an image has the length of all together, not of each.
     fn length(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<usize> {
         let id = SampleId(index::id(id)?);
         let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
@@ -499,7 +498,7 @@ impl Dataset {
         let dataset = self.dataset(py)?;
         let dict = shapes::dict(py, &dataset.stats())?;
         dict.set_item("latency", shapes::dict(py, &dataset.latency())?)?;
-        if let Some(tiers) = self.dataset(py)?.tier_stats() {
+        if let Some(tiers) = dataset.tier_stats() {
             dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
             let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();
             dict.set_item("tier_copied_bytes", copied)?;
@@ -508,7 +507,7 @@ impl Dataset {
             let origin = tiers.origin;
             dict.set_item("origin_bytes", origin.bytes + origin.copier_bytes)?;
         }
-        if let Some(places) = self.dataset(py)?.places() {
+        if let Some(places) = dataset.places() {
             dict.set_item("places", json(py)?.call_method1("loads", (places.to_json(),))?)?;
         }
         Ok(dict)
@@ -797,7 +796,8 @@ pub(crate) enum Keys {
 impl Keys {
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
         if names::is_name(given) {
-            let text = "read_batch takes a sequence of ids or names; ds[name] reads one sample";
+            let text =
+                "a sequence of ids or names is expected, not one name; ds[name] reads one sample";
             return Err(PyTypeError::new_err(text));
         }
         // Arrays become lists of plain integers in one call.

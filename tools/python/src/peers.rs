@@ -9,6 +9,7 @@ use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{JoinOptions, Means, Meeting, Record};
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -36,7 +37,7 @@ impl Join {
     /// the interpreter meanwhile. What goes wrong is a warning: this rank has read what it wanted.
     ///
     /// # Errors
-    /// What a handler of signals raised.
+    /// What a handler of signals raised, also while it ran code of the object.
     pub(crate) fn leave(
         &self,
         py: Python<'_>,
@@ -45,10 +46,12 @@ impl Join {
         timeout: Duration,
         connect: &ConnectOptions,
     ) -> PyResult<()> {
-        let (left, _, raised) = self.with_object(py, |object, watch| {
+        let (left, by_object, by_signal) = self.with_object(py, |object, watch| {
             dataset.leave_peers(meeting, timeout, connect, object, watch)
         });
-        if let Some(raised) = raised {
+        // KeyboardInterrupt and SystemExit are no errors of the object.
+        let interrupt = by_object.filter(|raised| !raised.is_instance_of::<PyException>(py));
+        if let Some(raised) = interrupt.or(by_signal) {
             return Err(raised);
         }
         if let Err(error) = left {

@@ -25,7 +25,7 @@ pub struct Blocks {
     /// The place where the ranks meet, for messages.
     place: String,
     world_size: u32,
-    own: Vec<u8>,
+    own: Option<(u32, Vec<u8>)>,
     side: Side,
 }
 
@@ -66,7 +66,7 @@ impl Blocks {
         let place = format!("rank 0's port {}", target.local_addr());
         let memory = Blocking::new(memory.queue_pair()?)?;
         let side = Side::Host { _target: target, memory };
-        Ok(Blocks { place, world_size, own: Vec::new(), side })
+        Ok(Blocks { place, world_size, own: None, side })
     }
 
     /// The side of every other rank: rank 0 listens at `host` and `port`, or will. `keys` are those of rank 0.
@@ -99,13 +99,12 @@ impl Blocks {
         });
         let side = Side::Guest { address: Address::Tcp(address), connect, connection: None };
         let place = format!("rank 0's port {host}:{port}");
-        Blocks { place, world_size, own: Vec::new(), side }
+        Blocks { place, world_size, own: None, side }
     }
 
     /// Reads the blocks of all ranks, after this rank's own is there.
-    fn read(&mut self, rank: u32) -> Result<Vec<Option<Vec<u8>>>> {
+    fn read(&mut self) -> Result<Vec<Option<Vec<u8>>>> {
         let world_size = self.world_size;
-        let own = &*self.own;
         let io = match &mut self.side {
             Side::Host { memory, .. } => memory,
             Side::Guest { connection: Some(connection), .. } => connection,
@@ -115,14 +114,15 @@ impl Blocks {
         };
         let bytes = io.read(0, world_size as usize * BLOCK_BYTES)?;
         let mut blocks: Vec<Option<Vec<u8>>> = bytes.chunks(BLOCK_BYTES).map(content).collect();
-        let block = &mut blocks[rank as usize];
+        let Some((rank, own)) = &self.own else { return Ok(blocks) };
+        let block = &mut blocks[*rank as usize];
         // Another process of this rank and round stays where it is, so that both meet it; a leftover of an
         // earlier start, whose ranks may still run, does not.
         if block.as_deref() != Some(own)
             && !block.as_deref().is_some_and(|other| is_of_round(other, own))
         {
-            io.write_at(offset_of(rank), &padded(own))?;
-            *block = Some(own.to_vec());
+            io.write_at(offset_of(*rank), &padded(own))?;
+            *block = Some(own.clone());
         }
         Ok(blocks)
     }
@@ -150,13 +150,12 @@ impl Rendezvous for Blocks {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         // The first `get` writes it: rank 0 may not listen yet.
-        self.own = record.to_vec();
+        self.own = Some((rank, record.to_vec()));
         Ok(())
     }
 
     fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>> {
-        let rank = Record::from_bytes(&self.own).map_or(0, |own| own.rank);
-        match self.read(rank) {
+        match self.read() {
             Ok(blocks) => Ok(blocks),
             Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(error),
             Err(error) => {
@@ -321,6 +320,12 @@ mod tests {
         write(&Record { round: "job.earlier".to_owned(), ..record(1, 3) });
         let blocks = write(&record(1, 3));
         assert_eq!(Record::from_bytes(blocks[1].as_deref().unwrap()), Some(record(1, 3)));
+        // A record lies where its caller says, whatever it says itself.
+        let mut wrong = guest();
+        wrong.set(2, &record(9, 10).to_bytes().unwrap()).unwrap();
+        assert!(wrong.get(3, soon()).unwrap()[2].is_some());
+        let right = Record { round: "job.later".to_owned(), ..record(2, 3) };
+        write(&right);
         let second = Record { process: 7, ..record(1, 3) };
         let error = join(guest(), &second, soon()).unwrap_err().to_string();
         assert!(error.contains("rank 1 is there twice, here and on node0"), "{error}");

@@ -40,8 +40,8 @@ pub(super) struct ReceivePlan {
     pieces: Vec<Piece>,
     /// Number of payloads among the pieces.
     num_payloads: usize,
-    /// The most payloads to guess: slightly more than the last receive filled, since slices that
-    /// stay empty cost time, too.
+    /// The most payloads to guess. It doubles after a receive that filled the plan, and else falls slowly towards
+    /// what was filled: slices that stay empty cost time, too.
     max_payloads: usize,
     /// Buffer for bytes received behind a wrong guess.
     misplaced: Vec<u8>,

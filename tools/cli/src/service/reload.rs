@@ -1,9 +1,9 @@
-//! How a running service becomes what its configuration file says now: all of it, or nothing.
+//! Makes a running service what its configuration file says now.
 //!
-//! What can fail because of the file, the machine or a remote target comes first and changes nothing: namespaces are
-//! opened beside ([`super::openings`]), then [`Service::prepare`] listens, starts the targets of new subsystems
-//! without letting anybody in, and has the running ones make all that they need. [`Service::commit`] then changes
-//! the service.
+//! In two steps, so that a bad file, machine or remote target changes nothing: [`super::openings`] opens namespaces,
+//! and [`Service::prepare`] does all else that can fail: it listens, starts the targets of new subsystems without
+//! letting anybody in, and has the running ones make all that they need. [`Service::commit`] then changes the
+//! service; it fails, and then in part, only if the thread of a target hangs or is dead.
 
 use std::collections::BTreeSet;
 
@@ -159,14 +159,12 @@ impl Running {
             self.remove_namespace(gone.nsid)?;
             news.add(format!("{nqn} loses namespace {}", gone.nsid.0));
         }
-        for (config, prepared) in namespaces {
-            news.add(format!("{nqn} gains namespace {}", config.nsid.0));
-            self.add_prepared(prepared, config)?;
-        }
         let before = self.hosts();
         self.target.set_host_keys(new.host_keys.clone())?;
         self.target.set_allowed_hosts(new.allow_hosts.clone());
-        self.config = new;
+        let wanted = new.namespaces.clone();
+        let namespaces_left = std::mem::take(&mut self.config.namespaces);
+        self.config = SubsystemConfig { namespaces: namespaces_left, ..new };
         let after = self.hosts();
         for host in before.difference(&after) {
             self.note("host-removed", json!({ "host": host }));
@@ -180,6 +178,12 @@ impl Running {
             self.note("host-added", json!({ "host": host }));
             news.add(format!("{nqn} lists {host}"));
         }
+        // Last: a host that may no longer be here never sees them.
+        for (config, prepared) in namespaces {
+            news.add(format!("{nqn} gains namespace {}", config.nsid.0));
+            self.add_prepared(prepared, config)?;
+        }
+        self.config.namespaces = wanted;
         Ok(())
     }
 
