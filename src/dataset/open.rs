@@ -43,6 +43,13 @@ pub struct OpenOptions {
     pub view: Option<ViewSource>,
 }
 
+impl OpenOptions {
+    /// The tiers; those in remote namespaces are reached as the data set is.
+    fn tiers(&self) -> TierOptions {
+        TierOptions { connect: self.connect.clone(), ..self.tiers.clone() }
+    }
+}
+
 impl Image {
     /// Opens the image on `addresses`, which may be in any order, or a name in a catalogue. The address of
     /// a subsystem, without `?ns=`,
@@ -84,12 +91,12 @@ impl Image {
             && path.is_dir()
         {
             let folder = Arc::new(FolderNamespace::open(path, options.connect.folders)?);
-            return folder::image_of(folder)?.with_tiers(&options.tiers)?.in_view(&options.view);
+            return folder::image_of(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
         }
         if let [Address::Objects(place)] = addresses {
             let place = Place::parse(place)?;
             let folder = Arc::new(FolderNamespace::open_objects(&place, &options.connect)?);
-            return folder::image_of(folder)?.with_tiers(&options.tiers)?.in_view(&options.view);
+            return folder::image_of(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
         }
         let opened = qpair::open_all(addresses, &options.connect)?;
         let is_named = opened.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
@@ -139,7 +146,7 @@ impl Image {
         let snapshot = Some(Arc::new(snapshot));
         let image = Image::new(devices, superblocks, directory);
         let image = Image { bad_copies, snapshot, ..image };
-        image.with_tiers(&options.tiers)?.in_view(&options.view)
+        image.with_tiers(&options.tiers())?.in_view(&options.view)
     }
 
     fn in_view(self, view: &Option<ViewSource>) -> Result<Image> {

@@ -248,8 +248,8 @@ impl Open {
     pub fn options(&self, connect: ConnectOptions, tiers: TierOptions) -> OpenOptions {
         let view = self.view.as_deref().map(ViewSource::of_text);
         OpenOptions {
-            tiers: TierOptions { connect: connect.clone(), ..tiers },
             connect,
+            tiers,
             view,
             snapshot: self.snapshot.clone(),
             ..OpenOptions::default()

@@ -31,7 +31,8 @@ impl Report {
              <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
              style-src 'unsafe-inline'\">\n\
              <title>{} - dlfs report</title>\n<style>\n{}</style>\n</head>\n<body>\n<main>\n{}\n\
-             <footer>dlfs {} ({}). The figures are in this page as JSON, in the element dlfs-report.</footer>\n</main>\n\
+             <footer>dlfs {} ({}). The figures are in this page as JSON, in the element dlfs-report.</footer>\n\
+             </main>\n\
              <script type=\"application/json\" id=\"dlfs-report\">{data}</script>\n</body>\n</html>\n",
             escaped(&self.name),
             include_str!("page.css"),

@@ -308,7 +308,8 @@ impl Target {
     /// # Errors
     /// `NotFound`: there is no such namespace.
     pub fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
-        if self.subsystem.namespaces.write().remove(&nsid).is_none() {
+        let removed = self.subsystem.namespaces.write().remove(&nsid);
+        if removed.is_none() {
             let message = format!("{} has no namespace {}", self.nqn(), nsid.0);
             return Err(Error::new(ErrorKind::NotFound, message).nsid(nsid));
         }

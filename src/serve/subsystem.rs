@@ -226,8 +226,8 @@ impl Subsystem {
 
     /// Returns whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
     pub(super) fn is_thin(&self) -> bool {
-        let allocated = |served: &ServedNamespace| served.device.capabilities().allocated_bytes;
-        self.namespaces.read().values().any(|served| allocated(served).is_some())
+        let served: Vec<ServedNamespace> = self.namespaces.read().values().cloned().collect();
+        served.iter().any(|one| one.device.capabilities().allocated_bytes.is_some())
     }
 
     /// The highest NSID that hosts are told of (NN).
@@ -879,8 +879,7 @@ fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
 /// A refusal because of a limit: a retry may succeed later.
 fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
     let status = Status::CONNECT_CONTROLLER_BUSY;
-    let kind = Some(WarningKind::NoController);
-    Refusal { status, dw0: 0, kind, why: why.into() }
+    Refusal { status, dw0: 0, kind: Some(WarningKind::NoController), why: why.into() }
 }
 
 /// MPS, AMS and CSS of CC.

@@ -20,7 +20,6 @@ use dlfs::import::{self, EditOptions, ImportOptions, Onto};
 use dlfs::nvme::Nqn;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
-use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::TcpNamespace;
@@ -479,30 +478,6 @@ fn pollers_of_their_own_share_a_connection_too_though_nobody_wakes_them() {
     }
     groups[0].submit(0, &mut VecDeque::from([read(3, 3)]));
     assert_right(&finish(&mut groups[0], 1)[0].1, 0);
-}
-
-#[test]
-fn threads_write_and_read_through_one_connection_at_once_that_has_room_for_two() {
-    let target = serve(&disks(1), true);
-    let connect = ConnectOptions { writable: true, queue_size: 3, ..ConnectOptions::default() };
-    let device = open(&target.address(Nsid(1)), &connect).unwrap();
-    let scope = PairScope::new();
-    std::thread::scope(|threads| {
-        for number in 0..4_u8 {
-            let mut io = Blocking::new(device.queue_pair_in(&scope).unwrap()).unwrap();
-            threads.spawn(move || {
-                let offset = u64::from(number) << 16;
-                for round in 0..50 {
-                    let bytes = [number ^ round; 20_480];
-                    io.write_at(offset, &bytes).unwrap(); // hangs where nobody tells of room
-                    let mut found = [0; 20_480];
-                    io.read_at(offset, &mut found).unwrap();
-                    assert!(found == bytes, "thread {number}, round {round}");
-                }
-            });
-        }
-    });
-    assert_eq!(target.stats().accepted, 2, "the admin queue's, and one for all threads");
 }
 
 #[test]

@@ -92,6 +92,7 @@ mod readiness;
 mod rebuild;
 mod sample_ranges;
 mod scattered;
+mod shared_device;
 mod staging;
 mod store;
 mod store_processes;

@@ -45,8 +45,7 @@ impl Scene {
     fn open(&self, tier: &str) -> dlfs::Result<Cache> {
         let identity = Identity { uuid: self.uuid, generation: Generation(1) };
         let options = TierOptions { tiers: vec![tier.parse()?], ..TierOptions::default() };
-        let units = Units::of_small_samples((0..NUM_PAGES / 16).map(|unit| (unit * 16, 16)));
-        Cache::new(&[Arc::clone(&self.origin.device)], units, identity, &options)
+        Cache::new(&[Arc::clone(&self.origin.device)], units(), identity, &options)
     }
 
     /// Reads and compares everything; returns the bytes from the origin and from the tier.
@@ -71,6 +70,10 @@ impl Scene {
     }
 }
 
+fn units() -> Units {
+    Units::of_small_samples((0..NUM_PAGES / 16).map(|unit| (unit * 16, 16)))
+}
+
 fn reader(cache: &Cache) -> Blocking {
     Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap()
 }
@@ -88,6 +91,12 @@ fn copies_in_a_remote_namespace_are_read_instead_of_the_origin_and_found_again()
     drop((second, cache));
     let again = scene.open(&tier).unwrap();
     assert_eq!(scene.read_all(&again), (0, ALL_BYTES), "the index lies beside the copies");
+    // It is this data set's alone while it is open.
+    let other = Identity { uuid: unique_uuid(), generation: Generation(1) };
+    let options = TierOptions { tiers: vec![tier.parse().unwrap()], ..TierOptions::default() };
+    let origins = [Arc::clone(&scene.origin.device)];
+    let error = Cache::new(&origins, units(), other, &options).err().expect("it is in use");
+    assert!(error.report().contains("in use"), "{}", error.report());
     drop(again);
     // One that is too small for all keeps what fits, and the origin gives the rest.
     let small = scene.open(&scene.tier("1M")).unwrap();

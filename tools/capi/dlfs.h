@@ -427,8 +427,9 @@ typedef struct {
     // Passed to `should_stop`.
     void *user;
     // Tiers that keep copies of samples after the first read, fastest first, `num_tiers` strings:
-    // "ram:4G", or "file:/fast/cache:20G" for a folder, or an empty file or block device (with
-    // ":overwrite" appended: any).
+    // "ram:4G", "file:/fast/cache:20G" for a folder, or an empty file or block device, or
+    // "nvme-tcp://HOST/NQN?ns=N:200G" for a remote namespace that this node has to itself (with
+    // ":overwrite" appended to one of the last two: any).
     const char *const *tiers;
     // The number of tiers.
     size_t num_tiers;

@@ -14,7 +14,7 @@ pub enum Place {
     Ahead,
     /// Memory of this node: a tier or the rank's store.
     Memory,
-    /// Drives of this node: a tier or the rank's store.
+    /// Drives of this node, and remote namespaces that are its tiers; or the rank's store.
     Drive,
     /// Tiers of other nodes.
     Peer,

@@ -1,6 +1,5 @@
 //! The namespaces of the data set, with tiers in front of them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,11 +8,9 @@ use parking_lot::Mutex;
 use super::pair::{Requester, TieredPair};
 use super::running::Tiers;
 use super::sources::Source;
+use super::tier_pair::pair_of;
 use dlfs_base::error::Result;
-use dlfs_io::qpair::plain::{Plain, PlainEngine};
-use dlfs_io::qpair::{
-    Capabilities, Completion, Device, Io, IoError, Namespace, PairScope, QueuePair,
-};
+use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
 use dlfs_order::tier::PAGE_BYTES;
 
 /// One for each origin; with `views` as other nodes see it, under these identities. If copies only are served, it
@@ -101,16 +98,8 @@ impl Device for TieredDevice {
         let origin = self.origin().queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
         let mut sources = vec![Source::to(origin, None)];
-        for (tier, media) in (0..).zip(&shared.media) {
-            let pair = match media.device.queue_pair_in(scope) {
-                Err(error) if media.is_remote() => {
-                    shared.switch_off(tier, &error.report());
-                    let namespace = media.device.namespace();
-                    Box::new(Plain(Lost { namespace, taken: Vec::new(), why: error.to_string() }))
-                }
-                opened => opened?,
-            };
-            sources.push(Source::to(pair, shared.sources.limit(tier)));
+        for tier in 0..shared.media.len() as u8 {
+            sources.push(Source::to(pair_of(shared, tier, scope)?, shared.sources.limit(tier)));
         }
         let places = Arc::clone(scope.places());
         let requester = match &self.view {
@@ -123,8 +112,10 @@ impl Device for TieredDevice {
 
     fn capabilities(&self) -> Capabilities {
         let origin = self.origin().capabilities();
+        let shared = self.tiers.latest();
+        let tiers = shared.media.iter().map(|media| media.device.capabilities().max_queue_pairs);
         Capabilities {
-            max_queue_pairs: origin.max_queue_pairs,
+            max_queue_pairs: tiers.fold(origin.max_queue_pairs, usize::min),
             can_grow: false,
             is_exclusive: false,
             late_writes: origin.late_writes,
@@ -139,36 +130,3 @@ impl Device for TieredDevice {
 
 /// The largest transfer that each kind of tier takes, for a process that has none yet.
 const MIN_OF_TIERS: u32 = 1 << 20;
-
-/// A queue pair of a tier whose target cannot be reached: each read fails, and goes to the origin.
-struct Lost {
-    namespace: Namespace,
-    taken: Vec<Io>,
-    why: String,
-}
-
-impl PlainEngine for Lost {
-    fn namespace(&self) -> &Namespace {
-        &self.namespace
-    }
-
-    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let count = pending.len();
-        self.taken.extend(pending.drain(..));
-        count
-    }
-
-    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let count = self.taken.len().min(max);
-        done.extend(self.taken.drain(..count).map(|io| Completion {
-            tag: io.tag,
-            buf: io.buf,
-            result: Err(IoError::Disconnected(self.why.clone())),
-        }));
-        count
-    }
-
-    fn outstanding(&self) -> usize {
-        self.taken.len()
-    }
-}

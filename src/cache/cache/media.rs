@@ -14,7 +14,7 @@ use super::Identity;
 use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::own_files::{self, OwnFiles};
-use super::share::{Place, SharedTier};
+use super::share::{self, Listener, Place, SharedTier};
 use super::takeover::take_over;
 use super::takeover::take_over_namespace;
 use dlfs_base::buf::HugePages;
@@ -54,6 +54,8 @@ pub(super) struct Media {
     pub(super) index: Option<Mutex<Index>>,
     /// The address of a tier in a remote namespace.
     remote: Option<String>,
+    /// The lock on it, among the processes of this node.
+    _claim: Option<Listener>,
     /// Prevents mounting a block device meanwhile.
     _exclusive: Option<File>,
 }
@@ -242,6 +244,7 @@ impl Media {
             own_files: None,
             index: None,
             remote: None,
+            _claim: None,
             _exclusive: None,
         }
     }
@@ -387,15 +390,15 @@ fn in_file(
 
 /// Opens the namespace of a remote tier. It is not waited for long: the origin has the bytes, too.
 fn remote(address: &Address, connect: &ConnectOptions) -> Result<Arc<dyn Device>> {
-    let options = ConnectOptions {
+    let mut options = ConnectOptions {
         writable: true,
         paths: Vec::new(),
         io_timeout: connect.io_timeout.min(LONGEST_SILENCE),
         ctrl_loss_tmo: connect.ctrl_loss_tmo.min(LONGEST_SILENCE),
         ..connect.clone()
     };
-    let hint = "the target of a tier must be up when the data set is opened";
-    dlfs_io::qpair::open(address, &options).map_err(|error| error.hint(hint))
+    options.set_connect_timeout(connect.connect_timeout.min(LONGEST_OPENING));
+    dlfs_io::qpair::open(address, &options)
 }
 
 fn in_namespace(
@@ -421,6 +424,10 @@ fn in_namespace(
     if quota <= data_offset {
         return refuse(format!("is smaller than its own index of {data_offset} bytes"));
     }
+    if device.capabilities().max_queue_pairs < 2 {
+        return refuse("is of a target that grants one I/O queue; it takes two or more".to_owned());
+    }
+    let claim = claimed(&address, spec)?;
     let mut io = Blocking::new(device.queue_pair()?)?;
     take_over_namespace(&mut io, spec, identity)?;
     let (index, kept) = open_index(&mut io, &spec.to_string(), identity, units, quota)?;
@@ -429,9 +436,22 @@ fn in_namespace(
         data_offset,
         index: Some(Mutex::new(index)),
         remote: Some(address),
+        _claim: Some(claim),
         ..Media::over(spec.to_string(), device, capacity_pages)
     };
     Ok((media, kept))
+}
+
+fn claimed(address: &str, spec: &TierSpec) -> Result<Listener> {
+    share::claim_namespace(address).map_err(|error| {
+        if error.kind() != std::io::ErrorKind::AddrInUse {
+            return Error::from(error);
+        }
+        let text = format!(
+            "the namespace of the tier {spec} is in use: by another data set, generation or --node"
+        );
+        Error::new(ErrorKind::Busy, text).hint("give each of them a namespace of its own")
+    })
 }
 
 /// The index of a tier with this quota: the one that lies there, if it is of this data set.
@@ -563,6 +583,8 @@ fn blocks_bytes(file: &std::fs::Metadata) -> u64 {
     file.blocks().saturating_mul(STAT_BLOCK_BYTES)
 }
 
+/// How long a remote tier may take to connect.
+const LONGEST_OPENING: Duration = Duration::from_secs(4);
 /// How long a remote tier may be silent before the origin is read instead.
 const LONGEST_SILENCE: Duration = Duration::from_secs(2);
 /// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).

@@ -57,6 +57,7 @@ mod share;
 mod sources;
 mod stats;
 mod takeover;
+mod tier_pair;
 mod vacated;
 
 use std::collections::{BTreeMap, HashMap};

@@ -172,9 +172,8 @@ impl Opening {
         match Listener::on(&name) {
             Ok(listener) => Ok(Some(listener)),
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                let text = format!(
-                    "another process has the tiers in memory of this image, at the socket {name}"
-                );
+                let text =
+                    format!("another process has the tiers of this image, at the socket {name}");
                 let hint = "ss -xlp names the process; end it";
                 Err(Error::new(ErrorKind::Busy, text).hint(hint))
             }

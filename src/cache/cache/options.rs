@@ -29,7 +29,7 @@ pub struct TierOptions {
     /// The name of this node, where several run on one machine: processes on nodes of other names do not share
     /// tiers in memory.
     pub node: Option<String>,
-    /// How tiers in remote namespaces are reached; [`crate::cache`]'s users give the image's own.
+    /// How tiers in remote namespaces are reached; of an image that is opened, as the image is.
     pub connect: ConnectOptions,
 }
 

@@ -15,6 +15,7 @@ use super::admission::Claim;
 use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::sources::Source;
+use super::tier_pair::pair_of;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::metrics::{Place, PlaceCounters};
 use dlfs_base::units::Lba;
@@ -184,8 +185,14 @@ impl TieredPair {
         }
         let next = Arc::clone(self.shared.latest());
         let mut sources = Vec::with_capacity(next.media.len());
-        for (tier, media) in (0..).zip(&next.media) {
-            match media.device.queue_pair_in(&PairScope::new()) {
+        for tier in 0..next.media.len() as u8 {
+            match pair_of(&next, tier, &PairScope::new()) {
+                // This pair has promised longer transfers, when there was no tier.
+                Ok(pair)
+                    if pair.namespace().max_transfer_bytes < self.namespace.max_transfer_bytes =>
+                {
+                    return;
+                }
                 Ok(mut pair) => {
                     self.pool.iter().for_each(|pool| pair.use_pool(pool));
                     self.registry.iter().for_each(|registry| pair.register(registry));

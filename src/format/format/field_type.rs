@@ -305,7 +305,14 @@ impl FromStr for FileForm {
 
 /// The types of the fields of an image, in their order; by default no field has one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(from = "Vec<Option<FieldType>>")]
 pub struct FieldTypes(Vec<Option<FieldType>>);
+
+impl From<Vec<Option<FieldType>>> for FieldTypes {
+    fn from(types: Vec<Option<FieldType>>) -> FieldTypes {
+        FieldTypes::new(types)
+    }
+}
 
 impl FieldTypes {
     /// These types, one for each field.

@@ -212,9 +212,11 @@ impl PointClasses {
 /// The block of the names of classes to write where [`CLASSES`] says. `None`: they have no room there.
 pub(super) fn encode_names(names: &[Vec<u8>]) -> Option<Vec<u8>> {
     let mut all = Vec::new();
-    names.iter().for_each(|name| put_string(&mut all, name));
-    if all.len() > MAX_NAMES_BYTES {
-        return None;
+    for name in names {
+        put_string(&mut all, name);
+        if all.len() > MAX_NAMES_BYTES {
+            return None;
+        }
     }
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(&all).ok()?;

@@ -13,14 +13,13 @@ use dlfs_format::format::superblock::SUPERBLOCK_BYTES;
 use dlfs_format::format::superblock_set::SuperblockCopies;
 use dlfs_io::qpair::calls::{Calls, Ticket};
 use dlfs_io::qpair::mem::MemNamespace;
-use dlfs_io::qpair::{Device, Fence, Namespace, PairScope, QueuePair, or_unreadable};
+use dlfs_io::qpair::shared::SharedDevice;
+use dlfs_io::qpair::{Device, Fence, Namespace, PairScope, or_unreadable};
 
 /// The namespaces of an image, in the image's order.
 #[derive(Clone)]
 pub(super) struct Media {
     devices: Arc<[Arc<dyn Device>]>,
-    /// For the queue pairs of devices that grant too few: all threads share one of each.
-    shared_scope: Arc<PairScope>,
     /// Closed until the lease is held: see `lease.rs`.
     fence: Arc<Fence>,
     /// When a write last failed that may still be in transit, in ns of [`Fence::now`].
@@ -80,9 +79,16 @@ impl Media {
             let message = format!("an image has 1 to 65,535 namespaces, not {}", devices.len());
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
+        let scope = Arc::default();
+        let fitted =
+            devices.into_iter().map(|device| match device.capabilities().max_queue_pairs {
+                few if few < MIN_PAIRS => {
+                    Arc::new(SharedDevice::new(device, Arc::clone(&scope))) as Arc<dyn Device>
+                }
+                _ => device,
+            });
         Ok(Media {
-            devices: devices.into(),
-            shared_scope: Arc::default(),
+            devices: fitted.collect(),
             fence: Fence::closed(),
             lost_write_ns: Arc::default(),
             retry_budget: Arc::default(),
@@ -92,15 +98,8 @@ impl Media {
     /// The maximum number of writing threads: each has its own queue pair on every namespace that provides
     /// enough of them.
     pub(super) fn max_threads(&self) -> usize {
-        let most = self.devices.iter().filter(|device| !shares_one(&***device));
-        let most = most.map(|device| device.capabilities().max_queue_pairs).min();
-        most.unwrap_or(usize::MAX).saturating_sub(RESERVED_PAIRS).max(1)
-    }
-
-    /// A queue pair of the thread that has `own`.
-    fn queue_pair(&self, at: usize, own: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let device = &*self.devices[at];
-        device.queue_pair_in(if shares_one(device) { &self.shared_scope } else { own })
+        let most = self.devices.iter().map(|device| device.capabilities().max_queue_pairs).min();
+        most.unwrap_or(1).saturating_sub(RESERVED_PAIRS).max(1)
     }
 
     /// The same namespaces in another order: `order[i]` is the present index of number `i`.
@@ -375,7 +374,7 @@ impl Channel {
         calls.set_deadline(left.unwrap_or(DEADLINE));
         let pair = match self.pairs[at] {
             Some(pair) => pair,
-            None => match self.media.queue_pair(at, &self.scope) {
+            None => match self.media.devices[at].queue_pair_in(&self.scope) {
                 Ok(pair) => *self.pairs[at].insert(calls.add(pair)),
                 Err(error) => return self.give_up_if_failed(begun, Err(error)),
             },
@@ -399,11 +398,6 @@ impl Channel {
         }
         result
     }
-}
-
-/// Returns whether a device grants so few queue pairs that all threads share one.
-fn shares_one(device: &dyn Device) -> bool {
-    device.capabilities().max_queue_pairs < MIN_PAIRS
 }
 
 /// Offsets and lengths of the pieces of `len` bytes, which have `each` bytes but for the last one.

@@ -1,7 +1,6 @@
 //! Verifies written chunks by reading them back, for networks without digests.
 
 use crate::import::media::{Channel, pieces};
-use dlfs_base::units::ALIGN_BYTES;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{ChunkInfo, Directory};
 use dlfs_format::format::checksum::crc32c_append;
@@ -15,7 +14,8 @@ use dlfs_format::format::{ChunkHead, ChunkHeader};
 pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: u32) -> Result<()> {
     for number in first..directory.num_chunks() {
         let chunk = directory.chunk(number);
-        let header = whole_chunk(channel, chunk.namespace, chunk.offset_bytes)?;
+        let header =
+            whole_chunk(channel, chunk.namespace, chunk.offset_bytes, chunk.header_bytes as usize)?;
         if !header.is_some_and(|header| is_same(&header, directory, &chunk)) {
             let message = format!("chunk {number} does not read back as it was written");
             return Err(Error::new(ErrorKind::Disconnected, message)
@@ -39,7 +39,8 @@ fn is_same(header: &ChunkHeader, directory: &Directory, chunk: &ChunkInfo) -> bo
         && header.samples().all(is_sample)
 }
 
-/// The header of the chunk at `offset`, if all its samples have their checksums.
+/// The header of the chunk at `offset`, if all its samples have their checksums; `header_bytes`, a block at least, are
+/// read first.
 ///
 /// # Errors
 /// Those of reading.
@@ -47,10 +48,13 @@ pub(super) fn whole_chunk(
     channel: &mut Channel,
     namespace: u16,
     offset: u64,
+    header_bytes: usize,
 ) -> Result<Option<ChunkHeader>> {
-    let block = channel.read(namespace, offset, ALIGN_BYTES)?;
-    let Ok(head) = ChunkHead::parse(&block) else { return Ok(None) };
-    let bytes = channel.read(namespace, offset, head.data_start() as usize)?;
+    let mut bytes = channel.read(namespace, offset, header_bytes)?;
+    let Ok(head) = ChunkHead::parse(&bytes) else { return Ok(None) };
+    if head.data_start() as usize > bytes.len() {
+        bytes = channel.read(namespace, offset, head.data_start() as usize)?;
+    }
     let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
     for sample in header.samples() {
         let at = offset + sample.offset_bytes;

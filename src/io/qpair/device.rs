@@ -131,8 +131,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::qpair::beside::{BesideFile, WithFiles};
     use crate::qpair::mem::MemNamespace;
+    use crate::qpair::shared::SharedDevice;
 
     /// Answers as no other device does.
     struct Telling(MemNamespace);
@@ -176,13 +176,12 @@ mod tests {
     fn a_device_that_wraps_another_forwards_its_answers() {
         let device: Arc<dyn Device> = Arc::new(Telling(MemNamespace::new(512, 512).unwrap()));
         let told = device.capabilities();
-        let files = vec![BesideFile { name: "a".into(), offset_bytes: 1 << 20, len_bytes: 9 }];
-        let with_files = WithFiles::new(Arc::clone(&device), "/nowhere".into(), files);
-        assert_eq!(with_files.capabilities(), told);
-        assert_eq!(with_files.grow(9).unwrap_err().to_string(), "9");
-        assert_eq!(with_files.trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] 3");
-        let asked = with_files.can_trim(&[1..2, 4..5], 3).unwrap_err();
-        assert_eq!(asked.to_string(), "[1..2, 4..5] or 3");
+        let shared = SharedDevice::new(Arc::clone(&device), Arc::default());
+        let handles = Capabilities { max_queue_pairs: usize::MAX, ..told.clone() };
+        assert_eq!(shared.capabilities(), handles, "any number of handles, and the rest as below");
+        assert_eq!(shared.grow(9).unwrap_err().to_string(), "9");
+        assert_eq!(shared.trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] 3");
+        assert_eq!(shared.can_trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] or 3");
         #[cfg(debug_assertions)]
         {
             let broken = crate::qpair::broken::broken(device, "fails:9:");

@@ -32,6 +32,7 @@ pub mod readiness;
 mod remote;
 mod scope;
 pub mod session;
+pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
 #[doc(hidden)]

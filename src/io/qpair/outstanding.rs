@@ -46,6 +46,13 @@ impl Outstanding {
         self.lost.extend(tags.into_iter().map(|tag| failed(tag, IoBuf::empty(), reason)));
     }
 
+    /// Takes all of `pending`, which fail for this reason; returns how many.
+    pub(super) fn refuse(&mut self, pending: &mut VecDeque<Io>, reason: &str) -> usize {
+        let count = pending.len();
+        self.lost.extend(pending.drain(..).map(|io| failed(io.tag, io.buf, reason)));
+        count
+    }
+
     /// Hands out at most `max` failures; returns how many.
     pub(super) fn fail_lost(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let count = self.lost.len().min(max);

@@ -183,6 +183,21 @@ impl Readiness {
     }
 }
 
+/// For a set whose descriptor is registered in the sets of other pollers. None of these can say when it
+/// sleeps on this set, so the set counts as asleep whenever no thread polls it.
+impl Readiness {
+    /// Ends a turn of polling: from now on marks make the descriptor readable. Returns `false` if a mark is
+    /// already set; it does not make the descriptor readable.
+    pub(super) fn fall_asleep_between_turns(&self) -> bool {
+        self.fall_asleep().map(std::mem::forget).is_some()
+    }
+
+    /// Begins a turn of polling, which takes the marks.
+    pub(super) fn get_up_for_a_turn(&self) {
+        drop(Asleep { bell: &self.set.bell });
+    }
+}
+
 /// A sleep in progress, see [`Readiness::fall_asleep`].
 pub struct Asleep<'a> {
     bell: &'a Bell,

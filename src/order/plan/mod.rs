@@ -23,7 +23,7 @@
 //! different addresses. Nothing here reads, waits or measures: `tier` admits copies, `cache` moves
 //! them, and `tools/sim` runs this very code to simulate the result.
 //!
-//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice and keeps 25 bytes
+//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice and keeps some 30 bytes
 //! for each sample among them while it is planned; the holder map does so for every rank, one after the other,
 //! and keeps 8 bytes a sample. Nothing grows with F * E.
 //!

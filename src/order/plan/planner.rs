@@ -51,7 +51,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
 
     /// Calls `visit` with each copy that `rank` plans in `tiers`, quotas in blocks, in the order of first access.
     ///
-    /// Costs two walks of the rank's access string, and 25 bytes for each sample in it.
+    /// Costs two walks of the rank's access string, and some 30 bytes for each sample in it.
     ///
     /// # Errors
     /// More or larger tiers than an address can encode; nothing was visited.

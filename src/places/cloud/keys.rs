@@ -58,8 +58,9 @@ pub(super) fn plain(text: &str) -> String {
     let mut rest = text;
     while let Some((before, behind)) = rest.split_once('&') {
         plain.push_str(before);
-        let found =
-            behind.split_once(';').and_then(|(name, behind)| Some((character(name)?, behind)));
+        // Names are short: a text of ampersands is not searched to its end for each.
+        let end = behind.bytes().take(MAX_NAME_BYTES).position(|byte| byte == b';');
+        let found = end.and_then(|end| Some((character(&behind[..end])?, &behind[end + 1..])));
         let (character, behind) = found.unwrap_or(('&', behind));
         plain.push(character);
         rest = behind;
@@ -82,6 +83,9 @@ fn character(name: &str) -> Option<char> {
         }
     })
 }
+
+/// Longer than any name, and than a number with some zeroes before it.
+const MAX_NAME_BYTES: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -179,8 +179,9 @@ pub struct MountOptions {
     /// Passed to `should_stop`.
     pub user: *mut c_void,
     /// Tiers that keep copies of samples after the first read, fastest first, `num_tiers` strings:
-    /// "ram:4G", or "file:/fast/cache:20G" for a folder, or an empty file or block device (with
-    /// ":overwrite" appended: any).
+    /// "ram:4G", "file:/fast/cache:20G" for a folder, or an empty file or block device, or
+    /// "nvme-tcp://HOST/NQN?ns=N:200G" for a remote namespace that this node has to itself (with
+    /// ":overwrite" appended to one of the last two: any).
     pub tiers: *const *const c_char,
     /// The number of tiers.
     pub num_tiers: usize,

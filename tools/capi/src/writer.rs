@@ -241,7 +241,7 @@ pub unsafe extern "C" fn dlfs_writer_finish(
 ) -> c_int {
     guard(|| {
         let writing = handles::remove::<Writing>(writer.cast())?;
-        let number = match writing.held().take().ok_or_else(over)? {
+        let number = match writing.taken().ok_or_else(over)? {
             Output::Part(part) => {
                 part.finish()?;
                 0
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn dlfs_writer_finish(
 /// Closes the handle, and discards what was written: the image is as it was before. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_writer_discard(writer: *mut WriterHandle) -> c_int {
-    guard(|| handles::remove::<Writing>(writer.cast()).map(|writing| drop(writing.held().take())))
+    guard(|| handles::remove::<Writing>(writer.cast()).map(|writing| drop(writing.taken())))
 }
 
 impl Kind for Writing {
@@ -269,6 +269,11 @@ impl Kind for Writing {
 }
 
 impl Writing {
+    /// The output, taken out: the lock is free again when this returns.
+    fn taken(&self) -> Option<Output> {
+        self.held().take()
+    }
+
     fn held(&self) -> MutexGuard<'_, Option<Output>> {
         self.writer.lock().unwrap_or_else(|error| error.into_inner())
     }

@@ -5,7 +5,6 @@ use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlfs::posix::{File, Node, PathError};
@@ -324,10 +323,24 @@ pub(crate) fn file_of(fd: c_int) -> ManuallyDrop<std::fs::File> {
     ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) })
 }
 
-/// Writes all of `bytes` at `at`. The descriptor's position stays at 0.
+/// Writes all of `bytes` at `at`, by a call that no library can interpose. The descriptor's position stays at 0.
 fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
-    let written = file_of(fd).write_all_at(bytes, at);
-    written.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    let mut written = 0;
+    while written < bytes.len() {
+        let rest = &bytes[written..];
+        let place = at as c_long + written as c_long;
+        // SAFETY: `rest` has its length.
+        let result = called(unsafe {
+            libc::syscall(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), place)
+        });
+        match result {
+            Ok(0) => return Err(libc::EIO),
+            Ok(len) => written += len as usize,
+            Err(libc::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn close(fd: c_int) {

@@ -76,6 +76,15 @@ pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Optio
     Some(format!("ram-{:016x}", xxh3_64(tiers.as_bytes())))
 }
 
+/// Takes the remote namespace at `address` for this process, among those of this user on this machine. Nobody connects
+/// to the socket.
+///
+/// # Errors
+/// As [`Listener::on`].
+pub(super) fn claim_namespace(address: &str) -> std::io::Result<Listener> {
+    Listener::on(&format!("ns-{:016x}", xxh3_64(address.as_bytes())))
+}
+
 /// The file or device of the first tier that has one.
 fn first_path(options: &TierOptions, identity: Identity) -> Option<PathBuf> {
     let path = options.tiers.iter().find_map(|tier| match &tier.kind {

@@ -4,6 +4,7 @@ use crate::import::media::Channel;
 use crate::import::part_sum::PartSum;
 use crate::import::read_back::whole_chunk;
 use crate::import::written_part::WrittenPart;
+use dlfs_base::units::ALIGN_BYTES;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::ImageLayout;
 
@@ -21,7 +22,7 @@ pub(super) fn check_part(
     let mut sum = PartSum::default();
     for number in 0..part.chunks {
         let offset = layout.offset_of(cell)?;
-        let Some(header) = whole_chunk(channel, part.namespace, offset)? else {
+        let Some(header) = whole_chunk(channel, part.namespace, offset, ALIGN_BYTES)? else {
             let message = format!("chunk {number} does not read back as it was written");
             return Err(Error::new(ErrorKind::Disconnected, message)
                 .target(channel.media().namespace(part.namespace).address)

@@ -46,11 +46,12 @@ pub(super) fn once(
 pub(super) fn write(
     directory: Directory,
     media: &Media,
-    lease: &Lease,
+    leases: &[Lease],
     space: &mut Space,
 ) -> Result<Current> {
     let commit = commit::prepare(media, directory, space)?;
-    commit::write(media, lease, &commit)?;
+    leases.iter().try_for_each(Lease::check)?;
+    commit::write(media, &leases[0], &commit)?;
     Ok(commit.into())
 }
 

@@ -46,7 +46,7 @@ impl PartWriter {
     ///
     /// # Errors
     /// `Busy`: another attempt, or another part, is written there. `InvalidArgument`: the namespace is not prepared for
-    /// this plan, or the plan is committed. Errors of opening.
+    /// this plan, or the plan is committed. `Stale`: the image has changed since. Errors of opening.
     pub fn begin(
         plan: &WritePlan,
         key: u64,

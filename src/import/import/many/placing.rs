@@ -41,9 +41,12 @@ fn write(
 ) -> Result<WrittenPart> {
     let options = &plan.options();
     let layout = plan.journal().layout;
-    let mut channel = media.channel();
-    let lane = plan.lane(namespace, &mut channel)?;
-    check_uncommitted(plan, namespace, &mut channel)?;
+    let lane = {
+        let mut channel = media.channel();
+        let lane = plan.lane(namespace, &mut channel)?;
+        check_uncommitted(plan, namespace, &mut channel)?;
+        lane
+    };
     thread.start(Started {
         part: Some(key),
         image: None,
@@ -88,6 +91,7 @@ fn write(
         sample_bytes,
         digest: sum.digest(),
     };
+    let mut channel = media.channel(); // none is open while the program writes
     if !media.checks_writes() {
         // The samples do not come again, so damage is reported and not repaired.
         check_part(&mut channel, &layout, &record)?;

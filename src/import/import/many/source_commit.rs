@@ -125,7 +125,7 @@ fn commit_parts(
         Some(error) => return Err(error),
         None => finished?,
     };
-    write(directory, media, lease, &mut space)
+    write(directory, media, std::slice::from_ref(lease), &mut space)
 }
 
 /// The header of a chunk, which is as planned.

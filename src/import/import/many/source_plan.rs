@@ -106,7 +106,7 @@ impl SourcePlan {
     pub(super) fn read(path: &Path, part: Option<u16>) -> Result<SourcePlan> {
         let (plan, file) = Plan::<SourceParts>::read(path)?;
         let mut plan = SourcePlan { plan, shared: Index::default(), chunks: Vec::new(), file };
-        let layout = plan.read_piece(&plan.plan.parts.layout)?;
+        let layout = plan.read_piece(&plan.plan.parts.layout).map_err(|error| error.path(path))?;
         plan.take_layout(&layout).map_err(|error| Error::from(error).path(path))?;
         if let Some(part) = part {
             plan.chunks = of_part(&plan.chunks, part);

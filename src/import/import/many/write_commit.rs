@@ -173,8 +173,7 @@ impl WritePlan {
         for (namespace, lane) in (0..).zip(lanes) {
             space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
         }
-        leases.iter().try_for_each(Lease::check)?;
-        write(directory, media, &leases[0], &mut space)
+        write(directory, media, leases, &mut space)
     }
 }
 

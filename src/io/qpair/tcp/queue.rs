@@ -205,8 +205,6 @@ struct Core {
     /// The handles, by their member numbers in the queue.
     handles: Vec<Option<Handle>>,
     leader: Option<usize>,
-    /// The handles that the queue had no room for since a completion made some.
-    refused: Vec<usize>,
     /// Set once a handle has submitted since the last send.
     has_unsent: bool,
     /// The time of the last turn, and its handle.
@@ -219,8 +217,6 @@ struct Handle {
     found: VecDeque<Completion>,
     /// The registry of its poller.
     registry: Option<Registry>,
-    /// Set while it is in [`Core::refused`].
-    was_refused: bool,
 }
 
 impl Connection {
@@ -308,7 +304,6 @@ impl Core {
             queue,
             handles: Vec::new(),
             leader: None,
-            refused: Vec::new(),
             has_unsent: false,
             last_turn: None,
         }
@@ -396,9 +391,6 @@ impl Core {
     fn submit(&mut self, handle: usize, pending: &mut VecDeque<Io>) -> usize {
         let count = self.queue.take(handle, pending);
         self.has_unsent |= count > 0;
-        if !pending.is_empty() && !std::mem::replace(&mut self.handle(handle).was_refused, true) {
-            self.refused.push(handle);
-        }
         count
     }
 
@@ -431,10 +423,8 @@ impl Core {
         let found = &mut self.handle(handle).found;
         let mut count = found.len().min(max);
         done.extend(found.drain(..count));
-        let mut has_room = false;
         while count < max {
             let Some(answer) = self.queue.next_completion(&self.remote) else { break };
-            has_room = true;
             if answer.member == handle {
                 done.push(answer.completion);
                 count += 1;
@@ -446,27 +436,8 @@ impl Core {
                 registry.mark();
             }
         }
-        if has_room && !self.refused.is_empty() {
-            self.tell_refused(handle);
-        }
         self.tell_leader(handle);
         count
-    }
-
-    /// Marks the refused handles of other pollers than this handle's: there is room.
-    fn tell_refused(&mut self, handle: usize) {
-        for &other in &self.refused {
-            if let Some(other) = &mut self.handles[other] {
-                other.was_refused = false;
-            }
-        }
-        let registry = |handle: usize| self.handles[handle].as_ref()?.registry.as_ref();
-        let own = registry(handle);
-        let others = self.refused.iter().filter_map(|other| registry(*other));
-        others
-            .filter(|other| own.is_none_or(|own| !own.is_of_poller_of(other)))
-            .for_each(Registry::mark);
-        self.refused.clear();
     }
 
     /// When a handle's poller must poll it even if no descriptor becomes ready.

@@ -146,7 +146,7 @@ fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>)> {
     let size = if counted.is_some() {
         let counts: Option<Vec<u64>> = spec.sources.iter().map(|source| source.chosen()).collect();
         let chosen = counts.as_deref().and_then(total).unwrap_or(u64::MAX);
-        if let Some(asked) = spec.epoch_size.filter(|&asked| asked != chosen) {
+        if let Some(asked) = spec.epoch_size.filter(|&asked| asked != chosen && chosen < u64::MAX) {
             return Err(invalid(format!(
                 "the epoch has {chosen} samples by repeat and choose: leave the epoch's size of {asked} out"
             )));

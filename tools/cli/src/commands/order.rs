@@ -40,7 +40,7 @@ pub(crate) struct OrderArgs {
     /// Print names unescaped, each followed by a NUL byte
     #[arg(short = '0', long, requires = "names")]
     null: bool,
-    /// Samples per batch of a rank, where ranks share each global batch
+    /// Samples per batch of a rank, which decides aligned shares; dlfs read chooses its own unless it is given
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     /// The rank whose samples are printed, from 0

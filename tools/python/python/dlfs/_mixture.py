@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
+from operator import index
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ._dlfs import Batch, Dataset
@@ -86,7 +87,7 @@ class Mixture(_Mixture):
             [dataset for dataset, _ in pairs],
             [text if kind == "weight" else f"{kind}:{text}" for _, (kind, text) in pairs],
             epoch_size,
-            f"per-source:{batch}" if batch else kind.replace("_", "-"),
+            f"per-source:{index(batch)}" if batch else kind.replace("_", "-"),
             [f"{start}:{','.join(weights)}" for start, weights in later],
         )
         made._made_of = (pairs, epoch_size, (kind, batch), later)

@@ -127,7 +127,7 @@ class Job:
         return len(batch)
 
     def _name(self, label: int) -> str:
-        return self._classes[label] if label < len(self._classes) else str(label)
+        return self._classes[label] if 0 <= label < len(self._classes) else str(label)
 
     def _shared_seed(self) -> int:
         if self._seed or self.world_size == 1:
@@ -200,7 +200,7 @@ class HDMLPDatasetFolder:
             pairs = [self[0] for _ in range(index.start or 0, index.stop)]
             return [sample for sample, _ in pairs], [target for _, target in pairs]
         label, sample = self.job.get()
-        target = self.class_to_idx.get(label, label)
+        target = self.class_to_idx[label] if label in self.class_to_idx else int(label or -1)
         for step in [*self._decode, *([self.transform] if self.transform else [])]:
             sample = step(sample)
         return sample, target if self.target_transform is None else self.target_transform(target)

@@ -109,7 +109,7 @@ fn sizes_come_from_a_data_sets_directory_imported_or_not() {
     let empty = folder.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
     let empty = empty.to_str().unwrap();
-    assert!(refused(&["run", &file, "--dataset", empty]).contains("empty"));
+    assert!(refused(&["run", &file, "--dataset", empty]).contains("no sample in this folder"));
 }
 
 #[test]
