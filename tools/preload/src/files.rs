@@ -1,6 +1,6 @@
 //! Descriptors: a file is a sealed memfd with its bytes; what a descriptor stands for is its memfd's name.
 
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CStr, CString, c_int, c_long};
 use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
