@@ -5,6 +5,7 @@
 //! rank is as far as its last reader, so nothing is deleted that one of them still reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use dlfs_base::buf::SharedWords;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -48,15 +49,39 @@ impl Board {
     /// number of readers begins, all of them begin there. Who began as this reader before loses its place.
     pub(super) fn begin(&self, reader: Reader, epoch: Epoch, taken: u64) -> Ticket {
         let place = place_of(epoch, taken);
-        if self.word(READERS).swap(reader.of.into(), Ordering::AcqRel) != u64::from(reader.of) {
-            self.places(reader.of).iter().for_each(|word| word.store(place, Ordering::Release));
-            self.holders(MAX_READERS).iter().for_each(|word| word.store(0, Ordering::Release));
-        }
+        self.be_of(reader.of, place);
         let number = self.word(TICKETS).fetch_add(1, Ordering::AcqRel) + 1;
         let ticket = number << 32 | u64::from(std::process::id());
         self.holders(reader.of)[reader.number as usize].store(ticket, Ordering::Release);
         self.delivered(reader, Ticket(ticket), epoch, taken);
         Ticket(ticket)
+    }
+
+    /// Makes the readers `of` ones, all at `place`, unless they are. Who comes meanwhile waits until that is done, or a
+    /// second if the process that does it has died: its own place would be taken from it else.
+    fn be_of(&self, of: u32, place: u64) {
+        let readers = self.word(READERS);
+        let mut patience = 1000;
+        loop {
+            let now = readers.load(Ordering::Acquire);
+            if now == u64::from(of) {
+                return;
+            }
+            if now & CHANGES != 0 && patience > 0 {
+                patience -= 1;
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            let changing = u64::from(of) | CHANGES;
+            let claimed =
+                readers.compare_exchange(now, changing, Ordering::AcqRel, Ordering::Acquire);
+            if claimed.is_ok() {
+                self.places(of).iter().for_each(|word| word.store(place, Ordering::Release));
+                self.holders(MAX_READERS).iter().for_each(|word| word.store(0, Ordering::Release));
+                readers.store(of.into(), Ordering::Release);
+                return;
+            }
+        }
     }
 
     /// `reader` has got a batch, and is at this position now; ignored from one that has lost its place.
@@ -161,6 +186,9 @@ const KINDS: [ErrorKind; 8] = [
 
 const TEXT_WORDS: usize = 128;
 
+/// Marks the number of readers while it changes.
+const CHANGES: u64 = 1 << 63;
+
 // The layout of the words, beside those of the counts.
 const READERS: usize = 0;
 const FAILED: usize = 3;
@@ -190,6 +218,28 @@ mod tests {
         assert_eq!(board.position(), (Epoch(4), 8));
         board.begin(reader(0, 2), Epoch(1), 2);
         assert_eq!(board.position(), (Epoch(1), 2), "back again");
+    }
+
+    #[test]
+    fn readers_that_begin_together_take_no_place_from_each_other() {
+        let board = Board::new().unwrap();
+        for round in 0..500 {
+            let of = 3 + round % 2;
+            let begun = std::sync::Barrier::new(of as usize);
+            std::thread::scope(|scope| {
+                for number in 0..of {
+                    let board = &board;
+                    let begun = &begun;
+                    scope.spawn(move || {
+                        let reader = Reader { number, of };
+                        begun.wait();
+                        let ticket = board.begin(reader, Epoch(0), 0);
+                        begun.wait();
+                        assert_eq!(board.taken_by(reader, ticket), None, "round {round}");
+                    });
+                }
+            });
+        }
     }
 
     #[test]
