@@ -58,7 +58,6 @@ impl Read {
             queue_pairs: self.pairs()?,
             deadline: self.deadline.0,
             busy_poll: self.busy_poll,
-            ..library
         })
     }
 

@@ -138,7 +138,7 @@ impl BatchCounts {
                 Ok(Box::new(move |range, tokens| {
                     ids.clear();
                     order.ids(&**directory, range, &mut ids);
-                    Ok(each(&ids, tokens, |&id| lengths.of(id))?)
+                    each(&ids, tokens, |&id| lengths.of(id))
                 }))
             }
             Over::Mixture(mix, lengths) => {

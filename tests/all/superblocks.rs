@@ -371,7 +371,7 @@ fn a_state_and_a_saved_snapshot_of_the_lost_generation_say_so() {
     let len = older.directory().num_live();
     let refusal =
         state.check((uuid, None), older.directory().generation(), &order, 1, len).unwrap_err();
-    for error in [stale, Error::from(refusal)] {
+    for error in [stale, refusal] {
         assert_eq!(error.kind(), ErrorKind::Stale, "{error:?}");
         let report = error.report();
         assert!(report.contains("generation 2") && report.contains("opened at"), "{report}");

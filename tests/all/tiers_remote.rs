@@ -95,7 +95,9 @@ fn copies_in_a_remote_namespace_are_read_instead_of_the_origin_and_found_again()
     let other = Identity { uuid: unique_uuid(), generation: Generation(1) };
     let options = TierOptions { tiers: vec![tier.parse().unwrap()], ..TierOptions::default() };
     let origins = [Arc::clone(&scene.origin.device)];
-    let error = Cache::new(&origins, units(), other, &options).err().expect("it is in use");
+    let Err(error) = Cache::new(&origins, units(), other, &options) else {
+        panic!("the namespace is in use");
+    };
     assert!(error.report().contains("in use"), "{}", error.report());
     drop(again);
     // One that is too small for all keeps what fits, and the origin gives the rest.

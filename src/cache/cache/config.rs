@@ -174,7 +174,7 @@ fn curve(what: &str, points: &[Point]) -> Result<Curve> {
     for point in points {
         list.push((point.threads, rate(&format!("the table of {what}"), point.mb_per_s)?));
     }
-    Ok(Curve::new(what, list)?)
+    Curve::new(what, list)
 }
 
 fn rate(what: &str, mb_per_s: f64) -> Result<Rate> {

@@ -107,7 +107,7 @@ impl Round {
             share_bytes: if keep_shares { share(node) } else { u64::MAX },
         };
         let members: Vec<Member> = self.nodes.iter().map(member).collect();
-        Ok(ChunkHolders::new(self.records[0].image, &members, chunk_bytes)?)
+        ChunkHolders::new(self.records[0].image, &members, chunk_bytes)
     }
 }
 

@@ -151,7 +151,9 @@ mod tests {
 
     const BLOCK: Block = Block { what: "test", magic: *b"DLFSTEST", at: 0, len: BLOCK_BYTES };
 
-    fn opened(bytes: &[u8]) -> std::result::Result<Option<(Vec<u64>, &[u8])>, FormatError> {
+    type Opened<'a> = std::result::Result<Option<(Vec<u64>, &'a [u8])>, FormatError>;
+
+    fn opened(bytes: &[u8]) -> Opened<'_> {
         BLOCK.open(bytes)
     }
 

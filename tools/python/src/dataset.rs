@@ -697,7 +697,7 @@ impl Dataset {
         let joined = self.joining.try_lock().ok().and_then(|mut joined| joined.take());
         let left = match (&dataset, &joined) {
             (Some(dataset), Some((join, meeting))) => {
-                let timeout = timeout.unwrap_or_else(|| join.options.timeout);
+                let timeout = timeout.unwrap_or(join.options.timeout);
                 if timeout.is_zero() {
                     Ok(())
                 } else {

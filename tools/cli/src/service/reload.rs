@@ -31,6 +31,7 @@ pub(crate) struct Prepared {
 }
 
 /// A subsystem's part of a reload, made beforehand.
+#[allow(clippy::large_enum_variant)] // a few of them live as long as a reload
 enum Ready {
     /// It is new, and lets nobody in yet.
     New(Running),

@@ -30,9 +30,9 @@ macro_rules! instead {
                     crate::own::set_errno(libc::ENOSYS);
                     return crate::real::Failed::FAILED;
                 }
+                type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the C library's function of this name has this type.
-                let function: unsafe extern "C" fn($($kind),*) -> $result =
-                    unsafe { std::mem::transmute(address) };
+                let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
                 // SAFETY: the arguments are those of our own caller.
                 unsafe { function($($argument),*) }
             }
