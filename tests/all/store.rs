@@ -365,6 +365,26 @@ fn without_the_origin_a_dead_rank_is_named_at_the_end_of_the_epoch() {
 }
 
 #[test]
+fn a_rank_that_takes_nothing_is_named_when_another_is_two_epochs_ahead() {
+    let origin = Origin::new(11, 320, |_| 4_096);
+    let job = Job {
+        patience: Duration::from_millis(50),
+        deadline: Duration::from_millis(300),
+        ..Job::new(&origin, 0.5, 2, 6)
+    };
+    let ranks = job.start(&origin); // rank 1 answers, and never reads
+    let loader = ranks[0].loader(job.run(0)).unwrap();
+    let error = loop {
+        match loader.next(&mut ()) {
+            Ok(batch) => assert!(batch.is_some(), "the run ended without rank 1"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("rank 1 has not taken"), "{}", error.report());
+}
+
+#[test]
 fn a_damaged_store_is_mended_from_the_origin() {
     let origin = Origin::new(9, 200, |_| 5_000);
     let mut job = Job::new(&origin, 0.0, 2, 2);

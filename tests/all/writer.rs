@@ -436,7 +436,7 @@ fn a_writer_killed_at_any_moment_leaves_the_previous_generation_or_its_own() {
     fs::copy(&first, &path).unwrap();
     let began = std::time::Instant::now();
     assert!(spawn(&path).wait().unwrap().success());
-    let most = began.elapsed().as_micros() as usize;
+    let mut most = began.elapsed().as_micros() as usize;
     assert!(contents(&file(&path)).unwrap() == samples(0..500));
     let rounds: u32 =
         std::env::var("DLFS_TEST_KILLS").map_or(20, |kills| kills.parse().expect("a number"));
@@ -446,7 +446,11 @@ fn a_writer_killed_at_any_moment_leaves_the_previous_generation_or_its_own() {
         fs::copy(&first, &path).unwrap();
         let mut child = spawn(&path);
         std::thread::sleep(Duration::from_micros(random.below(most) as u64));
-        hit += u32::from(child.try_wait().unwrap().is_none());
+        if child.try_wait().unwrap().is_none() {
+            hit += 1;
+        } else {
+            most -= most / 4; // the machine may be less busy than before
+        }
         child.kill().unwrap(); // SIGKILL
         child.wait().unwrap();
         let found = contents(&file(&path)).unwrap();

@@ -67,8 +67,10 @@ struct Work {
     leaving: BTreeMap<u32, Vec<usize>>,
     /// Set once samples have been deleted.
     has_left: bool,
-    /// Since when the end of the epoch has waited.
+    /// Since when the end of the epoch has waited for samples.
     late: Option<Instant>,
+    /// Since when a rank has not taken its samples.
+    silent: Option<Instant>,
 }
 
 /// A place that samples come from: another rank's store, or the data set.
@@ -384,11 +386,14 @@ impl Exchange {
                 work.leaving.insert(rank, stays);
             }
         }
+        if silent.is_none() {
+            work.silent = None;
+        }
         // The loader may go on for an epoch without this; then it needs what has not been exchanged.
         if let Some((rank, why)) = silent
             && epoch.0 > work.epoch.0 + 1
         {
-            let since = *work.late.get_or_insert_with(Instant::now);
+            let since = *work.silent.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.parts.options.deadline {
                 let text = format!(
                     "rank {rank} has not taken the samples that it gets after epoch {} within {:?}: {why}",
@@ -700,7 +705,7 @@ impl Work {
 
     fn none(epoch: Epoch) -> Work {
         let (steps, open, leaving) = Default::default();
-        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None }
+        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None, silent: None }
     }
 
     /// Without the steps whose samples are there already.

@@ -39,9 +39,9 @@ use crate::text;
 /// Imports a folder, serves it over NVMe/TCP, reads two shuffled epochs and compares every sample.
 /// Without DIR it generates a small data set: 4,000 files, about 140 MB. The data set and the image
 /// are stored in a temporary folder (TMPDIR). An embedded target serves the image on a loopback
-/// socket, and the user-level host reads it. Every sample is compared with its source file, byte for byte. At the end the demo compares
-/// three ways of reading the same shuffled epochs: the files one by one, the image in place, and
-/// the image over NVMe/TCP; each from the page cache and, for DIR, also from disk. All generated
+/// socket, and the user-level host reads it. Every sample is compared with its source file, byte for
+/// byte. At the end the demo compares three ways of reading the same shuffled epochs: the files one
+/// by one, the image in place, and the image over NVMe/TCP; each from the page cache and, for DIR, also from disk. All generated
 /// files are removed at the end, also after Ctrl-C.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
