@@ -41,8 +41,8 @@ use crate::text;
 /// are stored in a temporary folder (TMPDIR). An embedded target serves the image on a loopback
 /// socket, and the user-level host reads it. Every sample is compared with its source file, byte for
 /// byte. At the end the demo compares three ways of reading the same shuffled epochs: the files one
-/// by one, the image in place, and the image over NVMe/TCP; each from the page cache and, for DIR, also from disk. All generated
-/// files are removed at the end, also after Ctrl-C.
+/// by one, the image in place, and the image over NVMe/TCP; each from the page cache and, for DIR,
+/// also from disk. All generated files are removed at the end, also after Ctrl-C.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// A folder of files to use instead; it is only read
