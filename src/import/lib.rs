@@ -3,8 +3,9 @@
 //! [`import`] turns files, archives, tables and objects into chunks and commits them; [`catalog`] maps names to
 //! versions and their addresses.
 //!
-//! It reads no samples for users, defines no format (`dlfs-format` does) and keeps no state outside the image.
-//! Sources of objects need the feature `cloud`, those in tables `formats`, catalogues in a server `catalog`.
+//! This crate does not read samples for users, and defines no format (`dlfs-format` does). It keeps no state but
+//! images, catalogues, and a cache of catalogue answers. Sources in object stores need the feature `cloud`, sources
+//! in tables `formats`, catalogues in a server `catalog`.
 //!
 //! Begin with [`import::import`], or with [`import::Writer`] to write samples from memory.
 

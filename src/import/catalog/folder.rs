@@ -1,14 +1,15 @@
-//! A catalogue in a folder, which any file system will do for: no server, no lock.
+//! A catalogue in a folder, on any file system: no server, no lock.
 //!
 //! ```text
-//! dlfs-catalog.json              that this is a catalogue
+//! dlfs-catalog.json              marks the folder as a catalogue
 //! NAME/versions/1.json           an entry of the log of versions
 //! NAME/aliases/ALIAS/1.json      an entry of an alias's log
 //! NAME/index.json                the index of chunks
 //! ```
 //!
-//! Whoever may write there is not trusted: everything is opened beneath the folder, no link is followed, and only
-//! regular files are read. What is made gets its mode from the umask, since a catalogue may be shared.
+//! Other users who can write to the folder are not trusted: all paths are opened beneath the
+//! folder, no symbolic link is followed, and only regular files are read. New files and folders get
+//! their mode from the umask, since a catalogue may be shared.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -31,7 +32,7 @@ use dlfs_io::address::catalog_name::is_catalog_word;
 #[derive(Debug, Clone)]
 pub struct FolderStore {
     root: PathBuf,
-    /// When the call ends that asks.
+    /// The deadline of the current call.
     until: Option<Instant>,
 }
 
@@ -41,7 +42,8 @@ impl FolderStore {
         FolderStore { root: root.into(), until: None }
     }
 
-    /// Opens the folder itself; links that lead to it are the user's own.
+    /// Opens the folder itself. Symbolic links on the path to it are followed: the user named that
+    /// path.
     fn open_root(&self) -> Result<OwnedFd> {
         if self.until.is_some_and(|until| Instant::now() > until) {
             return Err(Error::new(ErrorKind::TimedOut, "the call has ended").path(&self.root));
@@ -53,7 +55,7 @@ impl FolderStore {
         })
     }
 
-    /// Opens what lies at `path`; `None`: nothing does.
+    /// Opens the file or folder at `path`. `None`: it does not exist.
     fn open(&self, path: &str, flags: OFlags) -> Result<Option<OwnedFd>> {
         match open_beneath(self.open_root()?.as_fd(), path.as_bytes(), flags, Mode::empty()) {
             Ok(fd) => Ok(Some(fd)),
@@ -62,13 +64,13 @@ impl FolderStore {
         }
     }
 
-    /// Opens the folder at `path`, which is made if it is not there.
+    /// Opens the folder at `path`, and creates it if it does not exist.
     fn make_folder(&self, path: &str) -> Result<OwnedFd> {
         let failed = |errno| self.failed(path, errno);
         let mut at = self.open_root()?;
         for name in components(path.as_bytes()) {
             match fs::mkdirat(&at, name, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
-                // Only with its own entry is what lies in the new folder durable.
+                // The new folder's own entry must be durable before anything in it can be.
                 Ok(()) => fs::fsync(&at).map_err(failed)?,
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(failed(errno)),
@@ -78,7 +80,8 @@ impl FolderStore {
         Ok(at)
     }
 
-    /// Those entries of the folder at `path` that `wanted` makes something of; none if there is no such folder.
+    /// Calls `wanted` for each entry of the folder at `path`, and collects its results. Empty if
+    /// the folder does not exist.
     fn list<T>(&self, path: &str, wanted: impl Fn(&str, FileType) -> Option<T>) -> Result<Vec<T>> {
         let Some(folder) = self.open(path, FOLDER)? else {
             return if self.is_there()? { Ok(Vec::new()) } else { Err(self.no_catalog()) };
@@ -97,7 +100,7 @@ impl FolderStore {
         Ok(found)
     }
 
-    /// The content of the file at `path`; `None`: there is none.
+    /// The content of the file at `path`, up to `most` bytes. `None`: the file does not exist.
     fn read_at_most(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>> {
         let corrupt =
             |message: String| Error::new(ErrorKind::Corrupt, message).path(self.root.join(path));
@@ -142,7 +145,8 @@ impl Store for FolderStore {
         if self.is_there()? {
             return Ok(());
         }
-        // Drafts begin with a dot: another process may be making the catalogue.
+        // Drafts begin with a dot. They may come from another process that creates the catalogue
+        // now.
         let others = self.list("", |name, _| (!name.starts_with('.')).then_some(()))?;
         if !others.is_empty() && !self.is_there()? {
             let message = "this folder has other files and is no catalogue";
@@ -150,7 +154,7 @@ impl Store for FolderStore {
                 .path(&self.root)
                 .hint("name a new or empty folder"));
         }
-        // Another process may make it at the same time: either is right.
+        // Another process may create the same file at the same time: its file is as good as ours.
         create_new(&self.open_root()?, MARK, b"{\"catalogue of dlfs\": 1}\n")
             .map(drop)
             .map_err(|error| error.path(self.root.join(MARK)))
@@ -206,15 +210,16 @@ impl Store for FolderStore {
     }
 }
 
-/// Creates the file `name` with all of `bytes`, durably; false if there is one already.
+/// Creates the file `name` with all of `bytes`, durably. Returns false if the file exists.
 ///
-/// The bytes are written to another file first, which then gets this name too: linking never replaces a file, also
-/// on NFS, and nobody sees a part of it.
+/// The bytes are written to a draft first, which is then linked to `name`. A link never replaces a
+/// file, even on NFS, and readers never see a partial file.
 fn create_new(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<bool> {
     write_draft(folder, bytes, |draft, file| {
         match fs::linkat(folder, draft, folder, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
-            // On NFS a link whose answer was lost is sent again and fails, with EEXIST, too: the draft has two links.
+            // If NFS loses the answer to a link request, it sends the request again, which fails
+            // with EEXIST. The draft then has two links.
             Err(_) if has_two_links(file) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             Err(errno) => Err(errno.into()),
@@ -222,12 +227,13 @@ fn create_new(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<bool> {
     })
 }
 
-/// Makes `bytes` the content of the file `name`, durably. A link of that name is replaced, not followed.
+/// Replaces the content of the file `name` by `bytes`, atomically and durably. A symbolic link of
+/// that name is replaced, not followed.
 fn replace(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<()> {
     write_draft(folder, bytes, |draft, _| Ok(fs::renameat(folder, draft, folder, name)?))
 }
 
-/// Writes `bytes` to a new file, which `place` gives its name to.
+/// Writes `bytes` to a draft, lets `place` give it its final name, and removes the draft's name.
 fn write_draft<T>(
     folder: &OwnedFd,
     bytes: &[u8],
@@ -270,7 +276,7 @@ const MARK: &str = "dlfs-catalog.json";
 const INDEX: &str = "index.json";
 const NO_FILE: &str = "this is no file of a catalogue";
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// Opening a FIFO waits for nobody.
+/// `NONBLOCK`: opening a FIFO must not wait for a writer.
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 const DRAFT: OFlags = OFlags::WRONLY
     .union(OFlags::CREATE)

@@ -1,5 +1,7 @@
-//! The index of a data set's chunks: DIESEL's entries (data set -> time, chunks, size; chunk -> time, size, samples,
-//! deletions), for programs that look at a data set without opening it.
+//! The index of a data set's chunks, for programs that inspect a data set without opening it.
+//!
+//! Its entries are DIESEL's: data set -> time, chunks, size; chunk -> time, size, samples,
+//! deletions.
 
 use std::collections::BTreeMap;
 
@@ -14,21 +16,22 @@ use dlfs_format::format::chunk::ChunkId;
 pub struct Index {
     /// The UUID of the image.
     pub image: String,
-    /// The generation that it describes.
+    /// The generation that the index describes.
     pub generation: u64,
-    /// When that was committed, in ns since 1970.
+    /// The commit time of that generation, in ns since 1970.
     pub updated_ns: u64,
     /// Bytes of all chunks, headers included.
     pub bytes: u64,
     /// Samples of all chunks, deleted ones included.
     pub samples: u64,
-    /// Deleted samples among them.
+    /// Deleted samples among `samples`.
     pub deleted: u64,
-    /// The chunks, by their ids, which sort by the time of writing.
+    /// The chunks by id. Ids sort by the time of writing.
     pub chunks: BTreeMap<String, ChunkEntry>,
 }
 
-/// The id of a chunk as text that sorts as the id does: generation and number, ten digits each.
+/// The id of a chunk as a string: generation and number, ten digits each. These strings sort as the
+/// ids do.
 fn key(id: ChunkId) -> String {
     format!("{:010}-{:010}", id.generation.0, id.sequence)
 }
@@ -36,22 +39,22 @@ fn key(id: ChunkId) -> String {
 /// A chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkEntry {
-    /// When it was written, in ns since 1970.
+    /// The time of writing, in ns since 1970.
     pub time_ns: u64,
     /// Bytes of header and samples on the media.
     pub bytes: u64,
-    /// Its samples, deleted ones included.
+    /// Samples of the chunk, deleted ones included.
     pub samples: u32,
-    /// Deleted samples among them.
+    /// Deleted samples among `samples`.
     pub deleted: u32,
 }
 
 impl Index {
-    /// The index of the chunks of `directory`; `time_ns` says when a chunk was written, given its number, and is not
-    /// asked about lost chunks.
+    /// The index of the chunks of `directory`. `time_ns` maps a chunk's number to its time of
+    /// writing; it is not called for lost chunks.
     ///
     /// # Errors
-    /// Those of `time_ns`.
+    /// Errors of `time_ns`.
     pub fn of<E>(
         directory: &Directory,
         mut time_ns: impl FnMut(u32) -> Result<u64, E>,
@@ -83,7 +86,8 @@ impl Index {
         self.chunks.get(&key(id))
     }
 
-    /// This index, with the entries of `older` for chunks that were written before `since_ns` and still exist.
+    /// Returns this index with `older`'s entries for chunks that were written before `since_ns` and
+    /// still exist.
     pub fn with_older_of(mut self, older: Option<&Index>, since_ns: u64) -> Index {
         for (id, entry) in &mut self.chunks {
             if let Some(known) = older.and_then(|older| older.chunks.get(id))
@@ -102,8 +106,9 @@ impl Index {
         self
     }
 
-    /// How `other` differs from this one: lines for people, at most `most` of them about chunks. With `since_ns`,
-    /// chunks that are older are not compared.
+    /// The differences between two indexes, one line each, for a person to read: up to `most` + 1
+    /// lines, then one line that counts the other chunks. Chunks that were written before
+    /// `since_ns` are not compared.
     pub fn differences(&self, other: &Index, since_ns: u64, most: usize) -> Vec<String> {
         let mut lines = Vec::new();
         if self.image != other.image {

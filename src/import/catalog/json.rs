@@ -1,4 +1,4 @@
-//! Entries of a catalogue as JSON, which comes from others and is not trusted.
+//! JSON of a catalogue's entries. Other programs may have written it, so it is not trusted.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

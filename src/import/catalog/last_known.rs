@@ -1,4 +1,5 @@
-//! The last answer of a catalogue about a name, kept in the user's cache for when it cannot be reached.
+//! A catalogue's last answer about a name. The user's cache folder keeps it for times when the
+//! catalogue is unreachable.
 
 use std::fs::{DirBuilder, File};
 use std::io::Read as _;
@@ -13,7 +14,7 @@ use super::store::MAX_ENTRY_BYTES;
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_io::address::CatalogName;
 
-/// The place of a name in the user's cache; `None` if there is no home.
+/// The cache file of a name. `None`: the user has no home directory.
 pub(super) struct LastKnown(Option<PathBuf>);
 
 impl LastKnown {
@@ -35,7 +36,8 @@ impl LastKnown {
         Some(bytes)
     }
 
-    /// Keeps `record`, unless it is there already. Failing to do so costs nothing now.
+    /// Stores `record`, unless the file holds it already. A failure is only logged: nothing depends
+    /// on the file now.
     pub(super) fn keep(&self, record: &Record) {
         let Some(path) = &self.0 else { return };
         let Ok(bytes) = encode(record) else { return };

@@ -1,19 +1,22 @@
 //! Catalogues: data sets found by their names.
 //!
-//! A catalogue maps a name to *versions*: each is a [`Record`] of one generation of an image, with the addresses
-//! where it lies. An *alias* (`stable`, `v3`) points to a version and can be moved; a name without a version
-//! means the newest record. Opening a data set resolves its name once. From then on there are addresses only, and
-//! a run's state names image and generation, so an alias that moves does not change a run.
+//! A catalogue maps a name to *versions*. Each version is a [`Record`] of one generation of an
+//! image, with the image's addresses. An *alias* (`stable`, `v3`) points to a version and can be
+//! moved. A name without a version means the newest record. Opening a data set resolves its name
+//! once; afterwards only addresses are used. The state of a training run names image and
+//! generation, so moving an alias does not change a run.
 //!
-//! All that changes is a log of numbered entries that are created and never written again: versions are one
-//! log, and each alias is another, whose last entry counts. Whoever creates the next number has moved the alias,
-//! and everybody else sees that it exists ([`Store::append`]). So a history is linear without locks, with a
-//! folder as with a server. Nothing is deleted: removing appends an entry that says so, and an entry that is missing
+//! All mutable state but the index is in logs of numbered entries, which are written only once.
+//! The versions of a data set are one log. Each alias has its own log, whose last entry is the
+//! current one. To move an alias, a program creates the entry with the next number; all others find
+//! that number taken ([`Store::append`]). So a history is linear without locks, in a folder as in a
+//! server. No entry is ever deleted: a removal appends an entry that says so, and a missing entry
 //! is damage.
 //!
-//! This is not a cache of the directory: where samples lie is in the image's own snapshot. What DIESEL keeps in
-//! its key-value store beside that, the list of chunks with time, size, samples and deletions, is the
-//! [`Index`]; it can be lost and is rebuilt from the chunks' heads.
+//! A catalogue does not cache the directory: the image's own snapshot holds the location of each
+//! sample. The [`Index`] holds the list of chunks with time, size, samples and deletions, which
+//! DIESEL keeps in its key-value store. The index may be lost: it is rebuilt from the chunk
+//! headers.
 //!
 //! Read [`Catalog`] first, then `store.rs`; `resolve.rs` is what opening an image calls.
 
@@ -50,7 +53,8 @@ use json::{decode, encode};
 use record::{AliasEntry, VersionEntry};
 use store::MAX_LOG_BYTES;
 
-/// An open catalogue. Each call ends within a deadline, [`DEADLINE`] unless said otherwise, also if the store hangs.
+/// An open catalogue. Each call has a deadline, [`DEADLINE`] by default, which it keeps even if the
+/// store hangs.
 #[derive(Clone)]
 pub struct Catalog {
     place: CatalogPlace,
@@ -61,33 +65,33 @@ pub struct Catalog {
 /// An alias, and what it points to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alias {
-    /// Its name.
+    /// The alias itself.
     pub name: String,
     /// The number of its version in the catalogue.
     pub version: u64,
     /// The generation of that version.
     pub generation: Generation,
-    /// How often it was moved, its creation included.
+    /// Number of moves, creation included.
     pub moves: u64,
 }
 
-/// The target that an alias must have for a move to happen.
+/// The condition on an alias's current target for a move to happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// Anywhere, or nowhere.
+    /// No condition.
     Anything,
-    /// Nowhere: it does not exist.
+    /// The alias does not exist.
     Nothing,
-    /// At this generation.
+    /// The alias points to this generation.
     Generation(Generation),
 }
 
 impl Catalog {
-    /// Opens the catalogue at `place`. Nothing is read yet.
+    /// Opens the catalogue at `place`. Reads nothing from it yet.
     ///
     /// # Errors
-    /// `NotFound`: no such catalogue is configured. `Unsupported`: this build does not have its kind of store.
-    /// `InvalidArgument`: the configuration is malformed.
+    /// `NotFound`: no such catalogue is configured. `Unsupported`: this build lacks support for its
+    /// kind of store. `InvalidArgument`: the configuration is malformed.
     pub fn open(place: &CatalogPlace) -> Result<Catalog> {
         let store = match place {
             CatalogPlace::Folder(path) => Arc::new(FolderStore::new(path)) as Arc<dyn Store>,
@@ -96,12 +100,12 @@ impl Catalog {
         Ok(Catalog { place: place.clone(), store, deadline: DEADLINE })
     }
 
-    /// A catalogue in `store`, which messages call `place`.
+    /// A catalogue in `store`. Error messages call it `place`.
     pub fn of_store(place: CatalogPlace, store: Arc<dyn Store>) -> Catalog {
         Catalog { place, store, deadline: DEADLINE }
     }
 
-    /// The same catalogue, with another limit on each call.
+    /// The same catalogue, with another timeout for each call.
     pub fn with_deadline(self, deadline: Duration) -> Catalog {
         Catalog { deadline, ..self }
     }
@@ -109,7 +113,7 @@ impl Catalog {
     /// The names of all data sets that have a version, sorted.
     ///
     /// # Errors
-    /// `NotFound`: there is no catalogue. `TimedOut`, `Disconnected`, those of the store.
+    /// `NotFound`: there is no catalogue. `TimedOut`, `Disconnected`, other errors of the store.
     pub fn names(&self) -> Result<Vec<String>> {
         self.within("listing names", |store| {
             let mut names = Vec::new();
@@ -127,10 +131,10 @@ impl Catalog {
         })
     }
 
-    /// The versions of a data set with their numbers, oldest first, without those that were removed.
+    /// The versions of a data set with their numbers, oldest first. Removed versions are left out.
     ///
     /// # Errors
-    /// `NotFound`: there is no catalogue, or no such data set. As [`Catalog::names`].
+    /// `NotFound`: there is no catalogue, or no such data set. Otherwise as [`Catalog::names`].
     pub fn versions(&self, name: &str) -> Result<Vec<(u64, Record)>> {
         let owned = name.to_owned();
         let versions =
@@ -159,7 +163,7 @@ impl Catalog {
         })
     }
 
-    /// The past targets of an alias, oldest first; `None`: it was removed.
+    /// The past targets of an alias, oldest first. `None`: the alias was removed at that point.
     ///
     /// # Errors
     /// As [`Catalog::names`].
@@ -177,8 +181,8 @@ impl Catalog {
     /// The version that a name stands for, with its number.
     ///
     /// # Errors
-    /// `NotFound`: there is no such catalogue, data set, generation or alias. `InvalidArgument`: several images
-    /// of the name have the generation. As [`Catalog::names`].
+    /// `NotFound`: there is no such catalogue, data set, generation or alias. `InvalidArgument`:
+    /// several images with this name have the generation. Otherwise as [`Catalog::names`].
     pub fn find(&self, name: &str, version: Option<&CatalogVersion>) -> Result<(u64, Record)> {
         let asked = CatalogName {
             catalog: self.place.clone(),
@@ -188,12 +192,12 @@ impl Catalog {
         self.within("finding a data set", move |store| find(store, &asked))
     }
 
-    /// Adds a version, and returns its number. A version of the same generation of the same image that is there
-    /// already stays, unless something about it has changed.
+    /// Adds a version, and returns its number. If the newest version is equal to `record`, nothing
+    /// is added and that version's number is returned.
     ///
     /// # Errors
-    /// `InvalidArgument`: the name is none, or the record has no address. `Refused`: the newest version is a later
-    /// generation of the same image. As [`Catalog::names`].
+    /// `InvalidArgument`: the name is not valid, or the record has no address. `Refused`: the
+    /// newest version is a later generation of the same image. Otherwise as [`Catalog::names`].
     pub fn add(&self, name: &str, record: &Record) -> Result<u64> {
         check_word("the name of a data set", name)?;
         record.check()?;
@@ -225,12 +229,13 @@ impl Catalog {
         })
     }
 
-    /// Moves an alias to a version of the data set, and returns how often it was moved. Of several that move it at
-    /// once, each succeeds in turn, or finds that it is not where it expects it.
+    /// Moves an alias to a version of the data set, and returns its number of moves. If several
+    /// callers move it at once, they succeed one after another, or fail because the alias no longer
+    /// matches `expect`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the alias is none. `NotFound`: there is no such version. `Busy`: it points elsewhere than
-    /// `expect` says. As [`Catalog::names`].
+    /// `InvalidArgument`: the alias is not valid. `NotFound`: there is no such version. `Busy`: the
+    /// alias does not point to what `expect` says. Otherwise as [`Catalog::names`].
     pub fn tag(
         &self,
         name: &str,
@@ -258,7 +263,7 @@ impl Catalog {
     /// Removes an alias. Its history stays.
     ///
     /// # Errors
-    /// `NotFound`: there is no such alias. As [`Catalog::names`].
+    /// `NotFound`: there is no such alias. Otherwise as [`Catalog::names`].
     pub fn remove_alias(&self, name: &str, alias: &str) -> Result<()> {
         let log = Log::Alias(name.to_owned(), alias.to_owned());
         let no_alias = none_of(name, &format!("alias {alias}"));
@@ -272,10 +277,12 @@ impl Catalog {
         })
     }
 
-    /// Removes a version, or all versions and the index of a data set. The image stays, and so does the history.
+    /// Removes a version, or all versions and the index of a data set; returns the number of
+    /// removed versions. The image and the history stay.
     ///
     /// # Errors
-    /// `NotFound`: there is no such data set or generation. `Busy`: an alias points to it. As [`Catalog::names`].
+    /// `NotFound`: there is no such data set or generation. `Busy`: an alias points to it.
+    /// Otherwise as [`Catalog::names`].
     pub fn remove(&self, name: &str, generation: Option<Generation>) -> Result<u64> {
         let pointing: Vec<Alias> = self.aliases(name)?;
         let versions = self.versions(name)?;
@@ -318,7 +325,7 @@ impl Catalog {
     /// The index of a data set's chunks, if there is one.
     ///
     /// # Errors
-    /// `Corrupt`: it cannot be read; rebuild it. As [`Catalog::names`].
+    /// `Corrupt`: the index cannot be read; rebuild it. Otherwise as [`Catalog::names`].
     pub fn index(&self, name: &str) -> Result<Option<Index>> {
         let name = name.to_owned();
         self.within("reading an index", move |store| store.read_index(&name))
@@ -338,8 +345,9 @@ impl Catalog {
         })
     }
 
-    /// Runs `work` in a thread of its own, and waits for it until the deadline: a network file system that hangs
-    /// cannot be interrupted. After the deadline the thread ends with its current step.
+    /// Runs `work` in its own thread, and waits for it until the deadline: a call to a hung network
+    /// file system cannot be interrupted. After the deadline the thread exits at the end of its
+    /// current step.
     fn within<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -352,7 +360,7 @@ impl Catalog {
         let until = Instant::now() + self.deadline;
         let thread = dlfs_base::threads::start("dlfs-catalog", &fate, (), move |()| {
             let limited = store.until(until);
-            let _ = tell.send(work(limited.as_deref().unwrap_or(&*store))); // nobody waits any more
+            let _ = tell.send(work(limited.as_deref().unwrap_or(&*store))); // the caller may be gone
         })?;
         let found = match told.recv_timeout(self.deadline) {
             Ok(found) => found,
@@ -381,13 +389,13 @@ fn no_such(place: &CatalogPlace, name: &str) -> Error {
     Error::new(ErrorKind::NotFound, message).hint(format!("dlfs catalog ls dlfs://{place}"))
 }
 
-/// The version that `asked` stands for.
+/// The version that `asked` names, with its number.
 fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
     let name = &asked.name;
     let gone = |what: String| none_of(name, &what);
     match &asked.version {
         None => {
-            // Most often the last entry is the newest version, and nothing else needs to be read.
+            // Usually the last entry is the newest version, and nothing else has to be read.
             if let Some((number, VersionEntry::Added(record))) =
                 newest_entry(store, &Log::Versions(name.clone()))?
             {
@@ -494,12 +502,13 @@ fn newest_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log) -> Result<Opt
     (last > 0).then(|| Ok((last, read_entry(store, log, last)?))).transpose()
 }
 
-/// The number of a log's last entry, 0 if it has none; those from 1 on are there.
+/// The number of a log's last entry, 0 if the log is empty. Checks that all entries before it
+/// exist.
 fn last_of(store: &dyn Store, log: &Log) -> Result<u64> {
     let mut numbers = store.numbers(log)?;
     numbers.sort_unstable();
     let last = numbers.last().copied().unwrap_or(0);
-    // While a folder is listed, entries may appear of which only the last is found.
+    // While a folder is listed, entries may be added of which the listing shows only the last.
     let missed = last.abs_diff(numbers.len() as u64);
     if missed > MAX_MISSED {
         return Err(corrupt(format!("the last of {} is {log} {last}", numbers.len())));
@@ -515,7 +524,7 @@ fn read_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log, number: u64) ->
     decode(&bytes_of(store, log, number)?, &format!("{log} {number}"))
 }
 
-/// An entry that must be there.
+/// The bytes of an entry that must exist.
 fn bytes_of(store: &dyn Store, log: &Log, number: u64) -> Result<Vec<u8>> {
     store.read(log, number)?.ok_or_else(|| corrupt(format!("{log} {number} is missing")))
 }
@@ -530,7 +539,8 @@ fn append<T: Serialize>(store: &dyn Store, log: &Log, number: u64, entry: &T) ->
     store.append(log, number, &encode(entry)?)
 }
 
-/// `names`, which the store has and which lead nowhere else.
+/// Checks `names`, which the store returned: each must be a valid word, and so cannot lead out of
+/// the catalogue.
 fn words(names: Vec<String>) -> Result<Vec<String>> {
     match names.iter().find(|name| !is_catalog_word(name)) {
         Some(name) => {
@@ -552,8 +562,8 @@ fn check_word(what: &str, word: &str) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidArgument, message))
 }
 
-/// How long a call waits for its store.
+/// Default timeout of a call.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Entries that may appear while a log is listed.
+/// Largest number of entries that may be added while a log is listed.
 const MAX_MISSED: u64 = 1000;

@@ -1,8 +1,8 @@
 //! The catalogues that this machine and user have configured.
 //!
-//! `dlfs://site/NAME` names the catalogue `site`. It is looked up in the variable `DLFS_CATALOGS`
-//! (`site=/srv/catalog other=redis://host/0`, with spaces between), then in the user's file
-//! `~/.config/dlfs/catalogs.toml`, then in `/etc/dlfs/catalogs.toml`:
+//! `dlfs://site/NAME` names the catalogue `site`. It is looked up in the environment variable
+//! `DLFS_CATALOGS` (`site=/srv/catalog other=redis://host/0`, separated by spaces), then in the
+//! user's file `~/.config/dlfs/catalogs.toml`, then in `/etc/dlfs/catalogs.toml`:
 //!
 //! ```toml
 //! site = "/srv/catalog"
@@ -17,7 +17,7 @@ use super::folder::FolderStore;
 use super::store::Store;
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// The store of the catalogue that is configured as `word`.
+/// The store of the catalogue that is configured under the name `word`.
 pub(super) fn store_of(word: &str) -> Result<Arc<dyn Store>> {
     let (place, told_by) = configured(word)?;
     if place.contains("://") {
@@ -54,7 +54,7 @@ fn redis(word: &str, _: &str) -> Result<Arc<dyn Store>> {
         .hint("build with --features catalog; released packages have it"))
 }
 
-/// The place that is configured for `word`, and the variable or file that says so.
+/// The place that is configured for `word`, and the variable or file that configures it.
 fn configured(word: &str) -> Result<(String, String)> {
     let variable = std::env::var(VARIABLE).unwrap_or_default();
     if let Some(place) = in_variable(&variable, word)? {

@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_io::address::Address;
 
-/// One generation of an image, as a catalogue has it.
+/// One generation of an image, as a catalogue describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The UUID of the image.
     #[serde(deserialize_with = "uuid")]
     pub image: String,
-    /// Its generation.
+    /// The generation of that image.
     pub generation: u64,
-    /// Locations of the image: an IMAGE (addresses with commas between) for each site that has it. The first that can
-    /// be reached is read.
+    /// Locations of the image: for each site an IMAGE (addresses separated by commas). A reader
+    /// takes the first site that it can reach.
     pub sites: Vec<String>,
     /// Live samples.
     pub samples: u64,
@@ -25,25 +25,26 @@ pub struct Record {
     pub bytes: u64,
     /// Chunks.
     pub chunks: u64,
-    /// The snapshot of the directory that this generation committed: CRC32C of its head, and its length.
+    /// The directory snapshot of this generation: CRC32C of its head, and its length.
     pub snapshot: String,
-    /// Names of the fields of a sample; empty if samples have one only.
+    /// Names of the fields of a sample. Empty if each sample has a single field.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<String>,
-    /// The generation that it was made from.
+    /// The generation that this one was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
-    /// The sources of the import that made it, as they were named.
+    /// The sources of the import that made this generation, as the user named them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
-    /// The operation that made it: `import`, `append`, `delete`, `purge`; empty for an image that was added as it is.
+    /// The operation that made this generation: `import`, `append`, `delete`, `purge`. Empty for an
+    /// image that was added by hand.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub made_by: String,
     /// The release of dlfs that wrote this record.
     pub dlfs: String,
-    /// When the generation was committed, in seconds since 1970.
+    /// The commit time of the generation, in seconds since 1970.
     pub committed_s: u64,
-    /// The labels that users gave it.
+    /// The user's labels.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
@@ -54,7 +55,7 @@ pub struct Parent {
     /// The UUID of the image.
     #[serde(deserialize_with = "uuid")]
     pub image: String,
-    /// Its generation.
+    /// The generation of that image.
     pub generation: u64,
 }
 
@@ -62,7 +63,8 @@ impl Record {
     /// The addresses of each site.
     ///
     /// # Errors
-    /// `Corrupt`: one is none, or is a name in a catalogue itself; there is none, or there are too many.
+    /// `Corrupt`: an entry is not an address, or is itself a name in a catalogue; or the number of
+    /// sites is 0 or too large.
     pub fn addresses(&self) -> Result<Vec<Vec<Address>>> {
         let wrong = |site: &String, why: String| {
             let message =
@@ -70,7 +72,7 @@ impl Record {
             Error::new(ErrorKind::Corrupt, message)
         };
         let parse = |site: &String| {
-            // The error quotes the site as it is.
+            // The error quotes the site, so control characters are masked.
             let addresses = Address::parse_list(site)
                 .map_err(|error| wrong(site, error.to_string().replace(char::is_control, "?")))?;
             if addresses.iter().any(|address| matches!(address, Address::Named(_))) {
@@ -94,7 +96,7 @@ impl Record {
         })
     }
 
-    /// Returns whether both say the same about the same generation. The release that wrote them does not matter.
+    /// Returns whether both records are equal, apart from the release that wrote them.
     pub(super) fn is_same_as(&self, other: &Record) -> bool {
         *self == Record { dlfs: self.dlfs.clone(), ..other.clone() }
     }
@@ -111,7 +113,7 @@ pub(super) enum VersionEntry {
 /// An entry of an alias's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AliasEntry {
-    /// `None`: it was removed. An entry without it is damaged.
+    /// `None`: the alias was removed. The key must be present: an entry without it is damaged.
     #[serde(deserialize_with = "Option::deserialize")]
     pub(super) to: Option<PointsTo>,
 }
@@ -135,7 +137,7 @@ impl AliasEntry {
     }
 }
 
-/// The UUID of an image, which messages quote.
+/// Reads the UUID of an image. It is checked because messages quote it.
 fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let text = String::deserialize(from)?;
     let is_plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
@@ -146,8 +148,8 @@ fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     }
 }
 
-/// Each is tried in turn when an image is opened.
+/// Opening an image tries the sites in turn.
 const MAX_SITES: usize = 64;
 
-/// The format of entries. A later one has another number in the key `format`, which these lack.
+/// The format of entries. The key `format` is absent in this format; later ones will set it.
 pub(super) const FORMAT: u32 = 0;

@@ -6,12 +6,13 @@
 //! | `dlfs:names`                | set  | names of data sets                                                |
 //! | `dlfs:versions:NAME`        | hash | number -> record of a version                                     |
 //! | `dlfs:aliases:NAME`         | set  | aliases                                                           |
-//! | `dlfs:alias:NAME:ALIAS`     | hash | number -> where the alias points                                  |
+//! | `dlfs:alias:NAME:ALIAS`     | hash | number -> target of the alias                                     |
 //! | `dlfs:dataset:NAME`         | hash | the fields of an [`Index`], with the number of chunks |
 //! | `dlfs:chunks:NAME`          | hash | chunk id -> `time_ns bytes samples deleted`                       |
 //!
-//! Entries are created by HSETNX, which one of several callers succeeds with. The last two are DIESEL's entries; they
-//! are replaced within a transaction, so that readers see the old ones or the new ones. `resp.rs` has the connection.
+//! HSETNX creates an entry: of several callers exactly one succeeds. The last two keys are DIESEL's
+//! entries. A transaction replaces both, so readers see either the old pair or the new pair.
+//! `resp.rs` has the connection.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,12 +33,13 @@ pub(super) struct RedisStore {
     word: String,
     server: Arc<Server>,
     connection: Arc<Mutex<Option<Connection>>>,
-    /// When the call ends that asks.
+    /// The deadline of the current call.
     until: Option<Instant>,
 }
 
 impl RedisStore {
-    /// The catalogue `word` in the server at `url`, which may have a password and is never shown.
+    /// The catalogue `word` in the server at `url`. The URL may contain a password, so it is never
+    /// shown.
     pub(super) fn new(word: &str, url: &str) -> Result<RedisStore> {
         let server = Server::parse(url).ok_or_else(|| {
             let message =
@@ -49,8 +51,8 @@ impl RedisStore {
         Ok(RedisStore { word: word.to_owned(), server, connection, until: None })
     }
 
-    /// Asks on the connection, which is opened if there is none, and closed after a failure. Returns the answer to the
-    /// last command.
+    /// Sends the commands on the connection, and returns the answer to the last one. Opens the
+    /// connection if there is none; closes it after a failure.
     fn ask(&self, commands: &[Command], limit: Limit) -> Result<Value> {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let until = self.until.map_or(until, |call| until.min(call));
@@ -140,7 +142,8 @@ impl Store for RedisStore {
     }
 
     fn append(&self, log: &Log, number: u64, bytes: &[u8]) -> Result<bool> {
-        // The set first: a name without entries is nothing, an entry without its name would not be found.
+        // The set comes first: a name without entries is harmless, but an entry whose name is not
+        // in the set would not be found.
         match log {
             Log::Versions(name) => self.is_one(&[b"SADD", b"dlfs:names", name.as_bytes()])?,
             Log::Alias(name, alias) => {
@@ -228,7 +231,7 @@ impl Value {
         }
     }
 
-    /// Keys and values, which alternate.
+    /// Reads an array in which keys and values alternate.
     fn into_map(self) -> Option<BTreeMap<String, String>> {
         let mut texts = self.into_texts()?.into_iter();
         let pairs = std::iter::from_fn(|| Some((texts.next()?, texts.next()?)));
@@ -274,7 +277,7 @@ const CHUNKS_A_COMMAND: usize = 1000;
 const SHORT: Limit = Limit { bytes: 4096, values: 1 };
 const ENTRY: Limit = Limit { bytes: MAX_ENTRY_BYTES + 4096, values: 1 };
 const LIST: Limit = Limit { bytes: MAX_LOG_BYTES, values: MAX_LISTED as u32 };
-/// Two values for each chunk.
+/// Each chunk has two values.
 const INDEX: Limit = Limit { bytes: MAX_INDEX_BYTES, values: 1 << 24 };
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From a name in a catalogue to the addresses of an image.
+//! Resolves a name in a catalogue to the addresses of an image.
 
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
@@ -11,7 +11,8 @@ use super::{Catalog, Record};
 /// The addresses that an IMAGE stands for.
 #[derive(Debug, Clone)]
 pub struct Resolved {
-    /// The addresses of each site that has the image, in the order in which to try them; never empty.
+    /// The addresses of each site that has the image, in the order in which to try the sites. Never
+    /// empty.
     pub sites: Vec<Vec<Address>>,
     /// The name and its record, if the IMAGE was a name in a catalogue.
     pub named: Option<Named>,
@@ -22,17 +23,20 @@ pub struct Resolved {
 pub struct Named {
     /// The name.
     pub name: CatalogName,
-    /// The version that it stands for.
+    /// The record of that version.
     pub record: Record,
 }
 
-/// The addresses of `image`, with a name in a catalogue looked up there: one look-up, and no message later.
+/// Resolves `image` to addresses. A name in a catalogue takes one look-up; after that the catalogue
+/// is not contacted again.
 ///
-/// If the catalogue cannot be reached, what it said when this user last opened the name counts, with a warning.
+/// If the catalogue is unreachable, the answer that this user got when last opening the name is
+/// used, with a warning.
 ///
 /// # Errors
-/// `InvalidArgument`: a name stands beside other addresses. `NotFound`: the catalogue has no such name. If the
-/// catalogue cannot be reached and this user never opened the name: `TimedOut`, `Disconnected`, others of the store.
+/// `InvalidArgument`: a name stands beside other addresses. `NotFound`: the catalogue has no such
+/// name. `TimedOut`, `Disconnected`: the catalogue is unreachable, and this user never opened
+/// the name. Other errors of the store.
 pub fn resolve(image: &[Address]) -> Result<Resolved> {
     let is_named = |address: &Address| matches!(address, Address::Named(_));
     match image {
@@ -75,20 +79,20 @@ fn look_up(name: &CatalogName) -> Result<Record> {
     }
 }
 
-/// Returns whether the store gave no answer. A damaged answer is one, and so is a refusal.
+/// Returns whether the store gave no answer. Damaged data and refusals are answers.
 fn is_unreachable(error: &Error) -> bool {
     use ErrorKind::{Disconnected, Io, TimedOut};
-    // The folder of the whole catalogue may be missing because its file system is not mounted.
+    // If the catalogue's folder is missing, its file system may not be mounted.
     matches!(error.kind(), TimedOut | Disconnected | Io)
         || error.kind() == ErrorKind::NotFound && error.file().is_some()
 }
 
 impl Named {
-    /// Checks that the image which lies at the addresses is the one that the name stands for.
+    /// Checks that the image at the addresses is the one that the name stands for.
     ///
     /// # Errors
-    /// `Stale`: it is another image, or another generation than the name says. A name without a version goes on
-    /// with a later generation, with a warning.
+    /// `Stale`: it is another image, or another generation than the name says. If the name has no
+    /// version, a later generation is accepted with a warning.
     pub fn check(&self, image: Uuid, generation: Generation) -> Result<()> {
         let Named { name, record } = self;
         let stale = |message: String, hint: &'static str| {

@@ -1,7 +1,7 @@
-//! A connection to a Redis or Valkey server, in their protocol RESP2.
+//! A connection to a Redis or Valkey server, with the protocol RESP2.
 //!
-//! A server is not trusted: an answer has a [`Limit`] and is whole by a deadline. After a failure the connection is
-//! dropped, so nothing more is read from it.
+//! The server is not trusted: each answer has a [`Limit`] and a deadline. After a failure the
+//! connection is closed, so the rest of an answer is never taken for the next one.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -23,7 +23,7 @@ pub(super) struct Server {
 /// A command: its name, then its arguments.
 pub(super) type Command = Vec<Vec<u8>>;
 
-/// Limits of an answer.
+/// Limits of all answers to one burst of commands.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
     pub(super) bytes: u64,
@@ -41,14 +41,14 @@ pub(super) enum Value {
 
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// `InvalidData`: the bytes are no answer, or exceed its limit.
+    /// I/O failed. `InvalidData`: the bytes are not RESP2, or exceed the limit.
     Io(io::Error),
-    /// The server's error, by its first word.
+    /// The first word of the server's error message.
     Refused(String),
 }
 
 impl Server {
-    /// Reads `redis://[[USER]:PASSWORD@]HOST[:PORT][/NUMBER]`.
+    /// Parses `redis://[[USER]:PASSWORD@]HOST[:PORT][/NUMBER]`.
     pub(super) fn parse(url: &str) -> Option<Server> {
         let (_, rest) = url.split_once("://")?;
         let (login, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
@@ -99,7 +99,7 @@ impl Server {
     }
 }
 
-/// A command of these words.
+/// The command made of these words.
 pub(super) fn command<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Command {
     words.into_iter().map(<[u8]>::to_vec).collect()
 }
@@ -107,15 +107,16 @@ pub(super) fn command<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Command 
 /// An open connection.
 pub(super) struct Connection {
     reader: BufReader<Timed>,
-    /// The rest of the current answer's limit.
+    /// The part of the limit that the current answers have not used.
     limit: Limit,
 }
 
 impl Connection {
-    /// Sends commands together; returns the answer to the last of them. All answers have one limit.
+    /// Sends commands together, and returns the answer to the last one. `limit` covers all answers
+    /// together.
     ///
     /// # Errors
-    /// The connection cannot be used after one.
+    /// The connection is unusable after an error.
     pub(super) fn ask(
         &mut self,
         commands: &[Command],
@@ -166,7 +167,8 @@ impl Connection {
         }
     }
 
-    /// Bytes whose number was announced. Memory is taken as they arrive.
+    /// Reads a string of the announced length. Memory grows as bytes arrive, not by the announced
+    /// length.
     fn bytes(&mut self, len: u64) -> io::Result<Vec<u8>> {
         let whole = len.checked_add(2).ok_or_else(too_long)?;
         self.take(whole)?;
@@ -182,7 +184,7 @@ impl Connection {
         Ok(bytes)
     }
 
-    /// A line without its end.
+    /// Reads a line, and strips its line ending.
     fn line(&mut self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         self.reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
@@ -202,7 +204,7 @@ impl Connection {
     }
 }
 
-/// A socket whose calls end by a time.
+/// A socket whose reads and writes have a deadline.
 struct Timed {
     stream: TcpStream,
     until: Instant,
@@ -237,7 +239,7 @@ fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// The code of a server's error; what follows it may quote what was sent.
+/// The code of a server's error. The rest of the message is dropped: it may quote what was sent.
 fn first_word(text: &str) -> String {
     text.chars().take_while(char::is_ascii_uppercase).take(32).collect()
 }
@@ -253,9 +255,9 @@ fn too_long() -> io::Error {
 const DEFAULT_PORT: u16 = 6379;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const GREETING: Limit = Limit { bytes: 4096, values: 1 };
-/// Lines are numbers, states and errors.
+/// Long enough: lines hold only numbers, states and errors.
 const MAX_LINE_BYTES: u64 = 4096;
-/// Arrays in the array of a transaction.
+/// A transaction's answer is an array of arrays.
 const MAX_DEPTH: u32 = 2;
 
 #[cfg(test)]
@@ -264,7 +266,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns what a client makes of these bytes, once it has left the server's end of the connection.
+    /// Returns the client's result for the answer `bytes`, after the client has closed the
+    /// connection.
     fn answer(bytes: &'static [u8]) -> Result<Value, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}/0", listener.local_addr().unwrap());
@@ -273,7 +276,7 @@ mod tests {
             client.write_all(bytes).unwrap();
             client.shutdown(std::net::Shutdown::Write).unwrap();
             let mut rest = Vec::new();
-            let _ = client.read_to_end(&mut rest); // reset where bytes were left unread
+            let _ = client.read_to_end(&mut rest); // reset if bytes were left unread
         });
         let until = Instant::now() + Duration::from_secs(60);
         let mut connection = Server::parse(&url).unwrap().connect(until).unwrap();

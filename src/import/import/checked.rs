@@ -1,6 +1,6 @@
-//! Checks the samples of a stream as they come: what fields hold, the values of columns, lengths, names.
+//! Checks the samples of a stream as they arrive: files of typed fields, values of columns, lengths, names.
 //!
-//! It stands before the shuffle: what it rejects takes no name in any placement.
+//! The check comes before the shuffle, so a rejected sample takes no place in any order.
 
 use std::cell::OnceCell;
 
@@ -18,34 +18,34 @@ use dlfs_format::format::{FieldTypes, fields};
 /// The references that samples are checked against.
 #[derive(Clone, Copy)]
 pub(super) struct Checks<'a> {
-    /// The image that they are appended to.
+    /// The image that the samples are appended to.
     pub(super) image: Option<&'a Directory>,
-    /// The file of values.
+    /// The file of column values.
     pub(super) file: Option<&'a ColumnFile>,
     pub(super) options: &'a ImportOptions,
-    /// The columns from fields, known with the first sample whose fields have their types.
+    /// The columns whose values come from fields. Set by the first sample that passes the check of its fields.
     pub(super) field_columns: &'a OnceCell<FieldColumns>,
 }
 
 impl Checks<'_> {
-    /// The typed columns of the image and those of the file.
+    /// The typed columns of the image, and those of the file.
     pub(super) fn columns(&self) -> Vec<ColumnSpec> {
         self.file.map_or_else(|| columns_of(self.image), |file| file.join(self.image))
     }
 }
 
-/// The samples of a stream that pass, with their elements and values.
+/// The samples of a stream that pass the checks, with their elements and values.
 pub(super) struct Checked<'a> {
     from: Box<dyn SampleStream + 'a>,
     checks: Checks<'a>,
-    /// The types of the samples that are taken over from an interrupted import.
+    /// The types of the samples that an interrupted import has written.
     known_types: FieldTypes,
-    /// The types of the fields, known with the first sample.
+    /// The types of the fields. Set by the first sample.
     typing: Option<Typing>,
 }
 
 impl<'a> Checked<'a> {
-    /// The samples of `from` that pass `checks`, behind samples of `known_types`.
+    /// Checks the samples of `from`. They follow samples of `known_types`.
     pub(super) fn new(
         from: Box<dyn SampleStream + 'a>,
         checks: Checks<'a>,
@@ -54,7 +54,7 @@ impl<'a> Checked<'a> {
         Checked { from, checks, known_types, typing: None }
     }
 
-    /// The inner error says why the sample is rejected.
+    /// Checks a sample. The inner error is the reason to reject it.
     fn check(&mut self, sample: &mut StreamSample) -> Result<Result<(), BadReason>> {
         if let Err(reason) = self.typing()?.of_sample(sample) {
             return Ok(Err(reason));
@@ -72,7 +72,7 @@ impl<'a> Checked<'a> {
         Ok(if len > MAX_SAMPLE_BYTES { Err(BadReason::TooLarge(len)) } else { Ok(()) })
     }
 
-    /// The types that the options give, or else the source.
+    /// The types of the fields. The options take precedence over the source.
     fn typing(&mut self) -> Result<&mut Typing> {
         let typing = match self.typing.take() {
             Some(typing) => typing,
@@ -94,7 +94,7 @@ impl<'a> Checked<'a> {
         Ok(self.typing.insert(typing))
     }
 
-    /// Gives the sample the values that its fields have in columns.
+    /// Fills in the column values that come from the sample's fields.
     fn values(&mut self, sample: &mut StreamSample) -> Result<Result<(), BadReason>> {
         let Checks { image, file, options, field_columns } = self.checks;
         if options.field_columns.is_empty() {

@@ -1,12 +1,15 @@
-//! Position of an import of shards from a store, saved so that it goes on there. Pure: bytes in, bytes out.
+//! The checkpoint of an import of shards from an object store: its position in the stream, so that a resume
+//! continues there. Pure: bytes in, bytes out.
 //!
-//! A stream is read once, and what is on the media says which samples have come, but not where in which object the
-//! next one begins. A block beside the journal says it: after so many samples, so far into this object. It is believed
-//! only together with the journal of its import, if the objects up to that place are the same, and if every chunk
-//! before it is on the media, which checksums decide. Otherwise the stream is read from its beginning.
+//! A stream is read once. The media show which samples have arrived, but not the object and offset where the
+//! next sample begins. So a block beside the journal records this position with the number of samples before
+//! it. A resume uses it only if it belongs to the same journal, the objects up to that position are unchanged,
+//! and every chunk before it is on the media with matching checksums. Otherwise the stream is read from its
+//! beginning.
 //!
-//! The image has the names of classes only once it is committed. Until then those that rows have named lie between the
-//! first superblock and the journal; a point says how many of them it needs, with their hash.
+//! The image's list of class names exists only after the commit. Until then the class names that rows have used
+//! are stored between the first superblock copy and the journal. A point states how many of these names it
+//! needs, with their hash.
 
 use std::io::{Read, Write};
 
@@ -26,33 +29,34 @@ use dlfs_format::format::cursor::{Cursor, put_string};
 pub(super) struct Point {
     /// Samples before it.
     pub(super) samples: u64,
-    /// The place where the next one begins.
+    /// The place where the next sample begins.
     pub(super) place: StreamPlace,
-    /// The classes that samples before it named first.
+    /// The classes that occur in the samples before this point.
     pub(super) classes: PointClasses,
-    /// Hash of all objects up to that one.
+    /// Hash of all objects up to and including the one at `place`.
     objects: u64,
 }
 
-/// How many classes samples have named, and which.
+/// The number of classes that samples have named, and a hash of the names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct PointClasses {
-    /// Their number.
+    /// Number of classes.
     pub(super) count: u64,
-    /// Hash of their names.
+    /// Hash of the class names.
     pub(super) names: u64,
 }
 
 /// The content of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Checkpoint {
-    /// Hash of the journal, and of what the objects are read as.
+    /// Hash of the journal and of the kind that the objects are read as.
     import: u64,
-    /// Objects that were listed.
+    /// Number of listed objects.
     num_objects: u64,
-    /// The newest first; two at most.
+    /// At most two points, the newest first.
     points: Vec<Point>,
-    /// 16 bits of the hash of each object, or of equally many of them: they lie behind the JSON.
+    /// 16-bit hashes, one for each group of equally many objects (a group may be a single object). They are
+    /// stored after the JSON.
     #[serde(skip)]
     marks: Vec<u16>,
 }
@@ -61,21 +65,21 @@ pub(super) struct Checkpoint {
 #[derive(Default)]
 pub(super) struct ObjectList {
     each: Vec<u64>,
-    /// Hashes, each of an object and all before it.
+    /// For each object, the hash of it and all objects before it.
     up_to: Vec<u64>,
-    /// Hash of all objects.
+    /// The hash state over all objects.
     all: Xxh3,
 }
 
-/// An object is not what it was when the import began.
+/// An object has changed since the import began.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Changed {
-    /// It is one of these, by their numbers.
+    /// The numbers of the objects among which the changed one is.
     pub(super) among: std::ops::Range<u64>,
 }
 
 impl ObjectList {
-    /// Adds the objects with these addresses, lengths and tags.
+    /// Adds objects, given by address, length and entity tag.
     pub(super) fn extend<'a>(
         &mut self,
         objects: impl Iterator<Item = (String, u64, Option<&'a str>)>,
@@ -107,13 +111,13 @@ impl ObjectList {
     }
 
     fn up_to_place(&self, place: &StreamPlace) -> Option<u64> {
-        // Behind the last object, the last one counts.
+        // A place behind the last object counts as a place in the last object.
         let at = usize::try_from(place.input).ok()?.min(self.up_to.len().checked_sub(1)?);
         self.up_to.get(at).copied()
     }
 
     fn marks(&self) -> Vec<u16> {
-        let together = at_once(self.each.len() as u64) as usize; // at most as many as there are
+        let together = at_once(self.each.len() as u64) as usize; // at most the number of objects
         let mark = |objects: &[u64]| {
             let mut hash = Xxh3::new();
             objects.iter().for_each(|object| hash.update(&object.to_le_bytes()));
@@ -124,7 +128,7 @@ impl ObjectList {
 }
 
 impl Checkpoint {
-    /// The checkpoint of the import of `journal`, which reads `objects` as `kind`; it has no point yet.
+    /// The checkpoint of the import of `journal`, which reads `objects` as `kind`. It has no point yet.
     pub(super) fn new(journal: &Journal, kind: &str, objects: &ObjectList) -> Checkpoint {
         let import = (journal.layout.uuid, journal.generation, journal.time_ns, kind);
         Checkpoint {
@@ -135,13 +139,13 @@ impl Checkpoint {
         }
     }
 
-    /// Adds a point; the last but one is forgotten.
+    /// Adds a point, and drops all older points but one.
     pub(super) fn push(&mut self, point: Point) {
         self.points.insert(0, point);
         self.points.truncate(2);
     }
 
-    /// The points, the newest first, if `other`, which has none, is of the same import.
+    /// The points, newest first, if `other` is a checkpoint of the same import without points; otherwise none.
     ///
     /// # Errors
     /// One of the objects up to the newest point has changed.
@@ -164,13 +168,13 @@ impl Checkpoint {
     }
 
     fn is_at(&self, point: &Point, objects: &ObjectList) -> bool {
-        // Behind the last object that there was, others may have come.
+        // If the place was behind the last object, objects may have been added there since.
         let input = point.place.input.min(self.num_objects.saturating_sub(1));
         let place = StreamPlace { input, ..point.place };
         (objects.each.len() as u64) > input && objects.up_to_place(&place) == Some(point.objects)
     }
 
-    /// The block to write where [`CHECKPOINT`] says.
+    /// The block to write at [`CHECKPOINT`].
     pub(super) fn encode(&self) -> Vec<u8> {
         let marks: Vec<u8> = self.marks.iter().flat_map(|mark| mark.to_le_bytes()).collect();
         CHECKPOINT.seal(self, &marks).expect("two points and all marks fit into a block")
@@ -186,13 +190,13 @@ impl Checkpoint {
     }
 }
 
-/// How many of so many objects have one mark together.
+/// The number of objects in a group that shares a mark.
 fn at_once(num_objects: u64) -> u64 {
     num_objects.div_ceil(MAX_MARKS).max(1)
 }
 
 impl PointClasses {
-    /// Those with these names.
+    /// The classes with these names.
     pub(super) fn of(names: &[Vec<u8>]) -> PointClasses {
         let mut hash = Xxh3::new();
         for name in names {
@@ -202,14 +206,14 @@ impl PointClasses {
         PointClasses { count: names.len() as u64, names: hash.digest() }
     }
 
-    /// The names of these classes, if `names` begins with them.
+    /// Returns the prefix of `names` that holds these classes, or `None` if their hash differs.
     pub(super) fn among<'n>(&self, names: &'n [Vec<u8>]) -> Option<&'n [Vec<u8>]> {
         let names = names.get(..usize::try_from(self.count).ok()?)?;
         (PointClasses::of(names) == *self).then_some(names)
     }
 }
 
-/// The block of the names of classes to write where [`CLASSES`] says. `None`: they have no room there.
+/// The block of class names to write at [`CLASSES`]. `None`: the names do not fit.
 pub(super) fn encode_names(names: &[Vec<u8>]) -> Option<Vec<u8>> {
     let mut all = Vec::new();
     for name in names {
@@ -223,7 +227,7 @@ pub(super) fn encode_names(names: &[Vec<u8>]) -> Option<Vec<u8>> {
     CLASSES.seal(&names.len(), &encoder.finish().ok()?)
 }
 
-/// The names in such a block; none if it is damaged, or of another release.
+/// Parses the block of class names. `None`: the block is damaged, or another release wrote it.
 pub(super) fn parse_names(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (count, packed) = CLASSES.open::<usize>(bytes).ok()??;
     let mut all = Vec::new();
@@ -236,17 +240,17 @@ pub(super) fn parse_names(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     (names.len() == count).then_some(names)
 }
 
-/// On namespace 0, behind the journal.
+/// On namespace 0, after the journal.
 pub(super) const CHECKPOINT: Block =
     Block { what: "checkpoint of an import", magic: *b"DLFSCKPT", at: 20 << 10, len: BLOCK_BYTES };
 
-/// On namespace 0, behind the first superblock copy.
+/// On namespace 0, after the first superblock copy.
 pub(super) const CLASSES: Block =
     Block { what: "classes of an import", magic: *b"DLFSCLSN", at: 4 << 10, len: 12 << 10 };
 
-/// As many as fit behind the longest JSON of two points.
+/// This many marks fit after the longest JSON of two points.
 const MAX_MARKS: u64 = 1600;
-/// More names do not fit, however well they compress.
+/// Longer lists of names do not fit even when they are compressed.
 const MAX_NAMES_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
@@ -266,7 +270,7 @@ mod tests {
         }
     }
 
-    /// So many objects, the `changed` one of them another one than usual.
+    /// A list of `count` objects. The object `changed` has another entity tag than usual.
     fn list(count: u64, changed: Option<u64>) -> ObjectList {
         let etag = |at| if Some(at) == changed { Some("new") } else { None };
         let mut list = ObjectList::default();

@@ -1,8 +1,8 @@
-//! Writes chunks while their samples arrive, in the order of slots: for streams, and for programs that write
-//! samples themselves.
+//! Writes chunks while their samples arrive, in the order of slots. Used by imports of streams, and by programs
+//! that write samples themselves.
 //!
-//! An indexed import lays out every chunk before it begins; here a chunk is placed when it is full. A resumed
-//! import finds chunks that are on the media with the expected bytes, and does not write them again.
+//! An indexed import plans the place of every chunk before it begins; here a chunk gets its place when it is
+//! full. A resumed import skips chunks that are on the media with the expected bytes.
 
 use crate::import::commit;
 use crate::import::lease::Lease;
@@ -30,10 +30,11 @@ pub(super) struct ChunkStream<'a> {
     lease: &'a Lease,
     /// The properties of the next chunk.
     pub(super) spec: ChunkSpec,
-    /// The chunks that are being written, each by its first slot.
+    /// The chunks whose writes are in flight, by first slot.
     pub(super) writes: WriteBehind<Slot>,
     pub(super) space: Space,
-    /// The directory of the generation that is committed at the end; `None`: others commit the part.
+    /// The directory of the generation that is committed at the end. `None`: this stream writes a part, which a
+    /// separate commit adds.
     builder: Option<Box<DirectoryBuilder>>,
     sum: PartSum,
     open: Option<ChunkBuilder>,
@@ -41,27 +42,27 @@ pub(super) struct ChunkStream<'a> {
     pub(super) found: u64,
     pub(super) media: MediaUse,
     unflushed_bytes: u64,
-    /// Set if a file was made longer than it has to be.
+    /// Set if a file may have been made longer than needed.
     is_longer: bool,
 }
 
-/// The bytes of a sample: how many, and where they are.
+/// The bytes of a sample, as a length and a function that supplies them.
 pub(super) struct NewRecord<'r> {
-    /// Their number.
+    /// The length in bytes.
     pub(super) len: u32,
-    /// Gives all of them, in pieces and in order; called once. Its errors are those of what it gives them to, and its
-    /// own, after which what was written of the sample is useless.
+    /// Supplies all bytes in order, in pieces, to the function it gets. Called once. Returns that function's
+    /// errors and its own; the part of the sample that was written before an error is useless.
     pub(super) give: &'r mut Give<'r>,
 }
 
-/// Gives bytes to what takes them.
+/// Passes bytes, in pieces, to the function that it gets.
 type Give<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
 
 /// Result of a stream of chunks.
 pub(super) struct Streamed {
-    /// The generation.
+    /// The committed generation.
     pub(super) commit: Commit,
-    /// Chunks, and those of them that a resumed import found.
+    /// Number of chunks, found ones included.
     pub(super) chunks: u64,
     /// Chunks that a resumed import found on the media.
     pub(super) found: u64,
@@ -70,7 +71,7 @@ pub(super) struct Streamed {
 }
 
 impl<'a> ChunkStream<'a> {
-    /// Begins behind the samples of the current generation, with the part of the journal. `columns`: the typed
+    /// Continues after the samples of the current generation, with the journal's part. `columns`: the typed
     /// columns of all chunks.
     ///
     /// # Errors
@@ -117,25 +118,25 @@ impl<'a> ChunkStream<'a> {
         }
     }
 
-    /// Names and types of the fields of all samples.
+    /// Sets names and types of the fields of all samples.
     pub(super) fn set_fields(&mut self, fields: &[Vec<u8>], types: FieldTypes) {
         self.spec.fields = fields.to_vec();
         self.spec.field_types = types;
     }
 
-    /// The typed columns of all chunks, in place of those that were given, before the first sample.
+    /// Replaces the typed columns of all chunks. To be called before the first sample.
     pub(super) fn set_columns(&mut self, columns: Vec<ColumnSpec>) {
         self.spec.columns = columns;
     }
 
-    /// The names of the classes: labels are indexes into them.
+    /// Sets the names of the classes. Labels are indexes into them.
     pub(super) fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
         if let Some(builder) = &mut self.builder {
             builder.set_classes(classes);
         }
     }
 
-    /// The objects that are imported.
+    /// Adds the objects that are imported.
     pub(super) fn add_origins(&mut self, origins: &OriginsBuilder) {
         if let Some(builder) = &mut self.builder {
             let mut group = Vec::new();
@@ -144,7 +145,7 @@ impl<'a> ChunkStream<'a> {
         }
     }
 
-    /// Begins a part, which must begin at the next slot.
+    /// Begins a part. It must begin at the next slot.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -159,12 +160,12 @@ impl<'a> ChunkStream<'a> {
         self.open.as_ref().map_or(self.closed_slot(), ChunkBuilder::next_slot)
     }
 
-    /// The slot behind the last chunk that is complete.
+    /// The slot after the last complete chunk.
     pub(super) fn closed_slot(&self) -> Slot {
         self.builder.as_ref().map_or(Slot(self.sum.samples), |builder| builder.next_slot())
     }
 
-    /// The slot behind the last chunk that is written, and all before it.
+    /// The slot after the longest prefix of chunks whose writes have completed.
     ///
     /// # Errors
     /// A write has failed.
@@ -176,7 +177,7 @@ impl<'a> ChunkStream<'a> {
     /// Adds the sample of the next slot.
     ///
     /// # Errors
-    /// Those of writing: what is written is useless then. A name or value that no image can have.
+    /// Errors of writing: what was written is useless then. A name or value that no image can have.
     pub(super) fn push(&mut self, meta: &SampleMeta<'_>, record: NewRecord<'_>) -> Result<()> {
         loop {
             let slot = self.next_slot();
@@ -221,7 +222,7 @@ impl<'a> ChunkStream<'a> {
         self.close(header.head())
     }
 
-    /// Writes a sample that has a chunk of its own as its bytes come, and its header last.
+    /// Writes a sample that has its own chunk: first its bytes as they arrive, then the header.
     fn push_oversize(
         &mut self,
         slot: Slot,
@@ -239,7 +240,7 @@ impl<'a> ChunkStream<'a> {
         let draft = header(&unknown, nowhere)?;
         let location = self.next_location(spec.layout.cells_of(draft.head().len_bytes()))?;
         let data_at = draft.head().data_start();
-        // If the sample turns out to be bad, the next chunk has its number; its cells are free again with the next
+        // If the sample is bad, the next chunk takes its number. Its cells stay unused until the next
         // generation, since writes to them may be in flight.
         let written = self.put_pieces(location, data_at, give).inspect_err(|_| self.sequence -= 1);
         let header: ChunkHeader = header(&written?, location)?;
@@ -253,7 +254,7 @@ impl<'a> ChunkStream<'a> {
         self.close(header.head())
     }
 
-    /// Puts a record `at` bytes into the chunk at `location`; returns its checksums.
+    /// Writes a record at `at` bytes into the chunk at `location`, and returns its checksums.
     fn put_pieces(
         &mut self,
         location: ChunkLocation,
@@ -271,7 +272,7 @@ impl<'a> ChunkStream<'a> {
         stream.finish()
     }
 
-    /// Counts a chunk, and adds it to what is committed.
+    /// Counts a chunk, and adds it to the directory to commit.
     pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
         if let Some(builder) = &mut self.builder {
             builder.add_chunk(header)?;
@@ -293,27 +294,27 @@ impl<'a> ChunkStream<'a> {
         Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
     }
 
-    /// Makes a namespace at least `len_bytes` long. A file becomes longer than that, since growing it waits for the
-    /// writes in flight; the commit cuts it.
+    /// Makes a namespace at least `len_bytes` long. A file grows by more than that, because each growth has to
+    /// wait for the writes in flight. The commit truncates it.
     fn grow(&mut self, namespace: u16, len_bytes: u64) -> Result<()> {
         let media = &self.state.media;
         let device = &media.devices()[usize::from(namespace)];
-        // Others commit a part, and would not cut it.
+        // The commit of a part is separate, and would not truncate the file.
         let is_cut = self.builder.is_some();
         if is_cut && device.namespace().len_bytes() < len_bytes && device.capabilities().can_grow {
-            // It may not become that long, and that long it need not be.
+            // A failure is fine: the file need not be that long.
             self.is_longer |= media.grow(namespace, len_bytes + GROW_BYTES).is_ok();
         }
         media.grow(namespace, len_bytes)
     }
 
-    /// The offset of a chunk to be written, if the lease is still held.
+    /// The offset at which to write a chunk. Fails if the lease is lost.
     fn begin_put(&self, location: ChunkLocation) -> Result<u64> {
         self.lease.check()?;
         Ok(self.state.journal.layout.offset_of(location.cell)?)
     }
 
-    /// Returns whether a resumed import finds the header of a chunk, or all of it, in place.
+    /// Returns whether a resumed import finds these bytes, a header or a whole chunk, on the media.
     fn is_there(&mut self, location: ChunkLocation, offset: u64, bytes: &[u8]) -> Result<bool> {
         let is_there =
             self.state.resumed && self.writes.is_there(location.namespace, offset, bytes)?;
@@ -321,8 +322,8 @@ impl<'a> ChunkStream<'a> {
         Ok(is_there)
     }
 
-    /// Completes a chunk. A lost connection ends the import: what may be lost with it cannot be read from
-    /// the stream again. Resuming reads the stream again and compares.
+    /// Completes a chunk. A lost connection ends the import, since the samples of lost chunks cannot be read
+    /// from the stream again. A resumed import reads the stream from its beginning and compares.
     fn close(&mut self, head: &ChunkHead) -> Result<()> {
         self.writes.close(head.first_slot);
         self.unflushed_bytes += head.len_bytes();
@@ -339,7 +340,8 @@ impl<'a> ChunkStream<'a> {
     }
 
     fn take_ended(&mut self) -> Result<()> {
-        // First: writes that were in flight beside a flush that failed only say that they were given up.
+        // Check flushes first: the errors of writes that were in flight during a failed flush only say that
+        // they were cancelled.
         self.writes.check_flushes()?;
         while let Some((_, ended)) = self.writes.ended() {
             ended?;
@@ -357,10 +359,10 @@ impl<'a> ChunkStream<'a> {
         Ok(())
     }
 
-    /// Writes what is open, and commits the generation.
+    /// Writes the open chunk, and commits the generation.
     ///
     /// # Errors
-    /// Those of writing: a reader then opens the previous generation.
+    /// Errors of writing. A reader then opens the previous generation.
     pub(super) fn commit(mut self) -> Result<Streamed> {
         self.finish_chunk()?;
         self.drain()?;
@@ -373,7 +375,7 @@ impl<'a> ChunkStream<'a> {
         let journal = &self.state.journal;
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         if !self.state.media.checks_writes() {
-            // The samples do not come again, so damage is reported and not repaired.
+            // The samples cannot be read again, so damage is reported, not repaired.
             let kept = self.state.image().map_or(0, Directory::num_chunks);
             check_chunks(self.writes.channel(), &directory, kept)?;
         }
@@ -386,11 +388,11 @@ impl<'a> ChunkStream<'a> {
         Ok(Streamed { commit, chunks: self.sequence, found: self.found, media })
     }
 
-    /// Writes what is open of a part; returns what its chunks add up to, and the space that is left. Nothing is
+    /// Writes the open chunk of a part. Returns the totals of its chunks, and the remaining space. Nothing is
     /// flushed.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub(super) fn end_part(mut self) -> Result<(PartSum, Space)> {
         self.finish_chunk()?;
         self.drain()?;
@@ -398,21 +400,21 @@ impl<'a> ChunkStream<'a> {
     }
 }
 
-/// Cuts files that were made longer than they have to be, by this import or by the one that it resumes.
+/// Truncates files that this import, or the one that it resumes, made longer than needed.
 fn cut(media: &Media, space: &Space, commit: &Commit) -> Result<()> {
     let layout = commit.directory.layout();
     for superblock in &commit.superblocks {
         let device = &media.devices()[usize::from(superblock.namespace)];
-        // The previous generation may lie behind what this one uses.
+        // The previous generation may reach further than this one.
         let end = layout.offset_of(space.end_cell(superblock.namespace))?;
         let end = end.max(superblock.used_len_bytes);
         if device.namespace().len_bytes() <= end + GROW_BYTES {
-            // An image is no worse for being too long.
+            // A file that is too long does no harm.
             let _ = device.trim(&[], end);
         }
     }
     Ok(())
 }
 
-/// By how much files grow at a time: it takes no space.
+/// Growth step of a file. It allocates no disk space.
 const GROW_BYTES: u64 = 512 << 20;

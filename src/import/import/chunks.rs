@@ -1,4 +1,4 @@
-//! Builds one chunk from the source and writes it, or finds it already written.
+//! Builds a chunk from the source and writes it, or finds it on the media.
 
 use crate::import::media::{Channel, pieces};
 use crate::import::plan::{ChunkLayout, RowOrder, Rows, RowsAhead};
@@ -40,18 +40,18 @@ pub(super) struct ChunkWriter<'a, T> {
 /// The result of starting a chunk.
 #[derive(Debug)]
 pub(super) enum Started {
-    /// It is on the media already.
+    /// The chunk is on the media already.
     Found(ChunkHeader),
-    /// All its writes are submitted: [`WriteBehind::close`] it.
+    /// All writes of the chunk are submitted: call [`WriteBehind::close`] for it.
     Writing(ChunkHeader),
-    /// A store could not be read, and not because of its objects. It was tried for long enough.
+    /// A store could not be read after all retries, for a reason other than its objects.
     SourceFailed(Error),
-    /// These rows cannot be imported; what was written of the chunk is useless.
+    /// These rows cannot be imported. What was written of the chunk is useless.
     Bad(Vec<(u64, BadEntry)>),
 }
 
 impl<'a, T> ChunkWriter<'a, T> {
-    /// For one thread.
+    /// A writer for one thread.
     pub(super) fn new(
         job: Job<'a>,
         reader: SourceReader<'a>,
@@ -61,16 +61,16 @@ impl<'a, T> ChunkWriter<'a, T> {
         ChunkWriter { job, reader, writes, lens: Vec::new(), ahead: RowsAhead::default() }
     }
 
-    /// Its writes in flight.
+    /// The writes in flight.
     pub(super) fn writes(&mut self) -> &mut WriteBehind<T> {
         &mut self.writes
     }
 
-    /// Reads the chunk's rows and submits its writes, unless `look` is set and the chunk is on the media
-    /// already.
+    /// Reads the chunk's rows and submits its writes. With `look`, it first checks whether the chunk is on the
+    /// media already.
     ///
     /// # Errors
-    /// It could not be written, or read back: call [`WriteBehind::give_up`].
+    /// The chunk could not be written, or read back: call [`WriteBehind::give_up`].
     pub(super) fn start(&mut self, chunk: &ChunkLayout, look: bool) -> Result<Started> {
         if look && let Some(header) = self.find(chunk)? {
             return Ok(Started::Found(header));
@@ -78,7 +78,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         if chunk.oversize { self.start_oversize(chunk) } else { self.start_ordinary(chunk) }
     }
 
-    /// Reads the rows of a chunk that will not be written, to report their errors.
+    /// Reads the rows of a chunk that will not be written, and returns their errors.
     pub(super) fn check(&mut self, chunk: &ChunkLayout) -> Vec<(u64, BadEntry)> {
         let mut bad = Vec::new();
         let mut piece = vec![0; PIECE_BYTES];
@@ -105,7 +105,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             let len = self.job.rows.record_len(row, &mut self.lens)?;
             if let Err(reason) = self.read_record(row, builder.space(len)) {
                 bad.push((row, self.bad_entry(row, reason)));
-                // Keeps its space, so that the other rows are read at their usual offsets.
+                // Keeps the row's space, so that the other rows are read at their usual offsets.
                 builder.space(len).fill(0);
             }
             builder.add(&self.meta(slot, row), len)?;
@@ -124,7 +124,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         self.writes.write_chunk(chunk.cells.namespace, offset, finished).map(Started::Writing)
     }
 
-    /// Builds a chunk of one oversize sample: its data is written as it is read, its header last.
+    /// Builds a chunk of a single oversize sample: first writes the data as it is read, then the header.
     fn start_oversize(&mut self, chunk: &ChunkLayout) -> Result<Started> {
         let job = self.job;
         let slot = chunk.first_slot;
@@ -268,7 +268,7 @@ fn read_in_pieces(
     Ok(())
 }
 
-/// A sink for bytes that are only read to detect errors.
+/// A sink that discards the bytes. It is for reading only to detect errors.
 pub(super) struct Discard<'a>(pub(super) &'a mut [u8]);
 
 impl PieceSink for Discard<'_> {
@@ -281,7 +281,7 @@ impl PieceSink for Discard<'_> {
     }
 }
 
-/// Returns whether a head is that of the chunk of `spec` from `first_slot` on, at `location`.
+/// Returns whether `head` belongs to the chunk of `spec` at `location` that begins with `first_slot`.
 pub(super) fn is_head_of(
     head: &ChunkHead,
     spec: &ChunkSpec,
@@ -298,7 +298,7 @@ pub(super) fn is_head_of(
         && head.check_location(&spec.layout, namespace, cell).is_ok()
 }
 
-/// Returns whether the sample of a chunk that begins at `start` matches its checksums, and all padding is zero.
+/// Returns whether the sample of the chunk at offset `start` matches its checksums, and all padding is zero.
 pub(super) fn oversize_is_sound(
     channel: &mut Channel,
     header: &ChunkHeader,
@@ -341,7 +341,7 @@ pub(super) fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
     is_zero(at..header.head().len_bytes() as usize)
 }
 
-/// Returns whether a header has these checksums for the sample. An earlier release wrote none for pieces.
+/// Returns whether a header has these checksums for the sample. Earlier releases wrote no checksums for pieces.
 fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
     let pieces = sample.pieces;
     sums.crc32c() == sample.crc32c

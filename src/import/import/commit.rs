@@ -1,5 +1,5 @@
-//! Writes a generation's record, snapshot and superblocks, in the order that leaves either the new
-//! generation or the previous one after a crash.
+//! Writes a generation's record, snapshot and superblocks, in this order: after a crash the media hold either
+//! the new generation or the previous one.
 
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media, pieces};
@@ -25,8 +25,9 @@ pub(super) fn prepare(media: &Media, directory: Directory, space: &mut Space) ->
 /// Commits a generation whose chunks are written: writes record, snapshot and superblocks.
 ///
 /// # Errors
-/// Those of writing. A reader then opens the previous generation. Every write is idempotent, so the caller
-/// may retry all of it. But after `Disconnected` it must first check what was not flushed, chunks included.
+/// Errors of writing. A reader then opens the previous generation. All writes are idempotent, so the caller may
+/// call this again. But after `Disconnected` it must first check everything that was not flushed, chunks
+/// included.
 pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()> {
     lease.check()?;
     let mut channel = media.channel();

@@ -1,4 +1,4 @@
-//! Opens the namespaces of an image for writing: only the user selects among several.
+//! Opens the namespaces of an image for writing. If a subsystem has several namespaces, the user must select.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -14,31 +14,31 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use dlfs_io::qpair::{self, ConnectOptions, Device};
 
-/// The namespaces that an address without `?ns=` may stand for, where a subsystem has several.
+/// The namespaces that an address without `?ns=` may stand for, if a subsystem has several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// Those of the only image there.
+    /// The namespaces of the only image there.
     OfImage,
-    /// All of them, where one image has them all: whatever is written is written to that.
+    /// All namespaces, if they are those of a single image: a change of the image writes to each.
     AllOfImage,
-    /// None: what lies on them may be written over.
+    /// No namespace: an import that overwrites data must not guess.
     Nothing,
 }
 
-/// Opens the namespaces of an image that is there already.
+/// Opens the namespaces of an existing image.
 ///
 /// # Errors
-/// Those of opening; `InvalidArgument`: an address does not say which of several namespaces is meant.
+/// Errors of opening. `InvalidArgument`: an address does not say which of several namespaces is meant.
 pub(super) fn open_image(
     image: &[Address],
     connect: &ConnectOptions,
     meaning: Meaning,
 ) -> Result<Vec<Arc<dyn Device>>> {
-    // Data written over a network are known to be right if they were covered by digests.
+    // With digests, data need not be read back after a transfer over a network.
     let prefer_digests = connect.prefer_digests || connect.writable;
     let connect = ConnectOptions { prefer_digests, ..connect.clone() };
     let Resolved { sites, named } = catalog::resolve(image)?;
-    // Only one copy is written; the others are older from then on.
+    // Only one site's copy is written. The other copies are outdated afterwards.
     let image = &sites[0];
     let devices = one_each(image, qpair::open_all(image, &connect)?, meaning)?;
     if let Some(named) = named {
@@ -47,8 +47,8 @@ pub(super) fn open_image(
     Ok(devices)
 }
 
-/// Refuses to change another image, or another generation, than the one that a name stands for. Damaged superblocks
-/// say nothing, and are not an error here.
+/// Refuses to change an image or generation other than the one that a name stands for. Damaged superblocks are
+/// ignored here.
 fn check_named(named: &Named, devices: &[Arc<dyn Device>]) -> Result<()> {
     let media = Media::for_reading(devices.to_vec())?;
     let mut channel = media.channel();
@@ -60,13 +60,13 @@ fn check_named(named: &Named, devices: &[Arc<dyn Device>]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work`, which names the files that it creates: if it fails, they are removed again.
+/// Runs `work`, which lists the files that it creates. If `work` fails, these files are removed.
 pub(super) fn or_remove<T>(work: impl FnOnce(&mut Vec<PathBuf>) -> Result<T>) -> Result<T> {
     let mut created = Vec::new();
     work(&mut created).inspect_err(|_| remove(&created))
 }
 
-/// Removes files that were created.
+/// Removes created files.
 pub(super) fn remove(created: &[PathBuf]) {
     for path in created {
         // If this fails, the user sees the file and can delete it.
@@ -74,11 +74,10 @@ pub(super) fn remove(created: &[PathBuf]) {
     }
 }
 
-/// Opens the namespaces of an image to import onto it. Files are created where there are none, and named
-/// in `created`.
+/// Opens the namespaces of an image to import onto it. Creates missing files, and adds them to `created`.
 ///
 /// # Errors
-/// As [`open_image`]; those of making files.
+/// As [`open_image`]; errors of creating files.
 pub(super) fn open_for_import(
     image: &[Address],
     onto: Onto,
@@ -143,7 +142,7 @@ fn open_file(
         writable: true,
         or_lease: true,
         create_len: may_create.then_some(0),
-        private: false, // an image is for others, too
+        private: false, // others may read an image, too
         calls,
     };
     let is_new = !path.exists();
@@ -154,8 +153,8 @@ fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// A namespace is whole blocks; a file's last bytes behind them would be overwritten unseen. No image
-/// has any, so a file that ends in the middle of a block holds something else.
+/// Refuses a file that ends within a block. A namespace consists of whole blocks, so the last bytes would be
+/// overwritten without notice. No image ends that way, so the file holds other data.
 fn refuse_half_block(address: &Address) -> Result<()> {
     let Address::Path(path) = address else { return Ok(()) };
     let half = |found: &std::fs::Metadata| {

@@ -1,7 +1,8 @@
-//! Deletes samples.
+//! Deletion of samples.
 //!
-//! A delete writes a record and a snapshot and changes no chunk; `purge.rs` frees the space of what is
-//! deleted. Both create generations as an import does, and the previous one stays intact until the commit.
+//! A delete writes a record and a snapshot, and changes no chunk. `purge.rs` frees the space of deleted
+//! samples. Both create generations as an import does, and the previous generation stays intact until the
+//! commit.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -31,13 +32,13 @@ pub struct EditReport {
     pub uuid: Uuid,
     /// Its generation after the edit.
     pub generation: Generation,
-    /// Samples that were deleted, or whose bytes were dropped.
+    /// Number of samples that were deleted, or whose bytes were dropped.
     pub samples: u64,
     /// Live samples after the edit.
     pub live_samples: u64,
     /// Chunks written.
     pub chunks: u64,
-    /// Bytes that can be reused two generations later.
+    /// Bytes that become reusable two generations later.
     pub freed_bytes: u64,
 }
 
@@ -55,12 +56,12 @@ impl EditReport {
     }
 }
 
-/// Deletes the samples called `names`, as a new generation.
+/// Deletes the samples with the names `names`, as a new generation.
 ///
 /// # Errors
 /// `NotFound`: some names are not in the image; the message lists up to 20 of them, and nothing is deleted.
-/// `Busy`: an import is running. `Refused`: a newer generation than the opened one may have been committed, and the
-/// options do not accept its loss. Errors of opening and writing.
+/// `Busy`: an import is running. `Refused`: a newer generation than the opened one may have been committed, and
+/// the options do not accept its loss. Errors of opening and writing.
 pub fn delete(
     image: &[Address],
     names: &[Vec<u8>],
@@ -71,10 +72,10 @@ pub fn delete(
     delete_with(&devices, options, |directory| ids_of(directory, names))
 }
 
-/// Deletes the samples with `ids`, as a new generation. Samples that are deleted already count as there.
+/// Deletes the samples with `ids`, as a new generation. Ids of deleted samples are allowed.
 ///
 /// # Errors
-/// `NotFound`: the image never had an id; nothing is deleted. Otherwise as [`delete`].
+/// `NotFound`: the image never had one of the ids; nothing is deleted. Otherwise as [`delete`].
 pub fn delete_ids(
     image: &[Address],
     ids: &[SampleId],
@@ -85,7 +86,7 @@ pub fn delete_ids(
     delete_with(&devices, options, |directory| known_ids(directory, ids))
 }
 
-/// As [`delete`] with the default options, on namespaces that are open.
+/// Same as [`delete`] with the default options, for open namespaces.
 ///
 /// # Errors
 /// As [`delete`].
@@ -120,14 +121,14 @@ fn none_missing(missing: &[impl Display], how: &str) -> Result<()> {
     Err(Error::new(ErrorKind::NotFound, message))
 }
 
-/// Some of these, and how many more there are.
+/// Lists the first `most` elements, and counts the others.
 pub(super) fn listed(all: &[impl Display], most: usize) -> String {
     let shown: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
     let shown = shown.join(", ");
     if all.len() > most { format!("{shown} and {} more", all.len() - most) } else { shown }
 }
 
-/// How many missing samples an error lists.
+/// Maximum number of missing samples that an error lists.
 const MOST_SHOWN: usize = 20;
 
 fn delete_with(

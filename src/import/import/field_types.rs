@@ -1,4 +1,4 @@
-//! Types of fields: what an import is told of them, and the elements that the files of a source hold.
+//! Types of fields: the types that the user gives, and the elements in the files of a source.
 
 use std::str::FromStr;
 
@@ -18,21 +18,21 @@ use dlfs_format::format::npy::{NpyError, NpyHeader};
 pub struct FieldSpec {
     /// The name of the field.
     pub field: Vec<u8>,
-    /// Its type; `None`: that of the first `.npy` file.
+    /// Its type. `None`: the type of the first `.npy` file.
     pub kind: Option<FieldType>,
 }
 
 impl FromStr for FieldSpec {
     type Err = String;
 
-    /// `FIELD:TYPE`, where TYPE may end in `=raw`, `=text` or `=npy`, which is what files of the field hold: without
-    /// it, [`FileForm::of_name`] of the field. `FIELD:npy` takes the type from the first file.
+    /// Parses `FIELD:TYPE`. TYPE may end in `=raw`, `=text` or `=npy`, the form of the field's files; the
+    /// default is [`FileForm::of_name`] of the field. `FIELD:npy` takes the type from the first file.
     fn from_str(text: &str) -> Result<FieldSpec, String> {
         let Some((field, kind)) = text.rsplit_once(':').filter(|(field, _)| !field.is_empty())
         else {
             return Err(format!("{text:?} is not FIELD:TYPE"));
         };
-        let field = field.to_ascii_lowercase().into_bytes(); // as sources take the names of fields
+        let field = field.to_ascii_lowercase().into_bytes(); // sources use lower-case names of fields
         if kind == "npy" {
             return Ok(FieldSpec { field, kind: None });
         }
@@ -45,21 +45,21 @@ impl FromStr for FieldSpec {
     }
 }
 
-/// A typed column, and the field that has its values.
+/// A typed column, and the field that holds its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldColumn {
     /// The name of the column.
     pub column: String,
     /// The name of the field.
     pub field: Vec<u8>,
-    /// The type of the column; `None`: that of the image's column, or of the field.
+    /// The type of the column. `None`: the type of the image's column, or else of the field.
     pub kind: Option<ColumnType>,
 }
 
 impl FromStr for FieldColumn {
     type Err = String;
 
-    /// `FIELD`, `FIELD:TYPE`, or one of them behind `COLUMN=`.
+    /// Parses `FIELD` or `FIELD:TYPE`, each optionally with the prefix `COLUMN=`.
     fn from_str(text: &str) -> Result<FieldColumn, String> {
         let (column, rest) = match text.split_once('=') {
             Some((column, rest)) => (Some(column), rest),
@@ -72,7 +72,7 @@ impl FromStr for FieldColumn {
         if field.is_empty() {
             return Err(format!("{text:?} is not [COLUMN=]FIELD[:TYPE]"));
         }
-        let field = field.to_ascii_lowercase(); // as sources take the names of fields
+        let field = field.to_ascii_lowercase(); // sources use lower-case names of fields
         let column = column.unwrap_or(&field).to_owned();
         check_column_name(&column).map_err(|what| format!("column `{column}`: {what}"))?;
         Ok(FieldColumn { column, field: field.into_bytes(), kind })
@@ -86,21 +86,22 @@ pub(super) struct Typing {
     kinds: Vec<Kind>,
 }
 
-/// The type of a field, as far as it is known.
+/// The type of a field, possibly not known yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
-    /// It has no type.
+    /// The field has no type.
     Bytes,
-    /// Its first file says what it is.
+    /// The first file of the field determines its type.
     OfFirst,
     Is(FieldType),
 }
 
 impl Typing {
-    /// The types that `specs` give to the fields of a source, and those that fields of `image` have.
+    /// The types of a source's fields: those that `specs` gives, and those of the fields of `image`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the source has no field of that name, it is given twice, or the image has another type.
+    /// `InvalidArgument`: the source has no field of that name, a field is given twice, or the image has
+    /// another type.
     pub(super) fn new(
         specs: &[FieldSpec],
         fields: &[Vec<u8>],
@@ -136,7 +137,7 @@ impl Typing {
         Ok(Typing { names, kinds })
     }
 
-    /// The same, where the first file of a field is among samples of these types, which came before.
+    /// Takes types that are not known yet from `types`, those of earlier samples.
     pub(super) fn with_known(mut self, types: &FieldTypes) -> Typing {
         for (field, kind) in self.kinds.iter_mut().enumerate() {
             if let (Kind::OfFirst, Some(known)) = (&kind, types.of(field)) {
@@ -155,10 +156,10 @@ impl Typing {
         FieldTypes::new(self.kinds.iter().map(known).collect())
     }
 
-    /// Puts the elements of the fields in the place of their files; returns the rows whose files do not hold them.
+    /// Replaces the files of the fields by their elements. Returns the rows whose files have other content.
     ///
     /// # Errors
-    /// `Interrupted`: `goes_on` said so.
+    /// `Interrupted`: `goes_on` returned false.
     pub(super) fn of_source(
         &mut self,
         source: &mut Source,
@@ -172,10 +173,11 @@ impl Typing {
         bad.ok_or_else(|| Error::new(ErrorKind::Interrupted, "the import was stopped"))
     }
 
-    /// Puts the elements of the fields in the place of their files, of a sample of a stream.
+    /// Replaces the files of the fields of a stream's sample by their elements.
     ///
     /// # Errors
-    /// What a file holds instead. The first sample determines the types that are not given.
+    /// The reason to reject the sample: the content of one of its files. The first sample determines types that
+    /// are not given.
     pub(super) fn of_sample(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
         let mut buffer = Vec::new();
         for (field, bytes) in sample.fields.iter_mut().enumerate() {
@@ -236,7 +238,8 @@ impl Kind {
     }
 }
 
-/// Returns whether a user means this field of a source. Given names are in lower case, those of columns as they are.
+/// Returns whether a user's name `given` means this field. Names given with types are in lower case; those
+/// given with columns are not changed.
 pub(super) fn is_named(field: &[u8], given: &[u8]) -> bool {
     field.eq_ignore_ascii_case(given)
 }
@@ -253,7 +256,7 @@ pub(super) fn no_field(field: &[u8], fields: &[Vec<u8>]) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// Changes with what an import is told of types, and of columns from fields.
+/// A hash of the types and of the columns from fields that the user gave. 0 if there are none.
 pub(super) fn fingerprint(specs: &[FieldSpec], columns: &[FieldColumn]) -> u64 {
     if specs.is_empty() && columns.is_empty() {
         0
@@ -276,7 +279,7 @@ pub(super) fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldTy
     image.field_types().of(field).cloned()
 }
 
-/// Elements, and the type where it was not known; the inner error says what the file holds instead.
+/// Elements, and the type if it was not known before. The inner error describes the file's actual content.
 type Found = Result<Result<(Elements, Option<FieldType>), String>, BadReason>;
 
 fn of_text(kind: &FieldType, front: &mut Front<'_>) -> Found {
@@ -304,7 +307,7 @@ fn of_npy(kind: Option<&FieldType>, front: &mut Front<'_>) -> Found {
     Ok(fits_npy(kind, &header, len).map(|found| (Elements::Behind(header.len_bytes as u32), found)))
 }
 
-/// The type of an `.npy` file of `len` bytes, if it was not known.
+/// Checks an `.npy` file of `len` bytes against `kind`. Returns its type if `kind` is unknown.
 fn fits_npy(
     kind: Option<&FieldType>,
     header: &NpyHeader,
@@ -314,7 +317,7 @@ fn fits_npy(
     let found = match kind {
         Some(kind) if header.has(kind.element()) && kind.fits(&header.shape) => None,
         Some(kind) => {
-            // Report that no type has these elements, if that is so, rather than that they differ.
+            // If no type has these elements, that is the better error message.
             let other = header.element().err().filter(|_| !header.has(kind.element()));
             return Err(other.unwrap_or_else(|| format!("is {kind}, and this is {shown}")));
         }
@@ -336,9 +339,9 @@ fn fits_npy(
     }
 }
 
-/// The most bytes of a number in decimal, with space around it.
+/// Maximum length of a decimal number, with whitespace around it.
 const MAX_NUMBER_BYTES: u64 = 64;
-/// Usual length of the header that numpy writes before an array of a few dimensions.
+/// Usual length of the header that numpy writes for an array of a few dimensions.
 const USUAL_HEADER_BYTES: u64 = 128;
 
 #[cfg(test)]

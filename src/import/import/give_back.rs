@@ -1,9 +1,9 @@
-//! Gives what only earlier generations read back to the file systems of image files: the last step of a
-//! purge.
+//! Returns the space that only earlier generations use to the file systems that hold the image files. The last
+//! step of a purge.
 //!
-//! The other superblock copies are declared void, then they are erased, and only then is space freed: whoever
-//! still found the previous generation there would read wrong bytes. A kill may come between any two of these
-//! steps; [`is_left`] tells the next purge, which goes on where that one stopped.
+//! The other superblock copies are first declared void, then erased; only then is space freed. Otherwise a
+//! reader might find the previous generation in such a copy and read wrong bytes. The process may be killed
+//! between any two of these steps. [`is_left`] tells the next purge to continue.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ use dlfs_format::directory::Directory;
 use dlfs_format::format::superblock::{OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index, copy_offset};
 use dlfs_format::format::{FormatError, ImageLayout, Space};
 
-/// Gives everything back that the current generation does not read. The generation before goes with it:
-/// otherwise the old chunks would have to stay.
+/// Frees all space that the current generation does not read. This destroys the previous generation: otherwise
+/// its old chunks would have to stay.
 pub(super) fn give_back(edit: &Edit) -> Result<()> {
     if !can_grow(edit) {
         return Ok(());
@@ -28,10 +28,10 @@ pub(super) fn give_back(edit: &Edit) -> Result<()> {
     trim(&edit.media, &edit.current, &edit.lease)
 }
 
-/// Gives the file systems back what `current`, which is committed, does not read.
+/// Frees the space that `current`, a committed generation, does not read.
 ///
 /// # Errors
-/// Those of the file systems; `Busy`: the lease is lost.
+/// Errors of the file systems. `Busy`: the lease is lost.
 pub(super) fn trim(media: &Media, current: &Current, lease: &Lease) -> Result<()> {
     let space = read_by(media, current);
     for (namespace, device) in (0..).zip(media.devices()) {
@@ -42,10 +42,11 @@ pub(super) fn trim(media: &Media, current: &Current, lease: &Lease) -> Result<()
     Ok(())
 }
 
-/// Returns whether a file has space that should have been given back: a purge was killed before it came to that.
+/// Returns whether a file has space that a purge should have freed: that purge was killed earlier.
 ///
-/// After an append or a delete, the cells that only the previous generation reads do not count: these few are not
-/// worth that generation. Nothing counts while an import can be resumed, since its chunks lie in free cells.
+/// After an append or a delete, the cells that only the previous generation reads do not count: they are few,
+/// and freeing them would destroy that generation. While an import can be resumed, the answer is false, since
+/// its chunks are in free cells.
 pub(super) fn is_left(edit: &Edit) -> Result<bool> {
     if !can_grow(edit) || prepare::has_unfinished_import(&edit.media, &edit.current)? {
         return Ok(false);
@@ -64,7 +65,7 @@ pub(super) fn is_left(edit: &Edit) -> Result<bool> {
     Ok(false)
 }
 
-/// Returns whether a purge made this generation: no other command writes a chunk of which some samples are deleted.
+/// Returns whether a purge made this generation. Only a purge writes chunks with deleted samples.
 fn is_of_purge(directory: &Directory) -> bool {
     (0..directory.num_chunks()).any(|chunk| {
         directory.chunk_id(chunk).generation == directory.generation()
@@ -76,7 +77,7 @@ fn can_grow(edit: &Edit) -> bool {
     edit.media.devices().iter().any(|device| device.capabilities().can_grow)
 }
 
-/// All cells that a generation does not read are free.
+/// The space of the image in which every cell that the generation does not read is free.
 fn read_by(media: &Media, Current { directory, superblocks }: &Current) -> Space {
     let mut space = Space::new(directory.layout(), &media.capacities());
     let snapshot = superblocks[0].snapshot_range();
@@ -84,7 +85,7 @@ fn read_by(media: &Media, Current { directory, superblocks }: &Current) -> Space
     space
 }
 
-/// The free bytes of a namespace, and how long it has to be.
+/// The free byte ranges of a namespace, and the length that it needs.
 fn unused(layout: &ImageLayout, space: &Space, namespace: u16) -> (Vec<Range<u64>>, u64) {
     let bytes = |cell: u64| cell * layout.cell_bytes();
     let free = space.free_below_end(namespace);
@@ -92,8 +93,8 @@ fn unused(layout: &ImageLayout, space: &Space, namespace: u16) -> (Vec<Range<u64
     (free, bytes(space.end_cell(namespace)))
 }
 
-/// Says that the other superblock copies are void, and then erases them. What a killed purge did already is
-/// not written again, but flushed: that purge may not have come to it.
+/// Declares the other superblock copies void, then erases them. Steps that a killed purge completed are not
+/// written again, but flushed: that purge may have been killed before its flush.
 fn void_other_copy(edit: &Edit) -> Result<()> {
     let Edit { media, lease, current } = edit;
     let mut channel = media.channel();
@@ -102,13 +103,13 @@ fn void_other_copy(edit: &Edit) -> Result<()> {
     let other = 1 - copy_index(generation);
     let found = media.superblocks()?;
     let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));
-    // Without any other copy there is nothing to declare: the first generation never had one.
+    // If no other copy exists, there is nothing to declare: the first generation never had one.
     let none_is_there = (0..found.len()).all(is_erased);
     for (superblock, found) in current.superblocks.iter().zip(&found).rev() {
         let mut superblock = *superblock;
         superblock.optional_features |= OTHER_COPY_VOID;
         lease.check()?;
-        // A bad copy is written too: soon it is the only one of its namespace.
+        // A bad copy is written too: it will be the only copy of its namespace.
         if !none_is_there && found.copies[own] != Ok(superblock) {
             let block = superblock.encode();
             channel.write_bytes(superblock.namespace, copy_offset(generation), &block)?;

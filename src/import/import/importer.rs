@@ -46,14 +46,14 @@ use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// Imports `sources` onto the image at `image`.
 ///
-/// A path that does not exist is created, and files grow as needed. If the import fails because of its
-/// source, or before there is anything to resume, files that it created are removed again; after any other failure,
-/// [`Onto::Resume`](crate::import::Onto::Resume) continues.
+/// A path that does not exist is created, and files grow as needed. If the import fails because of its source,
+/// or before there is anything to resume, the files that it created are removed. After any other failure,
+/// [`Onto::Resume`](crate::import::Onto::Resume) continues the import.
 ///
 /// # Errors
-/// `BadSource`: entries that cannot be imported, all listed in the cause; nothing is committed. `Refused`:
-/// the image holds data that the options do not allow to overwrite. `Busy`: another import is running.
-/// `NoSpace`, `Disconnected`, `Interrupted`: resume with `Onto::Resume`.
+/// `BadSource`: some entries cannot be imported; the cause lists all of them, and nothing is committed.
+/// `Refused`: the image holds data that the options do not allow to overwrite. `Busy`: another import is
+/// running. `NoSpace`, `Disconnected`, `Interrupted`: resume with `Onto::Resume`.
 pub fn import(
     sources: &[PathBuf],
     image: &[Address],
@@ -65,10 +65,10 @@ pub fn import(
     let source = open_source(sources, image, options, progress)?;
     let mut created = Vec::new();
     let calls = match &source {
-        // Each thread waits for its own writes, and what goes into the page cache is copied there and then: a ring
-        // would only hand it to yet another thread.
+        // Each thread waits for its own writes. A write to the page cache copies in the calling thread; with a
+        // ring, yet another thread would copy.
         OpenSource::Indexed(_) => FileCalls::Pread,
-        // One thread reads the stream: others copy into the page cache, and flush it, while it goes on.
+        // One thread reads the stream. Meanwhile other threads copy into the page cache, and flush it.
         OpenSource::Streams(_) => FileCalls::Auto,
     };
     let result = open_for_import(image, options.onto, connect, calls, &mut created)
@@ -82,15 +82,15 @@ pub fn import(
     result
 }
 
-/// Returns whether a new file has no superblock, no journal to resume an import from, and no lease of another process
-/// that has begun to write it meanwhile.
+/// Returns whether a new file has neither a superblock, nor a journal to resume from, nor the lease of another
+/// process that has begun to write it.
 fn is_blank(path: &Path) -> bool {
     let mut head = Vec::new();
     let read = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
     read.is_ok() && head.iter().all(|byte| *byte == 0)
 }
 
-/// Imports onto open namespaces: see [`import`].
+/// Imports onto open namespaces. Otherwise the same as [`import`].
 ///
 /// # Errors
 /// As [`import`].
@@ -105,7 +105,7 @@ pub fn import_onto(
     run(source, devices.to_vec(), options, progress)
 }
 
-/// An indexed source, or streams that are imported as they are read.
+/// An indexed source, or streams that are imported while they are read.
 pub(super) enum OpenSource {
     Indexed(Box<Source>),
     Streams(Box<Found>),
@@ -160,7 +160,7 @@ pub(super) fn open_source(
     Ok(OpenSource::Indexed(Box::new(source)))
 }
 
-/// All bad entries of a source that is refused, including those that only reading the payloads reveals.
+/// All bad entries of a refused source. Some are found only by reading the payloads.
 fn all_bad(source: &Source) -> Vec<BadEntry> {
     let mut bad = source.index().bad.clone();
     if source.kind() == SourceKind::TfRecord {
@@ -204,13 +204,13 @@ fn run(
     }
 }
 
-/// An import that may begin to write, or that is complete.
+/// An import that may begin to write, or a complete one.
 pub(super) enum Ready<'a> {
     Import(Box<Import<'a>>),
     Done(Box<ImportReport>),
 }
 
-/// Looks at source and image, and decides what is written.
+/// Inspects source and image, and decides what to write.
 pub(super) fn ready<'a>(
     mut source: Source,
     columns: Option<ColumnFile>,
@@ -227,7 +227,7 @@ pub(super) fn ready<'a>(
     let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
     let told = field_types::fingerprint(&options.field_types, &options.field_columns);
     let fingerprint = index.fingerprint() ^ of_columns ^ told;
-    // A new image has only the types that are given, and what it replaces is still there.
+    // A new image has only the types that are given. They are checked while the old image still exists.
     let is_new = matches!(options.onto, Onto::Empty | Onto::Force);
     let given = if is_new {
         Some(give_types(&mut source, options, columns.as_ref(), None, progress)?)
@@ -249,11 +249,11 @@ pub(super) fn ready<'a>(
     Ok(Ready::Import(Box::new(import)))
 }
 
-/// Puts the elements of fields with types in the place of their files, and takes the values of columns from fields;
-/// also returns the samples that this leaves out.
+/// Replaces the files of typed fields by their elements, and reads the values of columns that come from fields.
+/// Also returns the samples that this leaves out.
 ///
 /// # Errors
-/// `BadSource`: some files do not hold what they should, and the options do not allow to leave them out.
+/// `BadSource`: some files have the wrong content, and the options do not allow to leave them out.
 fn give_types(
     source: &mut Source,
     options: &ImportOptions,
@@ -265,7 +265,7 @@ fn give_types(
     let mut left_out = Vec::new();
     let bad = typing.of_source(source, &mut || !progress.stop())?;
     drop_bad(source, bad, options, &mut left_out)?;
-    // By now all types are known, also those that the first file determines.
+    // Now all types are known, including those that a field's first file determines.
     let fields = &source.index().fields;
     let types = typing.types();
     let columns = FieldColumns::new(&options.field_columns, fields, &types, file, image)?;
@@ -276,7 +276,7 @@ fn give_types(
     Ok((typing, columns, left_out))
 }
 
-/// Leaves out rows of a source, or refuses it because of them.
+/// Leaves out rows of a source, or refuses the source because of them.
 fn drop_bad(
     source: &mut Source,
     bad: Vec<(u64, BadEntry)>,
@@ -305,9 +305,9 @@ pub(super) struct Import<'a> {
     pub(super) columns: Option<ColumnFile>,
     /// The types of the source's fields.
     typing: Typing,
-    /// The typed columns whose values are those of fields.
+    /// The typed columns whose values come from fields.
     field_columns: FieldColumns,
-    /// Rows that turned out to be bad after indexing.
+    /// Rows that were found to be bad after indexing.
     bad: Vec<BadEntry>,
 }
 
@@ -323,7 +323,7 @@ impl Import<'_> {
         }
     }
 
-    /// Makes the part as large as the source is now.
+    /// Sets the size of the part to the current number of rows of the source.
     pub(super) fn size_part(&mut self) -> Result<()> {
         let samples = self.source.index().len();
         let part = &mut self.state.journal.part;
@@ -338,7 +338,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Writes everything and commits it; or returns the rows that cannot be read.
+    /// Writes and commits everything. The inner error is the rows that cannot be read.
     fn round(
         &self,
         used: &mut Vec<CellRange>,
@@ -414,7 +414,7 @@ impl Import<'_> {
         }))
     }
 
-    /// Commits. After a lost connection it first verifies every chunk that may have been lost.
+    /// Commits. After a lost connection it first verifies every chunk that may be lost.
     fn commit(
         &self,
         commit: &Commit,
@@ -424,7 +424,7 @@ impl Import<'_> {
     ) -> Result<Option<Vec<(u64, BadEntry)>>> {
         let media = &self.state.media;
         let mut failing_since = None;
-        // Without digests, everything written is read back.
+        // Without digests, all written chunks are read back.
         let mut unread = !media.checks_writes();
         let mut looks = 0;
         loop {
@@ -496,8 +496,8 @@ impl Import<'_> {
         Ok((Rows { index, source_fields, class_numbers, values, order }, spec, classes))
     }
 
-    /// Clears cells that an earlier round with more rows used: its last chunks must not look like chunks of
-    /// the image.
+    /// Clears cells that only an earlier round with more rows used: the chunks there must not be taken for
+    /// chunks of the image.
     fn clear_unused(&self, before: &[CellRange], now: &[CellRange]) -> Result<()> {
         let mut channel = self.state.media.channel();
         let layout = &self.state.journal.layout;
@@ -508,7 +508,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Leaves out or refuses rows of an append whose names the image already has.
+    /// Finds rows of an append whose names the image already has, and leaves them out or refuses the append.
     fn leave_out_duplicate_names(&mut self) -> Result<()> {
         let Some(current) = &self.state.current else { return Ok(()) };
         let mut taken = Vec::new();
@@ -537,9 +537,9 @@ impl Import<'_> {
     }
 }
 
-/// The number of threads that read the source, where the caller `asked` for so many; 0: chosen here.
+/// The number of threads that read the source. `asked` is the caller's wish; 0: chosen here.
 pub(super) fn threads(asked: usize, media: &Media) -> usize {
-    // More than the number of processors, since some threads wait for the source's disk.
+    // More threads than processors, since some wait for the source's disk.
     let processors = || std::thread::available_parallelism().map_or(2, usize::from);
     let wanted = match asked {
         0 => (processors() * 2).clamp(2, 8),
@@ -548,23 +548,23 @@ pub(super) fn threads(asked: usize, media: &Media) -> usize {
     wanted.min(media.max_threads())
 }
 
-/// The error when writes are repeatedly read back damaged.
+/// The error when read-back keeps differing from what was written.
 pub(super) fn never_whole() -> Error {
     let message = "what was read back differs from what was written";
     Error::new(ErrorKind::Disconnected, message)
         .hint("repair the network or its target, then resume with dlfs import --resume")
 }
 
-/// Names between two reports while the directory is built.
+/// Number of names between two progress reports while the directory is built.
 const NAMES_PER_STEP: u64 = 1 << 16;
 
-/// How often chunks are verified before a commit.
+/// Maximum number of times that chunks are verified before a commit.
 pub(super) const MAX_VERIFY_PASSES: u32 = 8;
 
 /// Delay before a failed commit is retried.
 const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// For each field of the image, the source's field of that name.
+/// For each field of the image, the number of the source's field with that name.
 fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
     let foreign = own.iter().find(|field| !image.contains(field));
     if foreign.is_some() || image.is_empty() != own.is_empty() {
@@ -588,7 +588,7 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
     }
 }
 
-/// The report of an import of all rows of `source`, which has written nothing.
+/// The report of an import of all rows of `source` that has written nothing.
 fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock]) -> ImportReport {
     let index = source.index();
     ImportReport {
@@ -611,7 +611,7 @@ fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock])
     }
 }
 
-/// Both copies of the superblock, and between them the journal and the lease.
+/// Length of the region with both superblock copies, and the journal and the lease between them.
 const HEAD_BYTES: u64 = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
 
 #[cfg(test)]

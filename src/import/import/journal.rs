@@ -1,9 +1,9 @@
-//! The journal: what an import needs in order to resume after a kill, a power loss or a full disk.
+//! The journal: the data that an import needs to resume after a kill, a power loss or a full disk.
 //!
-//! It lies at the start of each namespace, between the superblock copies, and is written and flushed before
-//! anything else. From then on the import is a function of the journal and the source: the same inputs give
-//! the same bytes, however often the work is interrupted. The journal stays after the import; once its
-//! generation is committed, it is obsolete.
+//! It is stored at the start of each namespace, between the superblock copies. It is written and flushed before
+//! anything else. From then on the import is a function of the journal and the source: the same inputs give the
+//! same bytes, however often the import is interrupted. The journal stays after the import, but is obsolete
+//! once its generation is committed.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,13 +21,13 @@ use dlfs_format::format::{ChunkSpec, FieldTypes, FormatError, ImageLayout, Part}
 pub struct Journal {
     /// The layout of the whole image.
     pub layout: ImageLayout,
-    /// Index of the namespace it lies on.
+    /// Index of the namespace that holds this journal.
     pub namespace: u16,
     /// The generation that the import makes.
     pub generation: Generation,
-    /// The time that it writes everywhere, in ns since 1970.
+    /// The time stamp of everything that the import writes, in ns since 1970.
     pub time_ns: u64,
-    /// First id, seed and window of the new part; its count is that of the source.
+    /// First id, seed and window of the new part. Its count is the number of samples of the source.
     pub part: Part,
     /// Hash of the indexed source; 0 for a stream.
     pub fingerprint: u64,
@@ -40,26 +40,26 @@ impl Journal {
         JOURNAL.seal(&Journal { part, ..*self }, &[]).expect("a few numbers fit into a block")
     }
 
-    /// Reads a journal from the first 4,096 of `bytes`. `None`: there is none, or it was torn.
+    /// Reads a journal from the first 4,096 of `bytes`. `None`: there is none, or its write was torn.
     ///
     /// # Errors
-    /// A number is none that a journal may have, or another release wrote it.
+    /// A number is not valid in a journal, or another release wrote the journal.
     pub fn parse(bytes: &[u8]) -> std::result::Result<Option<Journal>, FormatError> {
         let Some((journal, _)) = JOURNAL.open::<Journal>(bytes)? else { return Ok(None) };
         journal.check().map(|()| Some(journal))
     }
 
-    /// The journal of a namespace. `None`: there is none, or it was torn.
+    /// Reads the journal of a namespace. `None`: there is none, or its write was torn.
     ///
     /// # Errors
-    /// As [`parse`](Journal::parse). `Unsupported`: another release wrote it. Those of reading.
+    /// As [`parse`](Journal::parse). `Unsupported`: another release wrote it. Errors of reading.
     pub(super) fn read(channel: &mut Channel, namespace: u16) -> Result<Option<Journal>> {
         let Some(journal) = JOURNAL.read::<Journal>(channel, namespace)? else { return Ok(None) };
         journal.check()?;
         Ok(Some(journal))
     }
 
-    /// An error unless its numbers are those of an image.
+    /// Checks that the numbers are valid for an image.
     pub(crate) fn check(&self) -> std::result::Result<(), FormatError> {
         let ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces } = self.layout;
         ImageLayout::new(uuid, chunk_size_bytes, pack, num_namespaces)?;
@@ -68,7 +68,7 @@ impl Journal {
         self.part.check()
     }
 
-    /// The properties of the chunks of its import.
+    /// The properties of the chunks of this import.
     pub(super) fn spec(
         &self,
         fields: Vec<Vec<u8>>,
@@ -85,10 +85,10 @@ impl Journal {
     }
 }
 
-/// Offset of the journal on every namespace: away from both superblock copies.
+/// Offset of the journal on every namespace, between the superblock copies.
 pub const JOURNAL_OFFSET: u64 = 16 << 10;
 
-/// Bytes of a journal.
+/// Length of a journal in bytes.
 pub const JOURNAL_BYTES: usize = BLOCK_BYTES;
 
 const JOURNAL: Block = Block {

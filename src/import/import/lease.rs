@@ -1,20 +1,20 @@
-//! The lease: the right to write an image, which one importer has at a time.
+//! The lease: the right to write an image. One importer has it at a time.
 //!
-//! The engine locks a file that it opens. Some file systems have no locks, and remote namespaces have none that
-//! all targets support, so the importer keeps a *lease* in cell 0 of namespace 0: a block with a random owner
-//! number and a counter that the importer increments while it runs.
+//! The engine locks the files that it opens. But some file systems have no locks, and no kind of lock on remote
+//! namespaces is supported by all targets. So the importer keeps a *lease* in cell 0 of namespace 0: a block
+//! with a random owner number and a counter, which the importer increments while it runs.
 //!
-//! Two rules keep the writes of two importers apart, whatever is suspended or delayed in between:
+//! Two rules keep the writes of two importers apart, even if a process is suspended or a write is delayed:
 //!
-//! - A write is sent only within half a lease after the last renewal: every write asks a [`Fence`],
-//!   wherever it was queued. An importer that was suspended for longer reads the block first: if the block
-//!   is still its own it continues, else it ends.
-//! - Whoever finds another importer's block waits until it has not changed for half a lease, plus the time
-//!   that its holder's writes may be delayed: a write that was sent in time and delayed by the network ends
-//!   with its holder's controller. The block states that time.
+//! - A write is sent only within half a lease after the last renewal: every write is checked by a [`Fence`],
+//!   wherever it was queued. An importer that was suspended for longer first reads the block. It continues if
+//!   the block is still its own, and otherwise ends.
+//! - An importer that finds another importer's block waits until the block has not changed for half a lease
+//!   plus the maximum delay of the holder's writes. A write that was sent in time but delayed by the network
+//!   ends together with the holder's controller. The block states the time to wait.
 //!
-//! If several importers claim the lease at once, the last block written wins: each reads the block again
-//! after the time that all have to send theirs.
+//! If several importers claim the lease at once, the last block written wins: each importer waits for the time
+//! in which all of them must send their block, then reads the block again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ use crate::import::state::{BLOCK_BYTES, Block};
 use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_io::qpair::Fence;
 
-/// The right to write an image; dropping it releases the lease.
+/// The right to write an image. Dropping it releases the lease.
 pub(super) struct Lease {
     lost: Arc<AtomicBool>,
     keeper: Option<(Sender<()>, JoinHandle<Holder>)>,
@@ -39,7 +39,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Takes the lease of an image: its media may be written from now on.
+    /// Takes the lease of an image. The image may be written from now on.
     ///
     /// # Errors
     /// `Busy`: another importer is running.
@@ -56,7 +56,7 @@ impl Lease {
         }
         let mut holder = Holder::new(&media, limit)?;
         let dead = holder.wait_for_dead_holder()?;
-        // Again if sending the block took too long, or a connection broke.
+        // Retried if sending the block took too long, or a connection broke.
         if !with_retry(&RetryBudget::default(), || holder.claim(dead))? {
             return Err(busy(&media));
         }
@@ -71,10 +71,10 @@ impl Lease {
         Ok(Lease { lost, keeper: Some((stop, keeper)), media })
     }
 
-    /// An error if another importer has taken the image: nothing may be written any more.
+    /// Checks that no other importer has taken the image. After an error nothing may be written any more.
     ///
     /// # Errors
-    /// `Busy`.
+    /// `Busy`: another importer has taken the image.
     pub(super) fn check(&self) -> Result<()> {
         if self.lost.load(Ordering::Acquire) {
             let message = "this import was held up for so long that another has taken its place";
@@ -88,7 +88,7 @@ impl Lease {
     /// Replaces the error of a write that failed because the lease was lost.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
-            // The renewing thread may be about to find out why writes fail.
+            // The renewing thread may be about to detect the lost lease.
             let until = Instant::now() + LOST_LEASE_TIMEOUT;
             let is_fenced = self.keeper.is_some() && !self.media.fence().is_open();
             while is_fenced && self.check().is_ok() && Instant::now() < until {
@@ -106,7 +106,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some((stop, keeper)) = self.keeper.take() {
             drop(stop);
-            // The thread reports panics as errors; if it did panic, the lease would expire by itself.
+            // The thread returns panics as errors. If it panicked, the lease would expire by itself.
             if let Ok(mut holder) = keeper.join()
                 && !self.lost.load(Ordering::Acquire)
             {
@@ -118,7 +118,7 @@ impl Drop for Lease {
     }
 }
 
-/// Renews the block.
+/// Renews the block that holds the lease.
 struct Holder {
     media: Media,
     channel: Channel,
@@ -127,7 +127,7 @@ struct Holder {
     limit: Duration,
     owner: u64,
     count: u64,
-    /// Until when writes may be sent.
+    /// Writes may be sent until this time.
     until: Duration,
 }
 
@@ -145,7 +145,7 @@ impl Holder {
         })
     }
 
-    /// Waits while the block may belong to a running importer; returns the block of a dead one.
+    /// Waits while the block may belong to a running importer. Returns the block of a dead importer.
     fn wait_for_dead_holder(&mut self) -> Result<Option<Holding>> {
         let Some(first) = self.read()? else { return Ok(None) };
         let wait = Duration::from_millis(first.wait_ms).min(MAX_WAIT);
@@ -166,7 +166,7 @@ impl Holder {
         }
     }
 
-    /// Replaces `before` by our own block; returns whether it stayed, which makes the media ours.
+    /// Replaces `before` by our own block. Returns whether our block stayed, so that the media are ours.
     fn claim(&mut self, before: Option<Holding>) -> Result<bool> {
         let begun = Fence::now();
         let found = self.read()?;
@@ -177,16 +177,16 @@ impl Holder {
         self.fence.open_until(begun + self.settle_time());
         self.put(self.wait())?;
         let took = Fence::now() - begun;
-        // By then, anyone else who saw the same block has sent theirs. If we were late ourselves, we may
-        // have overwritten the block of an importer that already trusted it: that importer must notice, and
-        // its delayed writes must have ended.
+        // After this time, any importer that saw the same block has sent its own. If we were late, we may have
+        // overwritten the block of an importer that already relied on it. Then wait longer: that importer must
+        // notice, and its delayed writes must have ended.
         let settle = if took < self.settle_time() { self.settle_time() } else { self.wait() };
         std::thread::sleep(settle);
         self.until = Fence::now() + self.limit / 2;
         self.raise()
     }
 
-    /// Increments the counter, which allows writes for a while; returns whether the block was still ours.
+    /// Increments the counter, which allows writes for a while. Returns whether the block was still ours.
     fn raise(&mut self) -> Result<bool> {
         let begun = Fence::now();
         self.fence.open_until(self.until);
@@ -199,7 +199,7 @@ impl Holder {
         Ok(true)
     }
 
-    /// Renews the lease until told to stop, or until the block belongs to someone else.
+    /// Renews the lease until it is told to stop, or until the block belongs to another importer.
     fn keep(mut self, stop: &Receiver<()>, lost: &AtomicBool) -> Holder {
         loop {
             match stop.recv_timeout(self.limit / 8) {
@@ -207,7 +207,7 @@ impl Holder {
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return self,
             }
             let kept = if Fence::now() < self.until { self.raise() } else { self.claim_again() };
-            // A failed renewal may succeed next time; meanwhile the fence allows no writes.
+            // A failed renewal may succeed next time. Meanwhile the fence refuses writes.
             if let Ok(false) = kept {
                 self.media.fence().close();
                 lost.store(true, Ordering::Release);
@@ -216,7 +216,7 @@ impl Holder {
         }
     }
 
-    /// The time for writes has expired: another importer may have taken the image, or may be about to.
+    /// Tries to renew an expired lease: another importer may have taken the image, or may be about to.
     fn claim_again(&mut self) -> Result<bool> {
         match self.read()? {
             Some(block) if block.owner == self.owner => self.claim(Some(block)),
@@ -236,15 +236,16 @@ impl Holder {
         }
     }
 
-    /// The lease on media, if there is one. A block that was torn, or that another release wrote, may still have a
-    /// holder: it counts as dead once the block has not changed for as long as our own lease takes.
+    /// Reads the lease on the media, if there is one. A block that was torn, or that another release wrote, may
+    /// still have a holder. Such a holder counts as dead when the block has not changed for the duration of our
+    /// own lease.
     fn read(&mut self) -> Result<Option<Holding>> {
         let Some(block) = LEASE.bytes(&mut self.channel, 0)? else { return Ok(None) };
         if let Ok(Some((holding, _))) = LEASE.open(&block) {
             return Ok(Some(holding));
         }
         let is_lease = block.starts_with(&LEASE.magic);
-        let wait_ms = self.wait().as_millis() as u64; // as options have it
+        let wait_ms = self.wait().as_millis() as u64; // as options limit it
         Ok(is_lease.then(|| Holding { owner: xxh3_64(&block), count: 0, wait_ms }))
     }
 
@@ -256,7 +257,7 @@ impl Holder {
         self.channel.write_bytes(0, LEASE_OFFSET, &block)
     }
 
-    /// How long a block must stay unchanged before another may replace it.
+    /// The time that a block must stay unchanged before another importer may replace it.
     fn wait(&self) -> Duration {
         (self.limit / 2).saturating_add(self.media.late_writes()).max(self.limit)
     }
@@ -272,14 +273,14 @@ fn busy(media: &Media) -> Error {
         .target(media.devices()[0].namespace().address)
 }
 
-/// The lease on media.
+/// The lease as the media hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Holding {
     /// A random number.
     owner: u64,
-    /// Raised while it is kept.
+    /// Incremented while the lease is kept.
     count: u64,
-    /// How long it must not have changed for its holder to be dead.
+    /// The holder counts as dead when the block has not changed for this time.
     wait_ms: u64,
 }
 
@@ -289,11 +290,11 @@ pub(super) const LEASE_OFFSET: u64 = 24 << 10;
 const LEASE: Block =
     Block { what: "lease of an import", magic: *b"DLFSLEAS", at: LEASE_OFFSET, len: BLOCK_BYTES };
 
-/// The minimum time to send a block, for short leases.
+/// The minimum settle time, for short leases.
 const MIN_SETTLE_TIME: Duration = Duration::from_millis(100);
 
-/// How long a failed import waits for the renewing thread to report a lost lease.
+/// Maximum time that a failed import waits for the renewing thread to report a lost lease.
 const LOST_LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The maximum wait for a dead importer, whatever its block says.
+/// Maximum wait for a dead importer, whatever its block states.
 const MAX_WAIT: Duration = Duration::from_secs(600);

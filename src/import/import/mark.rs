@@ -1,4 +1,4 @@
-//! The mark of a plan on a namespace: which parts of it are there, and whether they are complete.
+//! The mark of a plan on a namespace. It records the progress of the namespace's parts.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use crate::import::media::Channel;
 use crate::import::state::{BLOCK_BYTES, Block};
 use dlfs_base::Result;
 
-/// The state of a namespace while a plan for it is not committed.
+/// The state of a namespace while its plan is not committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Mark {
     /// The plan's id.
@@ -19,38 +19,38 @@ pub(super) struct Mark {
 /// Progress of the parts on a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum State {
-    /// None of the chunks of its part is there: the mark of a part of an append.
+    /// No chunk of the part is written. Only parts of an append have this mark.
     Planned,
-    /// Some of them may be there.
+    /// Some chunks may be written.
     Begun,
-    /// All of them are durable.
+    /// All chunks are durable.
     Complete,
-    /// Programs write parts here, one behind the other.
+    /// Programs write parts here, one after another.
     Written(Lane),
 }
 
 /// The parts that programs wrote onto a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lane {
-    /// Cell of the record of the last part; 0: there is none.
+    /// Cell of the last part's record; 0: there is none.
     pub(super) last_record: u64,
-    /// The cell behind it, where the next part begins.
+    /// The cell after that record, where the next part begins.
     pub(super) end_cell: u64,
 }
 
 impl Mark {
-    /// Reads the mark of a namespace. `None`: there is none, or it was torn.
+    /// Reads the mark of a namespace. `None`: there is none, or its write was torn.
     ///
     /// # Errors
-    /// `Unsupported`: another release wrote it. Those of reading.
+    /// `Unsupported`: another release wrote it. Errors of reading.
     pub(super) fn read(channel: &mut Channel, namespace: u16) -> Result<Option<Mark>> {
         MARK.read(channel, namespace)
     }
 
-    /// Writes it, durably, with all that was written before.
+    /// Writes the mark durably, after making all earlier writes to the namespace durable.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub(super) fn write(&self, channel: &mut Channel) -> Result<()> {
         channel.flush(self.namespace)?;
         let block = MARK.seal(self, &[]).expect("a few numbers fit into a block");
@@ -61,7 +61,7 @@ impl Mark {
     /// Removes the mark of a namespace.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub(super) fn remove(channel: &mut Channel, namespace: u16) -> Result<()> {
         channel.zero(namespace, MARK.at, BLOCK_BYTES as u64)?;
         channel.flush(namespace)

@@ -1,5 +1,5 @@
-//! The namespaces of an image as an import uses them: several threads write, each through its own queue
-//! pairs, and a flush covers all.
+//! The namespaces of an image for an import: several threads write, each with its own queue pairs, and a flush
+//! covers the writes of all threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,25 +22,25 @@ pub(super) struct Media {
     devices: Arc<[Arc<dyn Device>]>,
     /// Closed until the lease is held: see `lease.rs`.
     fence: Arc<Fence>,
-    /// When a write last failed that may still be in transit, in ns of [`Fence::now`].
+    /// Time of the last failed write that may still be in transit, in ns of [`Fence::now`].
     lost_write_ns: Arc<AtomicU64>,
     retry_budget: Arc<RetryBudget>,
 }
 
 /// One thread's connection to all namespaces.
 ///
-/// A failed call abandons all its queue pairs together: writes in flight then may or may not have been
-/// done, and may still arrive late. That is harmless, since an import always writes the same bytes to the
-/// same location; but it must check what is on the media before it relies on it.
+/// A failed call abandons all queue pairs of the channel. Writes in flight then may have been executed or not,
+/// and may still arrive late. That is harmless, since an import always writes the same bytes to the same
+/// location. But the import must check the content of the media before relying on it.
 pub(super) struct Channel {
     media: Media,
     fence: Arc<Fence>,
     calls: Option<Calls>,
     /// State that the queue pairs share.
     scope: PairScope,
-    /// The index of each namespace's queue pair, once there is one.
+    /// The index of each namespace's queue pair; `None` before its first use.
     pairs: Vec<Option<usize>>,
-    /// How often the queue pairs were abandoned.
+    /// Number of times that the queue pairs were abandoned.
     resets: u32,
 }
 
@@ -56,7 +56,7 @@ impl Media {
     /// The namespaces `devices`, in this order.
     ///
     /// # Errors
-    /// `InvalidArgument`: none, too many, or one is read-only.
+    /// `InvalidArgument`: there are none or too many. `Refused`: one is read-only.
     pub(super) fn new(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
         let media = Media::for_reading(devices)?;
         for device in media.devices() {
@@ -73,7 +73,7 @@ impl Media {
     /// The namespaces `devices`, which may be read-only.
     ///
     /// # Errors
-    /// `InvalidArgument`: none, or too many.
+    /// `InvalidArgument`: there are none or too many.
     pub(super) fn for_reading(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
         if devices.is_empty() || devices.len() > usize::from(u16::MAX) {
             let message = format!("an image has 1 to 65,535 namespaces, not {}", devices.len());
@@ -95,23 +95,24 @@ impl Media {
         })
     }
 
-    /// The maximum number of writing threads: each has its own queue pair on every namespace that provides
-    /// enough of them.
+    /// The maximum number of writing threads. Each has its own queue pair on every namespace with enough queue
+    /// pairs.
     pub(super) fn max_threads(&self) -> usize {
         let most = self.devices.iter().map(|device| device.capabilities().max_queue_pairs).min();
         most.unwrap_or(1).saturating_sub(RESERVED_PAIRS).max(1)
     }
 
-    /// The same namespaces in another order: `order[i]` is the present index of number `i`.
+    /// The same namespaces in another order: `order[i]` is the current index of number `i`.
     pub(super) fn in_order(&self, order: &[usize]) -> Media {
         let devices = order.iter().map(|&at| self.devices[at].clone()).collect();
         Media { devices, ..self.clone() }
     }
 
-    /// The only namespace as number `namespace` of `count`; the others take nothing.
+    /// Returns an image of `count` namespaces, in which this one has the number `namespace`. The others are too
+    /// short to take any data.
     ///
     /// # Errors
-    /// Never in practice: memory for a block.
+    /// None in practice: it allocates memory for a block.
     pub(super) fn placed(&self, namespace: u16, count: u16) -> Result<Media> {
         let absent = |_| Ok(Arc::new(MemNamespace::new(ABSENT_BYTES, 512)?) as Arc<dyn Device>);
         let mut devices = (0..count).map(absent).collect::<Result<Vec<_>>>()?;
@@ -149,7 +150,7 @@ impl Media {
     /// Makes a namespace at least `len_bytes` long.
     ///
     /// # Errors
-    /// `NoSpace`: it cannot become that long.
+    /// `NoSpace`: the namespace cannot become that long.
     pub(super) fn grow(&self, namespace: u16, len_bytes: u64) -> Result<()> {
         self.devices[usize::from(namespace)].grow(len_bytes)
     }
@@ -159,7 +160,7 @@ impl Media {
         self.fenced_channel(&self.fence)
     }
 
-    /// A channel whose writes ask `fence` instead of the common one.
+    /// A channel whose writes are checked by `fence` instead of the common fence.
     pub(super) fn fenced_channel(&self, fence: &Arc<Fence>) -> Channel {
         let pairs = vec![None; self.devices.len()];
         let media = self.clone();
@@ -177,22 +178,23 @@ impl Media {
         (0..self.len()).map(|namespace| channel.superblocks(namespace)).collect()
     }
 
-    /// How long failed calls are retried.
+    /// The time during which failed calls are retried.
     pub(super) fn retry_budget(&self) -> &RetryBudget {
         &self.retry_budget
     }
 
-    /// Returns whether a successful write proves that the bytes arrived intact; otherwise they must be read back.
+    /// Returns whether a successful write proves that the bytes arrived intact. Otherwise they must be read
+    /// back.
     pub(super) fn checks_writes(&self) -> bool {
         self.devices.iter().all(|device| device.capabilities().checks_writes)
     }
 
-    /// The common fence of all other writes.
+    /// The common fence. All writes except those of the lease are checked by it.
     pub(super) fn fence(&self) -> &Arc<Fence> {
         &self.fence
     }
 
-    /// How long after sending a write may still reach one of the namespaces.
+    /// The longest time that a write may take to reach a namespace after it was sent.
     pub(super) fn late_writes(&self) -> Duration {
         self.devices
             .iter()
@@ -201,7 +203,7 @@ impl Media {
             .unwrap_or_default()
     }
 
-    /// How long failed writes may still arrive.
+    /// The time during which failed writes may still arrive, from now on.
     pub(super) fn lost_writes_for(&self) -> Duration {
         match self.lost_write_ns.load(Ordering::Acquire) {
             0 => Duration::ZERO,
@@ -214,16 +216,16 @@ impl Channel {
     /// Reads whole or partial blocks.
     ///
     /// # Errors
-    /// Those of [`Calls::read`].
+    /// Errors of [`Calls::read`].
     pub(super) fn read(&mut self, namespace: u16, offset: u64, len: usize) -> Result<IoBuf> {
         self.call(namespace, |calls, pair| calls.read(pair, offset, len))
     }
 
-    /// Writes whole blocks and returns the buffer. Reads them back if success alone does not prove that
-    /// they arrived intact.
+    /// Writes whole blocks, and returns the buffer. If success does not prove that the bytes arrived intact, it
+    /// reads them back.
     ///
     /// # Errors
-    /// Those of [`Calls::write`]; `Disconnected`: other bytes were read back.
+    /// Errors of [`Calls::write`]. `Disconnected`: other bytes were read back.
     pub(super) fn write(&mut self, namespace: u16, offset: u64, buf: IoBuf) -> Result<IoBuf> {
         let written = self.call(namespace, |calls, pair| calls.write(pair, offset, buf))?;
         let device = &self.media.devices[usize::from(namespace)];
@@ -250,7 +252,7 @@ impl Channel {
     /// Submits a write of whole blocks, at least one.
     ///
     /// # Errors
-    /// Those of [`Calls::begin_write`], or no queue pair is available.
+    /// Errors of [`Calls::begin_write`]; no queue pair is available.
     pub(super) fn begin_write(
         &mut self,
         namespace: u16,
@@ -261,7 +263,8 @@ impl Channel {
         Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
     }
 
-    /// Starts to make all completed writes to a namespace durable, whichever thread did them.
+    /// Starts a flush, which makes all completed writes to a namespace durable, including those of other
+    /// threads.
     ///
     /// # Errors
     /// No queue pair is available.
@@ -270,7 +273,7 @@ impl Channel {
         Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
     }
 
-    /// Polls without blocking; returns whether any write has ended.
+    /// Polls without blocking. Returns whether a write or flush has completed.
     pub(super) fn poll(&mut self) -> bool {
         self.calls.as_mut().is_some_and(Calls::turn)
     }
@@ -282,10 +285,10 @@ impl Channel {
         }
     }
 
-    /// The result of a write, with its buffer; or the write itself while it is in flight.
+    /// The result of a completed write or flush, with its buffer. `Err` returns one that is still in flight.
     ///
     /// # Errors
-    /// As [`Channel::write`]. `Disconnected` also if its queue pair was abandoned.
+    /// As [`Channel::write`]. `Disconnected` also if the queue pair was abandoned.
     pub(super) fn take(&mut self, write: PendingWrite) -> Result<Result<IoBuf>, PendingWrite> {
         let Some(calls) = self.calls.as_mut().filter(|_| self.resets == write.resets) else {
             let message = "a write was given up together with another that failed";
@@ -296,16 +299,16 @@ impl Channel {
         Ok(self.give_up_if_failed(begun, result))
     }
 
-    /// Makes all writes to a namespace durable, whichever thread did them.
+    /// Makes all completed writes to a namespace durable, including those of other threads.
     ///
     /// # Errors
-    /// Those of [`Calls::flush`]. Then nothing counts as durable.
+    /// Errors of [`Calls::flush`]. Then nothing counts as durable.
     pub(super) fn flush(&mut self, namespace: u16) -> Result<()> {
         self.call(namespace, |calls, pair| calls.flush(pair))
     }
 
-    /// The superblock copies of a namespace; bad ones are read twice. Blank if the namespace is too short
-    /// to have them.
+    /// The superblock copies of a namespace. Bad copies are read twice. If the namespace is too short for them,
+    /// they are blank.
     ///
     /// # Errors
     /// The namespace cannot be read.
@@ -316,8 +319,8 @@ impl Channel {
         })
     }
 
-    /// Reads whole or partial blocks, bypassing caches the second time; or returns why these blocks cannot
-    /// be read.
+    /// Reads whole or partial blocks. With `again`, the read bypasses caches. The inner error is the reason why
+    /// these blocks cannot be read.
     ///
     /// # Errors
     /// The namespace cannot be read.
@@ -336,7 +339,7 @@ impl Channel {
         }))
     }
 
-    /// Overwrites a run of bytes with zeroes.
+    /// Overwrites a byte range with zeroes.
     ///
     /// # Errors
     /// As [`Channel::write`].
@@ -387,7 +390,7 @@ impl Channel {
         if let Err(error) = &result {
             if is_transient(error) {
                 if Arc::ptr_eq(&self.fence, &self.media.fence) {
-                    self.media.retry_budget.failed(begun); // the lease's has its own
+                    self.media.retry_budget.failed(begun); // the lease has its own budget
                 }
                 let now_ns = u64::try_from(Fence::now().as_nanos()).unwrap_or(u64::MAX);
                 self.media.lost_write_ns.fetch_max(now_ns, Ordering::AcqRel);
@@ -400,26 +403,26 @@ impl Channel {
     }
 }
 
-/// Offsets and lengths of the pieces of `len` bytes, which have `each` bytes but for the last one.
+/// Splits `len` bytes into pieces of `each` bytes; the last piece may be shorter. Returns offsets and lengths.
 pub(super) fn pieces(len: u64, each: u64) -> impl Iterator<Item = (u64, usize)> {
     (0..len).step_by(each as usize).map(move |at| (at, (len - at).min(each) as usize))
 }
 
-/// Queue pairs on a namespace that are not for writing threads: the lease's, and that of the thread that
+/// Queue pairs of a namespace that are not for writing threads: one for the lease, and one for the thread that
 /// collects and commits.
 const RESERVED_PAIRS: usize = 2;
 
 /// With fewer queue pairs than this, all threads share one.
 const MIN_PAIRS: usize = RESERVED_PAIRS + 1;
 
-/// The deadline of one call.
+/// The deadline of a call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The deadline of a call when earlier failures have used up the time.
+/// The deadline of a call after earlier failures have used up the retry time.
 const MIN_DEADLINE: Duration = Duration::from_millis(500);
 
-/// Zeroes per write.
+/// Zeroes per write command.
 const ZERO_BYTES: u64 = 1 << 20;
 
-/// Bytes of a namespace that is not there: too few for any chunk.
+/// Length of a namespace that is absent: too short for any chunk.
 const ABSENT_BYTES: u64 = 4096;

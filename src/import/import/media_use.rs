@@ -10,8 +10,8 @@ pub struct MediaUse {
     pub sample_bytes: u64,
     /// Headers of chunks: checksums, lengths, labels and names.
     pub header_bytes: u64,
-    /// Bytes that aligned packing (the default) takes in addition to `--pack tight`, whichever was used: 0 if both
-    /// give the same image.
+    /// Bytes that aligned packing (the default) takes in addition to `--pack tight`. Counted in both modes; 0
+    /// if both give the same image.
     pub alignment_bytes: u64,
     /// Other padding, of headers and chunks.
     pub padding_bytes: u64,
@@ -20,12 +20,12 @@ pub struct MediaUse {
 }
 
 impl MediaUse {
-    /// Bytes that are not samples, in an image that packs as `pack` says.
+    /// All bytes but samples, in an image that is packed by `pack`.
     pub fn overhead_bytes(&self, pack: Pack) -> u64 {
         self.header_bytes + self.padding_of(pack) + self.directory_bytes
     }
 
-    /// All padding, in an image that packs as `pack` says.
+    /// All padding, in an image that is packed by `pack`.
     pub fn padding_of(&self, pack: Pack) -> u64 {
         self.padding_bytes + if pack == Pack::Tight { 0 } else { self.alignment_bytes }
     }
@@ -40,7 +40,7 @@ impl MediaUse {
         self.padding_bytes += whole - chunk.header_bytes - chunk.record_bytes - between;
     }
 
-    /// With what the commit of its generation writes.
+    /// Adds the bytes that the commit writes.
     pub(super) fn with_commit(self, commit: &Commit) -> MediaUse {
         let cells = commit.record_range.cells + commit.snapshot_range.cells;
         let directory_bytes = cells * commit.directory.layout().cell_bytes();

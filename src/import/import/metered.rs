@@ -1,4 +1,4 @@
-//! The progress of imports as metrics.
+//! Exports the progress of imports as metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use super::options::{Progress, Stage};
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::registry::Registration;
 
-/// Counts what it passes on.
+/// Counts progress, and passes it on.
 pub(super) struct Metered<'a> {
     progress: &'a mut dyn Progress,
     counters: Arc<Counters>,
@@ -56,11 +56,11 @@ impl Drop for Metered<'_> {
 #[derive(Default)]
 struct Counters {
     stages: [StageCounters; 3],
-    /// The stage that runs, since when.
+    /// The running stage, and its start time.
     running: Mutex<Option<(usize, Instant)>>,
 }
 
-/// The work that a stage has done, and the time that it took until it ended.
+/// The work and time of a stage. The time includes completed runs only.
 #[derive(Default)]
 struct StageCounters {
     samples: AtomicU64,
@@ -69,7 +69,7 @@ struct StageCounters {
 }
 
 impl Counters {
-    /// A stage begins, or none; the one before has ended.
+    /// Ends the running stage, if any, and begins `stage`, if any.
     fn begin(&self, stage: Option<Stage>) {
         let mut running = self.running.lock();
         if let Some((ended, began)) = *running {
@@ -82,7 +82,7 @@ impl Counters {
 
 impl Measured for Counters {
     fn measure(&self, snapshot: &mut Snapshot) {
-        let running = self.running.lock(); // so that none ends meanwhile
+        let running = self.running.lock(); // locked so that no stage ends meanwhile
         for (at, (stage, of)) in STAGES.into_iter().zip(&self.stages).enumerate() {
             let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
             let began = running.filter(|(stage, _)| *stage == at).map(|(_, began)| began);
@@ -95,5 +95,5 @@ impl Measured for Counters {
     }
 }
 
-/// The stages as a label has them, in the order of [`Stage`].
+/// The stages as label values, in the order of [`Stage`].
 const STAGES: [&str; 3] = ["indexing", "writing", "committing"];

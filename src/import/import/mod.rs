@@ -1,24 +1,24 @@
-//! Sources, chunks and commits: everything that writes an image.
+//! Everything that writes an image: sources, chunks and commits.
 //!
 //! # What it is
-//! [`import`] indexes a source, lays out the chunks, and lets several threads read samples and write chunks
-//! in parallel; then it commits. What it writes is a function of the source and of a [`journal`], which it
-//! writes first. So an import that was killed, ran out of space or lost its target can be resumed and ends
+//! [`import`] indexes a source, lays out the chunks, and commits after several threads have read samples and
+//! written chunks in parallel. The written bytes depend only on the source and on a [`journal`], which is
+//! written first. So an import that was killed, ran out of space or lost its target can be resumed, and ends
 //! with the same bytes.
 //!
 //! # What it is not
 //! It does not read samples for users (`reader` does), does not define formats (`format` does), and keeps
-//! no state outside the image.
+//! no state outside the image, except the plan files of [`many`].
 //!
 //! # Invariants
 //! - Until the last write of a commit, a reader opens the previous generation, complete.
-//! - It never writes to a cell that this generation or the previous one reads.
-//! - It commits only what it read completely and unchanged from the source.
+//! - An import never writes to a cell that the current generation or the previous one reads.
+//! - An import commits only samples that it read completely and unchanged from the source.
 //! - Only one importer at a time writes an image: see `lease.rs`.
 //!
-//! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
-//! [`many`] divides an import among processes. [`Writer`] takes samples from a program that makes them: read
-//! `writer/mod.rs`, then `chunk_stream.rs`, which also writes what `streamed.rs` reads.
+//! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the image to
+//! write. [`many`] divides an import among processes. [`Writer`] takes samples from a program that creates
+//! them: read `writer/mod.rs`, then `chunk_stream.rs`. `streamed.rs` uses `chunk_stream.rs`, too.
 
 mod checked;
 mod checkpoint;

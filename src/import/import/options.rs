@@ -24,109 +24,110 @@ use dlfs_format::format::field_type::FieldType;
 use dlfs_format::format::geometry::DEFAULT_CHUNK_BYTES;
 use dlfs_places::PlaceOptions;
 
-/// Options of an import. The defaults are those of the command line.
+/// Options of an import. The defaults are the same as on the command line.
 #[derive(Debug, Clone)]
 pub struct ImportOptions {
     /// The kind of the sources.
     pub from: SourceKind,
     /// Treatment of the image's existing contents.
     pub onto: Onto,
-    /// The order of samples on media.
+    /// The order of samples on the media.
     pub placement: PlacementOrder,
     /// Seed of the shuffled placement.
     pub seed: u64,
-    /// Bytes of a chunk: a power of two from 64 KiB to 256 MiB.
+    /// Chunk size in bytes: a power of two from 64 KiB to 256 MiB.
     pub chunk_size_bytes: u32,
-    /// How samples are packed.
+    /// Packing of samples in a chunk.
     pub pack: Pack,
     /// Treatment of entries that cannot be imported.
     pub on_error: OnError,
-    /// A table of values of the samples: their typed columns.
+    /// A table with values for the samples. They become typed columns.
     pub columns: Option<ColumnsFrom>,
-    /// Typed columns whose values are those of fields.
+    /// Typed columns whose values come from fields.
     pub field_columns: Vec<FieldColumn>,
-    /// Types of fields. Those of the image's fields need not be given again.
+    /// Types of fields. An append need not repeat the types of the image's fields.
     pub field_types: Vec<FieldSpec>,
-    /// Treatment of the columns of a source that is rows.
+    /// Treatment of the columns, if the source consists of rows.
     pub rows: RowOptions,
-    /// Splits to take from data sets on the Hugging Face hub, as their files name them; empty: all files.
+    /// Splits to take from data sets on the Hugging Face hub, as their files name them. Empty: all files.
     pub splits: Vec<String>,
-    /// Folder to which pipes and compressed archives are copied before they are imported.
+    /// Folder to which pipes and compressed archives are copied before their import.
     pub spool: Option<PathBuf>,
-    /// The names of all classes, in the order of their numbers; empty: those of the source, by name.
+    /// The names of all classes, in the order of their numbers. Empty: the source's classes, sorted by name.
     pub classes: Vec<Vec<u8>>,
-    /// Selection of the entries of folders, archives and stores that are samples.
+    /// Selects the entries of folders, archives and stores that are samples.
     pub folders: FolderOptions,
-    /// Puts the folder, list or shard in front of each name. Otherwise a shard is put only in front of names that an
-    /// earlier one has.
+    /// Adds the folder, list or shard as a prefix to each name. Otherwise a shard is a prefix only of names
+    /// that also occur in an earlier shard.
     pub prefix: bool,
-    /// Takes the files of archives within archives as samples, instead of those archives.
+    /// Takes the files inside nested archives as samples, instead of the nested archives.
     pub nested: bool,
-    /// How many bytes may be made of each that is read of the sources, by decompression, by links to what was taken
-    /// already, and of rows that share values: each of these makes as many, or 256 MiB.
+    /// Limit on expansion, in output bytes per input byte. It applies separately to decompression, to links to
+    /// data that was read already, and to rows that share values. Each of these may always produce 256 MiB.
     pub max_expansion: u64,
-    /// How object stores are read.
+    /// Options for reading object stores.
     pub places: PlaceOptions,
-    /// Threads that read the source; 0: chosen for this machine.
+    /// Number of threads that read the source; 0: chosen for this machine.
     pub reader_threads: usize,
-    /// UUID of a new image; `None`: a random one. With `time_ns` set too, the same source gives the same
-    /// bytes.
+    /// UUID of a new image. `None`: random. If `time_ns` is set too, the same source gives the same bytes.
     pub uuid: Option<Uuid>,
-    /// The time stamp of the image, in ns since 1970; `None`: now.
+    /// The time stamp of the image, in ns since 1970. `None`: now.
     pub time_ns: Option<u64>,
-    /// How long a namespace without its own lock stays reserved after the importer's last renewal.
+    /// Duration of the lease: a namespace without its own lock stays reserved for this time after the
+    /// importer's last renewal.
     pub lease: Duration,
-    /// Appends to the older generation, and discards a newer one, if a bad superblock copy may have committed a newer
-    /// one. Otherwise the import is refused.
+    /// If a bad superblock copy may have committed a newer generation, appends to the older one and discards
+    /// the newer one. Otherwise such an import is refused.
     pub accept_older_generation: bool,
 }
 
-/// A file that gives samples values by their names: the first line of CSV (`.csv`) and of tab-separated values
-/// (`.tsv`) names the columns; a line of JSON Lines (`.jsonl`, `.ndjson`) is an object.
+/// A file that assigns values to samples by name. The first line of CSV (`.csv`) and of tab-separated values
+/// (`.tsv`) names the columns. In JSON Lines (`.jsonl`, `.ndjson`) each line is an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnsFrom {
     /// The file.
     pub path: PathBuf,
-    /// Its column of the samples' names. `None`: the one called name, file, filename, file_name, path, key or
-    /// `__key__`, or else the first of CSV.
+    /// The column with the samples' names. `None`: the column called name, file, filename, file_name, path, key
+    /// or `__key__`, or else the first column of CSV.
     pub key: Option<String>,
-    /// The columns to take, and their types; `None`: that of the values. Empty: all of them.
+    /// The columns to take, with their types; a type of `None` is derived from the values. Empty: all columns.
     pub only: Vec<(String, Option<ColumnType>)>,
 }
 
-/// Treatment of the columns of a source that is rows: Parquet, Arrow, MDS, LitData, JSON Lines.
+/// Treatment of the columns of a source that consists of rows: Parquet, Arrow, MDS, LitData, JSON Lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RowOptions {
-    /// The column of the names; `None`: a row is called as its file, and its number in it.
+    /// The column of the names. `None`: a row's name is made of its file and its number in the file.
     pub name: Option<String>,
-    /// The column of the labels: integers, or names of classes. `None`: the only one that the file says to hold
-    /// classes, as those of Hugging Face do.
+    /// The column of the labels: integers, or names of classes. `None`: the only column that the file declares
+    /// to hold classes, as Hugging Face files do.
     pub label: Option<String>,
-    /// The columns to become fields; empty: all others.
+    /// The columns that become fields. Empty: all others.
     pub fields: Vec<String>,
-    /// The key of JSON Lines whose values are paths of files, beneath the folder of the lines: the files become a
-    /// field of the same name. `None`: `file_name`, as in folders of images of Hugging Face,
-    /// unless `fields` leave it out.
+    /// The JSON Lines key whose values are paths of files, relative to the folder of the JSON Lines file. The
+    /// files become a field with the key as its name. `None`: `file_name`, as in Hugging Face image folders,
+    /// unless `fields` leaves it out.
     pub files: Option<String>,
-    /// Imports rows without a value in columns that only other files have; otherwise such files are refused.
+    /// Accepts files that lack columns of other files: their rows have no value there. Otherwise such files are
+    /// refused.
     pub union: bool,
 }
 
-/// How a table of values fitted the samples of an import.
+/// Matches between a table of values and the samples of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ColumnCounts {
     /// Samples with a row in the table.
     pub samples: u64,
-    /// Samples without one: they have no values.
+    /// Samples without a row in the table. They have no values.
     pub samples_without: u64,
-    /// Rows that name no sample of this import.
+    /// Rows whose name is not a sample of this import.
     pub rows_without: u64,
 }
 
 /// Options of a delete or purge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EditOptions {
-    /// As [`ImportOptions::accept_older_generation`].
+    /// Same as [`ImportOptions::accept_older_generation`].
     pub accept_older_generation: bool,
 }
 
@@ -136,15 +137,15 @@ pub enum Onto {
     /// The image must be empty: a new file, or zeroes.
     #[default]
     Empty,
-    /// Keeps its samples; the new ones follow them, as a new generation.
+    /// Keeps the samples of the image. The new samples follow, as a new generation.
     Append,
     /// Resumes an interrupted import, with the options that it started with.
     Resume,
-    /// Discards whatever it holds.
+    /// Discards the existing contents.
     Force,
 }
 
-/// The order of samples on media.
+/// The order of samples on the media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PlacementOrder {
     /// Shuffled by the seed, so that each chunk is a random sample of the data set.
@@ -157,10 +158,10 @@ pub enum PlacementOrder {
 /// Treatment of entries that cannot be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
-    /// Report them all and import nothing.
+    /// Report all such entries, and import nothing.
     #[default]
     Stop,
-    /// Import the rest and report them.
+    /// Import the other entries, and report the bad ones.
     Skip,
 }
 
@@ -175,35 +176,35 @@ pub(super) fn stopped() -> Error {
 pub struct ImportReport {
     /// The image.
     pub uuid: Uuid,
-    /// The generation that was committed.
+    /// The committed generation.
     pub generation: Generation,
     /// The kind of the source.
     pub kind: SourceKind,
-    /// Why it is that kind, where archives might have been of two.
+    /// The reason for that kind, if archives could be of two kinds.
     pub decided: Option<Decided>,
     /// Samples that this import added.
     pub samples: u64,
-    /// Their bytes.
+    /// Bytes of these samples.
     pub sample_bytes: u64,
-    /// Samples of the image now.
+    /// Live samples of the image after the import.
     pub live_samples: u64,
-    /// Chunks written, and those that a resumed import found on the media.
+    /// Number of chunks, found ones included.
     pub chunks: u64,
     /// Chunks that a resumed import found on the media.
     pub chunks_found: u64,
-    /// Bytes of the image in use, on all namespaces.
+    /// Bytes in use by the image, on all namespaces.
     pub image_bytes: u64,
-    /// Bytes that this import wrote, by purpose: zeroes where a resumed import was complete already.
+    /// Bytes that this import wrote, by purpose. All zero if a resumed import was complete already.
     pub media: MediaUse,
-    /// How the image packs samples.
+    /// Packing of samples in the image.
     pub pack: Pack,
     /// Entries that were skipped, with `OnError::Skip`.
     pub bad: Vec<BadEntry>,
-    /// How every file of the source was treated.
+    /// The treatment of every file of the source.
     pub file_counts: Vec<FileCount>,
-    /// How the table of values fitted the samples, if one was given.
+    /// Matches between the table of values and the samples, if a table was given.
     pub columns: Option<ColumnCounts>,
-    /// The fields of the image that have a type, and their types.
+    /// The typed fields of the image, with their types.
     pub field_types: Vec<(Vec<u8>, FieldType)>,
 }
 
@@ -255,7 +256,7 @@ impl FromStr for OnError {
     }
 }
 
-/// Writes a value as its text.
+/// Serializes a value as its `Display` string.
 pub(super) fn as_text<S: Serializer>(
     value: &impl fmt::Display,
     serializer: S,
@@ -271,10 +272,10 @@ fn chosen<T>(text: &str, choices: [(&str, T); 2]) -> Result<T> {
 }
 
 impl ImportOptions {
-    /// The numbers of classes that an import begins with: those of the image and those that are given.
+    /// The initial list of classes for an import: the classes of the image, or those given in the options.
     ///
     /// # Errors
-    /// `InvalidArgument`: these differ.
+    /// `InvalidArgument`: the given list does not begin with the image's list.
     pub(super) fn numbered(&self, image: Option<&Directory>) -> Result<Vec<Vec<u8>>> {
         let known = image.map(Directory::classes).unwrap_or_default();
         if self.classes.is_empty() {
@@ -287,10 +288,10 @@ impl ImportOptions {
         Ok(self.classes.clone())
     }
 
-    /// Refuses classes of a source that are none of those which are given.
+    /// Refuses a source with classes that are not in the given list.
     ///
     /// # Errors
-    /// `BadSource`: there is one.
+    /// `BadSource`: there is such a class.
     pub(super) fn check_classes(&self, of_source: &[Vec<u8>]) -> Result<()> {
         let is_new = |class: &&Vec<u8>| !self.classes.is_empty() && !self.classes.contains(class);
         of_source.iter().find(is_new).map_or(Ok(()), |class| {
@@ -301,7 +302,7 @@ impl ImportOptions {
     }
 }
 
-/// All entries that prevent an import, one a line.
+/// All entries that prevent an import. Displayed one per line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadEntries(pub Vec<BadEntry>);
 
@@ -321,14 +322,14 @@ impl fmt::Display for BadEntries {
 impl std::error::Error for BadEntries {}
 
 impl BadEntries {
-    /// The error that lists them.
+    /// The error that lists these entries.
     pub(crate) fn into_error(self) -> Error {
         let hint = self.way().unwrap_or("repair them, or leave them out with --on-error skip");
         let text = format!("{} entries of the source cannot be imported", self.0.len());
         Error::new(ErrorKind::BadSource, text).hint(hint).source(self)
     }
 
-    /// A way to import them, where there is one.
+    /// A hint how to import the entries, if there is a way.
     fn way(&self) -> Option<&'static str> {
         let any = |is: fn(&BadReason) -> bool| self.0.iter().any(|bad| is(&bad.reason));
         if any(|reason| *reason == BadReason::ComesAgain) {
@@ -353,7 +354,7 @@ impl BadEntries {
     }
 }
 
-/// The error for samples of `whose` whose fields are not those of the image.
+/// The error for samples of `whose` whose fields differ from the image's fields.
 pub(super) fn other_fields(whose: &str, own: &[Vec<u8>], image: &[Vec<u8>]) -> Error {
     let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
     let text = format!(
@@ -364,10 +365,10 @@ pub(super) fn other_fields(whose: &str, own: &[Vec<u8>], image: &[Vec<u8>]) -> E
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// More bad entries than anybody reads.
+/// Maximum number of bad entries that an error lists.
 const MOST_SHOWN: usize = 1000;
 
-/// The error for a source without any importable sample, whose files were treated so.
+/// The error for a source without any importable sample. `counts` tells the treatment of its files.
 pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
     if !bad.is_empty() {
         let bad = BadEntries(bad);

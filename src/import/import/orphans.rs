@@ -1,4 +1,4 @@
-//! Finds cells that hold something and that no generation accounts for: what an import that was killed has left.
+//! Finds orphans: cells with data that belong to no generation, such as those left by a killed import.
 
 use std::sync::Arc;
 
@@ -9,13 +9,15 @@ use dlfs_format::format::CellRange;
 use dlfs_format::format::space::without;
 use dlfs_io::qpair::Device;
 
-/// The cells of an image that are not all zero, and that neither the newest generation reads (chunks, record,
-/// snapshot) nor the one before (what the newest one freed). They are free: the next import may write there.
+/// Returns the cells that are not all zero and that belong neither to the newest generation (chunks, record,
+/// snapshot) nor to the previous one (the cells that the newest one freed). These cells are free: the next
+/// import may write there.
 ///
-/// Reads all free cells of the namespaces, so it is for files, which are as long as their image, and for tests.
+/// This reads all free cells of the namespaces. So it is for tests, and for files, whose length is that of the
+/// image.
 ///
 /// # Errors
-/// Those of opening the image, and of reading.
+/// Errors of opening the image, and of reading.
 pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
     let given = Media::for_reading(devices.to_vec())?;
     let opened = prepare::opened(&given)?;

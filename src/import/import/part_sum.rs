@@ -1,25 +1,25 @@
-//! Sums over the chunks of a part, compared when the part is committed. Pure.
+//! Sums over the chunks of a part. The commit of the part compares them. Pure.
 
 use xxhash_rust::xxh3::Xxh3;
 
 use dlfs_format::format::ChunkHead;
 
-/// Counts, and a hash of what does not change when the part gets its place in the image.
+/// Counts, and a hash of the data that stays the same when the part gets its place in the image.
 #[derive(Clone, Default)]
 pub(super) struct PartSum {
-    /// Chunks so far.
+    /// Number of chunks so far.
     pub(super) chunks: u64,
-    /// Their samples.
+    /// Number of their samples.
     pub(super) samples: u64,
     hash: Xxh3,
 }
 
 impl PartSum {
-    /// Adds the chunk that comes next.
+    /// Adds the next chunk.
     pub(super) fn add(&mut self, head: &ChunkHead) {
         self.chunks += 1;
         self.samples += u64::from(head.num_samples);
-        // The checksum of the table covers names, labels, lengths, and the checksums of all samples.
+        // The table's checksum covers names, labels, lengths, and the checksums of all samples.
         for number in [
             head.cell,
             head.first_slot.0 - head.part.first,

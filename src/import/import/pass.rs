@@ -1,11 +1,11 @@
-//! One pass over a source: several threads build chunks in parallel, one collects their headers.
+//! One pass over a source: several threads build chunks in parallel, and one thread collects their headers.
 //!
-//! Threads take chunk layouts in order from one plan. Each reads, packs and writes its chunk on its own,
-//! so reading the source overlaps writing the media, and no thread waits for another. The collecting thread
-//! adds the headers to the directory in the order of slots, flushes periodically, and reports progress.
+//! Threads take chunk layouts in order from a shared plan. Each thread reads, packs and writes its own chunk,
+//! so reading the source overlaps writing the media, and threads do not wait for each other. The collecting
+//! thread adds the headers to the directory in the order of slots, flushes periodically, and reports progress.
 //!
-//! When a row turns out to be bad, the pass reads on to report all bad rows but writes nothing more: the
-//! remaining rows would form other chunks.
+//! After a bad row the pass reads on, to report all bad rows, but writes nothing more: without the bad rows,
+//! the chunks would be different.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,21 +27,21 @@ use dlfs_format::format::ChunkHeader;
 pub(super) struct Outcome {
     /// Chunks on the media.
     pub(super) chunks: u64,
-    /// Those of them that were found on the media.
+    /// Chunks that were on the media before the pass.
     pub(super) found: u64,
-    /// Rows that cannot be imported, sorted; if there are any, the chunks are useless.
+    /// Rows that cannot be imported, sorted. If there are any, the chunks are useless.
     pub(super) bad: Vec<(u64, BadEntry)>,
-    /// Set if a connection was lost: writes that were not flushed then may be lost too.
+    /// Set if a connection was lost. Writes that were not flushed by then may be lost too.
     pub(super) connection_lost: bool,
-    /// Chunks below this number were flushed before that.
+    /// Chunks below this number were flushed before a connection was lost.
     pub(super) durable_chunks: u64,
 }
 
 impl<'a> Pass<'a> {
-    /// Builds every chunk of the plan and adds it to `builder`, if one is given.
+    /// Builds every chunk of the plan, and adds it to `builder`, if given.
     ///
     /// # Errors
-    /// The first failure of a thread; `Interrupted` if `progress` asks to stop.
+    /// The first failure of a thread. `Interrupted`: `progress` asked to stop.
     pub(super) fn run(
         &self,
         builder: Option<&mut DirectoryBuilder>,
@@ -55,8 +55,8 @@ impl<'a> Pass<'a> {
             connection_lost: AtomicBool::new(false),
         };
         std::thread::scope(|scope| {
-            // However this function ends, even if a thread cannot be started or the caller panics, no
-            // thread continues.
+            // Stops all threads whenever this function ends, even if a thread cannot be started or the caller
+            // panics.
             let _stop = StopAtEnd(&shared.stop);
             let (send, events) = bounded(MOST_EVENTS);
             for _ in 0..self.threads.max(1) {
@@ -89,7 +89,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Stops the threads of a pass when the collector has ended.
+/// Stops the threads of a pass when the collector ends.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -98,7 +98,7 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Puts headers in order and counts.
+/// Puts headers in order, and counts them.
 struct Collector<'a, 'b> {
     pass: &'a Pass<'a>,
     builder: Option<&'b mut DirectoryBuilder>,
@@ -149,7 +149,7 @@ impl<'a, 'b> Collector<'a, 'b> {
         self.outcome.chunks += 1;
         self.outcome.found += u64::from(found);
         self.unflushed_bytes += if found { 0 } else { header.head().len_bytes() };
-        // A part has some of the numbers; both ascend.
+        // The chunks of a part have only some of the numbers. Numbers and places are both ascending.
         let before = |other: &ChunkLayout| other.sequence < chunk.sequence;
         let place = self.pass.chunks.partition_point(before) as u64;
         self.waiting.insert(place, header);
@@ -195,6 +195,6 @@ impl<'a, 'b> Collector<'a, 'b> {
     }
 }
 
-/// Headers that wait for the collector, which does not take any while it flushes: more would only take
-/// memory, about 64 bytes a sample.
+/// Maximum number of headers that wait for the collector, which takes none while it flushes. More would only
+/// take memory, about 64 bytes a sample.
 const MOST_EVENTS: usize = 32;

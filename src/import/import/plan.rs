@@ -1,4 +1,5 @@
-//! Divides the rows of a source among chunks and assigns their cells: arithmetic on lengths and names.
+//! Divides the rows of a source among chunks, and assigns cells to the chunks. Only arithmetic on lengths and
+//! names.
 
 use crate::import::columns::RowColumns;
 use crate::import::media_use::MediaUse;
@@ -10,18 +11,18 @@ use dlfs_format::format::{
     CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, Placement, SampleMeta, Space, fields,
 };
 
-/// The rows of a source with their field, label and id in the image.
+/// The rows of a source, with their fields, labels and ids in the image.
 #[derive(Debug)]
 pub(super) struct Rows<'a> {
     /// The source's index.
     pub(super) index: &'a Index,
     /// For each field of the image, the corresponding field of the source.
     pub(super) source_fields: Vec<Option<u16>>,
-    /// For each class of the source, its number in the image; empty if labels are numbers.
+    /// For each class of the source, its number in the image. Empty if labels are numbers.
     pub(super) class_numbers: Vec<i64>,
-    /// Their values in the typed columns, if the import gives any.
+    /// The rows' values in the typed columns, if the import has any.
     pub(super) values: Option<RowColumns<'a>>,
-    /// In which order the index has them.
+    /// The order of the rows in the index.
     pub(super) order: RowOrder,
 }
 
@@ -30,12 +31,13 @@ pub(super) struct Rows<'a> {
 pub(super) enum RowOrder {
     /// All samples of the part, in the order of ids.
     Ids,
-    /// Those of some chunks, in the order of slots: the first slot of each chunk, ascending, and its row.
+    /// The samples of some chunks, in the order of slots. For each chunk its first slot and the row of that
+    /// slot; slots are ascending.
     Slots(Vec<(Slot, u64)>),
 }
 
 impl RowOrder {
-    /// The order of an index with the rows of `chunks`, chunk by chunk.
+    /// The order of an index that holds the rows of `chunks`, chunk by chunk.
     pub(super) fn of_chunks(chunks: &[ChunkLayout]) -> RowOrder {
         let mut row = 0;
         let firsts = chunks.iter().map(|chunk| {
@@ -48,7 +50,7 @@ impl RowOrder {
 }
 
 impl<'a> Rows<'a> {
-    /// The row of the sample at `slot`, which the index has.
+    /// The row of the sample at `slot`. The index must hold it.
     pub(super) fn row_at(&self, slot: Slot, placement: &Placement) -> u64 {
         match &self.order {
             RowOrder::Ids => placement.id_at(slot).0 - placement.part().first,
@@ -60,15 +62,15 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Values of a row in the typed columns.
+    /// The values of a row in the typed columns.
     pub(super) fn values(&self, row: u64) -> RowValues<'a> {
         match self.index.columns() {
-            Some(columns) => columns.row(row as usize), // with those of a file
+            Some(columns) => columns.row(row as usize), // these include the values from a file
             None => self.values.as_ref().map_or_else(RowValues::default, |values| values.of(row)),
         }
     }
 
-    /// Lengths of a row's fields, in the image's order.
+    /// The lengths of a row's fields, in the image's order.
     pub(super) fn field_lens(&self, row: u64, lens: &mut Vec<Option<u64>>) {
         lens.clear();
         let len = |field: &Option<u16>| {
@@ -77,7 +79,7 @@ impl<'a> Rows<'a> {
         lens.extend(self.source_fields.iter().map(len));
     }
 
-    /// Length of a row's record.
+    /// The length of a row's record.
     pub(super) fn record_len(
         &self,
         row: u64,
@@ -87,7 +89,7 @@ impl<'a> Rows<'a> {
         fields::record_len(lens)
     }
 
-    /// Label of a row in the image.
+    /// The label of a row in the image.
     pub(super) fn label(&self, row: u64) -> Option<i64> {
         let label = self.index.label(row)?;
         let class = usize::try_from(label).ok().and_then(|at| self.class_numbers.get(at));
@@ -95,7 +97,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The rows of the slots that come next, found and touched many at a time: see [`Index::touch`].
+/// The rows of the next slots. They are looked up and touched many at a time: see [`Index::touch`].
 #[derive(Debug, Default)]
 pub(super) struct RowsAhead {
     first_slot: u64,
@@ -106,7 +108,7 @@ impl RowsAhead {
     /// The row at `slot`.
     pub(super) fn row(&mut self, slot: Slot, rows: &Rows<'_>, placement: &Placement) -> u64 {
         if let RowOrder::Slots(_) = rows.order {
-            return rows.row_at(slot, placement); // they follow each other in memory
+            return rows.row_at(slot, placement); // these rows are contiguous in memory
         }
         if let Some(row) = self.rows.get(slot.0.wrapping_sub(self.first_slot) as usize) {
             return *row;
@@ -122,7 +124,7 @@ impl RowsAhead {
     }
 }
 
-/// Number of rows touched ahead: a few cache lines each, and all of it fits the second-level cache.
+/// Number of rows touched ahead. Each takes a few cache lines; together they fit into the second-level cache.
 const ROWS_AHEAD: u64 = 256;
 
 /// A chunk to be written: its slots and its cells.
@@ -141,7 +143,7 @@ pub(super) struct ChunkLayout {
 }
 
 impl ChunkLayout {
-    /// The place of its write, with this time stamp.
+    /// The location of the chunk, with this time stamp.
     pub(super) fn location(&self, time_ns: u64) -> ChunkLocation {
         let CellRange { namespace, cell, .. } = self.cells;
         ChunkLocation { sequence: self.sequence, time_ns, namespace, cell }
@@ -153,7 +155,7 @@ impl ChunkLayout {
 pub(super) struct Plan {
     /// The chunks, in the order of their slots.
     pub(super) chunks: Vec<ChunkLayout>,
-    /// The bytes that they take, by purpose.
+    /// The bytes that the chunks take, by purpose.
     pub(super) media: MediaUse,
     /// The remaining free space.
     pub(super) space: Space,

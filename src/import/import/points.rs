@@ -1,4 +1,5 @@
-//! The points where an import of shards from a store may go on: noted as samples come, written when their chunks are.
+//! The points where an import of shards from an object store may resume. A point is noted while samples arrive,
+//! and written when its chunks are written.
 
 use std::collections::VecDeque;
 
@@ -21,17 +22,18 @@ pub(super) struct Points {
     checkpoint: Checkpoint,
     /// First id of the part.
     first: u64,
-    /// Points whose chunks are not all written, each with the blocks that keep names of classes which came before it.
+    /// Points whose chunks are not all written. With each, the block with the class names that it needs, if
+    /// this block has changed.
     pending: VecDeque<(Point, Option<Vec<u8>>)>,
-    /// Classes whose names are kept, or will be with the last pending point.
+    /// Number of class names that are stored, or will be with the last pending point.
     kept_classes: u64,
     /// Samples and bytes before the last point.
     last: (u64, u64),
 }
 
 impl Points {
-    /// Those of the import of `objects`, and of the `shards` that they name, if it can go on where it was: of a source
-    /// that a place in an object and what is on the media describe.
+    /// The points of an import of `objects` and of the `shards` that these list. `None`: the import cannot
+    /// resume at a point, because a position in an object and the data on the media do not describe its state.
     pub(super) fn of(
         kind: SourceKind,
         mut objects: ObjectList,
@@ -53,11 +55,11 @@ impl Points {
         Some(Points { objects, checkpoint, first, pending, kept_classes: 0, last: (0, 0) })
     }
 
-    /// The points that an interrupted import has written, the newest first, each with the names of the classes that
-    /// samples before it named first.
+    /// The points that an interrupted import has written, newest first. With each, the names of the classes
+    /// that occur in the samples before it.
     ///
     /// # Errors
-    /// `BadSource`: an object that it had read is another one by now.
+    /// `BadSource`: an object that the import had read has changed.
     pub(super) fn saved(
         &self,
         state: &ImportState,
@@ -80,14 +82,14 @@ impl Points {
         Ok(points.iter().filter_map(with_names).collect())
     }
 
-    /// Goes on behind a point that was written.
+    /// Continues after a point that is on the media.
     pub(super) fn begin_at(&mut self, point: Point, sample_bytes: u64) {
         self.last = (point.samples, sample_bytes);
         self.kept_classes = point.classes.count;
         self.checkpoint.push(point);
     }
 
-    /// Notes where `source` is behind these samples, if it is far from the last point.
+    /// Notes the position of `source` after these samples, if it is far from the last point.
     pub(super) fn note(&mut self, samples: u64, sample_bytes: u64, source: &dyn SampleStream) {
         let (last_samples, last_bytes) = self.last;
         let is_far =
@@ -100,7 +102,7 @@ impl Points {
         if count > self.kept_classes {
             blocks = encode_names(names);
             if blocks.is_none() {
-                // They have no room: it goes on at the last point where they had.
+                // The names do not fit. A resume will start at the last point whose names fit.
                 return;
             }
             self.kept_classes = count;
@@ -109,10 +111,10 @@ impl Points {
         self.pending.push_back((point, blocks));
     }
 
-    /// Writes the last point before which all chunks are on the media, and waits for none.
+    /// Writes the last point before which all chunks are on the media. It does not wait for chunks.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub(super) fn write(&mut self, chunks: &mut ChunkStream<'_>) -> Result<()> {
         if self.pending.is_empty() {
             return Ok(());
@@ -137,7 +139,7 @@ impl Points {
     }
 }
 
-/// Describes how the bytes of the objects are imported: an import that differs in this begins again.
+/// Describes how the bytes of the objects are interpreted. If this differs, a resume starts from the beginning.
 fn read_as(kind: SourceKind, columns: Option<&ColumnFile>, options: &ImportOptions) -> String {
     let ImportOptions { placement, seed, rows, field_types, field_columns, .. } = options;
     let columns = columns.map(ColumnFile::fingerprint);
@@ -153,7 +155,7 @@ fn objects(files: &[FoundFile]) -> impl Iterator<Item = &(Client, Object)> {
     files.iter().filter_map(|file| file.object.as_ref())
 }
 
-/// Objects that were given.
+/// The objects that the user gave.
 pub(super) fn listed(files: &[FoundFile]) -> ObjectList {
     let mut list = ObjectList::default();
     list.extend(objects(files).map(|(client, object)| described(client, object)));
@@ -180,6 +182,6 @@ fn error(changed: &Changed, files: &[FoundFile], shards: &[(Client, Object)]) ->
     }
 }
 
-/// Points are so far apart, since each is a write that is waited for.
+/// Minimum distance between points: the import waits for each point's write.
 const POINT_BYTES: u64 = 16 << 20;
 const POINT_SAMPLES: u64 = 1 << 17;

@@ -1,5 +1,5 @@
-//! Inspects the namespaces before anything is written, and decides whether to append, resume, or discard
-//! what they hold.
+//! Inspects the namespaces before anything is written, and decides whether to append, resume, or discard their
+//! contents.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -33,7 +33,7 @@ use dlfs_io::qpair::Device;
 pub(super) struct Current {
     /// Its directory, names included.
     pub(super) directory: Arc<Directory>,
-    /// One for each namespace.
+    /// The superblock of each namespace.
     pub(super) superblocks: Vec<Superblock>,
 }
 
@@ -43,11 +43,11 @@ pub(super) struct ImportState {
     pub(super) media: Media,
     /// The committed generation of the image, if there is one.
     pub(super) current: Option<Current>,
-    /// The journal. It and the source determine everything that the import writes.
+    /// The journal. Together with the source it determines everything that the import writes.
     pub(super) journal: Journal,
-    /// Set if part of the import may be on the media already.
+    /// Set if a part of the import may be on the media already.
     pub(super) resumed: bool,
-    /// Set if all of it is on the media and committed.
+    /// Set if the whole import is on the media and committed.
     pub(super) done: bool,
 }
 
@@ -59,7 +59,7 @@ impl From<Commit> for Current {
 }
 
 impl Current {
-    /// The cells that are free once a generation with these `kept` follows.
+    /// The cells that the next generation frees if it keeps the cells `kept`.
     pub(super) fn freed(&self, kept: impl Iterator<Item = CellRange>) -> Vec<CellRange> {
         freed_by_next(&self.directory, &self.superblocks[0], kept)
     }
@@ -71,7 +71,8 @@ impl ImportState {
         self.current.as_ref().map(|current| &*current.directory)
     }
 
-    /// Writes the journals onto namespaces that have room for them: from here on others know that something was begun.
+    /// Grows the namespaces to hold journals, and writes the journals. From here on other processes see that an
+    /// import has begun.
     pub(super) fn begin(&self) -> Result<()> {
         let layout = &self.journal.layout;
         for namespace in 0..self.media.len() {
@@ -81,12 +82,12 @@ impl ImportState {
     }
 }
 
-/// Inspects the namespaces and decides, as `options` say, what to import onto. Writes nothing, unless
-/// `Onto::Force` discards old superblocks.
+/// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that
+/// `Onto::Force` erases old superblocks.
 ///
 /// # Errors
-/// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is
-/// nothing to append to or to resume. Errors of reading, and of a damaged image.
+/// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to
+/// append to, or to resume. Errors of reading, and of a damaged image.
 pub(super) fn prepare(
     media: Media,
     options: &ImportOptions,
@@ -112,7 +113,7 @@ pub(super) fn prepare(
     }
 }
 
-/// Writes the journal to all namespaces: from here on the import can be resumed.
+/// Writes the journal to all namespaces. From here on the import can be resumed.
 pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
     let mut channel = media.channel();
     for namespace in (0..media.len()).rev() {
@@ -123,11 +124,11 @@ pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
     Ok(())
 }
 
-/// Orders the namespaces as the image that they hold, or whose import was interrupted, has them; without
-/// one, leaves their order.
+/// Sorts the namespaces into the order of the image that they hold, or whose import was interrupted. Without
+/// such an image, their order stays.
 ///
 /// # Errors
-/// They could not be read.
+/// The namespaces cannot be read.
 pub(super) fn in_image_order(media: &Media) -> Result<Media> {
     if let Ok(opened) = judge_now(media)? {
         return Ok(media.in_order(&opened.given));
@@ -138,10 +139,10 @@ pub(super) fn in_image_order(media: &Media) -> Result<Media> {
     }
 }
 
-/// Opens the committed generation, names included, in order to write the next one.
+/// Opens the committed generation, names included, to write the next one.
 ///
 /// # Errors
-/// Those of [`select_generation`], of reading, and of a damaged snapshot. `Refused`: the next commit could
+/// Errors of [`select_generation`], of reading, and of a damaged snapshot. `Refused`: the next commit could
 /// overwrite a newer generation, and `accept_older` does not allow that.
 pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, Current)> {
     let opened = opened(media)?;
@@ -151,7 +152,7 @@ pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, 
     load_current(opened, media)
 }
 
-/// Opens the generation before that of `journal`, whose commit may have been interrupted.
+/// Opens the generation before the one of `journal`, whose commit may have been interrupted.
 ///
 /// # Errors
 /// As [`open_current`].
@@ -194,7 +195,7 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
     directory
         .check_opened(&mut opened)
         .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
-    // A superblock that was replaced by namespace 0's got its length only now.
+    // If namespace 0's superblock replaced another one, that one's length is known only now.
     opened.check_lengths(media.devices().iter().map(lengths))?;
     Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
 }
@@ -209,13 +210,13 @@ pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&C
     space
 }
 
-/// The cells of each namespace, at its present length.
+/// The number of cells of each namespace, by its current length.
 pub(super) fn num_cells(media: &Media, layout: &ImageLayout) -> Vec<u64> {
     let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
     media.devices().iter().map(cells).collect()
 }
 
-/// The current time in ns since 1970, or the time that the caller asked for.
+/// The time that the caller asked for, or else the current time, in ns since 1970.
 pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     wanted.unwrap_or_else(|| u64::try_from(now()).unwrap_or(u64::MAX))
@@ -303,12 +304,13 @@ fn resume(
         if judge_now(&media)?.is_ok() {
             return Err(nothing_to_resume());
         }
-        // It stopped before its first write, or that write was torn: starting anew loses nothing.
+        // The import stopped before or during its first write. Starting anew loses nothing.
         must_be_empty(&media, &mut channel, true)?;
         return fresh(media, options, fingerprint, samples);
     };
     if journal.fingerprint != fingerprint {
-        // The journal of a completed import does not describe one that stopped before it wrote its own.
+        // The journal may belong to an earlier, completed import, if the interrupted import stopped before it
+        // wrote its own.
         if is_history(&media, &journal)? {
             return Err(nothing_to_resume().hint("begin it again with the options that it had"));
         }
@@ -322,7 +324,7 @@ fn resume(
     let window = if journal.part.window == 0 { 0 } else { samples.max(1) };
     let part = Part { count: samples, window, ..journal.part };
     let journal = Journal { part, ..journal };
-    // Namespace 0 is written last: without a superblock there, the first generation is not committed.
+    // The superblock of namespace 0 is written last. Without it, the first generation is not committed.
     let first = journal.generation == Generation(1);
     if first && media.channel().superblocks(0)?.newest().is_none() {
         equal(PART_OF_JOURNAL, 0, journal.part.first)?;
@@ -339,7 +341,7 @@ fn resume(
     check_layout("journal of an import", current.directory.layout(), &journal.layout)?;
     give_up_plan(&media, &current.directory, options.lease)?;
     let found = current.directory.generation();
-    // Meanwhile a delete or purge may have used the generation's number.
+    // A delete or purge may have used the generation's number meanwhile.
     let done = found == journal.generation && current.directory.time_ns() == journal.time_ns;
     if !done && found.0 + 1 != journal.generation.0 {
         return Err(nothing_to_resume());
@@ -353,9 +355,9 @@ fn resume(
     Ok(ImportState { media, current: Some(current), journal, resumed: true, done })
 }
 
-/// Returns whether the generation that may be lost is the import's own: its commit was interrupted, or its copy was
-/// damaged later, and resuming writes the same bytes again. A delete or purge, which have no journal, would have left
-/// a record of that generation.
+/// Returns whether the generation that may be lost is the import's own: its commit was interrupted, or its
+/// superblock copy was damaged later. Then resuming writes the same bytes again. A delete or purge has no
+/// journal, but would have left a record of that generation.
 fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -> Result<bool> {
     if opened.lost_generation() != Some(journal.generation) {
         return Ok(false);
@@ -377,7 +379,7 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
     }))
 }
 
-/// Returns whether some namespace has the journal of an import that is not committed and may be resumed.
+/// Returns whether a namespace has the journal of an uncommitted import, which may be resumed.
 ///
 /// # Errors
 /// The namespaces cannot be read.
@@ -389,7 +391,7 @@ pub(super) fn has_unfinished_import(media: &Media, current: &Current) -> Result<
                 journal.layout.uuid == current.directory.uuid()
                     && journal.generation > current.directory.generation()
             }),
-            // Another release may resume it.
+            // Another release may be able to resume the import.
             Err(error) if error.kind() == ErrorKind::Unsupported => true,
             Err(error) => return Err(error),
         };
@@ -406,8 +408,8 @@ fn nothing_to_resume() -> Error {
     Error::new(ErrorKind::NotFound, "there is no unfinished import to resume")
 }
 
-/// The journal that all namespaces agree on, and their order. `None`: the import stopped before its journal
-/// was everywhere, so it has written nothing else.
+/// The journal on which all namespaces agree, and the namespaces' order. `None`: the import stopped before its
+/// journal was on all namespaces, so it has written nothing else.
 fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
     let mut journals = Vec::new();
     for namespace in 0..media.len() {
@@ -426,8 +428,8 @@ fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal
     Ok(Some((Journal { namespace: 0, ..first }, order)))
 }
 
-/// For each namespace of an image, which of those given it is, by the layout and number that each says. `None`: they
-/// are not those of one whole image.
+/// For each namespace of an image, the index in `places` of its layout and number. `None`: `places` are not
+/// those of one complete image.
 pub(super) fn order_of(places: &[(ImageLayout, u16)]) -> Option<Vec<usize>> {
     let layout = places.first()?.0;
     let mut order = vec![usize::MAX; places.len()];
@@ -439,8 +441,8 @@ pub(super) fn order_of(places: &[(ImageLayout, u16)]) -> Option<Vec<usize>> {
     (usize::from(layout.num_namespaces) == places.len()).then_some(order)
 }
 
-/// Refuses to overwrite possible user data. A large namespace is sampled in many places, and read whole at
-/// both ends, where other formats have their signatures.
+/// Refuses to overwrite possible user data. Large namespaces are only sampled, in many places; both ends are
+/// read completely, since other formats have their signatures there.
 fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> Result<()> {
     for namespace in 0..media.len() {
         let device = media.namespace(namespace);
@@ -455,7 +457,7 @@ fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> 
         for (at, piece) in probes(len) {
             let mut bytes = channel.read(namespace, at, piece)?;
             if at == 0 {
-                blank(&mut bytes, LEASE_OFFSET); // ours
+                blank(&mut bytes, LEASE_OFFSET); // the lease is ours
                 if !ignore_journal && has_journal(&bytes) {
                     let hint = "continue it with --resume, or overwrite it with --force";
                     return refused("an unfinished import", hint);
@@ -480,10 +482,10 @@ fn blank(bytes: &mut [u8], at: u64) {
 
 fn has_journal(bytes: &[u8]) -> bool {
     let found = bytes.get(JOURNAL_OFFSET as usize..).map(Journal::parse);
-    found.is_some_and(|found| found != Ok(None)) // that of another release too
+    found.is_some_and(|found| found != Ok(None)) // a journal of another release counts, too
 }
 
-/// Offsets and lengths to read: both ends whole, and single blocks between them.
+/// Offsets and lengths to read: both ends completely, and single blocks between them.
 fn probes(len: u64) -> Vec<(u64, usize)> {
     let end = END_BYTES.min(len);
     if len <= 2 * END_BYTES {
@@ -502,9 +504,9 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
     probes
 }
 
-/// Erases the superblocks, so that the namespaces hold no image. The committed generation goes last: if it
-/// went first, a power loss in between would make the previous generation current. Until then the image
-/// stays usable.
+/// Erases the superblocks, so that the namespaces hold no image. The copies of the committed generation are
+/// erased last, so the image stays usable until then. If they were erased first, a power loss could make the
+/// previous generation current.
 fn give_up(channel: &mut Channel) -> Result<()> {
     let opened = judge_now(channel.media())?.ok();
     if let Some(opened) = &opened {
@@ -528,8 +530,8 @@ fn give_up(channel: &mut Channel) -> Result<()> {
     Ok(())
 }
 
-/// Commits the open generation again, with a superblock on namespace 0 that declares the other copy void:
-/// the other copy is then known to have been erased, not to have held a newer generation.
+/// Commits the open generation again, with a superblock on namespace 0 that declares the other copy void. The
+/// other copy then counts as erased, not as a lost newer generation.
 fn void_other_copy(channel: &mut Channel, opened: &SuperblockSet) -> Result<()> {
     let superblock = opened.superblock();
     if superblock.generation == Generation(1) {
@@ -565,7 +567,7 @@ pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<D
         Ok(directory)
     };
     match read() {
-        // The damage may be in the transfer: read once more.
+        // The transfer may have damaged the data: read it again.
         Err(error) if error.kind() == ErrorKind::Corrupt => read(),
         result => result,
     }

@@ -1,20 +1,20 @@
 //! The progress of an import.
 
-/// Receives the progress of an import, on the thread that imports.
+/// Receives the progress of an import, on the importing thread.
 pub trait Progress {
-    /// A new stage begins; `samples` and `bytes` are its totals, where known.
+    /// Called when a stage begins. `samples` and `bytes` are its totals; 0 if unknown.
     fn stage(&mut self, stage: Stage, samples: u64, bytes: u64);
 
-    /// This many more samples and bytes of the stage are done.
+    /// Called when this many more samples and bytes of the stage are done.
     fn advance(&mut self, samples: u64, bytes: u64);
 
-    /// Called periodically: whether to stop. What is done is kept for a later `Resume`.
+    /// Called periodically. Returns whether to stop. Completed work is kept for a later `Resume`.
     fn stop(&mut self) -> bool {
         false
     }
 }
 
-/// No progress reports.
+/// Ignores progress.
 impl Progress for () {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}
     fn advance(&mut self, _: u64, _: u64) {}

@@ -1,9 +1,9 @@
-//! Frees the space of deleted samples: rewrites the chunks that have some, without them.
+//! Purge: frees the space of deleted samples by rewriting their chunks without them.
 //!
-//! The new chunks go into free cells. Cells that a generation frees can be written two generations later, so
-//! a purge commits as often as it has to: each step rewrites what fits into the cells that are free, and
-//! leaves the image whole. A file grows by little meanwhile. In the end, what no generation reads any more
-//! goes back to the file system.
+//! The new chunks go into free cells. Cells that a generation frees can be written two generations later, so a
+//! purge commits several generations: each step rewrites the chunks that fit into the free cells, and leaves a
+//! complete image. Meanwhile a file grows only a little. In the end, the space that no generation reads any
+//! more is returned to the file system.
 
 use std::sync::Arc;
 
@@ -29,17 +29,18 @@ use dlfs_format::format::{
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
-/// Rewrites the chunks that have deleted samples, without those samples: as a new generation, or as several
-/// where the new chunks do not fit beside the old ones. If there are none, it writes nothing, unless a purge was
-/// killed before it had given back all space: then it does the rest of that.
+/// Rewrites the chunks with deleted samples, without these samples. It commits one generation, or several if
+/// the new chunks do not fit beside the old ones. If there are no such chunks, it writes nothing, unless an
+/// earlier purge was killed before it had returned all space: then it returns the rest.
 ///
-/// A file becomes as small as an import of the samples would make it, in place: what no generation reads is
-/// cut off its end or becomes a hole. So readers of earlier generations have to open the image again.
+/// A file shrinks in place to the size that an import of the remaining samples would give it: space that no
+/// generation reads is cut off its end or becomes a hole. So readers of earlier generations have to open the
+/// image again.
 ///
 /// # Errors
 /// `Corrupt`: a sample to be kept is damaged; the error names it. `NoSpace`: there is no room for a single
-/// chunk, record and snapshot. `Interrupted`: `progress` asked to stop. What earlier generations of the
-/// purge did stays; the rest is as it was. Those of [`delete`](super::delete).
+/// chunk, record and snapshot. `Interrupted`: `progress` asked to stop. The generations that the purge has
+/// committed stay; the rest is unchanged. Errors of [`delete`](super::delete).
 pub fn purge(
     image: &[Address],
     options: &EditOptions,
@@ -49,7 +50,7 @@ pub fn purge(
     purge_with(&open_image(image, &writable(connect), Meaning::AllOfImage)?, options, progress)
 }
 
-/// As [`purge`] with the default options, on namespaces that are open.
+/// Same as [`purge`] with the default options, for open namespaces.
 ///
 /// # Errors
 /// As [`purge`].
@@ -70,13 +71,13 @@ fn purge_with(
 /// A purge in progress.
 struct Purge<'a> {
     edit: &'a mut Edit,
-    /// The time of all its generations, the first of which is `since`.
+    /// The time stamp of all generations of the purge. The first is `since`.
     time_ns: u64,
     since: Generation,
-    /// Up to where each namespace may be used, in cells: a file that can grow is kept short.
+    /// The end of the usable cells of each namespace. This limit keeps growing files short.
     ceilings: Vec<u64>,
     raises: u32,
-    /// Set if the last generation freed chunks, whose cells cannot be written before the next one.
+    /// Set if the last generation freed chunks. Their cells cannot be written before the next generation.
     has_freed: bool,
     chunks: u64,
     freed_bytes: u64,
@@ -106,7 +107,7 @@ impl<'a> Purge<'a> {
         }
     }
 
-    /// Rewrites every chunk that has deleted samples, in as many generations as that takes.
+    /// Rewrites every chunk that has deleted samples, in as many generations as needed.
     fn run(mut self, progress: &mut dyn Progress) -> Result<EditReport> {
         let (todo, dead) = holed(&self.edit.current.directory)?;
         let slots: u64 = todo.iter().map(|slots| slots.end - slots.start).sum();
@@ -127,7 +128,8 @@ impl<'a> Purge<'a> {
         })
     }
 
-    /// Commits a generation in which as many chunks of `todo` as fit are rewritten; returns how many.
+    /// Rewrites the first chunks of `todo`, as many as fit, and commits them as a generation. Returns their
+    /// number.
     fn step(&mut self, todo: &[Slots], progress: &mut dyn Progress) -> Result<usize> {
         loop {
             let budget = self.edit.media.retry_budget();
@@ -143,7 +145,7 @@ impl<'a> Purge<'a> {
             if self.raises < RAISES_BEFORE_WAITING && self.raise_ceilings() {
                 self.raises += 1;
             } else if self.has_freed {
-                // Another generation, and what the last step freed can be written.
+                // After another generation, the cells that the last step freed can be written.
                 let budget = self.edit.media.retry_budget();
                 let commit = with_retry(budget, || self.commit(&[]))?;
                 self.go_on_from(commit);
@@ -161,21 +163,21 @@ impl<'a> Purge<'a> {
         self.edit.current = commit.into();
     }
 
-    /// The inner error: nothing of `todo` fits.
+    /// Tries a step. The inner error: not even the first chunk of `todo` fits.
     fn try_step(
         &self,
         todo: &[Slots],
         progress: &mut dyn Progress,
     ) -> Result<Result<(usize, u64, Commit), Error>> {
         let mut space = self.free_space();
-        // First of all room for the commit: without it, nothing else is of use.
+        // Reserve room for the commit first: without a commit, the rewritten chunks are useless.
         let commit_cells = self.commit_cells();
         if space.allocate(0, commit_cells).is_none() {
             return Ok(Err(space.no_room(commit_cells).into()));
         }
         if !self.can_grow() {
-            // And, if there is, for one that only makes the freed cells free.
-            let _ = space.allocate(0, commit_cells); // a purge in one generation needs no other
+            // If possible, also reserve room for a commit that only makes freed cells usable.
+            let _ = space.allocate(0, commit_cells); // a single generation needs none
         }
         let mut rewriter = Rewriter::new(self, space);
         let done = rewriter.rewrite_what_fits(todo, progress)?;
@@ -204,7 +206,7 @@ impl<'a> Purge<'a> {
         Ok(commit)
     }
 
-    /// Free cells below the ceilings.
+    /// The free cells below the ceilings.
     fn free_space(&self) -> Space {
         let mut space = self.edit.free_space();
         for (namespace, &cell) in (0..).zip(&self.ceilings) {
@@ -213,12 +215,12 @@ impl<'a> Purge<'a> {
         space
     }
 
-    /// Cells that the next record and snapshot are not likely to exceed together.
+    /// Number of cells that is probably enough for the next record and snapshot together.
     fn commit_cells(&self) -> u64 {
         let directory = &self.edit.current.directory;
         let snapshot = self.edit.current.superblocks[0].snapshot.len_bytes;
         let record = directory.record().encode(0, 0).len() as u64;
-        // Names that become empty are no longer in the order of ids.
+        // Names that become empty break the order by ids.
         let order = match directory.memory_bytes().name_order {
             0 => 5 * directory.num_samples(),
             _ => 0,
@@ -231,8 +233,8 @@ impl<'a> Purge<'a> {
         self.edit.media.devices().iter().any(|device| device.capabilities().can_grow)
     }
 
-    /// Lets files grow by an eighth of what they have, and by what a commit takes; false if they have that
-    /// room already.
+    /// Lets files grow by an eighth of their size, and by the size of a commit. Returns false if no file can
+    /// grow further.
     fn raise_ceilings(&mut self) -> bool {
         let layout = *self.edit.current.directory.layout();
         let chunk_cells = u64::from(layout.chunk_size_bytes).div_ceil(layout.cell_bytes());
@@ -249,8 +251,8 @@ impl<'a> Purge<'a> {
     }
 }
 
-/// How often files grow before steps wait for what earlier ones freed: each step then writes what the last
-/// but one freed.
+/// Number of times that files grow before steps wait for cells that earlier steps freed. Then each step writes
+/// the cells that the last step but one freed.
 const RAISES_BEFORE_WAITING: u32 = 2;
 
 /// Upper limit of the additional padding in a record, and in a snapshot.
@@ -259,7 +261,8 @@ const PAGE_BYTES: u64 = 4096;
 /// The slots of a chunk.
 type Slots = std::ops::Range<u64>;
 
-/// The slots of every chunk with deleted samples whose bytes are on media, and the number of these samples.
+/// The slots of every chunk whose deleted samples still have bytes on the media, and the number of these
+/// samples.
 fn holed(directory: &Directory) -> Result<(Vec<Slots>, u64)> {
     let mut holed = Vec::new();
     let mut dead = 0;
@@ -274,7 +277,7 @@ fn holed(directory: &Directory) -> Result<(Vec<Slots>, u64)> {
     Ok((holed, dead))
 }
 
-/// Deleted samples of a chunk whose bytes are still on media.
+/// The number of deleted samples of a chunk whose bytes are still on the media.
 fn dead_samples(directory: &Directory, chunk: u32) -> Result<u64> {
     let info = directory.chunk(chunk);
     if directory.live_in_chunk(chunk) == info.num_slots {
@@ -284,25 +287,25 @@ fn dead_samples(directory: &Directory, chunk: u32) -> Result<u64> {
     let mut dead = 0;
     for slot in info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots) {
         let id = directory.id_at(Slot(slot)).expect("a slot of a chunk has an id");
-        // A purge dropped the name together with the bytes.
+        // A purge drops a sample's name together with its bytes.
         dead += u64::from(!directory.is_live(id) && directory.name_into(id, &mut name)?);
     }
     Ok(dead)
 }
 
-/// Writes the new chunks of one generation.
+/// Writes the new chunks of a generation.
 struct Rewriter<'a> {
     purge: &'a Purge<'a>,
     old: &'a Directory,
     layout: ImageLayout,
     channel: Channel,
     space: Space,
-    /// The chunk being filled, and its part. `buf` holds the buffer while there is none.
+    /// The chunk being filled, and its part. `None`: `buf` holds the buffer.
     open: Option<(ChunkBuilder, Part)>,
     buf: IoBuf,
-    /// The chunks written.
+    /// The heads of the chunks that were written.
     heads: Vec<ChunkHead>,
-    /// Why a chunk could not be written.
+    /// The reason why a chunk could not be written.
     no_room: Option<Error>,
 }
 
@@ -323,11 +326,11 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Rewrites chunks from the first on; returns how many fitted.
+    /// Rewrites chunks in order, and returns how many fit.
     ///
-    /// While there is room for three chunks of full size, neighbours are merged: one chunk may complete the
-    /// open one, fill another, and begin a third. With less, each is written on its own, so that it is known
-    /// whether it fits.
+    /// While there is room for three full-size chunks, neighbours are merged: one chunk may complete the open
+    /// chunk, fill another, and begin a third. With less room, each chunk is rewritten separately, so that it
+    /// is known whether it fits.
     fn rewrite_what_fits(&mut self, todo: &[Slots], progress: &mut dyn Progress) -> Result<usize> {
         let chunk_cells =
             u64::from(self.layout.chunk_size_bytes).div_ceil(self.layout.cell_bytes());
@@ -337,7 +340,7 @@ impl<'a> Rewriter<'a> {
                 let message = "the purge was stopped; what it has done stays";
                 return Err(Error::new(ErrorKind::Interrupted, message));
             }
-            // The open chunk was begun with room to spare, so it can be finished.
+            // The open chunk was begun with enough free space, so it can be finished.
             if end != Some(slots.start) {
                 self.finish_or_fail()?;
             }
@@ -369,7 +372,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Copies the live samples of a chunk into new chunks; dead slots become empty entries.
+    /// Copies the live samples of a chunk into new chunks. Slots of deleted samples become empty entries.
     fn rewrite(&mut self, slots: &Slots) -> Result<()> {
         let old = self.old;
         let id = old.id_at(Slot(slots.start)).expect("a slot of a chunk has an id");
@@ -428,7 +431,7 @@ impl<'a> Rewriter<'a> {
             match fit {
                 Fit::Here => return Ok(()),
                 Fit::NextChunk => drop(self.finish_chunk()?),
-                // An oversize sample has a chunk of its own, which is dropped whole.
+                // An oversize sample has its own chunk, which is dropped as a whole.
                 Fit::Oversize => {
                     let message = "a sample among others does not fit into a chunk";
                     return Err(Error::new(ErrorKind::Corrupt, message));
@@ -459,7 +462,7 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Writes the chunk being filled, if there is one. False: there is no room for it.
+    /// Writes the chunk being filled, if there is one. Returns false if there is no room for it.
     fn finish_chunk(&mut self) -> Result<bool> {
         let Some((mut chunk, _)) = self.open.take() else { return Ok(true) };
         let sequence = self.heads.len() as u64;

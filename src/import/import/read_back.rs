@@ -7,10 +7,10 @@ use dlfs_format::format::checksum::crc32c_append;
 use dlfs_format::format::chunk::SampleEntry;
 use dlfs_format::format::{ChunkHead, ChunkHeader};
 
-/// Reads the chunks of `directory` from number `first` on and compares them with it.
+/// Reads the chunks from number `first` on, and compares them with `directory`.
 ///
 /// # Errors
-/// `Disconnected`: a chunk differs; the import can be resumed. Those of reading.
+/// `Disconnected`: a chunk differs; the import can be resumed. Errors of reading.
 pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: u32) -> Result<()> {
     for number in first..directory.num_chunks() {
         let chunk = directory.chunk(number);
@@ -26,7 +26,7 @@ pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: 
     Ok(())
 }
 
-/// Returns whether a chunk has the samples of `directory`.
+/// Returns whether a chunk has the samples that `directory` lists.
 fn is_same(header: &ChunkHeader, directory: &Directory, chunk: &ChunkInfo) -> bool {
     let head = header.head();
     let is_sample = |sample: SampleEntry<'_>| {
@@ -39,11 +39,11 @@ fn is_same(header: &ChunkHeader, directory: &Directory, chunk: &ChunkInfo) -> bo
         && header.samples().all(is_sample)
 }
 
-/// The header of the chunk at `offset`, if all its samples have their checksums; `header_bytes`, a block at least, are
-/// read first.
+/// Reads the chunk at `offset`, and returns its header if all its samples match their checksums.
+/// `header_bytes`, at least a block, is the length of the first read.
 ///
 /// # Errors
-/// Those of reading.
+/// Errors of reading.
 pub(super) fn whole_chunk(
     channel: &mut Channel,
     namespace: u16,
@@ -65,7 +65,7 @@ pub(super) fn whole_chunk(
     Ok(Some(header))
 }
 
-/// The checksum of bytes on media.
+/// Computes the checksum of a byte range on the media.
 fn crc_of(channel: &mut Channel, namespace: u16, offset: u64, len: u64) -> Result<u32> {
     let mut crc = 0;
     for (at, piece) in pieces(len, PIECE_BYTES) {

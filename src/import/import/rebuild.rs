@@ -1,13 +1,14 @@
-//! Rebuilds the directory from chunk headers, when its snapshot or the superblocks are lost.
+//! Rebuilds the directory from chunk headers, if its snapshot or the superblocks are lost.
 //!
-//! [`scan`](crate::import::scan) finds the heads, [`dlfs_format::directory::rebuild`] selects the chunks that make up a
-//! generation; their headers are read whole, and the directory is committed again as the same generation, so that
-//! training runs continue.
+//! [`scan`](crate::import::scan) finds the heads. [`dlfs_format::directory::rebuild`] selects the chunks of a
+//! generation. Then their headers are read completely, and the directory is committed again as the same
+//! generation, so that training runs continue.
 //!
-//! Samples are not read: a scan passes over them. Another head may lie among them only where a chunk was given up
-//! later. A purge gives up chunks that have deleted samples, and [`sound_chunks`] are those that it cannot have given
-//! up. The cells of all others are read too, and of every chunk where the superblocks do not say which generation
-//! there is, the record does not say what was deleted, or samples are missing.
+//! Samples are not read: a scan skips them. But if a chunk was abandoned, newer heads may have been written
+//! among its samples. A purge abandons chunks with deleted samples; [`sound_chunks`] are those that it cannot
+//! have abandoned. The scan also reads the cells of all other chunks. It reads the cells of every chunk if the
+//! superblocks do not show the current generation, the record does not show the deletions, or samples are
+//! missing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -60,32 +61,33 @@ pub struct RebuildReport {
     pub chunks: u64,
     /// Chunk heads that do not belong to the generation: replaced, or never committed.
     pub unused_chunks: u64,
-    /// Cells whose first block cannot be read: a chunk that begins there is lost.
+    /// Cells whose first block cannot be read. A chunk that begins in such a cell is lost.
     pub unreadable_cells: u64,
-    /// Superblock copies that were bad and are repaired.
+    /// Number of bad superblock copies that were repaired.
     pub mended_copies: u64,
-    /// Set if the generation's record or snapshot was found, which has the deletions and class names. Without either,
-    /// deleted samples are live again, and classes have no names.
+    /// Set if the generation's record or snapshot was found, which holds the deletions and the class names.
+    /// Without either, deleted samples are live again, and classes have no names.
     pub deletions_known: bool,
-    /// The generation whose directory has the older chunks; `None`: all headers were read.
+    /// The generation whose directory supplied the older chunks. `None`: all headers were read.
     pub base: Option<Generation>,
 }
 
-/// Rebuilds the directory of `image` from its chunk headers and commits it.
+/// Rebuilds the directory of `image` from its chunk headers, and commits it.
 ///
-/// The result is the generation that the superblocks commit. If a bad copy may have committed a newer
-/// generation, and the record of that one exists, the result is the newer one: everything of a generation
-/// is durable before its superblock is written, so this completes an interrupted commit.
+/// The result is the generation that the superblocks commit. But if a bad copy may have committed a newer
+/// generation, and that generation's record exists, the result is the newer one. This completes an interrupted
+/// commit: all data of a generation is durable before its superblock is written.
 ///
-/// If the record of a committed generation is damaged, its snapshot has the same facts, if it is intact;
-/// without either, deleted samples become live again.
+/// If the record of the committed generation is damaged, its snapshot is used, which has the same information.
+/// Without either, deleted samples become live again.
 ///
-/// With `since`, only chunks of later generations are searched where the directory of that generation, or of one
-/// before it, can still be read; otherwise the headers of all chunks are read.
+/// With `since`, the directory of that generation or of an earlier one supplies the older chunks, and only
+/// chunks of later generations are searched. If no such directory can be read, the headers of all chunks are
+/// read.
 ///
 /// # Errors
-/// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one complete image,
-/// or there is no generation `since` yet. `Corrupt`: with `since`, the record of the committed generation is
+/// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one complete image, or
+/// there is no generation `since` yet. `Corrupt`: with `since`, the record of the committed generation is
 /// missing. `Busy`: an import is running.
 pub fn rebuild(
     image: &[Address],
@@ -98,7 +100,7 @@ pub fn rebuild(
     rebuild_on(&devices, since, progress)
 }
 
-/// As [`rebuild`], on namespaces that are open.
+/// Same as [`rebuild`], for open namespaces.
 ///
 /// # Errors
 /// As [`rebuild`].
@@ -124,7 +126,7 @@ pub fn rebuild_on(
         let mut space = beside_all(&media, &scan, &found.directory, &copies);
         let prepared = commit::prepare(&media, found.directory.clone(), &mut space);
         let mut commit = match prepared {
-            // The record has all that the snapshot in its way has.
+            // The old snapshot may be overwritten: the record holds the same information.
             Err(error) if error.kind() == ErrorKind::NoSpace && found.record.is_some() => {
                 let mut space = in_place(&media, &scan, &found.directory, &copies);
                 commit::prepare(&media, found.directory.clone(), &mut space)?
@@ -133,7 +135,7 @@ pub fn rebuild_on(
         };
         let bad = void_bad_copies(&copies, &mut commit.superblocks);
         commit::write(&media, &lease, &commit)?;
-        // Last, since the old copies may be the only ones until here.
+        // Erase bad copies last: until here, the old copies may be the only valid ones.
         let mut channel = media.channel();
         for &(namespace, offset) in &bad {
             lease.check()?;
@@ -166,11 +168,12 @@ pub fn rebuild_on(
     })
 }
 
-/// The directory that chunk heads alone yield, and when each chunk was written, in ns since 1970. Nothing is written,
-/// and no snapshot is read: this is what an index of chunks is rebuilt from, and compared with.
+/// Assembles the directory from chunk headers, with the time of writing of each chunk, in ns since 1970. Writes
+/// nothing. Reads the snapshot only if the generation's record is missing or damaged. An index of chunks is
+/// rebuilt from the result, and compared with it.
 ///
 /// # Errors
-/// As [`rebuild`], but for `Busy`.
+/// As [`rebuild`], except `Busy`.
 pub fn read_heads(
     image: &[Address],
     connect: &ConnectOptions,
@@ -185,22 +188,22 @@ pub fn read_heads(
     Ok((found.directory, times.collect()))
 }
 
-/// Free cells beside every known chunk, those of older generations included, and the snapshots that superblocks name,
-/// which are current until the commit.
+/// The space outside all known chunks, including chunks of older generations, and outside the snapshots that
+/// superblocks name. These snapshots are current until the commit.
 fn beside_all(
     media: &Media,
     scan: &Scan,
     directory: &Directory,
     copies: &[SuperblockCopies],
 ) -> Space {
-    // With a base, the heads of what it alone has were not read.
+    // With a base, the heads of chunks that only the base has were not read.
     let mut space = beside_own(media, scan, directory);
     scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
     valid(copies).for_each(|superblock| space.reserve(superblock.snapshot_range()));
     space
 }
 
-/// Free cells beside the chunks of this generation and the one before, and beside what cannot be read.
+/// The space outside the chunks of this generation and the previous one, and outside unreadable cells.
 fn beside_own(media: &Media, scan: &Scan, directory: &Directory) -> Space {
     let mut space = Space::new(directory.layout(), &media.capacities());
     let own = directory.cell_ranges().chain(directory.freed().iter().copied());
@@ -208,8 +211,9 @@ fn beside_own(media: &Media, scan: &Scan, directory: &Directory) -> Space {
     space
 }
 
-/// As [`beside_all`] where there is no room: without chunks that neither this generation nor the one before has, and
-/// without this one's snapshot. A power loss while that is overwritten leaves an image to rebuild, as it was.
+/// The space to use if [`beside_all`] is too small. It includes chunks that neither this generation nor the
+/// previous one has, and this generation's snapshot. A power loss while that snapshot is overwritten leaves an
+/// image that can still be rebuilt.
 fn in_place(
     media: &Media,
     scan: &Scan,
@@ -226,7 +230,7 @@ fn valid(copies: &[SuperblockCopies]) -> impl Iterator<Item = &Superblock> {
     copies.iter().flat_map(|copies| copies.copies.iter().flatten())
 }
 
-/// Reads heads and assembles the generation, until only sound chunks have cells that were not read.
+/// Reads heads and assembles the generation, until only cells inside sound chunks are unread.
 fn search(
     media: &Media,
     layout: &ImageLayout,
@@ -249,8 +253,8 @@ fn search(
     }
 }
 
-/// All cells up to the end of what the superblocks commit, without those of the base and of snapshots that superblocks
-/// name: nothing writes there before the second generation after.
+/// All cells up to the end of the committed image, except those of the base and of the snapshots that
+/// superblocks name: the next generation does not write to these; the one after it may.
 fn cells_to_search(
     media: &Media,
     layout: &ImageLayout,
@@ -272,8 +276,8 @@ fn cells_to_search(
     without(all, snapshots.chain(base.into_iter().flat_map(Directory::cell_ranges)))
 }
 
-/// The places of the record, and of the chunks that no purge can have given up: those that the import of their part
-/// wrote, all of whose samples are live.
+/// The places of the record, and of the chunks that no purge can have abandoned: chunks that the import of
+/// their part wrote, and whose samples are all live.
 fn sound_chunks(found: &Found) -> HashSet<(u16, u64)> {
     let directory = &found.directory;
     if !found.deletions_known || found.selection.lost_samples > 0 {
@@ -298,13 +302,13 @@ fn sound_chunks(found: &Found) -> HashSet<(u16, u64)> {
     sound
 }
 
-/// Sets the void bit in the superblocks to be written, if one of the other copies is bad; returns namespace
-/// and offset of the copies to erase then.
+/// Sets the void bit in the superblocks to write, if one of the other copies is bad. Returns namespace and
+/// offset of the copies to erase afterwards.
 fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) -> Vec<(u16, u64)> {
     let generation = superblocks[0].generation;
     let other = 1 - copy_index(generation);
     let is_bad = |copies: &SuperblockCopies| copies.copies[other].is_err();
-    // The first generation has no other copy in any case.
+    // The first generation has no other copy anyway.
     if generation > Generation(1) && copies.iter().any(is_bad) {
         for superblock in superblocks {
             superblock.optional_features |= OTHER_COPY_VOID;
@@ -321,13 +325,13 @@ struct Found {
     directory: Directory,
     selection: ChunkSelection,
     headers_read: u64,
-    /// The cells of the generation's own record, if that listed its contents.
+    /// The cells of the generation's own record, if the contents were taken from it.
     record: Option<CellRange>,
     /// Set if a record or snapshot was found: see [`RebuildReport::deletions_known`].
     deletions_known: bool,
 }
 
-/// Identifies the image, and the index in it of each given namespace.
+/// Identifies the image. Also returns the given namespaces' order in it.
 fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
     let copies = media.superblocks()?;
     if let Ok(opened) = select_generation(&copies) {
@@ -350,7 +354,7 @@ fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
     Ok((places[0].0, order))
 }
 
-/// The layout in the first chunk of a namespace.
+/// The layout in the first chunk of a namespace, and the namespace's number.
 fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let mut channel = media.channel();
     let mut found = None;
@@ -372,8 +376,8 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     })
 }
 
-/// The superblock that commits, and the generation that may have been committed after it. Without any valid
-/// superblock, both are unknown.
+/// The committed superblock, and the generation that may have been committed after it. Without any valid
+/// superblock, both are `None`.
 fn committed(copies: &[SuperblockCopies]) -> (Option<Superblock>, Option<Generation>) {
     match select_generation(copies) {
         Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
@@ -385,7 +389,7 @@ fn committed(copies: &[SuperblockCopies]) -> (Option<Superblock>, Option<Generat
     }
 }
 
-/// The facts of the committed generation's record, taken from its snapshot, which has the same.
+/// The contents of the committed generation's record, taken from its snapshot.
 fn record_of_snapshot(
     media: &Media,
     layout: &ImageLayout,
@@ -397,8 +401,8 @@ fn record_of_snapshot(
     prepare::read_directory(media, superblock).ok().map(|directory| directory.record())
 }
 
-/// The newest directory of generation `since` or before that can still be read: its snapshot is where its superblock
-/// says.
+/// The newest readable directory of generation `since` or earlier, found by a superblock copy that names its
+/// snapshot.
 fn base_of(
     media: &Media,
     copies: &[SuperblockCopies],
@@ -416,8 +420,8 @@ fn base_of(
     Ok(older.into_iter().find_map(|superblock| prepare::read_directory(media, superblock).ok()))
 }
 
-/// The generation that a bad superblock copy may have committed, if its record exists and it has lost no
-/// more samples than the one before; otherwise the one before.
+/// Assembles the generation that a bad superblock copy may have committed, if its record exists and it has not
+/// lost more samples than the generation before. Otherwise assembles the generation before.
 fn assemble_newest(
     media: &Media,
     layout: &ImageLayout,
@@ -449,8 +453,8 @@ fn assemble_newest(
     }
 }
 
-/// Assembles the committed generation, if it is known; else the newest one with an intact record; else the
-/// newest one. `superblock` is the one that commits it.
+/// Assembles the committed generation, if it is known; otherwise the newest one with an intact record;
+/// otherwise the newest one. `superblock` is the one that commits it.
 fn assemble(
     media: &Media,
     layout: &ImageLayout,
@@ -465,7 +469,7 @@ fn assemble(
     let lens = media.devices().iter().map(|device| device.namespace().len_bytes());
     let most_slots = lens.fold(0, u64::saturating_add) / MIN_ENTRY_BYTES;
     let since = base.map_or(Generation(0), Directory::generation);
-    // Chunks of a generation that was not committed belong to none.
+    // Chunks of an uncommitted generation are ignored.
     let until = committed.unwrap_or(Generation(u64::MAX));
     let wanted = |head: &&ChunkHead| (since < head.id.generation) && head.id.generation <= until;
     let later: Vec<ChunkHead> = heads.iter().filter(wanted).copied().collect();
@@ -478,14 +482,14 @@ fn assemble(
             None => None,
         };
         if let (Some(head), None) = (&head, &record) {
-            // Damaged: try the next one.
+            // The record is damaged: try the next one.
             records.retain(|other| other != head);
             continue;
         }
         let record = record
             .or_else(|| record_of_snapshot(media, layout, superblock?))
             .or_else(|| base.map(Directory::record));
-        // The base's own record would restore the base.
+        // An older record, such as the base's own, would only restore the older generation.
         if let (Some(record), Some(committed)) = (&record, committed)
             && record.generation < committed
         {
@@ -496,7 +500,7 @@ fn assemble(
             add_usable(channel, layout, base, &later, record.as_ref(), most_slots)?;
         let (generation, time_ns) = match (&record, superblock) {
             (Some(record), _) => (record.generation, record.time_ns),
-            // Never less than the committed one: the newer superblock would still be opened.
+            // Not lower than the committed generation: otherwise readers would still open the newer superblock.
             (None, Some(superblock)) => (superblock.generation, superblock.time_ns),
             (None, None) => {
                 usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default()
@@ -521,16 +525,16 @@ fn assemble(
     }
 }
 
-/// A selection in which every header is readable, and what its chunks add up to.
+/// A selection whose headers are all readable, and the directory of its chunks so far.
 struct Assembled {
     usable: Vec<ChunkHead>,
     selection: ChunkSelection,
     builder: DirectoryBuilder,
 }
 
-/// Selects chunks and adds them up: a damaged header is treated as missing. So is a chunk with damaged samples if
-/// another chunk has the same slots: an interrupted edit, followed by another edit of the same generation, may have
-/// left it half written.
+/// Selects chunks, and adds them to a builder. A chunk with a damaged header is treated as missing. So is a
+/// chunk with damaged samples if another chunk has the same slots: an interrupted edit may have left it half
+/// written before another edit of the same generation.
 fn add_usable(
     channel: &mut Channel,
     layout: &ImageLayout,
@@ -610,7 +614,7 @@ fn add(
     }
 }
 
-/// The header of head number `at`, if the chunk can be used.
+/// Reads the header of head number `at`. `None`: the chunk cannot be used.
 fn read_usable(
     channel: &mut Channel,
     heads: &[ChunkHead],
@@ -639,7 +643,7 @@ fn read_record(
     Ok(record.map(|(_, record)| record).filter(|record| record.layout == *layout))
 }
 
-/// Head and table of a chunk or record; `None` if they exceed the namespace.
+/// Reads head and table of a chunk or record. `None`: they cannot be read, or exceed the namespace.
 fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> {
     let at = head.layout.offset_of(head.cell)?;
     let len = u64::from(head.header_len).next_multiple_of(BLOCK_BYTES as u64);

@@ -1,7 +1,7 @@
 //! Takes over the chunks that an interrupted import of a stream has written, up to a point of its checkpoint.
 //!
-//! Chunks are where an import from the beginning would have put them, and say so in their headers: all is compared, and
-//! every sample with its checksum. So what is taken over is what would be written again.
+//! The chunks must be where an import from the beginning would have put them, with the same headers, and every
+//! sample must match its checksum. So the chunks are the same as an import would write again.
 
 use std::collections::HashSet;
 
@@ -19,24 +19,24 @@ use dlfs_format::format::{ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, SampleM
 /// The state taken over from the chunks on media.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// Fingerprints of the names of its samples.
+    /// Fingerprints of the names of these samples.
     pub(super) names: HashSet<u128>,
     /// Names of the fields.
     pub(super) fields: Vec<Vec<u8>>,
     /// Types of the fields.
     pub(super) field_types: FieldTypes,
-    /// Names of the classes that samples named first; the point has them.
+    /// Names of the classes that the samples use. They come from the point.
     pub(super) classes: Vec<Vec<u8>>,
-    /// Bytes of its samples.
+    /// Bytes of these samples.
     pub(super) sample_bytes: u64,
 }
 
 impl ChunkStream<'_> {
-    /// Takes over the first `samples` samples of the part, before anything else; `seen` is given their names, in order.
-    /// `None`: not all of them are on the media as they should be, and this stream is useless.
+    /// Takes over the first `samples` samples of the part, before anything else is written. Passes their names
+    /// to `seen`, in order. `None`: some samples are missing or differ; then this stream is useless.
     ///
     /// # Errors
-    /// Those of reading and writing.
+    /// Errors of reading and writing.
     pub(super) fn restore(
         &mut self,
         samples: u64,
@@ -74,7 +74,8 @@ impl ChunkStream<'_> {
                 }
                 continue;
             }
-            // The point lies within it: it is built again, of samples that are here and of new ones.
+            // The point is inside this chunk. The chunk is built again, from its samples before the point and
+            // new ones.
             for sample in header.samples().take_while(|sample| sample.slot.0 < end) {
                 let start = sample.offset_bytes as usize;
                 let Some(record) = bytes.get(start..start + sample.len_bytes as usize) else {
@@ -92,8 +93,8 @@ impl ChunkStream<'_> {
         Ok(Some(restored))
     }
 
-    /// The chunk where the next one would be written, if it is the one that belongs there, and its bytes if it holds
-    /// more than one sample.
+    /// Reads the chunk at the location of the next chunk to write, and checks that it is the expected one. Also
+    /// returns its bytes; for an oversize chunk, only its header.
     fn read_next_chunk(&mut self) -> Result<Option<(ChunkHeader, IoBuf)>> {
         let layout = self.state.journal.layout;
         let slot = self.next_slot();
@@ -131,7 +132,7 @@ impl ChunkStream<'_> {
         Ok((is_sound && is_whole).then_some((header, bytes)))
     }
 
-    /// Counts a chunk that is there. `false`: it would be written elsewhere.
+    /// Counts a chunk that is on the media. Returns false if the chunk would be written elsewhere.
     fn take_over(&mut self, header: &ChunkHeader) -> Result<bool> {
         let range = header.head().cell_range();
         let location = self.next_location(range.cells)?;
@@ -144,5 +145,5 @@ impl ChunkStream<'_> {
     }
 }
 
-/// Holds the head of a chunk.
+/// Enough for the head of a chunk.
 const HEAD_BLOCK_BYTES: u64 = 4096;

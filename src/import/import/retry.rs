@@ -1,4 +1,4 @@
-//! Retries with back-off: how long an import waits for a target that is gone.
+//! Retries with back-off: the time that an import waits for an unreachable target.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_io::qpair::IoError;
 use dlfs_nvme::nvme::RetryClass;
 
-/// Retries `attempt` while its errors are transient; it must be idempotent.
+/// Retries `attempt`, which must be idempotent, while its errors are transient.
 ///
 /// # Errors
-/// The last one, when the retry budget is spent.
+/// The last error, when the retry budget is spent.
 pub(super) fn with_retry<T>(
     retry_budget: &RetryBudget,
     mut attempt: impl FnMut() -> Result<T>,
@@ -37,7 +37,7 @@ pub(super) fn is_transient(error: &Error) -> bool {
     use std::error::Error as _;
     match error.kind() {
         ErrorKind::Disconnected | ErrorKind::TimedOut => true,
-        // The target rejected data that were damaged in transit.
+        // The target rejected data that was damaged in transit.
         ErrorKind::Refused => matches!(
             error.source().and_then(|source| source.downcast_ref()),
             Some(IoError::Status(status)) if status.retry_class() == RetryClass::Retry
@@ -46,7 +46,7 @@ pub(super) fn is_transient(error: &Error) -> bool {
     }
 }
 
-/// How long all threads of an import together retry without progress.
+/// The time for which all threads of an import together retry without progress.
 #[derive(Default)]
 pub(super) struct RetryBudget {
     until: Mutex<Option<Instant>>,
@@ -57,7 +57,7 @@ pub(super) struct RetryBudget {
 pub(super) struct Backoff(Duration);
 
 impl RetryBudget {
-    /// Records that a call that began at `begun` has failed.
+    /// Records the failure of a call that began at `begun`.
     pub(super) fn failed(&self, begun: Instant) {
         self.until.lock().get_or_insert(begun + RETRY_FOR);
     }
@@ -67,12 +67,12 @@ impl RetryBudget {
         *self.until.lock() = None;
     }
 
-    /// The deadline of calls after a failure: together with the earlier attempts, `limit`.
+    /// The deadline of calls after a failure: together with the earlier attempts they take at most `limit`.
     pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
         self.until.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
     }
 
-    /// Sleeps a little longer than last time; `false` when the budget is spent.
+    /// Sleeps somewhat longer than last time. Returns false if the budget is spent.
     pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
         let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
         let until = *self.until.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
@@ -85,7 +85,8 @@ impl RetryBudget {
     }
 }
 
-/// The retry budget: less than the deadline of one call, so that the last attempt ends within that too.
+/// The retry budget. It is less than the deadline of a call, so that the last attempt ends within that
+/// deadline.
 pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
 
 const MIN_BACKOFF: Duration = Duration::from_millis(10);

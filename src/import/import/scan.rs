@@ -1,8 +1,8 @@
-//! Finds the heads of chunks: for a rebuild, and to find what an interrupted import left.
+//! Finds the heads of chunks, for a rebuild and for finding the remains of an interrupted import.
 //!
-//! Every cell may hold a head. But a generation never writes where the current one reads, so within a chunk that is in
-//! use there is no other: a scan passes over the cells of the chunks that it finds, and looks into those of chunks that
-//! may have been given up, and overwritten in part.
+//! Every cell may hold a head. But a generation never writes to cells that the current one reads, so a chunk in
+//! use contains no other head. A scan therefore skips the cells of the chunks that it finds. It searches the
+//! cells of chunks that may have been abandoned and partly overwritten.
 
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
@@ -16,19 +16,19 @@ use dlfs_format::format::geometry::CELL_BYTES;
 use dlfs_format::format::{CellRange, ChunkHead, ImageLayout};
 use dlfs_io::qpair::Device;
 
-/// The heads that were found so far.
+/// The heads found so far.
 #[derive(Default)]
 pub(super) struct Scan {
     /// The valid heads.
     pub(super) heads: Vec<ChunkHead>,
-    /// Cells whose first block cannot be read, and that no chunk found has.
+    /// Cells whose first block cannot be read, and that belong to no found chunk.
     pub(super) unreadable: Vec<CellRange>,
-    /// For each head, by its namespace and cell, the cells of its chunk that were passed over.
+    /// The cells of found chunks that were skipped, with namespace and cell of the chunk's head.
     passed: Vec<((u16, u64), CellRange)>,
 }
 
 impl Scan {
-    /// Every head of the namespaces.
+    /// Finds every head of the namespaces.
     pub(super) fn whole(media: &Media, layout: &ImageLayout) -> Result<Scan> {
         let first = layout.first_cell();
         let cells = |(namespace, end): (u16, u64)| CellRange {
@@ -42,7 +42,7 @@ impl Scan {
         Ok(scan)
     }
 
-    /// The heads in `cells`, but for those within chunks.
+    /// Finds the heads in `cells`, except those within chunks.
     pub(super) fn of(
         media: &Media,
         layout: &ImageLayout,
@@ -58,8 +58,8 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Looks into the chunks that were passed over, but for those whose heads are at `sound` places; returns whether
-    /// there were heads.
+    /// Searches the skipped cells, except in chunks whose heads are at `sound` places. Returns whether it found
+    /// heads.
     pub(super) fn look_inside(
         &mut self,
         media: &Media,
@@ -76,7 +76,7 @@ impl Scan {
         Ok(self.heads.len() > before)
     }
 
-    /// Finds the heads in `cells`; returns the cells that cannot be read.
+    /// Finds the heads in `cells`, and returns the cells that cannot be read.
     fn walk(
         &mut self,
         channel: &mut Channel,
@@ -116,12 +116,12 @@ impl Scan {
     }
 }
 
-/// Gives the blocks within `bytes` of a namespace to `take`, each `step` bytes apart, or says why a block cannot be
-/// read. `take` returns where to go on, or breaks off. Neighbouring blocks are read together, the more the longer
-/// none was passed over.
+/// Passes the blocks in the byte range `bytes` of a namespace to `take`, at a distance of `step` bytes; for a
+/// bad block it passes the reason instead. `take` returns the offset at which to continue, or stops. Adjacent
+/// blocks are read together, in pieces that grow while no block is skipped.
 ///
 /// # Errors
-/// Those of reading, other than of bad blocks.
+/// Errors of reading, except those of bad blocks.
 pub(super) fn each_block(
     channel: &mut Channel,
     namespace: u16,
@@ -159,8 +159,8 @@ pub(super) fn each_block(
     Ok(())
 }
 
-/// Reads a block, a second time from the device if the first attempt is bad; or returns why it cannot be
-/// read.
+/// Reads a block. If the first attempt is bad, it reads again from the device. The inner error is the reason
+/// why the block cannot be read.
 pub(super) fn read_twice(
     channel: &mut Channel,
     namespace: u16,
@@ -173,14 +173,14 @@ pub(super) fn read_twice(
     }
 }
 
-/// The cells of each namespace.
+/// The number of cells of each namespace.
 pub(super) fn capacities(media: &Media, layout: &ImageLayout) -> Vec<u64> {
     let capacity = |device: &Arc<dyn Device>| layout.capacity_cells(device.namespace().len_bytes());
-    // The last cell of a file may be truncated after its used part.
+    // The last cell of a file may be truncated after its used part, so it counts, too.
     media.devices().iter().map(capacity).map(|cells| cells + 1).collect()
 }
 
-/// The head of a chunk lies in its first block.
+/// A chunk's head is in its first block.
 pub(super) const BLOCK_BYTES: usize = CELL_BYTES as usize;
-/// How much a scan of neighbouring blocks reads at once.
+/// Maximum length of a read in a scan of adjacent blocks.
 const PIECE_BYTES: u64 = 1 << 20;

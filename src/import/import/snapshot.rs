@@ -1,4 +1,5 @@
-//! Saves a snapshot of the directory to a file, to open an image without reading it from the target.
+//! Saves a snapshot of the directory to a file, so that an image can be opened without reading the snapshot
+//! from the target.
 
 use std::path::Path;
 
@@ -16,21 +17,21 @@ use dlfs_format::format::{FormatError, Superblock};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
-/// A snapshot that was saved, or verified as current.
+/// A snapshot that was saved, or found to be current.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotReport {
-    /// The generation that it describes.
+    /// The generation of the snapshot.
     pub generation: Generation,
-    /// Live samples in it.
+    /// Live samples in the snapshot.
     pub live_samples: u64,
-    /// Its length in bytes.
+    /// Length of the snapshot in bytes.
     pub len_bytes: u64,
 }
 
 /// Writes the directory of `image` to `file`, atomically.
 ///
 /// # Errors
-/// Those of opening the image; those of the file.
+/// Errors of opening the image, and of the file.
 pub fn snapshot_save(
     image: &[Address],
     file: &Path,
@@ -46,8 +47,8 @@ pub fn snapshot_save(
 /// Verifies that `file` is a snapshot of the current state of `image`.
 ///
 /// # Errors
-/// `Stale`: the image has another generation now. `InvalidArgument`: the snapshot is of another image.
-/// `Corrupt`: it is damaged. Errors of opening the image.
+/// `Stale`: the image has another generation now. `InvalidArgument`: the snapshot belongs to another image.
+/// `Corrupt`: the snapshot is damaged. Errors of opening the image.
 pub fn snapshot_check(
     image: &[Address],
     file: &Path,

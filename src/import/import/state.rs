@@ -1,9 +1,10 @@
-//! The frame of every state that an unfinished import keeps on media: its journal, checkpoint, lease and marks.
+//! The block format of every state that an unfinished import keeps on the media: journal, checkpoint, lease,
+//! marks.
 //!
-//! A state is a struct in JSON, in a block of a fixed length that says which state it is. A torn block has another
-//! checksum, and counts as none; the state of another release is refused, since nothing here can continue it. States of
-//! a few numbers end in their first 512 bytes, which a device writes whole or not at all: one that replaces another
-//! leaves either of them.
+//! A state is a JSON object in a block of a fixed length. The block's magic names the kind of state. A torn
+//! block has a wrong checksum, and counts as absent. A state of another release is refused, since this release
+//! cannot continue it. A state of a few numbers fits into the first 512 bytes, which a device writes
+//! atomically: overwriting it leaves either the old state or the new one.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,8 +20,8 @@ use dlfs_format::format::checksum::{crc32c, crc32c_append};
 ///
 /// | bytes  | field      | meaning                                                              |
 /// |--------|------------|----------------------------------------------------------------------|
-/// | 0..8   | `magic`    | which state it is                                                    |
-/// | 8..10  | `version`  | 3; before that, the fields of a state were laid out each in its way  |
+/// | 0..8   | `magic`    | the kind of state                                                    |
+/// | 8..10  | `version`  | 3; earlier versions had a separate layout for each kind of state     |
 /// | 10..12 | `len`      | bytes of the JSON                                                    |
 /// | 12..16 | `crc`      | CRC32C of all other bytes of the block                               |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -33,18 +34,18 @@ struct Head {
 }
 const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
 
-/// The place of a state, and how it is known there.
+/// The place of a state on a namespace, and its magic.
 pub(super) struct Block {
-    /// Its name in errors.
+    /// The state's name in error messages.
     pub(super) what: &'static str,
     pub(super) magic: [u8; 8],
-    /// Offset on its namespace.
+    /// Offset on the namespace.
     pub(super) at: u64,
     pub(super) len: usize,
 }
 
 impl Block {
-    /// The block of `state`, with `tail` behind it. `None`: they have no room.
+    /// The block of `state`, followed by `tail`. `None`: they do not fit.
     pub(super) fn seal(&self, state: &impl Serialize, tail: &[u8]) -> Option<Vec<u8>> {
         let json = serde_json::to_vec(state).ok()?;
         let head = Head {
@@ -63,7 +64,7 @@ impl Block {
         Some(block)
     }
 
-    /// The state in a block, and the bytes behind its JSON. `None`: there is none, or it was torn.
+    /// The state in a block, and the bytes after its JSON. `None`: there is none, or its write was torn.
     ///
     /// # Errors
     /// Another release wrote it.
@@ -96,10 +97,10 @@ impl Block {
         }
     }
 
-    /// Reads the state of a namespace. `None`: there is none, or it was torn.
+    /// Reads the state of a namespace. `None`: there is none, or its write was torn.
     ///
     /// # Errors
-    /// `Unsupported`: another release wrote it. Those of reading.
+    /// `Unsupported`: another release wrote it. Errors of reading.
     pub(super) fn read<T: DeserializeOwned>(
         &self,
         channel: &mut Channel,
@@ -110,10 +111,10 @@ impl Block {
         Ok(found.map(|(state, _)| state))
     }
 
-    /// The bytes where the state lies; `None`: the namespace ends before.
+    /// Reads the block of the state. `None`: the namespace is too short to have it.
     ///
     /// # Errors
-    /// Those of reading.
+    /// Errors of reading.
     pub(super) fn bytes(
         &self,
         channel: &mut Channel,
@@ -133,12 +134,12 @@ impl Block {
     }
 }
 
-/// The checksum of a block, which is in its head.
+/// The checksum of a block, without the bytes of the checksum itself.
 fn crc_of(block: &[u8]) -> u32 {
     crc32c_append(crc32c(&block[..CRC_AT]), &block[HEAD_BYTES..])
 }
 
-/// Bytes of a block that nothing but a state of a few numbers needs.
+/// Length of a block for a state of a few numbers, which needs no more.
 pub(super) const BLOCK_BYTES: usize = 4096;
 
 const HEAD_BYTES: usize = 16;

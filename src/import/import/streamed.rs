@@ -1,8 +1,9 @@
-//! Imports a stream: it is read once, in its own order, and written as it arrives.
+//! Imports a stream: reads it once, in its own order, and writes it as it arrives.
 //!
-//! An indexed import lays out every chunk before it begins; this one does so as it reads. It is resumed by
-//! reading the stream again: a chunk that is on the media with the expected bytes is not written again. Of shards in
-//! a store, what is on the media is not read again either: see `points.rs` and `restore.rs`.
+//! An indexed import lays out all chunks before it begins; this import lays them out as it reads. A resumed
+//! import reads the stream again, but does not write chunks again that are on the media with the expected
+//! bytes. If the stream consists of shards in an object store, it does not read samples again that are on the
+//! media: see `points.rs` and `restore.rs`.
 
 use std::cell::OnceCell;
 
@@ -91,7 +92,7 @@ pub(super) fn run(
     }
     let bad = found.bad.iter().chain(source.bad());
     let bad: Vec<BadEntry> = bad.cloned().collect();
-    // Without the later member of a name, the earlier one would stay.
+    // The later member of a name was left out, so the earlier one would wrongly stay.
     let is_older = bad.iter().any(|bad| bad.reason == BadReason::ComesAgain);
     if is_older || options.on_error == OnError::Stop && !bad.is_empty() {
         return Err(BadEntries(bad).into_error());
@@ -114,14 +115,14 @@ pub(super) fn run(
     import.finish(judged, bad, file_counts)
 }
 
-/// The kind of a source, and why it is that.
+/// The kind of a source, and the reason for that kind.
 struct Judged {
     kind: SourceKind,
     decided: Option<Decided>,
 }
 
 impl Judged {
-    /// Returns whether archives count as plain ones only because no pair has been found so far.
+    /// Returns whether archives count as plain archives only because no pair has been found so far.
     fn is_open(&self) -> bool {
         self.decided == Some(Decided::NoPair)
     }
@@ -139,14 +140,14 @@ impl Judged {
     }
 }
 
-/// A source of which no sample has been read.
+/// A source of which no sample has been read yet.
 enum Opened<'a> {
     Rows(Box<RowSource<'a>>),
     Other(Box<dyn SampleStream>),
 }
 
 impl<'a> Opened<'a> {
-    /// The objects that are read and were not given.
+    /// The objects that are read although the user did not list them.
     fn shards(&self) -> &[(Client, Object)] {
         match self {
             Opened::Rows(rows) => rows.shards(),
@@ -154,7 +155,7 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// All its samples.
+    /// All samples of the source.
     fn samples(self) -> Box<dyn SampleStream + 'a> {
         match self {
             Opened::Rows(rows) => rows,
@@ -197,7 +198,7 @@ fn open<'a>(
     })
 }
 
-/// The most bytes of a sample that is read at once, unless nobody looks into samples.
+/// Samples with more bytes than this are read in pieces. No limit if types or columns need the whole sample.
 fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
     let has_types = image.is_some_and(|image| image.field_types().iter().next().is_some());
     if options.field_types.is_empty() && options.field_columns.is_empty() && !has_types {
@@ -207,7 +208,7 @@ fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
     }
 }
 
-/// The samples of shards in a store behind those that are there.
+/// Opens the samples of shards in an object store that follow the samples on the media.
 fn go_on<'a>(
     opened: Opened<'a>,
     files: Vec<FoundFile>,
@@ -236,7 +237,7 @@ fn go_on<'a>(
     Ok(placed(source, checks.options, windows))
 }
 
-/// The samples in the order of placement, behind so many windows.
+/// The samples in the order of placement, after `windows` earlier windows.
 fn placed<'a>(
     source: Checked<'a>,
     options: &ImportOptions,
@@ -256,19 +257,19 @@ struct StreamImport<'a> {
     state: &'a ImportState,
     lease: &'a Lease,
     checks: Checks<'a>,
-    /// A row of them, if there are any.
+    /// A table of one row for column values that come from fields, if there are any.
     row: Option<ColumnTable>,
-    /// The values of the samples so far, if the import gives any.
+    /// The values of the samples so far, if there is a file of values.
     values: Option<RowColumns<'a>>,
-    /// The name of the first sample, if there are values.
+    /// The name of the first sample, if there is a file of values.
     example: Option<Vec<u8>>,
     progress: &'a mut dyn Progress,
     chunks: ChunkStream<'a>,
-    /// The points at which it may resume after an interruption, if it can.
+    /// The points at which the import can resume after an interruption, if it can.
     points: Option<Points>,
     samples: u64,
     sample_bytes: u64,
-    /// The import has failed already; the rest of the stream is read only to list bad entries.
+    /// Set if the import has failed, and reads the rest of the stream only to list bad entries.
     only_names_matter: bool,
 }
 
@@ -295,7 +296,8 @@ impl<'a> StreamImport<'a> {
         })
     }
 
-    /// Takes over what is on the media up to the last point of an interrupted import; returns where the source goes on.
+    /// Takes over the samples on the media up to the last point of an interrupted import. Returns the position
+    /// at which to continue reading.
     fn restore(
         &mut self,
         files: &[FoundFile],
@@ -326,7 +328,7 @@ impl<'a> StreamImport<'a> {
         Ok(None)
     }
 
-    /// Notes where the source is, and writes the last such place behind which all chunks are written.
+    /// Notes the source's position, and writes the last noted position before which all chunks are written.
     fn note(&mut self, source: &dyn SampleStream) -> Result<()> {
         let Some(points) = &mut self.points else { return Ok(()) };
         points.write(&mut self.chunks)?;
@@ -341,7 +343,7 @@ impl<'a> StreamImport<'a> {
             return Ok(());
         }
         if self.samples == 0 {
-            // The first sample determines them.
+            // The first sample determines the fields and their types.
             self.chunks.set_fields(source.fields(), source.field_types());
         }
         let values = match &mut self.values {
@@ -366,7 +368,7 @@ impl<'a> StreamImport<'a> {
         };
         let lens = sample.lens();
         let len = fields::record_len(&lens)?;
-        // Slots are ids here: samples lie on media in the order of the stream.
+        // Slots equal ids here: samples are on the media in the order of the stream.
         let id = SampleId(self.chunks.next_slot().0);
         let meta = SampleMeta { id, name: &sample.name, label: sample.label, values };
         let mut bad = None;
@@ -422,7 +424,7 @@ impl<'a> StreamImport<'a> {
     }
 }
 
-/// Gives the record of a sample: the length table if there are several fields, and the fields.
+/// Passes the record of a sample to `take`: the length table if there are several fields, then the fields.
 fn give_record(
     sample: &StreamSample,
     lens: &[Option<u64>],
@@ -432,7 +434,8 @@ fn give_record(
     sample.fields.iter().flatten().try_for_each(|field| take(field))
 }
 
-/// Gives the `len` bytes that are unread of the sample that was read last; `bad` says why it cannot be imported, if so.
+/// Passes the `len` unread bytes of the last sample to `take`. If the sample cannot be imported, sets `bad` to
+/// the reason.
 fn give_unread(
     source: &mut dyn SampleStream,
     len: u64,
@@ -443,7 +446,7 @@ fn give_unread(
     let mut left = len;
     while left > 0 {
         let read = source.read_on(&mut piece).and_then(|read| {
-            // The length is laid out already: with fewer bytes the sample would end in what was there before.
+            // The length is laid out already. With fewer bytes, old data would fill the rest of the sample.
             let rest = left.checked_sub(read as u64).filter(|_| read > 0);
             left = rest.ok_or(BadReason::Truncated("it has not as many bytes as it states"))?;
             Ok(read)
@@ -460,7 +463,7 @@ fn give_unread(
     Ok(())
 }
 
-/// Samples that are shuffled together where they come as a stream; a longer one is read in pieces, where it can be.
+/// Size of a shuffle window in bytes. Larger samples are read in pieces if possible.
 const WINDOW_BYTES: usize = 64 << 20;
 /// A stream has no fingerprint before it is read.
 const NO_FINGERPRINT: u64 = 0;

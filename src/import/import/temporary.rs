@@ -1,4 +1,4 @@
-//! A column in a temporary file without a name, for a commit of more samples than memory should hold.
+//! A column in a nameless temporary file, for a commit of more samples than should be in memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,19 +7,19 @@ use dlfs_base::nameless_file::nameless_file;
 use dlfs_format::directory::KeepsAside;
 use dlfs_format::format::FormatError;
 
-/// Bytes in a temporary file, but for the last ones. Where the file takes no more, the rest stays in memory.
+/// Bytes in a temporary file, except the last ones. If the file cannot take more, the rest stays in memory.
 #[derive(Debug)]
 pub(super) struct TemporaryColumn {
     file: Option<File>,
-    /// Bytes of the file.
+    /// Number of bytes in the file.
     in_file: u64,
-    /// The bytes that follow those of the file.
+    /// The bytes after those of the file.
     tail: Vec<u8>,
     is_full: bool,
 }
 
 impl TemporaryColumn {
-    /// Without bytes.
+    /// An empty column.
     pub(super) fn new() -> TemporaryColumn {
         TemporaryColumn { file: None, in_file: 0, tail: Vec::new(), is_full: false }
     }

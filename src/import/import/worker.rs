@@ -1,4 +1,4 @@
-//! One thread of a pass: takes chunk layouts, reads their rows, and writes the chunks behind.
+//! One thread of a pass: takes chunk layouts, reads their rows, and writes the chunks in the background.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use dlfs_base::threads::caught;
 use dlfs_base::{Error, Result};
 use dlfs_format::format::ChunkHeader;
 
-/// The inputs of a pass, which its threads share.
+/// The inputs of a pass. Its threads share them.
 pub(super) struct Pass<'a> {
     /// Source, layout and placement.
     pub(super) job: Job<'a>,
@@ -33,7 +33,7 @@ pub(super) struct Pass<'a> {
     pub(super) look: bool,
     /// Chunks below this number are on the media and need no check.
     pub(super) skip_chunks: u64,
-    /// Only read the source, in order to list bad rows.
+    /// Set to only read the source, and list bad rows.
     pub(super) only_check: bool,
 }
 
@@ -54,24 +54,24 @@ pub(super) struct Shared<'a> {
     pub(super) pass: &'a Pass<'a>,
     /// The number of the next chunk to take.
     pub(super) next: AtomicUsize,
-    /// Take no more chunks: a thread failed, or the caller wants to stop.
+    /// Set if no more chunks are to be taken: a thread failed, or the caller wants to stop.
     pub(super) stop: AtomicBool,
-    /// Only read, in order to list bad rows.
+    /// Set to only read, and list bad rows.
     pub(super) only_check: AtomicBool,
-    /// A connection was lost.
+    /// Set if a connection was lost.
     pub(super) connection_lost: AtomicBool,
 }
 
 /// A chunk to build.
 pub(super) struct Task {
     chunk: ChunkLayout,
-    /// Set if it may be on the media already.
+    /// Set if the chunk may be on the media already.
     look: bool,
-    /// After a failure: the last retry delay.
+    /// The last retry delay; `None` before the first failure.
     pause: Option<Backoff>,
 }
 
-/// One thread.
+/// One thread of a pass.
 pub(super) struct Worker<'p, 'a> {
     shared: &'p Shared<'a>,
     events: Sender<Event>,
@@ -92,10 +92,10 @@ impl<'p, 'a> Worker<'p, 'a> {
         let made = caught(WHO, || self.make_all()).and_then(|made| made);
         let events = self.events.clone();
         if made.is_err() {
-            // The other threads need not start useless work.
+            // Keeps the other threads from starting useless work.
             self.shared.stop.store(true, Ordering::Relaxed);
         }
-        // Waits for writes in flight, so it may panic as well.
+        // Dropping waits for writes in flight, so it may panic as well.
         let dropped = caught(WHO, || drop(self));
         // The collector receives events until all threads have ended.
         let _ = events.send(Event::Ended(made.and(dropped)));
@@ -166,8 +166,8 @@ impl<'p, 'a> Worker<'p, 'a> {
         Ok(())
     }
 
-    /// The connection is lost, and the write may or may not have been done: read on a new connection, and
-    /// write again what is missing.
+    /// Queues a task again after a lost connection. The writes may have been executed or not, so the task reads
+    /// the chunk on a new connection, and writes it if it is not complete.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
         let pause = task.pause.get_or_insert_default();
         if !is_transient(&error)
@@ -187,5 +187,5 @@ impl<'p, 'a> Worker<'p, 'a> {
     }
 }
 
-/// How errors name the threads of a pass.
+/// The name of a pass's threads in errors.
 const WHO: &str = "the thread dlfs-import";

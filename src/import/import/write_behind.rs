@@ -1,7 +1,8 @@
-//! Write-behind: chunks are written while the thread that builds them reads on.
+//! Write-behind: the thread that builds chunks continues reading while they are written.
 //!
-//! A chunk is written in several writes, in any order. None counts before the import flushes; after a
-//! crash, checksums decide. Memory is bounded: a few chunks, and a few pieces of oversize samples.
+//! A chunk takes several writes, in any order. They count only after the import's next flush; after a crash,
+//! checksums show which chunks are complete. Memory is bounded: a few chunks, and a few pieces of oversize
+//! samples.
 
 use std::collections::VecDeque;
 
@@ -25,13 +26,13 @@ pub(super) struct WriteBehind<T> {
     max_chunks: usize,
     spare_bufs: Vec<IoBuf>,
     spare_pieces: Vec<IoBuf>,
-    /// Flushes, which are no chunk's.
+    /// Flushes, which belong to no chunk.
     flushes: ChunkWrites,
     /// Bytes that the caller has read since the last poll.
     unpolled_bytes: usize,
 }
 
-/// Writes of one chunk.
+/// Writes of a chunk.
 #[derive(Default)]
 struct ChunkWrites {
     under_way: Vec<(PendingWrite, ReturnTo)>,
@@ -39,18 +40,18 @@ struct ChunkWrites {
     failed: Option<Error>,
 }
 
-/// The destination of a write's buffer when the write ends.
+/// The destination of a write's buffer after completion.
 pub(super) enum ReturnTo {
-    /// The middle of a chunk's buffer, between these two.
+    /// The middle of a chunk's buffer. These are the parts before and after it.
     Chunk(IoBuf, IoBuf),
-    /// A piece.
+    /// A buffer for a piece.
     Piece,
-    /// It is dropped.
+    /// The buffer is dropped.
     None,
 }
 
 impl<T> WriteBehind<T> {
-    /// Writes on `channel`; chunks have buffers of `buf_len` bytes.
+    /// Writes on `channel`. A chunk's buffer has `buf_len` bytes.
     pub(super) fn new(channel: Channel, buf_len: usize) -> WriteBehind<T> {
         WriteBehind {
             channel,
@@ -75,12 +76,12 @@ impl<T> WriteBehind<T> {
         self.spare_bufs.pop().unwrap_or_else(|| IoBuf::zeroed(self.buf_len))
     }
 
-    /// Returns a chunk's buffer that was not written.
+    /// Takes back a chunk's buffer that was not written.
     pub(super) fn give_back(&mut self, buf: IoBuf) {
         self.spare_bufs.push(buf);
     }
 
-    /// A piece of [`PIECE_BYTES`]; blocks while too many are in flight.
+    /// A buffer of [`PIECE_BYTES`]. Blocks while too many pieces are in flight.
     pub(super) fn piece(&mut self) -> IoBuf {
         while self.pieces_in_flight() >= MAX_PIECES {
             self.wait_for_io();
@@ -91,7 +92,7 @@ impl<T> WriteBehind<T> {
     /// Submits a write of the chunk that is being built.
     ///
     /// # Errors
-    /// The write could not be submitted, or an earlier one or a flush has failed.
+    /// The write could not be submitted, or an earlier write or flush has failed.
     pub(super) fn write(
         &mut self,
         namespace: u16,
@@ -109,7 +110,7 @@ impl<T> WriteBehind<T> {
         Ok(())
     }
 
-    /// Submits the write of a whole chunk; returns its header.
+    /// Submits the write of a whole chunk, and returns its header.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -128,12 +129,12 @@ impl<T> WriteBehind<T> {
     /// Returns whether `bytes` are on the media already.
     ///
     /// # Errors
-    /// Those of reading.
+    /// Errors of reading.
     pub(super) fn is_there(&mut self, namespace: u16, offset: u64, bytes: &[u8]) -> Result<bool> {
         Ok(self.channel.read(namespace, offset, bytes.len())?[..] == *bytes)
     }
 
-    /// Starts to make all that is written durable, without waiting for it, unless that is under way already.
+    /// Starts to flush all namespaces, without waiting for the result. Does nothing if a flush is in flight.
     ///
     /// # Errors
     /// A flush could not be submitted.
@@ -147,28 +148,28 @@ impl<T> WriteBehind<T> {
         Ok(())
     }
 
-    /// Tells the failure of a flush.
+    /// Returns the error of a failed flush.
     ///
     /// # Errors
-    /// That failure: what was written before may be lost.
+    /// The flush failed: earlier writes may be lost.
     pub(super) fn check_flushes(&mut self) -> Result<()> {
         self.flushes.failed.take().map_or(Ok(()), Err)
     }
 
-    /// All writes of the chunk are submitted: [`WriteBehind::ended`] returns its result.
+    /// Ends a chunk, all of whose writes are submitted. [`WriteBehind::ended`] will return its result.
     pub(super) fn close(&mut self, what: T) {
         let parts = std::mem::take(&mut self.open);
         self.chunks.push_back((Some(what), parts));
     }
 
-    /// Abandons the chunk that is being built: what was written of it is useless.
+    /// Abandons the chunk that is being built. Its written bytes are useless.
     pub(super) fn give_up(&mut self) {
         let parts = std::mem::take(&mut self.open);
         self.chunks.push_back((None, parts));
     }
 
-    /// Notes that the caller has read this many bytes, and polls now and then, so that a target that waits
-    /// for data (R2T) does not wait until the chunk is complete.
+    /// Counts bytes that the caller has read, and polls from time to time. Otherwise a target that waits for
+    /// data (R2T) would have to wait until the chunk is complete.
     pub(super) fn has_read(&mut self, bytes: usize) {
         self.unpolled_bytes += bytes;
         if self.unpolled_bytes >= POLL_EVERY_BYTES {
@@ -176,7 +177,7 @@ impl<T> WriteBehind<T> {
         }
     }
 
-    /// Returns whether a chunk must complete before another may be started.
+    /// Returns whether a chunk must complete before another one may be started.
     pub(super) fn is_full(&self) -> bool {
         self.chunks.len() >= self.max_chunks
     }
@@ -186,12 +187,12 @@ impl<T> WriteBehind<T> {
         self.chunks.is_empty() && self.flushes.under_way.is_empty()
     }
 
-    /// The oldest chunk in flight.
+    /// The oldest chunk that was not taken by [`WriteBehind::ended`].
     pub(super) fn oldest(&self) -> Option<&T> {
         self.chunks.iter().find_map(|(what, _)| what.as_ref())
     }
 
-    /// Polls without blocking; returns whether any write has ended.
+    /// Polls without blocking. Returns whether a write or flush has completed.
     pub(super) fn poll(&mut self) -> bool {
         self.unpolled_bytes = 0;
         let moved = self.channel.poll();
@@ -201,16 +202,16 @@ impl<T> WriteBehind<T> {
         moved
     }
 
-    /// Blocks until a chunk may have completed; returns at once if one has and was not taken.
+    /// Blocks until a chunk may have completed. Returns at once if one has completed but was not taken.
     pub(super) fn wait(&mut self) {
         if self.chunks.iter().all(|(_, parts)| !parts.under_way.is_empty()) {
             self.wait_for_io();
         }
     }
 
-    /// Blocks until a poll makes progress; something must be in flight.
+    /// Blocks until a poll makes progress. A write or flush must be in flight.
     ///
-    /// A blocking call in between may have completed or abandoned writes already.
+    /// A blocking call of the channel may have completed or abandoned writes already.
     fn wait_for_io(&mut self) {
         if !self.poll() && !self.reap() {
             self.channel.wait();
@@ -219,7 +220,7 @@ impl<T> WriteBehind<T> {
         }
     }
 
-    /// A completed chunk with its result.
+    /// Takes a completed chunk, with its result.
     pub(super) fn ended(&mut self) -> Option<(T, Result<()>)> {
         loop {
             let at = self.chunks.iter().position(|(_, parts)| parts.under_way.is_empty())?;
@@ -236,7 +237,7 @@ impl<T> WriteBehind<T> {
         all.map(|parts| parts.under_way.iter().filter(is_piece).count()).sum()
     }
 
-    /// Takes completed writes and flushes; returns whether there were any.
+    /// Takes completed writes and flushes. Returns whether there were any.
     fn reap(&mut self) -> bool {
         let mut any = false;
         let WriteBehind { channel, open, chunks, flushes, spare_bufs, spare_pieces, .. } = self;
@@ -267,7 +268,8 @@ impl<T> WriteBehind<T> {
     }
 }
 
-/// An import writes nothing after it has ended, however it ended; each write has a timeout.
+/// Waits for the writes in flight, so that an import writes nothing after its end, even after a failure. Each
+/// write has a timeout.
 impl<T> Drop for WriteBehind<T> {
     fn drop(&mut self) {
         self.give_up();
@@ -283,7 +285,7 @@ fn join(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
     head
 }
 
-/// Writes consecutive blocks from bytes that arrive in any quantity.
+/// Writes consecutive blocks from bytes that arrive in pieces of any length.
 pub(super) struct BlockStream<'a, T> {
     writes: &'a mut WriteBehind<T>,
     namespace: u16,
@@ -291,7 +293,7 @@ pub(super) struct BlockStream<'a, T> {
     piece: Option<IoBuf>,
     filled: usize,
     sums: RecordSums,
-    /// Set if blocks may be on the media already: those are not written again.
+    /// Set if blocks may be on the media already. Those are not written again.
     pub(super) look: bool,
 }
 
@@ -340,7 +342,7 @@ impl<'a, T> BlockStream<'a, T> {
         Ok(())
     }
 
-    /// Writes the rest, padded with zeroes; returns the checksums of all bytes.
+    /// Writes the remaining bytes, padded with zeroes. Returns the checksums of all bytes.
     pub(super) fn finish(mut self) -> Result<RecordSums> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
@@ -363,20 +365,20 @@ impl<'a, T> BlockStream<'a, T> {
     }
 }
 
-/// Bytes of an oversize sample that are in memory at a time.
+/// Length of a piece. An oversize sample is read and written piece by piece.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Maximum pieces in flight per thread.
+/// Maximum number of pieces in flight per thread.
 const MAX_PIECES: usize = 8;
 
-/// Maximum chunks in flight per thread: one that the target stores while the next is transferred.
+/// Maximum number of chunks in flight per thread: the target stores one while the next is transferred.
 const MAX_CHUNKS: usize = 2;
 
-/// Maximum bytes of them, for large chunks; one chunk is always allowed.
+/// Maximum total size of these chunks. One chunk is always allowed.
 const MAX_CHUNK_BYTES: usize = 64 << 20;
 
-/// Bytes between two flushes, which keep the medium busy while the source is read, and leave little to flush at the
-/// end.
+/// Bytes between two flushes. Flushes keep the medium busy while the source is read, and leave little to flush
+/// at the end.
 pub(super) const FLUSH_EVERY_BYTES: u64 = 64 << 20;
 
 /// Bytes to read between two polls: far fewer than a socket buffer holds.

@@ -8,11 +8,11 @@ use dlfs_base::units::ALIGN_BYTES;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::ImageLayout;
 
-/// Reads the chunks of a written part, one behind the other, and compares all samples with their headers, and
-/// these with the record.
+/// Reads the chunks of a written part in order. Compares all samples with the chunk headers, and the headers
+/// with the part's record.
 ///
 /// # Errors
-/// `Disconnected`: something differs; the part can be written again. Those of reading.
+/// `Disconnected`: something differs; the part can be written again. Errors of reading.
 pub(super) fn check_part(
     channel: &mut Channel,
     layout: &ImageLayout,

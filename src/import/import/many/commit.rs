@@ -1,4 +1,4 @@
-//! The commits of both kinds of parts: once, under leases, with an error that lists the parts that are missing.
+//! Common steps of the two kinds of commits: they run once, under leases, and list missing parts in the error.
 
 use std::sync::Arc;
 
@@ -14,10 +14,11 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::Space;
 
-/// Commits by `commit`, unless that was done before, and removes the marks: the plan is of no more use.
+/// Runs `commit` unless the plan is committed already. Then removes the marks, since the plan is of no further
+/// use.
 ///
 /// # Errors
-/// As [`committed`]; those of `commit`, and of writing.
+/// As [`committed`]; errors of `commit`, and of writing.
 pub(super) fn once(
     journal: &Journal,
     media: &Media,
@@ -39,10 +40,10 @@ pub(super) fn once(
     Ok(done)
 }
 
-/// Writes a generation, whose chunks are on the media.
+/// Writes and commits a generation whose chunks are on the media.
 ///
 /// # Errors
-/// Those of writing, and a full image.
+/// Errors of writing. `NoSpace`: the image is full.
 pub(super) fn write(
     directory: Directory,
     media: &Media,
@@ -55,7 +56,7 @@ pub(super) fn write(
     Ok(commit.into())
 }
 
-/// The error of a commit that the caller wanted to stop.
+/// Returns an error if the caller wants to stop the commit.
 pub(super) fn check_stop(progress: &mut dyn Progress) -> Result<()> {
     if !progress.stop() {
         return Ok(());
@@ -64,7 +65,7 @@ pub(super) fn check_stop(progress: &mut dyn Progress) -> Result<()> {
     Err(Error::new(ErrorKind::Interrupted, text).hint("run it again"))
 }
 
-/// The error of parts that are missing, the first hundred of them listed.
+/// The error for missing parts. It lists the first hundred.
 pub(super) fn not_complete(missing: &[u64], hint: &'static str) -> Error {
     let text = match missing {
         [one] => format!("part {one} is not complete"),
@@ -73,10 +74,10 @@ pub(super) fn not_complete(missing: &[u64], hint: &'static str) -> Error {
     Error::new(ErrorKind::NotFound, text).hint(hint)
 }
 
-/// The generation of a plan, if it is committed already.
+/// The generation of a plan, if it is committed.
 ///
 /// # Errors
-/// `Stale`: the image has changed since. Those of reading it.
+/// `Stale`: the image has changed since. Errors of reading it.
 fn committed(journal: &Journal, media: &Media) -> Result<Option<Current>> {
     let newest = media.channel().superblocks(0)?.newest().copied();
     if newest.is_none_or(|newest| newest.layout.uuid != journal.layout.uuid) {
@@ -85,7 +86,7 @@ fn committed(journal: &Journal, media: &Media) -> Result<Option<Current>> {
     let opened = prepare::opened(media)?;
     let superblock = opened.superblock();
     if superblock.generation < journal.generation {
-        return Ok(None); // the generation that the plan appends to
+        return Ok(None); // this is the generation that the plan appends to
     }
     if superblock.generation != journal.generation || superblock.time_ns != journal.time_ns {
         let text = format!(
@@ -98,5 +99,5 @@ fn committed(journal: &Journal, media: &Media) -> Result<Option<Current>> {
     Ok(Some(Current { directory, superblocks: opened.superblocks }))
 }
 
-/// Parts that an error lists.
+/// Maximum number of parts that an error lists.
 const MAX_LISTED: usize = 100;

@@ -1,4 +1,4 @@
-//! A writer of one part.
+//! The writer of one part.
 
 use crate::import::many::placing;
 use crate::import::many::write_plan::WritePlan;
@@ -7,14 +7,15 @@ use crate::import::written_part::WrittenPart;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_io::qpair::ConnectOptions;
 
-/// Onto which namespace a part is written.
+/// The choice of a namespace for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PartPlace {
-    /// The namespace of its number: part `k` goes to number `k` modulo the number of namespaces. A second attempt
-    /// while the first one runs is `Busy`.
+    /// The namespace with the part's number: part `k` goes to number `k` modulo the number of namespaces. A
+    /// second attempt while the first one runs is `Busy`.
     #[default]
     Own,
-    /// Its own, or the next one that nobody else writes to: for engines that decide which attempt counts.
+    /// The part's own namespace, or the next one that no other process writes to. For engines that decide which
+    /// attempt counts.
     AnyFree,
 }
 
@@ -27,7 +28,7 @@ pub struct PartWriter(Writer);
 pub enum Output {
     /// A generation.
     Image(Box<Writer>),
-    /// A part of one, which others commit.
+    /// A part of a generation, to be committed with the others.
     Part(Box<PartWriter>),
 }
 
@@ -45,8 +46,9 @@ impl PartWriter {
     /// Begins to write part number `key` of `plan`.
     ///
     /// # Errors
-    /// `Busy`: another attempt, or another part, is written there. `InvalidArgument`: the namespace is not prepared for
-    /// this plan, or the plan is committed. `Stale`: the image has changed since. Errors of opening.
+    /// `Busy`: another attempt, or another part, is being written to the namespace. `InvalidArgument`: the
+    /// namespace is not prepared for this plan, or the plan is committed. `Stale`: the image has changed since.
+    /// Errors of opening.
     pub fn begin(
         plan: &WritePlan,
         key: u64,
@@ -79,12 +81,12 @@ impl PartWriter {
         Writer::start_part(&options, place).map(PartWriter)
     }
 
-    /// The writer, to which samples are written. Its ids count those of this part.
+    /// The writer, to which samples are written. Its ids start at 0 in each part.
     pub fn samples(&mut self) -> &mut Writer {
         &mut self.0
     }
 
-    /// As [`Writer::write`]; returns how many samples of the part were before.
+    /// Same as [`Writer::write`]; returns the number of earlier samples of the part.
     ///
     /// # Errors
     /// As [`Writer::write`].
@@ -92,10 +94,10 @@ impl PartWriter {
         self.0.write(sample).map(|id| id.0)
     }
 
-    /// Writes what is left, and makes the part durable. It may have no samples.
+    /// Writes the remaining samples, and makes the part durable. A part may be empty.
     ///
     /// # Errors
-    /// Those of writing: the part is not there.
+    /// Errors of writing: the part is not complete.
     pub fn finish(self) -> Result<WrittenPart> {
         self.0.finish_part()
     }

@@ -1,8 +1,8 @@
-//! The pieces of a plan: the rows of each part, and the names of all samples, a megabyte or two at a time. So no
-//! process holds the rows of others, and a part holds few of its own.
+//! The pieces of a plan: the rows of each part, and the names of all samples, in blocks of one or two
+//! megabytes. So no process loads the rows of other parts, and a part loads few of its own rows at a time.
 //!
-//! A row is written where its chunk is: `select` of the index gives it the chunk's order. Names follow each other in
-//! the order of ids, each without what it shares with the one before it.
+//! The rows of a piece are in the order of chunks and slots, which `select` of the index gives them. Names are
+//! in the order of ids. Each name is stored without the prefix that it shares with the name before it.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,23 +23,23 @@ use dlfs_format::format::{ChunkSpec, Placement};
 pub(super) struct Piece {
     /// Its offset in the file.
     pub(super) offset: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub(super) len: u64,
-    /// Their XXH3-64.
+    /// XXH3-64 of its bytes.
     pub(super) hash: u64,
     /// The number of its chunks or names.
     pub(super) count: u64,
 }
 
-/// Writes pieces, one behind the other.
+/// Writes pieces, one after another.
 pub(super) struct PieceWriter<'f> {
     pub(super) file: &'f mut File,
-    /// Offset of the next one.
+    /// Offset of the next piece.
     pub(super) at: u64,
 }
 
 impl PieceWriter<'_> {
-    /// Writes the rows of `chunks`, those of a part.
+    /// Writes the rows of `chunks`, all chunks of a part.
     pub(super) fn rows(
         &mut self,
         rows: &Rows<'_>,
@@ -103,7 +103,7 @@ impl PieceWriter<'_> {
     }
 }
 
-/// How many of `chunks`, one at least, have few enough rows for a piece.
+/// The number of chunks, at least 1, at the beginning of `chunks` whose rows fit into a piece.
 fn chunks_at_once(rows: &Rows<'_>, chunks: &[ChunkLayout], placement: &Placement) -> usize {
     let mut bytes = 0;
     for (at, chunk) in chunks.iter().enumerate() {
@@ -118,9 +118,9 @@ fn chunks_at_once(rows: &Rows<'_>, chunks: &[ChunkLayout], placement: &Placement
     chunks.len()
 }
 
-/// Rows of a piece, about: a part has two or three times as many in memory.
+/// Approximate maximum size of the rows of a piece. A part needs two or three times as much memory.
 const PIECE_BYTES: usize = 2 << 20;
-/// Approximate bytes of a row, without its name.
+/// Approximate size of a row without its name.
 const BYTES_A_ROW: usize = 32;
-/// Names of a piece.
+/// Size at which a piece of names is complete.
 const NAMES_BYTES: usize = 1 << 20;

@@ -1,5 +1,5 @@
-//! The thread of a writer of one part of an image: it places full windows in chunks behind the parts that its
-//! namespace has already, and leaves a record that others commit.
+//! The thread of a writer of one part. It places full windows in chunks after the parts that its namespace has
+//! already, and leaves a record for the commit.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -16,8 +16,8 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::{CellRange, Part};
 use dlfs_io::qpair::ConnectOptions;
 
-/// Writes part number `key` of `plan` onto `namespace`, until its end, a failure, or the end of the writer. A part
-/// that does not end is free space.
+/// Writes part number `key` of `plan` onto `namespace`, until the part ends, fails, or its writer is dropped. A
+/// part that does not end stays free space.
 pub(super) fn run(
     plan: &WritePlan,
     key: u64,
@@ -91,9 +91,9 @@ fn write(
         sample_bytes,
         digest: sum.digest(),
     };
-    let mut channel = media.channel(); // none is open while the program writes
+    let mut channel = media.channel(); // no channel is open while the program writes
     if !media.checks_writes() {
-        // The samples do not come again, so damage is reported and not repaired.
+        // The samples cannot be read again, so damage is reported, not repaired.
         check_part(&mut channel, &layout, &record)?;
     }
     lease.check()?;
@@ -101,7 +101,7 @@ fn write(
     Ok(record)
 }
 
-/// Refuses a part of a plan whose commit has begun to be visible.
+/// Refuses to write a part when the plan's commit has written a superblock.
 fn check_uncommitted(plan: &WritePlan, namespace: u16, channel: &mut Channel) -> Result<()> {
     let newest = channel.superblocks(namespace)?.newest().copied();
     if newest.is_none_or(|newest| newest.layout.uuid != plan.uuid()) {
@@ -111,5 +111,5 @@ fn check_uncommitted(plan: &WritePlan, namespace: u16, channel: &mut Channel) ->
     Err(Error::new(ErrorKind::InvalidArgument, text).hint("commit it again, and read the image"))
 }
 
-/// A record takes less than a cell.
+/// A record is shorter than a cell.
 const RECORD_CELLS: u64 = 1;

@@ -1,10 +1,11 @@
-//! The plan of an image in parts: a file, or bytes, of which every part and the commit read what they need.
+//! The plan of an import in parts: a file or a byte string, of which each part and the commit read only what
+//! they need.
 //!
 //! ```text
 //! magic, version | pieces | head | bytes of the head (u64) | XXH3-128 of the head
 //! ```
 //!
-//! The head is JSON: it says what the image is like and what its parts are, and has place and hash of each piece. Only
+//! The head is JSON: the properties of the image, its parts, and offset and hash of each piece. Only plans of
 //! parts from sources have pieces: see `source_plan.rs`.
 
 use std::fs::File;
@@ -32,12 +33,12 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 use dlfs_io::qpair::file::FileCalls;
 
-/// A plan: what all parts share, and what they are.
+/// A plan: the data that all parts share, and a description of the parts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Plan<P> {
-    /// A random number that tells it from any other plan.
+    /// A random number that identifies the plan.
     pub(super) id: [u8; 16],
-    /// The namespaces of the image, in its order.
+    /// The namespaces of the image, in the image's order.
     #[serde(with = "as_text")]
     pub(super) image: Vec<Address>,
     /// The journal of namespace 0, with the number of samples if it is known.
@@ -49,11 +50,11 @@ pub(super) struct Plan<P> {
     pub(super) parts: P,
 }
 
-/// The source of the samples of the parts.
+/// A kind of parts: from sources, or from programs.
 pub(super) trait Parts: Serialize + DeserializeOwned {
     /// The first bytes of the plan.
     const MAGIC: [u8; 8];
-    /// The way out with a plan of the other parts.
+    /// The hint for a user who gives a plan of the other kind.
     const OTHERWISE: &str;
 }
 
@@ -63,10 +64,10 @@ impl<P: Parts> Plan<P> {
         [&P::MAGIC[..], &[VERSION]].concat()
     }
 
-    /// The bytes behind the pieces.
+    /// The bytes after the pieces.
     ///
     /// # Errors
-    /// None in practice: it has no number that JSON lacks.
+    /// None in practice: JSON can represent all of the plan's numbers.
     pub(super) fn tail(&self) -> std::io::Result<Vec<u8>> {
         let mut out = serde_json::to_vec(self)?;
         let hash = xxh3_128(&out);
@@ -75,10 +76,11 @@ impl<P: Parts> Plan<P> {
         Ok(out)
     }
 
-    /// Reads the plan at `path`; also returns the file, where its pieces are.
+    /// Reads the plan at `path`. Also returns the file, which holds the plan's pieces.
     ///
     /// # Errors
-    /// `Corrupt`: it is damaged. `InvalidArgument`: it is no plan of such parts. Those of the file system.
+    /// `Corrupt`: the plan is damaged. `InvalidArgument`: it is not a plan of this kind. Errors of the file
+    /// system.
     pub(super) fn read(path: &Path) -> Result<(Plan<P>, File)> {
         let named = |error: std::io::Error| Error::from(error).path(path);
         let file = File::open(path).map_err(named)?;
@@ -88,7 +90,7 @@ impl<P: Parts> Plan<P> {
         Ok((plan, file))
     }
 
-    /// Reads the plan in `len` bytes, of which `read` reads some.
+    /// Reads a plan of `len` bytes. `read` reads bytes at an offset.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -134,10 +136,10 @@ impl<P: Parts> Plan<P> {
         Ok(plan)
     }
 
-    /// Opens its namespaces, or one of them alone.
+    /// Opens all namespaces of the plan, or a single one.
     ///
     /// # Errors
-    /// `NotFound`: one is not there. `Busy`: another process has opened it. Errors of opening.
+    /// `NotFound`: a namespace does not exist. `Busy`: another process has opened it. Errors of opening.
     pub(super) fn open(&self, only: Option<u16>, connect: &ConnectOptions) -> Result<Media> {
         let image = match only {
             Some(namespace) => std::slice::from_ref(&self.image[usize::from(namespace)]),
@@ -153,10 +155,11 @@ impl<P: Parts> Plan<P> {
         })
     }
 
-    /// The mark of a namespace, if that is prepared for this plan.
+    /// The mark of a namespace, if the namespace is prepared for this plan.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is not, or the plan is committed. `Stale`: the image has changed since. Those of reading.
+    /// `InvalidArgument`: it is not prepared, or the plan is committed. `Stale`: the image has changed since.
+    /// Errors of reading.
     pub(super) fn mark(&self, namespace: u16, channel: &mut Channel) -> Result<Option<Mark>> {
         let address = channel.media().namespace(namespace).address;
         let refused = |text: &'static str, hint: &'static str| {
@@ -182,18 +185,18 @@ impl<P: Parts> Plan<P> {
             }
         }
         let mut planned = Journal { namespace, ..*journal };
-        planned.part.count = 0; // no journal on media has it
+        planned.part.count = 0; // journals on media have no count
         let is_planned = Journal::read(channel, namespace)? == Some(planned);
         let is_own = |mark: &Mark| mark.plan == self.id && mark.namespace == namespace;
-        // Only a part of a new image may begin without a mark, and lanes have theirs from the beginning.
+        // Only a part of a new image may begin without a mark. Lanes have a mark from the beginning.
         let is_marked = mark.as_ref().map_or(journal.generation == Generation(1), is_own);
         if is_planned && is_marked { Ok(mark) } else { Err(not_prepared(address)) }
     }
 
-    /// Gives each namespace its journal, and the mark of `state` if it has one from the beginning.
+    /// Writes each namespace's journal, and its mark if `state` is given.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub(super) fn prepare(&self, media: &Media, state: Option<State>) -> Result<()> {
         with_retry(media.retry_budget(), || {
             let mut channel = media.channel();
@@ -231,7 +234,7 @@ mod as_text {
     }
 }
 
-/// The error of a namespace that has not the mark of the plan.
+/// The error for a namespace without the plan's mark.
 pub(super) fn not_prepared(address: String) -> Error {
     let text = "this namespace is not prepared for this plan";
     Error::new(ErrorKind::InvalidArgument, text)
@@ -239,18 +242,18 @@ pub(super) fn not_prepared(address: String) -> Error {
         .hint("use the plan that was made last for it, or make another that overwrites it")
 }
 
-/// The error of bytes that are not those that were planned.
+/// The error for bytes that do not match their hash.
 pub(super) fn damaged() -> Error {
     let text = "the plan is damaged: its bytes do not have the hash that it says";
     Error::new(ErrorKind::Corrupt, text)
         .hint("copy it again from where it was made, or make another")
 }
 
-/// The first bytes of plans: of parts from sources, and of parts that programs write.
+/// The first bytes of plans of parts from sources, and of parts that programs write.
 pub(super) const FROM_SOURCES: [u8; 8] = *b"DLFSPLAN";
 pub(super) const WRITTEN: [u8; 8] = *b"DLFSWPLN";
 const NO_PLAN: &str = "this is not the plan of an import in parts, or one of other parts";
 const VERSION: u8 = 4;
 pub(super) const FRONT_BYTES: usize = 9;
-/// The bytes of the head, and its hash.
+/// The length of the head, and its hash.
 const TAIL_BYTES: usize = 8 + 16;

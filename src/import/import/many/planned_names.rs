@@ -6,7 +6,7 @@ use dlfs_format::format::FormatError;
 use dlfs_format::format::cursor::Cursor;
 use dlfs_format::format::error::enough;
 
-/// The names of a plan, from the first one on.
+/// The names of a plan, in order from the first.
 pub(super) struct PlannedNames<'a> {
     plan: &'a SourcePlan,
     /// The number of the next piece.
@@ -14,9 +14,9 @@ pub(super) struct PlannedNames<'a> {
     bytes: Vec<u8>,
     /// Offset of the next name in `bytes`.
     at: usize,
-    /// Names of the piece that are not read yet.
+    /// Number of names of the piece that are not read yet.
     left: u64,
-    /// The rows before and with `name`.
+    /// Number of rows up to and including the row of `name`.
     num_read: u64,
     name: Vec<u8>,
 }
@@ -28,10 +28,10 @@ impl<'a> PlannedNames<'a> {
         PlannedNames { plan, next_piece: 0, bytes, at: 0, left: 0, num_read: 0, name }
     }
 
-    /// The name of a row, which is none before those that were asked for.
+    /// The name of a row. Rows must be asked for in ascending order.
     ///
     /// # Errors
-    /// `Corrupt`: the plan is damaged. Those of reading it.
+    /// `Corrupt`: the plan is damaged. Errors of reading it.
     pub(super) fn name(&mut self, row: u64) -> Result<&[u8]> {
         while self.num_read <= row {
             if self.left == 0 {

@@ -1,4 +1,4 @@
-//! Plans an import by many: indexes the source, lays out all chunks, and prepares the namespaces.
+//! Plans an import by many processes: indexes the source, lays out all chunks, and prepares the namespaces.
 
 use std::path::{Path, PathBuf};
 
@@ -26,25 +26,25 @@ use dlfs_io::qpair::file::FileCalls;
 pub struct PlanReport {
     /// The plan's id.
     pub id: [u8; 16],
-    /// The image to be.
+    /// The UUID of the new image, or of the image that is appended to.
     pub uuid: Uuid,
-    /// Its namespaces, which are the parts, and how many chunks each of them gets.
+    /// The namespaces, each of which is a part, with their numbers of chunks.
     pub parts: Vec<(String, u64)>,
     /// Samples of all parts.
     pub samples: u64,
-    /// Their bytes.
+    /// Bytes of these samples.
     pub sample_bytes: u64,
     /// Entries that are left out, with `OnError::Skip`.
     pub bad: Vec<BadEntry>,
 }
 
-/// Plans to import `sources` as a new image at `image`, or with [`Onto::Append`] as its next generation, and writes
-/// the plan to the file at `plan`: see [`many`](crate::import::many). Each namespace is a part. A plan to append lasts
-/// until something else changes the image.
+/// Plans to import `sources` as a new image at `image`, or with [`Onto::Append`] as its next generation, and
+/// writes the plan to the file at `plan`: see [`many`](crate::import::many). Each namespace is a part. A plan
+/// to append becomes void when something else changes the image.
 ///
 /// # Errors
-/// Those of an import before it writes. `InvalidArgument`: a resume; `BadSource`: a source that can be read only once.
-/// `Refused`: there is a file at `plan`.
+/// Errors of an import before it writes. `InvalidArgument`: `options` ask for a resume. `BadSource`: the source
+/// can be read only once. `Refused`: the file at `plan` exists.
 pub fn plan_import(
     sources: &[PathBuf],
     image: &[Address],
@@ -58,7 +58,7 @@ pub fn plan_import(
         return Err(Error::new(ErrorKind::InvalidArgument, text)
             .hint("run dlfs import-parts part PLAN N again"));
     }
-    // A commit refuses what may hide a newer generation, so that the plan would be of no use.
+    // A commit refuses an image that may have a newer generation, so a plan for it would be useless.
     let options = &ImportOptions { accept_older_generation: false, ..options.clone() };
     if plan.exists() {
         let text =
@@ -91,11 +91,11 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     let (plan, chunks) = write(&import, path)?;
     let bad = import.all_bad();
     let Import { state, lease, .. } = import;
-    // Others may change an image that is appended to, and its mark says whether they have.
+    // If the plan appends, others may change the image meanwhile. The mark shows whether they have.
     let mark = state.current.as_ref().map(|_| State::Planned);
     let prepared = lease.explain(plan.prepare(&state.media, mark));
     if let Err(error) = prepared {
-        // It would be of no use, and the next plan would be refused because of it.
+        // The plan would be useless, and its file would make the next plan fail.
         let _ = std::fs::remove_file(path);
         return Err(error);
     }
@@ -110,7 +110,7 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     })
 }
 
-/// Lays all chunks out, and writes the plan with them and their rows to the file at `path`.
+/// Lays out all chunks, and writes the plan with the chunks and their rows to the file at `path`.
 fn write(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Vec<ChunkLayout>)> {
     let state = &import.state;
     let index = import.source.index();
@@ -140,14 +140,15 @@ fn write(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Vec<Chu
     Ok((plan, chunks))
 }
 
-/// The id of a plan.
+/// Draws a random plan id.
 pub(super) fn draw_id() -> Result<[u8; 16]> {
     let mut id = [0; 16];
     crate::import::draw(&mut id)?;
     Ok(id)
 }
 
-/// The addresses of the namespaces, in the order of the image, for processes in any folder.
+/// The addresses of the namespaces, in the image's order. Paths are absolute, so that processes in any folder
+/// can use them.
 pub(super) fn addresses(media: &Media) -> Result<Vec<Address>> {
     let address = |text: String| match text.parse::<Address>().map_err(Error::from)? {
         Address::Path(path) => {

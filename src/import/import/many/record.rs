@@ -1,4 +1,5 @@
-//! The records behind the chunks of written parts: how a part becomes complete, and which are.
+//! The records after the chunks of written parts. A part is complete once the
+//! mark of its namespace points to its record; each record points to the previous one.
 
 use crate::import::many::write_plan::WritePlan;
 use crate::import::mark::{Lane, State};
@@ -8,10 +9,10 @@ use crate::import::written_part::{WrittenPart, parse};
 use dlfs_base::{Error, ErrorKind, Result};
 
 impl WritePlan {
-    /// Adds a part, whose chunks are written, to a lane: from then on it is complete.
+    /// Adds a part, whose chunks are written, to a lane. The part is complete afterwards.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Errors of writing.
     pub(super) fn append(&self, record: &WrittenPart, channel: &mut Channel) -> Result<()> {
         let layout = &self.journal().layout;
         let offset = layout.offset_of(record.record_cell)?;
@@ -22,10 +23,10 @@ impl WritePlan {
         self.0.mark_of(record.namespace, State::Written(lane)).write(channel)
     }
 
-    /// The records of all parts that are complete on a namespace, the last one first.
+    /// The records of all complete parts on a namespace, the last one first.
     ///
     /// # Errors
-    /// `Corrupt`: a record is damaged. Those of reading.
+    /// `Corrupt`: a record is damaged. Errors of reading.
     pub(super) fn records(
         &self,
         lane: Lane,

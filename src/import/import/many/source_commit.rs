@@ -24,12 +24,12 @@ use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ChunkSpec, FormatEr
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
-/// Commits the plan in the file at `plan`, all of whose parts must be complete; also returns the namespaces of the
+/// Commits the plan in the file at `plan`. All parts must be complete. Also returns the namespaces of the
 /// image. Safe to repeat.
 ///
 /// # Errors
-/// `NotFound`: parts that are not complete. `InvalidArgument`: the namespaces are not prepared for this
-/// plan. `Corrupt`: a chunk is not what was planned. `Busy`: another process writes one of the namespaces.
+/// `NotFound`: some parts are not complete. `InvalidArgument`: the namespaces are not prepared for this plan.
+/// `Corrupt`: a chunk is not the planned one. `Busy`: another process writes one of the namespaces.
 pub fn commit_import(
     plan: &Path,
     connect: &ConnectOptions,
@@ -83,11 +83,11 @@ fn commit_parts(
     };
     let mut space = Space::new(&journal.layout, &media.capacities());
     let mut builder = match &base {
-        // Nothing reads the checksums before they are in the snapshot.
+        // Checksums are not read before the snapshot contains them, so they stay out of memory.
         None => DirectoryBuilder::new(journal.layout)
             .with_checksums_aside(Box::new(TemporaryColumn::new())),
         Some(Current { directory, superblocks }) => {
-            // As long as the namespaces were then, so that what is free is what was.
+            // Uses the lengths of the namespaces at planning time, so that the same cells are free as then.
             reserve_current(&mut space, directory, &superblocks[0], &plan.parts.planned_cells);
             DirectoryBuilder::after(directory)?
         }
@@ -128,7 +128,7 @@ fn commit_parts(
     write(directory, media, std::slice::from_ref(lease), &mut space)
 }
 
-/// The header of a chunk, which is as planned.
+/// Reads the header of a chunk. It must be the planned one.
 fn header_of(
     channel: &mut Channel,
     spec: &ChunkSpec,

@@ -22,28 +22,28 @@ use dlfs_io::qpair::ConnectOptions;
 /// The report of a written part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PartReport {
-    /// The image to be.
+    /// The UUID of the image.
     #[serde(serialize_with = "as_text")]
     pub uuid: Uuid,
     /// The number of the part.
     pub part: u16,
     /// The address of its namespace.
     pub address: String,
-    /// Its chunks.
+    /// Its number of chunks.
     pub chunks: u64,
-    /// Those of them that an earlier attempt had written.
+    /// Chunks that an earlier attempt had written.
     #[serde(rename = "chunks_found")]
     pub found: u64,
-    /// Its samples.
+    /// Its number of samples.
     pub samples: u64,
 }
 
-/// Imports part number `part`, from 0, of the plan in the file at `plan`. Safe to repeat.
+/// Imports part number `part`, counted from 0, of the plan in the file at `plan`. Safe to repeat.
 ///
 /// # Errors
-/// `InvalidArgument`: there is no such part, or the namespace is not prepared for this plan. `BadSource`: an entry of
-/// the source has changed since it was planned; all such entries of this part are listed. `Busy`: another attempt is
-/// running. `NoSpace`, `Disconnected`, `Interrupted`: run it again.
+/// `InvalidArgument`: there is no such part, or the namespace is not prepared for this plan. `BadSource`:
+/// entries of the source have changed since it was planned; all such entries of this part are listed. `Busy`:
+/// another attempt is running. `NoSpace`, `Disconnected`, `Interrupted`: call it again.
 pub fn import_part(
     plan: &Path,
     part: u16,
@@ -84,7 +84,7 @@ pub fn import_part(
     Ok(PartReport { found: found?, ..report })
 }
 
-/// Writes the chunks that are not there yet; returns how many were.
+/// Writes the missing chunks. Returns the number of chunks that were on the media already.
 fn write_chunks(
     file: &SourcePlan,
     media: &Media,
@@ -134,7 +134,8 @@ fn write_chunks(
     Ok(found)
 }
 
-/// Writes the chunks of one piece, durably; returns how many were there, or the rows that cannot be imported.
+/// Writes the chunks of a piece, durably. Returns the number of chunks that were on the media already. The
+/// inner error is the rows that cannot be imported.
 fn write_piece(
     mut pass: Pass<'_>,
     part: u16,
@@ -149,7 +150,7 @@ fn write_piece(
         if pass.only_check || !outcome.bad.is_empty() {
             return Ok(Err(outcome.bad.into_iter().map(|(_, bad)| bad).collect()));
         }
-        // The next piece does not look at the chunks of this one again, should a connection be lost.
+        // Flush now: if a connection is lost later, the chunks of this piece are not checked again.
         match pass.media.channel().flush(part) {
             Ok(()) if is_whole => return Ok(Ok(found)),
             Ok(()) => {}

@@ -1,7 +1,8 @@
-//! The plan of parts that come from sources: where each chunk lies, and which rows of the sources it has.
+//! The plan of parts from sources: the location of each chunk, and its rows of the sources.
 //!
-//! Its file has pieces: the rows of each part and the names of all samples, a megabyte or two at a time (`pieces.rs`),
-//! and one with the places of all chunks. Numbers there are LEB128, texts have their length before them.
+//! The pieces of its file are the rows of each part and the names of all samples, in blocks of one or two
+//! megabytes (`pieces.rs`), and a single piece with the locations of all chunks. In that piece, numbers are
+//! LEB128, and strings follow their length.
 
 use std::fs::File;
 use std::io::Write;
@@ -25,7 +26,7 @@ use dlfs_format::format::cursor::{Cursor, put_number};
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::{CellRange, FormatError, Part, Placement};
 
-/// The parts, as the head of such a plan describes them.
+/// The description of the parts in the head of the plan.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct SourceParts {
     pub(super) kind: SourceKind,
@@ -33,15 +34,15 @@ pub(super) struct SourceParts {
     pub(super) source_fields: Vec<Option<u16>>,
     /// For each class of the source, its number in the image.
     pub(super) class_numbers: Vec<i64>,
-    /// The bytes of all samples.
+    /// Total bytes of all samples.
     pub(super) sample_bytes: u64,
-    /// The cells of each namespace when the import was planned.
+    /// The number of cells of each namespace at planning time.
     pub(super) planned_cells: Vec<u64>,
-    /// An index without rows, and all chunks.
+    /// The piece with an index without rows, and all chunks.
     pub(super) layout: Piece,
-    /// The rows of each part.
+    /// The pieces with the rows of each part.
     pub(super) rows: Vec<Vec<Piece>>,
-    /// The names of all samples.
+    /// The pieces with the names of all samples.
     pub(super) names: Vec<Piece>,
 }
 
@@ -51,10 +52,11 @@ impl Parts for SourceParts {
 }
 
 impl Plan<SourceParts> {
-    /// Writes it to the file at `path`: an index of the source without rows, `chunks`, and their rows.
+    /// Writes the plan to the file at `path`: an index of the source without rows, `chunks`, and the rows of
+    /// these chunks.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub(super) fn write(
         &mut self,
         path: &Path,
@@ -80,29 +82,30 @@ impl Plan<SourceParts> {
         })
     }
 
-    /// The properties that all its chunks share.
+    /// The properties that all chunks share.
     pub(super) fn spec(&self) -> ChunkSpec {
         let Plan { journal, fields, field_types, columns, .. } = self;
         journal.spec(fields.clone(), field_types.clone(), columns.clone())
     }
 }
 
-/// A plan that is read.
+/// A plan that was read from its file.
 #[derive(Debug)]
 pub(super) struct SourcePlan {
     pub(super) plan: Plan<SourceParts>,
     /// Containers, fields and classes of the source: an index without rows.
     shared: Index,
-    /// All chunks, in the order of their numbers; of a part, its own.
+    /// All chunks of the plan or of a single part, in the order of their numbers.
     pub(super) chunks: Vec<ChunkLayout>,
     file: File,
 }
 
 impl SourcePlan {
-    /// Reads the plan at `path`, with the chunks of one part, or with all of them.
+    /// Reads the plan at `path`, with the chunks of one part, or with all chunks.
     ///
     /// # Errors
-    /// `Corrupt`: it is damaged. `InvalidArgument`: it is no such plan. Those of the file system.
+    /// `Corrupt`: the plan is damaged. `InvalidArgument`: it is not a plan of parts from sources. Errors of the
+    /// file system.
     pub(super) fn read(path: &Path, part: Option<u16>) -> Result<SourcePlan> {
         let (plan, file) = Plan::<SourceParts>::read(path)?;
         let mut plan = SourcePlan { plan, shared: Index::default(), chunks: Vec::new(), file };
@@ -133,10 +136,10 @@ impl SourcePlan {
         equal("names of a plan", journal.part.count, count(&parts.names))
     }
 
-    /// The bytes of a piece.
+    /// Reads the bytes of a piece.
     ///
     /// # Errors
-    /// `Corrupt`: they are not those that were planned. Those of the file system.
+    /// `Corrupt`: their hash differs from the planned one. Errors of the file system.
     pub(super) fn read_piece(&self, piece: &Piece) -> Result<Vec<u8>> {
         let len = self.file.metadata().map_err(Error::from)?.len();
         at_most("end of a piece of a plan", piece.offset.saturating_add(piece.len), len)?;
@@ -145,10 +148,10 @@ impl SourcePlan {
         if xxh3_64(&bytes) == piece.hash { Ok(bytes) } else { Err(damaged()) }
     }
 
-    /// The source, with the rows of a piece.
+    /// Opens the source with the rows of a piece.
     ///
     /// # Errors
-    /// `Corrupt`: the piece is damaged. A folder of the source does not open.
+    /// `Corrupt`: the piece is damaged. A folder of the source cannot be opened.
     pub(super) fn source(&self, piece: &Piece, num_rows: u64) -> Result<Source> {
         let bytes = self.read_piece(piece)?;
         let index = self.shared.load_rows(&mut Cursor::new("rows of a plan", &bytes))?;
@@ -156,7 +159,7 @@ impl SourcePlan {
         Source::of_plan(self.plan.parts.kind, index)
     }
 
-    /// The rows of `chunks`, which `index` has.
+    /// The rows of `chunks`. `index` holds them.
     pub(super) fn rows<'a>(&self, index: &'a Index, chunks: &[ChunkLayout]) -> Rows<'a> {
         let SourceParts { source_fields, class_numbers, .. } = &self.plan.parts;
         let source_fields = source_fields.clone();

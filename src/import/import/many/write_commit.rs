@@ -26,13 +26,12 @@ use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Part};
 use dlfs_io::qpair::ConnectOptions;
 
 impl WritePlan {
-    /// Commits `parts`, in this order, as one generation: attempts that are not among them become free space. Safe to
-    /// repeat.
+    /// Commits `parts`, in this order, as one generation. All other attempts become free space. Safe to repeat.
     ///
     /// # Errors
-    /// `NotFound`: parts that are not on their namespaces. `InvalidArgument`: a part of another plan, no sample at all,
-    /// or two samples with one name. `Busy`: a part is being written. `Corrupt`: a chunk is not the one that was
-    /// written.
+    /// `NotFound`: some parts are not on their namespaces. `InvalidArgument`: a part belongs to another plan,
+    /// there is no sample at all, or two samples have the same name. `Busy`: a part is being written.
+    /// `Corrupt`: a chunk is not the one that was written.
     pub fn commit(
         &self,
         parts: &[WrittenPart],
@@ -50,10 +49,11 @@ impl WritePlan {
         })
     }
 
-    /// Commits the parts 0 to `count` - 1, in this order: of each the attempt that was complete last.
+    /// Commits the parts 0 to `count` - 1, in this order. If a part has several complete attempts, the last one
+    /// counts.
     ///
     /// # Errors
-    /// As [`commit`](Self::commit). `InvalidArgument`: there is a part with a larger number.
+    /// As [`commit`](Self::commit). `InvalidArgument`: a part has a larger number.
     pub fn commit_all(
         &self,
         count: u64,
@@ -79,10 +79,10 @@ impl WritePlan {
         })
     }
 
-    /// The parts that are complete: of each the attempt that was complete last.
+    /// The complete parts. If a part has several complete attempts, the last one is returned.
     ///
     /// # Errors
-    /// `Busy`: a part is being written, on a namespace that one process opens at a time.
+    /// `Busy`: a part is being written, on a namespace with an exclusive lock.
     pub fn complete(&self, connect: &ConnectOptions) -> Result<Vec<WrittenPart>> {
         let media = self.0.open(None, connect)?;
         let (_, found) = self.read_lanes(&mut media.channel())?;
@@ -101,20 +101,20 @@ impl WritePlan {
             let (lanes, found) = self.read_lanes(&mut media.channel())?;
             self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
         })?;
-        // Records, and attempts that do not count.
+        // Frees the space of records, and of attempts that do not count.
         trim(&media, &done, &leases[0])?;
         let len = |id| u64::from(done.directory.len_bytes(SampleId(id)).unwrap_or(0));
         let sample_bytes = (0..done.directory.num_samples()).map(len).sum();
         Ok(WriteReport { sample_bytes, ..WriteReport::of(&done.directory, &done.superblocks) })
     }
 
-    /// The lease of the image, which is that of namespace 0, and those of the other namespaces: nobody writes a part
-    /// meanwhile.
+    /// Takes the lease of the image, which is the lease of namespace 0, and the leases of all other namespaces,
+    /// so that no part is written meanwhile.
     fn leases(&self, media: &Media) -> Result<Vec<Lease>> {
         let limit = self.lease_limit();
         let alone = media.devices()[1..].iter().map(|device| Media::new(vec![device.clone()]));
         let alone = alone.collect::<Result<Vec<_>>>()?;
-        // Taking one may take seconds, and they do not wait for each other.
+        // Taking a lease may take seconds, so all are taken in parallel.
         std::thread::scope(|scope| {
             let others: Vec<_> =
                 alone.iter().map(|media| scope.spawn(move || Lease::take(media, limit))).collect();
@@ -127,7 +127,7 @@ impl WritePlan {
         })
     }
 
-    /// The lanes, and the records of all parts on them.
+    /// Reads all lanes, and the records of the parts on them.
     fn read_lanes(&self, channel: &mut Channel) -> Result<(Vec<Lane>, Vec<WrittenPart>)> {
         let mut lanes = Vec::new();
         let mut found = Vec::new();
@@ -153,7 +153,7 @@ impl WritePlan {
             return Err(Error::new(ErrorKind::InvalidArgument, "no sample was written"));
         }
         progress.stage(Stage::Committing, samples, 0);
-        // Nothing reads the checksums before they are in the snapshot.
+        // Checksums are not read before the snapshot contains them, so they stay out of memory.
         let builder = DirectoryBuilder::new(journal.layout)
             .with_checksums_aside(Box::new(TemporaryColumn::new()));
         let mut merge = Merge { builder, sequence: 0 };
@@ -177,7 +177,7 @@ impl WritePlan {
     }
 }
 
-/// Parts that are put one behind the other.
+/// Concatenates parts.
 struct Merge {
     builder: DirectoryBuilder,
     /// The number of the next chunk.
@@ -185,7 +185,7 @@ struct Merge {
 }
 
 impl Merge {
-    /// Adds a part, and gives its chunks their places.
+    /// Adds a part, and gives its chunks their places in the image.
     fn add(&mut self, part: &WrittenPart, plan: &WritePlan, channel: &mut Channel) -> Result<()> {
         let layout = &plan.journal().layout;
         let draft = plan.draft_layout();
@@ -201,7 +201,7 @@ impl Merge {
         for _ in 0..part.chunks {
             let offset = layout.offset_of(cell)?;
             let first_slot = self.builder.next_slot();
-            // Behind the record there may be nothing to read.
+            // The namespace may end at the record.
             let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
             let mut bytes =
                 channel.read(part.namespace, offset, len.min(there).max(BLOCK_BYTES))?;
@@ -216,7 +216,7 @@ impl Merge {
             if bytes.len() < padded {
                 bytes = channel.read(part.namespace, offset, padded)?;
             }
-            len = padded; // the next one is much alike
+            len = padded; // the next chunk's header usually has about the same length
             let placed = placed(head, layout, first_slot, self.sequence);
             bytes[..HEAD_BYTES].copy_from_slice(placed.to_raw().as_bytes());
             let header = ChunkHeader::parse(&bytes)
@@ -234,7 +234,8 @@ impl Merge {
     }
 }
 
-/// The head of a chunk at its place in the image, whether or not it has been there before.
+/// The head of a chunk at its final place in the image. Safe to apply twice: a head that has its final place is
+/// unchanged.
 fn placed(head: ChunkHead, layout: &ImageLayout, first_slot: Slot, sequence: u64) -> ChunkHead {
     let first = first_slot.0 - (head.first_slot.0 - head.part.first);
     let part = Part { first, ..head.part };
@@ -263,7 +264,7 @@ fn last_attempts(found: &[WrittenPart]) -> BTreeMap<u64, WrittenPart> {
     last
 }
 
-/// Refuses two samples with one name.
+/// Refuses two samples with the same name.
 fn check_names(directory: &Directory) -> Result<()> {
     let Some((one, other)) = directory.find_same_names()? else { return Ok(()) };
     let name = directory.name(one)?.unwrap_or_default();

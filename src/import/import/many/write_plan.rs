@@ -1,4 +1,4 @@
-//! The plan of an image whose parts programs write.
+//! The plan of an image whose parts are written by programs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
-/// The plan that all writers of one image share: the image's location, and the properties of its samples. It takes a
-/// few thousand bytes, is sent to every writer, and is not changed by what they do.
+/// The plan that all writers of one image share: the image's location, and the properties of its samples. It
+/// has a few thousand bytes, is sent to every writer, and does not change while they write.
 #[derive(Debug, Clone)]
 pub struct WritePlan(pub(super) Plan<WriterParts>);
 
-/// How writers place their samples.
+/// Options for the placement of samples by writers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct WriterParts {
     order: WriteOrder,
@@ -43,13 +43,13 @@ impl Parts for WriterParts {
 }
 
 impl WritePlan {
-    /// Plans a new image at `image`, and prepares its namespaces; each of them takes one part at a time.
+    /// Plans a new image at `image`, and prepares its namespaces. Each namespace takes one part at a time.
     ///
-    /// Labels that are names need `classes`: a class has one number in all parts.
+    /// If labels are names, `classes` must list them, so that a class has the same number in all parts.
     ///
     /// # Errors
-    /// Those of [`Writer::create`](crate::import::Writer::create). `InvalidArgument`: an append, or all samples
-    /// shuffled together.
+    /// As [`Writer::create`](crate::import::Writer::create). `InvalidArgument`: the options ask for an append,
+    /// a resume, or a shuffle of all samples together.
     pub fn create(
         image: &[Address],
         options: &WriterOptions,
@@ -110,17 +110,17 @@ impl WritePlan {
         }))
     }
 
-    /// The namespaces of the image, in its order.
+    /// The namespaces of the image, in the image's order.
     pub fn image(&self) -> &[Address] {
         &self.0.image
     }
 
-    /// The image to be.
+    /// The UUID of the new image.
     pub fn uuid(&self) -> Uuid {
         self.0.journal.layout.uuid
     }
 
-    /// The options of its writers.
+    /// The options of the plan's writers.
     pub(super) fn options(&self) -> WriterOptions {
         let Plan { journal, fields, field_types, columns, parts, .. } = &self.0;
         WriterOptions {
@@ -144,7 +144,7 @@ impl WritePlan {
         Duration::from_millis(self.0.parts.lease_ms)
     }
 
-    /// The layout of chunks that have no place yet: they are of another image, which nobody opens or rebuilds.
+    /// The layout of chunks without a final place. It names another image, which is never opened or rebuilt.
     pub(super) fn draft_layout(&self) -> ImageLayout {
         ImageLayout { uuid: Uuid(self.0.id), ..self.0.journal.layout }
     }
@@ -153,7 +153,7 @@ impl WritePlan {
         &self.0.journal
     }
 
-    /// The parts on a namespace, if that is prepared for this plan.
+    /// The parts on a namespace, if the namespace is prepared for this plan.
     ///
     /// # Errors
     /// As [`Plan::mark`].
@@ -164,32 +164,32 @@ impl WritePlan {
         }
     }
 
-    /// Writes it to a file.
+    /// Writes the plan to a file.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn save(&self, path: &Path) -> Result<()> {
         replace_file(path, NewMode::Private, &self.to_bytes())
     }
 
-    /// Reads it from a file.
+    /// Reads a plan from a file.
     ///
     /// # Errors
-    /// As [`from_bytes`](Self::from_bytes); those of the file system.
+    /// As [`from_bytes`](Self::from_bytes); errors of the file system.
     pub fn load(path: &Path) -> Result<WritePlan> {
         Ok(WritePlan(Plan::read(path)?.0))
     }
 
-    /// As bytes, to be sent to the writers.
+    /// Encodes the plan, to be sent to the writers.
     pub fn to_bytes(&self) -> Vec<u8> {
         let tail = self.0.tail().expect("JSON has all that a plan has");
         [Plan::<WriterParts>::front(), tail].concat()
     }
 
-    /// From bytes.
+    /// Decodes a plan.
     ///
     /// # Errors
-    /// `InvalidArgument`: they are no plan. `Corrupt`: they are damaged.
+    /// `InvalidArgument`: `bytes` are not such a plan. `Corrupt`: they are damaged.
     pub fn from_bytes(bytes: &[u8]) -> Result<WritePlan> {
         let read = |at: u64, out: &mut [u8]| {
             let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.get(..out.len()));

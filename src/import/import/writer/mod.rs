@@ -1,18 +1,19 @@
-//! Writes an image from a program that makes the samples: [`Writer`].
+//! [`Writer`]: writes an image of samples that a program creates.
 //!
 //! # What it is
-//! [`Writer::write`] copies a sample into a *window* in memory. A full window goes to a thread that places its
-//! samples in chunks and writes them, while the next one fills. [`Writer::finish`] commits.
+//! [`Writer::write`] copies a sample into a *window* in memory. A full window goes to a thread, which places
+//! its samples in chunks and writes them while the next window fills. [`Writer::finish`] commits.
 //!
 //! # What it is not
-//! It cannot be resumed: the samples do not come again. What an interrupted writer leaves is free space for the
-//! next one.
+//! A writer cannot be resumed, since its samples cannot be read again. An interrupted writer leaves only free
+//! space, which the next writer uses.
 //!
 //! # Invariants
-//! - Until `finish` returns, a reader opens the previous generation, complete; if there was none, nothing.
-//! - A sample that is refused changes nothing: the writer goes on with the next one.
-//! - Memory does not grow with the bytes that are written: two windows, and a few chunks. It grows with the number
-//!   of samples, by fingerprints of their names and by what the directory needs at the end.
+//! - Until `finish` returns, a reader opens the previous generation, complete; if there was none, opening
+//!   fails.
+//! - A refused sample changes nothing: the writer continues with the next one.
+//! - Memory does not grow with the number of bytes: it holds two windows, and a few chunks. It grows with the
+//!   number of samples, for fingerprints of their names and for the directory at the end.
 //!
 //! Read this file first, then `window.rs`, and `placing.rs` for the thread.
 
@@ -47,16 +48,16 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
-/// Writes the samples of a program as a new image, or appends them to one.
+/// Writes the samples of a program as a new image, or appends them to an existing one.
 ///
-/// Dropping it without [`finish`](Writer::finish) discards what it wrote.
+/// Dropping the writer without [`finish`](Writer::finish) discards the samples.
 pub struct Writer {
     window_bytes: usize,
     order: WriteOrder,
-    /// For each field of the image, its place in a [`NewSample`].
+    /// For each field of the image, its index in a [`NewSample`].
     field_order: Vec<usize>,
     started: Started,
-    /// With [`WriteOrder::Whole`]: which id comes next.
+    /// With [`WriteOrder::Whole`]: the map to the next id.
     placement: Option<Placement>,
     written: u64,
     window: Window,
@@ -68,7 +69,7 @@ pub struct Writer {
     thread: Option<Forked<PlacingThread>>,
 }
 
-/// The form of the labels of a writer's samples: all of them alike.
+/// The form of the labels of a writer's samples. All labels have the same form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LabelsAre {
     Numbers,
@@ -78,7 +79,7 @@ enum LabelsAre {
 /// The thread that places full windows.
 struct PlacingThread {
     work: Sender<Work>,
-    /// Windows whose samples are written, for reuse.
+    /// Windows whose samples are written. They are reused.
     spare: Receiver<Window>,
     handle: JoinHandle<Result<Written>>,
 }
@@ -86,9 +87,9 @@ struct PlacingThread {
 /// The result of a finished writer.
 #[derive(Debug)]
 enum Written {
-    /// A generation.
+    /// A committed generation.
     Image(WriteReport),
-    /// A part of one.
+    /// A part of a generation.
     Part(WrittenPart),
 }
 
@@ -96,9 +97,9 @@ impl Writer {
     /// Begins to write the image at `image`. A file that does not exist is created.
     ///
     /// # Errors
-    /// `Refused`: there is data that the options do not allow to overwrite. `Busy`: an import or another writer is
-    /// at work. `InvalidArgument`: fields or columns that are not those of the image that is appended to. Errors of
-    /// opening.
+    /// `Refused`: the image holds data that the options do not allow to overwrite. `Busy`: an import or another
+    /// writer is running. `InvalidArgument`: fields or columns differ from those of the image to append to.
+    /// Errors of opening.
     pub fn create(
         image: &[Address],
         options: WriterOptions,
@@ -112,7 +113,7 @@ impl Writer {
         Writer::start_image(options, Box::new(open))
     }
 
-    /// As [`create`](Self::create), onto open namespaces.
+    /// Same as [`create`](Self::create), for open namespaces.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -121,10 +122,11 @@ impl Writer {
         Writer::start_image(options, Box::new(move |_, _| Ok(devices)))
     }
 
-    /// Begins to write a part of an image that others commit; `place` is the work of its thread.
+    /// Begins to write a part of an image, which is committed with the other parts. The writer's thread runs
+    /// `place`.
     ///
     /// # Errors
-    /// Those of `place`, until it has started.
+    /// Errors of `place`, until it has started.
     pub(super) fn start_part(
         options: &WriterOptions,
         place: impl FnOnce(&Thread) -> Result<WrittenPart> + Send + 'static,
@@ -154,7 +156,7 @@ impl Writer {
             .name(NAME.into())
             .spawn(move || threads::caught(NAME, place).flatten())?;
         let Ok(started) = told.recv() else {
-            // It ended before it could begin, and says why.
+            // The thread ended before it could begin. Its result is the reason.
             return Err(joined(handle).err().unwrap_or_else(ended_early));
         };
         let field_order = order_of(&started.fields, &given_fields)?;
@@ -176,7 +178,8 @@ impl Writer {
         })
     }
 
-    /// The names of the fields, in the order that a [`NewSample`] has them; empty for one field without a name.
+    /// The names of the fields, in the order of [`NewSample::fields`]. No name if samples
+    /// have a single field without a name.
     pub fn fields(&self) -> impl Iterator<Item = &[u8]> {
         let mut names = vec![&b""[..]; self.started.fields.len()];
         for (name, &at) in self.started.fields.iter().zip(&self.field_order) {
@@ -194,12 +197,12 @@ impl Writer {
         FieldTypes::new(types)
     }
 
-    /// The typed columns: those of the options and of the image.
+    /// The typed columns: those of the options, and those of the image.
     pub fn columns(&self) -> &[ColumnSpec] {
         &self.started.columns
     }
 
-    /// Samples written so far.
+    /// Number of samples written so far.
     pub fn len(&self) -> u64 {
         self.written
     }
@@ -209,14 +212,15 @@ impl Writer {
         self.written == 0
     }
 
-    /// The id of the sample to be written next. Ids ascend, but for [`WriteOrder::Whole`].
+    /// The id of the next sample to write. Ids ascend, except with [`WriteOrder::Whole`].
     ///
-    /// `None`: as many are written as were announced.
+    /// `None`: all announced samples are written.
     pub fn next_id(&self) -> Option<SampleId> {
         self.id_of(self.written)
     }
 
-    /// The id of the sample that is written as number `nth`, from 0; `None`: fewer are announced.
+    /// The id of the sample that is written as number `nth`, counted from 0. `None`: fewer samples were
+    /// announced.
     pub fn id_of(&self, nth: u64) -> Option<SampleId> {
         let slot = self.started.first_id.checked_add(nth)?;
         match &self.placement {
@@ -225,16 +229,16 @@ impl Writer {
         }
     }
 
-    /// The first id that this writer assigns: the number of samples before it.
+    /// The lowest id that this writer assigns: the number of earlier samples, 0 in a part.
     pub fn first_id(&self) -> SampleId {
         SampleId(self.started.first_id)
     }
 
-    /// Writes a sample; returns its id. Blocks while two windows wait to be written.
+    /// Writes a sample, and returns its id. Blocks while two windows wait to be written.
     ///
     /// # Errors
-    /// `InvalidArgument`: what is wrong with the sample; the writer goes on without it. Any other: those of writing;
-    /// the writer is of no more use.
+    /// `InvalidArgument`: the sample is not valid; the writer continues without it. All others are errors of
+    /// writing; the writer is unusable afterwards.
     pub fn write(&mut self, sample: &NewSample<'_>) -> Result<SampleId> {
         let Some(id) = self.next_id() else {
             let text = format!("{} samples were announced, and more are written", self.written);
@@ -265,10 +269,10 @@ impl Writer {
         Ok(id)
     }
 
-    /// Writes what is left, and commits all of it as one generation.
+    /// Writes the remaining samples, and commits all samples as one generation.
     ///
     /// # Errors
-    /// Those of writing: the image is as it was before. `InvalidArgument`: there is no sample, or fewer than
+    /// Errors of writing: the image is unchanged. `InvalidArgument`: there is no sample, or fewer than
     /// announced.
     pub fn finish(mut self) -> Result<WriteReport> {
         if let (WriteOrder::Whole { count }, true) = (self.order, self.next_id().is_some()) {
@@ -284,10 +288,10 @@ impl Writer {
         }
     }
 
-    /// Writes what is left of a part, and makes it durable.
+    /// Writes the remaining samples of a part, and makes the part durable.
     ///
     /// # Errors
-    /// Those of writing: the part is not there.
+    /// Errors of writing: the part is not complete.
     pub(super) fn finish_part(mut self) -> Result<WrittenPart> {
         match self.end()? {
             Written::Part(part) => Ok(part),
@@ -300,12 +304,13 @@ impl Writer {
         let classes = std::mem::take(&mut self.class_names);
         let commit = Work::Commit { classes };
         let thread = self.take_thread()?;
-        // If it has ended already, its result says why.
+        // If the thread has ended already, its result is the reason.
         let _ = thread.work.send(commit);
         joined(thread.handle)
     }
 
-    /// Lengths of the fields, in the image's order.
+    /// The lengths of the sample's fields, in the image's order. Checks their number, and the lengths of typed
+    /// fields.
     fn lens(&self, sample: &NewSample<'_>) -> Result<Vec<Option<u64>>> {
         if sample.fields.len() != self.field_order.len() {
             let found = sample.fields.len();
@@ -327,7 +332,7 @@ impl Writer {
         Ok(self.field_order.iter().map(len).collect())
     }
 
-    /// An error unless the columns hold its values.
+    /// Checks that the columns exist and can hold the sample's values.
     fn check_values(&self, sample: &NewSample<'_>) -> Result<()> {
         for (name, value) in sample.values {
             let Some(column) = self.started.columns.iter().find(|column| column.name == *name)
@@ -342,7 +347,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Its name, or that of its id; in a part, the numbers of part and sample.
+    /// The sample's name. A sample without a name is named by its id; in a part, by the numbers of part and
+    /// sample.
     fn name(&self, sample: &NewSample<'_>, id: SampleId) -> Result<Vec<u8>> {
         let name = match sample.name {
             Some(name) => name.to_vec(),
@@ -362,7 +368,7 @@ impl Writer {
         if is_taken { Err(invalid(sample, "another sample has its name".into())) } else { Ok(name) }
     }
 
-    /// Its label, as a number. A class that is new gets the next one, once the sample is taken.
+    /// The sample's label, as a number. A new class gets the next number once the sample is accepted.
     fn label(&self, sample: &NewSample<'_>) -> Result<Option<i64>> {
         let (are, number) = match sample.label {
             Label::None => return Ok(None),
@@ -389,7 +395,7 @@ impl Writer {
         Ok(Some(number))
     }
 
-    /// Notes the label of a sample that was taken.
+    /// Remembers the label of an accepted sample.
     fn keep_label(&mut self, label: Label<'_>) {
         match label {
             Label::None => {}
@@ -404,7 +410,7 @@ impl Writer {
         }
     }
 
-    /// Gives the window to the thread that places it.
+    /// Hands the window to the thread that places it.
     fn hand_over(&mut self) -> Result<()> {
         if self.window.is_empty() {
             return Ok(());
@@ -426,7 +432,7 @@ impl Writer {
     }
 }
 
-/// Discards everything that is not committed.
+/// Discards all samples that are not committed.
 impl Drop for Writer {
     fn drop(&mut self) {
         if let Ok(thread) = self.take_thread() {
@@ -446,7 +452,7 @@ impl fmt::Debug for Writer {
     }
 }
 
-/// For each field of the image, its place among those that the caller named.
+/// For each field of the image, its index among the caller's fields.
 fn order_of(image: &[Vec<u8>], given: &[Vec<u8>]) -> Result<Vec<usize>> {
     if image.is_empty() && given.is_empty() {
         return Ok(vec![0]);
@@ -469,7 +475,7 @@ fn invalid(sample: &NewSample<'_>, why: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, format!("the sample {name} is not written: {why}"))
 }
 
-/// The result of the thread, which reports its panics as errors.
+/// The result of the thread. The thread returns panics as errors.
 fn joined(handle: JoinHandle<Result<Written>>) -> Result<Written> {
     handle.join().unwrap_or_else(|_| Err(ended_early()))
 }

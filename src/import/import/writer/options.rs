@@ -10,19 +10,21 @@ use dlfs_format::format::{FieldTypes, Superblock, Uuid};
 /// Options of a [`Writer`](super::Writer).
 #[derive(Debug, Clone)]
 pub struct WriterOptions {
-    /// The image: what to do with what it holds (`Onto::Resume` is refused, `Onto::Force` discards it at once), the
-    /// seed, chunk size, packing, UUID, time and lease. What concerns sources, and `placement`, is ignored.
+    /// The options of the image: `onto` (`Onto::Resume` is refused, `Onto::Force` discards the old contents at
+    /// once), seed, chunk size, packing, UUID, time and lease. Options of sources, and `placement`, are
+    /// ignored.
     pub image: ImportOptions,
-    /// Names of the fields; empty for samples of one field without a name, or for those of the image that is
-    /// appended to.
+    /// Names of the fields. Empty: samples have a single field without a name, or the fields of the image to
+    /// append to.
     pub fields: Vec<Vec<u8>>,
-    /// Types of these fields, in their order; by default no field has one.
+    /// Types of these fields, in the same order. By default no field has a type.
     pub field_types: FieldTypes,
-    /// Typed columns, beside those of the image that is appended to.
+    /// Typed columns, in addition to those of the image to append to.
     pub columns: Vec<ColumnSpec>,
-    /// The order of samples on media.
+    /// The order of samples on the media.
     pub order: WriteOrder,
-    /// Bytes of samples that are collected before they are placed. Two such windows are in memory.
+    /// Size of a window in bytes: samples are collected up to this size, then placed. Two windows are in
+    /// memory.
     pub window_bytes: usize,
 }
 
@@ -39,18 +41,19 @@ impl Default for WriterOptions {
     }
 }
 
-/// The order of a writer's samples on media.
+/// The order of a writer's samples on the media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum WriteOrder {
     /// Each window is shuffled: a chunk is a random sample of its window.
     #[default]
     Windows,
-    /// As they are written.
+    /// Samples are in the order in which they are written.
     Written,
-    /// All are shuffled together, as an import does it: a chunk is a random sample of the data set. The caller
-    /// writes so many samples, each time the one that [`next_id`](super::Writer::next_id) says.
+    /// All samples are shuffled together, as in an import: a chunk is a random sample of the data set. The
+    /// caller writes exactly `count` samples, each time the one with the id
+    /// [`next_id`](super::Writer::next_id).
     Whole {
-        /// How many are written.
+        /// Number of samples that will be written.
         count: u64,
     },
 }
@@ -58,14 +61,15 @@ pub enum WriteOrder {
 /// A sample to be written.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NewSample<'a> {
-    /// Its name, unique in the image: up to 4,096 bytes, none of them NUL. `None`: its id, in nine decimal digits or
-    /// more.
+    /// Its name, unique in the image: up to 4,096 bytes without NUL. `None`: the name is the id, as a decimal
+    /// number of at least nine digits.
     pub name: Option<&'a [u8]>,
     /// Its label.
     pub label: Label<'a>,
-    /// The bytes of its fields, in the order of the options; `None`: it has no such field.
+    /// The bytes of its fields, in the order of the options. `None`: the sample lacks this field.
     pub fields: &'a [Option<&'a [u8]>],
-    /// Its values in typed columns, by their names; integers may be those of columns of floats that hold them.
+    /// Its values in typed columns, by column name. Integers may be given for columns of floats that can
+    /// represent them.
     pub values: &'a [(&'a str, Value<'a>)],
 }
 
@@ -80,12 +84,12 @@ impl NewSample<'_> {
 /// The label of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Label<'a> {
-    /// It has none.
+    /// No label.
     #[default]
     None,
-    /// A number; any but `i64::MIN`.
+    /// A number other than `i64::MIN`.
     Number(i64),
-    /// The name of a class. Classes are numbered as they come first.
+    /// The name of a class. Classes are numbered in the order of their first use.
     Class(&'a [u8]),
 }
 
@@ -94,22 +98,22 @@ pub enum Label<'a> {
 pub struct WriteReport {
     /// The image.
     pub uuid: Uuid,
-    /// The generation that was committed.
+    /// The committed generation.
     pub generation: Generation,
-    /// Samples that were written.
+    /// Number of samples that were written.
     pub samples: u64,
-    /// Their bytes.
+    /// Bytes of these samples.
     pub sample_bytes: u64,
-    /// Samples of the image now.
+    /// Live samples of the image after the commit.
     pub live_samples: u64,
-    /// Chunks that were written.
+    /// Number of chunks that were written.
     pub chunks: u64,
-    /// Bytes of the image in use, on all namespaces.
+    /// Bytes in use by the image, on all namespaces.
     pub image_bytes: u64,
 }
 
 impl WriteReport {
-    /// The report of a generation whose samples are all new, but for their bytes.
+    /// The report of a generation whose samples are all new. `sample_bytes` is 0, for the caller to set.
     pub(in crate::import) fn of(directory: &Directory, superblocks: &[Superblock]) -> WriteReport {
         WriteReport {
             uuid: directory.uuid(),

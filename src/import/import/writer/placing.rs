@@ -22,25 +22,25 @@ use dlfs_format::format::columns::{ColumnSpec, check_columns};
 use dlfs_format::format::{ChunkSpec, FieldTypes, ImageLayout, Part, Placement, Uuid};
 use dlfs_io::qpair::Device;
 
-/// Opens the namespaces; names the files that it created.
+/// Opens the namespaces, and lists the files that it creates.
 pub(super) type Open =
     Box<dyn FnOnce(Onto, &mut Vec<PathBuf>) -> Result<Vec<Arc<dyn Device>>> + Send>;
 
 /// The next work of the thread.
 pub(in crate::import) enum Work {
-    /// Writes the samples of a window.
+    /// Write the samples of a window.
     Place(Window),
-    /// Commits, with these names of classes; a part has those of its plan.
+    /// Commit, with these class names. In a part they are those of the plan.
     Commit { classes: Vec<Vec<u8>> },
 }
 
 /// The thread's ends of the channels to its writer.
 pub(in crate::import) struct Thread {
-    /// Takes what the writer must know, once.
+    /// Sends the writer the data that it needs, once.
     pub(super) started: Sender<Started>,
-    /// Receives the next work. The channel ends when the writer is discarded.
+    /// Receives the next work. Disconnected when the writer is dropped.
     pub(super) work: Receiver<Work>,
-    /// Takes windows whose samples are written.
+    /// Returns windows whose samples are written.
     pub(super) spare: Sender<Window>,
 }
 
@@ -48,7 +48,7 @@ impl Thread {
     /// Tells the writer that it may begin.
     ///
     /// # Errors
-    /// It was discarded.
+    /// The writer was dropped.
     pub(in crate::import) fn start(&self, started: Started) -> Result<()> {
         self.started.send(started).map_err(|_| discarded())
     }
@@ -56,22 +56,22 @@ impl Thread {
     /// Waits for the next work.
     ///
     /// # Errors
-    /// The writer was discarded.
+    /// The writer was dropped.
     pub(in crate::import) fn next(&self) -> Result<Work> {
         self.work.recv().map_err(|_| discarded())
     }
 }
 
-/// The facts about the image that the writer needs.
+/// Data about the image that the writer needs.
 #[derive(Debug)]
 pub(in crate::import) struct Started {
-    /// The part that is written, if it is one that others commit.
+    /// The number of the part, if the writer writes a part.
     pub(in crate::import) part: Option<u64>,
-    /// The generation that is appended to.
+    /// The generation to append to.
     pub(in crate::import) image: Option<Arc<Directory>>,
-    /// Samples before the first one.
+    /// The id of the writer's first sample: the number of samples before it.
     pub(in crate::import) first_id: u64,
-    /// With [`WriteOrder::Whole`]: the part that all samples form.
+    /// With [`WriteOrder::Whole`]: the part that holds all samples.
     pub(in crate::import) whole: Option<Part>,
     pub(in crate::import) fields: Vec<Vec<u8>>,
     pub(in crate::import) field_types: FieldTypes,
@@ -79,8 +79,8 @@ pub(in crate::import) struct Started {
     pub(in crate::import) classes: Vec<Vec<u8>>,
 }
 
-/// Runs until the commit, a failure, or the end of `work`. What is not committed is discarded: files that were
-/// created go, others become as long as they were.
+/// Runs until the commit, a failure, or the end of `work`. Discards uncommitted samples: removes files that it
+/// created, and truncates other files to their old length.
 pub(super) fn run(options: &WriterOptions, open: Open, thread: &Thread) -> Result<WriteReport> {
     or_remove(|created| write_all(options, &open(options.image.onto, created)?, thread))
 }
@@ -100,7 +100,7 @@ fn write_all(
     let result = lease.explain(write_leased(options, media, &lease, thread));
     if result.is_err() && lease.check().is_ok() {
         for (device, len_bytes) in devices.iter().zip(lengths) {
-            // Files become as long as they were. Nobody reads what is behind.
+            // Files get their old length again. No reader uses the bytes after it.
             let _ = device.trim(&[], len_bytes);
         }
     }
@@ -114,7 +114,7 @@ fn write_leased(
     thread: &Thread,
 ) -> Result<WriteReport> {
     if options.image.onto != Onto::Append {
-        // Before what is there is discarded.
+        // Check before the old image is discarded.
         let ImportOptions { chunk_size_bytes, pack, .. } = options.image;
         let layout = ImageLayout::new(Uuid([0; 16]), chunk_size_bytes, pack, media.len())?;
         check(layout, &options.fields, &options.field_types, &options.columns)?;
@@ -126,7 +126,7 @@ fn write_leased(
     let fields = start.fields.clone();
     let types = start.field_types.clone();
     thread.start(start)?;
-    // Nothing is written before the first window is full: a writer that ends before has changed nothing.
+    // Write nothing before the first window is full: a writer that ends earlier changes nothing.
     let next = thread.next()?;
     state.begin()?;
     let mut chunks = ChunkStream::new(&state, lease, columns)?;
@@ -136,7 +136,7 @@ fn write_leased(
     placer.commit(classes)
 }
 
-/// Looks at the image, and decides what is written.
+/// Inspects the image, and decides what to write.
 fn prepare_image(options: &WriterOptions, media: Media) -> Result<ImportState> {
     let image = ImportOptions { placement: PlacementOrder::Source, ..options.image.clone() };
     let mut state = prepare::prepare(media, &image, FINGERPRINT, 0)?;
@@ -179,7 +179,7 @@ fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
     })
 }
 
-/// Refuses names and types that no image can have, before the first sample.
+/// Refuses names and types that no image can have, before the first sample is written.
 pub(in crate::import) fn check(
     layout: ImageLayout,
     fields: &[Vec<u8>],
@@ -203,7 +203,7 @@ pub(in crate::import) fn check(
     Ok(())
 }
 
-/// The types of the image's fields, or those that a new image gets.
+/// The types of the image's fields, or of a new image's fields.
 fn types_of(options: &WriterOptions, image: Option<&Directory>) -> Result<FieldTypes> {
     let Some(image) = image else { return Ok(options.field_types.clone()) };
     for (at, given) in options.field_types.iter() {
@@ -224,7 +224,7 @@ fn types_of(options: &WriterOptions, image: Option<&Directory>) -> Result<FieldT
 pub(in crate::import) struct Placer<'a> {
     options: &'a WriterOptions,
     seed: u64,
-    /// The first id, and the next one.
+    /// The first id, and the next id.
     first: u64,
     next: u64,
     windows: u64,
@@ -233,7 +233,7 @@ pub(in crate::import) struct Placer<'a> {
 }
 
 impl<'a> Placer<'a> {
-    /// Places samples from the id `first` on in `chunks`; `seed` is that of the first window.
+    /// Places samples in `chunks`, from the id `first` on. `seed` is the seed of the first window.
     pub(in crate::import) fn new(
         options: &'a WriterOptions,
         seed: u64,
@@ -243,10 +243,10 @@ impl<'a> Placer<'a> {
         Placer { options, seed, first, next: first, windows: 0, sample_bytes: 0, chunks }
     }
 
-    /// Places all windows, `next` first; returns the names of the classes.
+    /// Places all windows, beginning with `next`. Returns the names of the classes.
     ///
     /// # Errors
-    /// Those of writing, or the writer was discarded.
+    /// Errors of writing; the writer was dropped.
     pub(in crate::import) fn place_all(
         &mut self,
         thread: &Thread,
@@ -257,7 +257,7 @@ impl<'a> Placer<'a> {
                 Work::Place(mut window) => {
                     self.place(&window)?;
                     window.clear(self.options.window_bytes);
-                    // The writer may have ended, and does not take it any more.
+                    // The writer may have ended, and no longer takes windows.
                     let _ = thread.spare.send(window);
                 }
                 Work::Commit { classes } => return Ok(classes),
@@ -266,7 +266,7 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// The chunks, and the bytes of all samples.
+    /// The chunks, and the number of bytes of all samples.
     pub(in crate::import) fn into_chunks(self) -> (ChunkStream<'a>, u64) {
         (self.chunks, self.sample_bytes)
     }
@@ -284,7 +284,7 @@ impl<'a> Placer<'a> {
                     self.push(window, (id.0 - part.first) as usize)?;
                 }
             }
-            // They come in the order of slots.
+            // The samples arrive in the order of slots.
             WriteOrder::Written | WriteOrder::Whole { .. } => {
                 for at in 0..window.len() {
                     self.push(window, at)?;
@@ -298,7 +298,7 @@ impl<'a> Placer<'a> {
 
     fn push(&mut self, window: &Window, at: usize) -> Result<()> {
         let record = window.record(at);
-        let len = record.len() as u32; // it was counted as one
+        let len = record.len() as u32; // its length was checked to be a `u32`
         self.sample_bytes += u64::from(len);
         self.chunks.push(&window.meta(at), NewRecord { len, give: &mut |take| take(record) })
     }
@@ -319,5 +319,5 @@ fn discarded() -> Error {
     Error::new(ErrorKind::Interrupted, "the writer was discarded before it was finished")
 }
 
-/// In the journal, it says that no source can continue what was begun: "written!" in ASCII.
+/// Marks a journal that no source can resume: "written!" in ASCII.
 const FINGERPRINT: u64 = u64::from_be_bytes(*b"written!");

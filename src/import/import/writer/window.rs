@@ -1,4 +1,4 @@
-//! Samples in memory that are placed together.
+//! A window: samples in memory that are placed together.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use dlfs_base::units::SampleId;
 use dlfs_format::format::columns::{ColumnSpec, ColumnTable, Value};
 use dlfs_format::format::{FormatError, SampleMeta};
 
-/// Samples in the order in which they were written, one behind the other: name and record of each.
+/// Samples in the order in which they were written: name and record of each, contiguous in memory.
 #[derive(Debug)]
 pub(in crate::import) struct Window {
     bytes: Vec<u8>,
@@ -29,14 +29,14 @@ pub(super) struct NewRow<'a> {
     pub(super) id: SampleId,
     pub(super) name: &'a [u8],
     pub(super) label: Option<i64>,
-    /// Length of its record.
+    /// Length of the record.
     pub(super) len: u32,
 }
 
 impl Window {
-    /// An empty window with room for `len_bytes`.
+    /// An empty window, with memory for `len_bytes`.
     pub(super) fn new(columns: &[ColumnSpec], len_bytes: usize) -> Window {
-        // A larger window grows as its samples arrive.
+        // The memory of a larger window grows as samples arrive.
         let bytes = Vec::with_capacity(len_bytes.min(MAX_RESERVED_BYTES));
         Window { bytes, rows: Vec::new(), values: ColumnTable::new(columns) }
     }
@@ -49,15 +49,15 @@ impl Window {
         self.rows.len()
     }
 
-    /// Bytes that it takes, but for the values of typed columns.
+    /// Bytes that the window takes, without the values of typed columns.
     pub(super) fn len_bytes(&self) -> usize {
         self.bytes.len() + self.rows.len() * size_of::<Row>()
     }
 
-    /// Adds a sample whose record is `parts`, one behind the other.
+    /// Adds a sample whose record is the concatenation of `parts`.
     ///
     /// # Errors
-    /// Its name, label or values are none that an image can have; it is not added.
+    /// The name, label or values are not valid in an image. The sample is not added.
     pub(super) fn push<'p, 'v>(
         &mut self,
         row: NewRow<'_>,
@@ -81,7 +81,7 @@ impl Window {
         Ok(())
     }
 
-    /// The sample that was written as number `at` of this window.
+    /// The metadata of sample number `at` of this window.
     pub(super) fn meta(&self, at: usize) -> SampleMeta<'_> {
         let row = &self.rows[at];
         SampleMeta {
@@ -92,7 +92,7 @@ impl Window {
         }
     }
 
-    /// Its record.
+    /// The record of sample number `at` of this window.
     pub(super) fn record(&self, at: usize) -> &[u8] {
         &self.bytes[self.record_range(at)]
     }
@@ -102,7 +102,7 @@ impl Window {
         row.record_start..row.record_start + row.record_len as usize
     }
 
-    /// Removes all samples; a single large one does not keep its memory.
+    /// Removes all samples. Frees memory that an unusually large sample took.
     pub(super) fn clear(&mut self, len_bytes: usize) {
         self.bytes.clear();
         self.bytes.shrink_to(len_bytes.saturating_mul(2));
