@@ -1,10 +1,11 @@
-//! Copies of samples in faster places: tiers in front of an origin, the tiers of other nodes, a rank's own share.
+//! Caches of samples in faster places: tiers in front of an origin, the tiers of other nodes, a rank's
+//! own share.
 //!
-//! [`cache`] serves and makes copies in memory and local files, [`peers`] shares them between the nodes of a job, and
-//! [`store`] keeps a rank's share under partial local shuffling.
+//! [`cache`] creates and serves copies in memory and local files, [`peers`] shares these copies between
+//! the nodes of a job, and [`store`] keeps a rank's share under partial local shuffling.
 //!
-//! It decides nothing about the future: `dlfs-order` plans. It verifies nothing: the reader compares the checksum of
-//! every sample, wherever it came from.
+//! This crate does not plan: `dlfs-order` does. It does not verify: the reader compares the checksum of
+//! every sample, from whichever source the sample came.
 //!
 //! Begin with [`cache::Cache`].
 

@@ -1,11 +1,13 @@
-//! Admission of pages to the tiers: reserves room for what is read, and claims it.
+//! Admission of pages to the tiers: reserves room for pages that are read, and claims them.
 //!
-//! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all, so the
-//! first read of a part of it reserves the rest, which the copier fetches. A clairvoyant plan reserves all that it
-//! keeps of a unit and, if the first sample of one begins in the last page of the unit before, that page.
+//! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all:
+//! the first read of a part of the sample reserves the other pages, which the copier fetches. A
+//! clairvoyant plan reserves all pages that it keeps of a unit. If the unit's first sample begins in
+//! the last page of the unit before, that page is reserved, too.
 //!
-//! Where nodes serve their tiers to each other, first-touch keeps room for the chunks that this node holds for
-//! all. When the first page of a chunk is kept, the copier fetches the rest of it behind the readers.
+//! If nodes serve their tiers to each other, first-touch keeps room for the chunks that this node holds
+//! for all nodes. When the first page of a chunk is kept, the copier fetches the rest of the chunk
+//! after the readers.
 
 use super::copier::Job;
 use super::holdings::Held;
@@ -18,8 +20,8 @@ use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, P
 pub(super) type Claim = (u32, PageSet);
 
 impl Shared {
-    /// Returns those of `pages` that a tier keeps, and for which the owner reserves room. Somebody is about to read
-    /// `pages` from the origin.
+    /// Returns the part of `pages` that a tier keeps, for which the owner reserves room. The caller is
+    /// about to read `pages` from the origin.
     pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
         if self.is_avoided(unit) {
             return PageSet::NONE;
@@ -33,28 +35,28 @@ impl Shared {
             self.reserve(unit, pages);
             return pages.and(self.copies.reserved(unit));
         }
-        // The owner reserves when it hears of the read, or refuses.
+        // The owner decides when it hears of the read: it reserves the pages, or refuses them.
         let room = self.copies.room();
         let has_place = self.copies.location(unit).is_some()
             || u64::from(self.units.get(unit).pages()) <= room.contiguous;
         if has_place && u64::from(more.len()) <= room.pages { pages } else { pages.and(reserved) }
     }
 
-    /// Claims those of `pages` that are absent, and tells the owner.
+    /// Claims the absent pages among `pages`, and tells the owner.
     pub(super) fn claim(&self, unit: u32, pages: PageSet) -> PageSet {
         let claimed = self.copies.claim(unit, pages);
         self.expect(unit, claimed);
         claimed
     }
 
-    /// Tells the owner that this process reads these pages.
+    /// Tells the owner that this process is reading these pages.
     pub(super) fn expect(&self, unit: u32, pages: PageSet) {
         if let Some(link) = self.link().filter(|_| !pages.is_empty()) {
             link.send(Message::Expect(unit, pages));
         }
     }
 
-    /// Gives up claims, since the data will not arrive or cannot be kept.
+    /// Gives up claims on data that will not arrive or cannot be kept.
     pub(super) fn release(&self, unit: u32, pages: PageSet) {
         if pages.is_empty() {
             return;
@@ -65,12 +67,12 @@ impl Shared {
         }
     }
 
-    /// Returns whether the copier fetches all reserved pages of the unit, not only those that somebody reads.
+    /// Returns whether the copier fetches all reserved pages of the unit, including those that nobody reads.
     pub(super) fn is_filled_behind(&self, unit: u32) -> bool {
         self.units.get(unit).is_one_sample || self.ledger.lock().policy() == Policy::Clairvoyant
     }
 
-    /// Reserves room for pages of a unit, or for all that is kept together with them.
+    /// Reserves room for pages of a unit and all pages that are kept together with them.
     pub(super) fn reserve(&self, unit: u32, pages: PageSet) {
         let mut ledger = self.ledger.lock();
         let together = self.units.together_with(unit);
@@ -92,7 +94,7 @@ impl Shared {
         let chunk = if is_more { ledger.begin_chunk(unit) } else { None };
         self.copies.set_room(ledger.room());
         drop(ledger);
-        // Other units of a plan are fetched when it is their turn.
+        // A plan fetches other units when it is their turn.
         if is_more && is_one_sample && !is_border {
             self.send(Job::Fill(together));
         }
@@ -101,23 +103,24 @@ impl Shared {
         }
     }
 
-    /// The tier that a plan assigns to a unit of which it keeps the first page.
+    /// The tier that a plan assigns to a unit; `None` if the plan does not keep the unit's first page.
     fn planned_from_start(&self, ledger: &Ledger, unit: u32) -> Option<u8> {
         let first = ledger.kept(unit, PageSet::range(0..1));
         ledger.planned(unit).filter(|_| !first.is_empty())
     }
 
-    /// The pages of a unit that are kept with any of them.
+    /// The pages of a unit that are kept if any page of it is.
     pub(super) fn kept(&self, ledger: &Ledger, unit: u32) -> PageSet {
         ledger.kept(unit, self.units.get(unit).all())
     }
 
-    /// Reserves all that is kept of the units kept together with `unit`; returns whether that is more than before.
+    /// Reserves the kept pages of all units that are kept together with `unit`; returns whether any
+    /// page is new.
     fn reserve_together(&self, ledger: &mut Ledger, unit: u32) -> bool {
         let together = self.units.together_with(unit);
         let len = |unit: u32| u64::from(self.units.get(unit).pages());
         let kept = |ledger: &Ledger, unit: u32| u64::from(self.kept(ledger, unit).len());
-        // One of them may have been dropped while the others have a place.
+        // One of the units may have been dropped while the others still have a place.
         let (placed, unplaced): (Vec<u32>, Vec<u32>) =
             together.clone().partition(|&unit| self.copies.location(unit).is_some());
         let space = unplaced.iter().map(|&unit| len(unit)).sum();
@@ -144,7 +147,7 @@ impl Shared {
         is_more
     }
 
-    /// Reserves `pages` of one unit; returns whether those are more than before.
+    /// Reserves `pages` of one unit; returns whether any of them is new.
     fn reserve_pages(&self, ledger: &mut Ledger, unit: u32, pages: PageSet) -> bool {
         let bounds = self.units.get(unit);
         let more = pages.without(self.copies.reserved(unit));
@@ -168,7 +171,8 @@ impl Shared {
         }
     }
 
-    /// Gives `unit`, and those kept together with it, places for all of their pages, and reserves none.
+    /// Assigns places to `unit` and the units kept together with it, for all of their pages; reserves
+    /// no page.
     fn place_together(&self, ledger: &mut Ledger, unit: u32) {
         let together = self.units.together_with(unit);
         let unplaced = together.clone().filter(|&unit| self.copies.location(unit).is_none());
@@ -182,7 +186,8 @@ impl Shared {
         Want { space, pages, is_long: self.units.long_of(unit).is_some() }
     }
 
-    /// Gives units the place that the ledger has found for them: one behind the other, or in a file of their own.
+    /// Assigns to units the place that the ledger has found: one after the other, or each in a file of
+    /// its own.
     fn place_at(&self, (tier, mut page): (u8, u64), units: impl IntoIterator<Item = u32>) {
         for unit in units {
             let bounds = self.units.get(unit);
@@ -197,11 +202,11 @@ impl Shared {
         }
     }
 
-    /// Reserves the last page of a unit, for the sample of the next one that begins in it.
+    /// Reserves the last page of a unit for the next unit's first sample, which begins in it.
     fn reserve_border(&self, ledger: &mut Ledger, unit: u32, tier: u8) -> bool {
         let first = self.units.together_with(unit).start;
         if self.copies.location(unit).is_none() && ledger.planned(first).is_some() {
-            // It will be kept whole, and a place for one page would be in the way then.
+            // The unit will be kept whole; a place for one page would be in the way then.
             self.place_together(ledger, unit);
         }
         let last = self.units.get(unit).pages() - 1;
@@ -228,7 +233,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Sets what this process holds: here, or at the owner.
+    /// Sets the chunks that this process holds: here, or at the owner.
     pub(super) fn set_held(&self, held: Held) {
         if let Some(link) = self.link() {
             link.send(Message::Hold(held));
@@ -237,13 +242,13 @@ impl Shared {
         }
     }
 
-    /// Adds what a process holds: keeps room for what all of them hold from now on.
+    /// Adds the chunks that a process holds; from now on, room is kept for the chunks of all processes.
     pub(super) fn add_held(&self, connection: u64, held: Held) {
-        // Held until the copier has it, so that an older one does not overtake it.
+        // Locked until the copier has the chunks, so that an older message does not overtake this one.
         let mut holdings = self.holdings.lock();
         holdings.held.insert(connection, held);
         if self.ledger.lock().policy() != Policy::FirstTouch {
-            return; // a plan says itself what is kept
+            return; // a plan lists the pages to keep itself
         }
         let Some(Held { chunks, fills }) = holdings.changed() else { return };
         let mut ledger = self.ledger.lock();
@@ -261,8 +266,9 @@ impl Shared {
         }
     }
 
-    /// The units with copies that are not held. All of them are evicted where they take room that held ones
-    /// lack: other nodes have those copies, and a few holes would not be contiguous.
+    /// The units with copies that this node does not hold. If held units lack room, all of these are
+    /// evicted: other nodes have the same copies, and evicting only a few would leave holes that are
+    /// not contiguous.
     fn not_held(&self, holding: &Holding) -> Vec<u32> {
         let is_first = |unit: &u32| *unit == self.units.together_with(*unit).start;
         let not_held = (0..self.units.len()).filter(|&unit| !holding.is_held(unit));

@@ -1,5 +1,5 @@
-//! The TOML description of an environment: tiers in HDMLP's terms (capacity, threads, bandwidth
-//! tables) and the origin's table. `dlfs probe` writes it, `--tiers-file FILE` reads it, people may edit
+//! TOML description of an environment: tiers in HDMLP's terms (capacity, threads, bandwidth tables) and
+//! the origin's bandwidth table. `dlfs probe` writes it, `--tiers-file FILE` reads it, people may edit
 //! it.
 
 use serde::{Deserialize, Serialize};
@@ -17,22 +17,22 @@ pub struct Environment {
     /// `none`, `first-touch` or `clairvoyant`; `None`: the program decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// The most that the copier reads from the origin, as a size per second.
+    /// Limit of the copier's reads of the origin, as a size per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bandwidth: Option<String>,
-    /// Ends admission for good when a sample first fits nowhere, as in Monarch.
+    /// Ends admission for good when a sample first fits no tier, as in Monarch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop_at_first_failure: bool,
-    /// Aggregate read rate of the origin by clients; empty if it was not measured.
+    /// Aggregate read rate of the origin by number of clients; empty if it was not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origin: Vec<Point>,
-    /// The clients of that table: `threads`, or `processes`, however many threads those have.
+    /// Clients of the table `origin`: `threads`, or `processes` (with any number of threads).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_by: Option<String>,
-    /// The most that one process gets from the origin, in 10^6 bytes per second.
+    /// Maximum rate at which one process reads from the origin, in 10^6 bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_link_mb_per_s: Option<f64>,
-    /// The most that one process gets from another node, in 10^6 bytes per second.
+    /// Maximum rate at which one process reads from another node, in 10^6 bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_mb_per_s: Option<f64>,
     /// The tiers, fastest first.
@@ -44,7 +44,7 @@ pub struct Environment {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
-    /// Threads, or clients of the origin.
+    /// Number of threads, or of clients of the origin.
     pub threads: u32,
     /// Their aggregate rate, in 10^6 bytes per second.
     pub mb_per_s: f64,
@@ -54,7 +54,7 @@ pub struct Point {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierTable {
-    /// `memory` or `filesystem`, HDMLP's names of backends.
+    /// `memory` or `filesystem`: the backend, by HDMLP's name.
     pub backend: String,
     /// Path of a `filesystem` tier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,12 +64,12 @@ pub struct TierTable {
     /// Allows the tier to destroy existing data at `path`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overwrite: bool,
-    /// Threads that read from it and fetch into it, each of up to 1 MiB at a time.
+    /// Threads that read from the tier and write to it, each up to 1 MiB at a time.
     #[serde(default = "two")]
     pub threads: u32,
-    /// Aggregate read rate by threads.
+    /// Aggregate read rate by number of threads.
     pub read: Vec<Point>,
-    /// Aggregate write rate by threads; the read rate if missing.
+    /// Aggregate write rate by number of threads; the read rate if missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub write: Vec<Point>,
 }
@@ -80,7 +80,7 @@ impl Environment {
         toml::to_string(self).expect("tables of numbers and texts")
     }
 
-    /// The options of its tiers.
+    /// Options of the tiers in this environment.
     ///
     /// # Errors
     /// `InvalidArgument`: see [`Environment::parse`].
@@ -101,7 +101,7 @@ impl Environment {
         Ok(options)
     }
 
-    /// The rates by which a run chooses its sources.
+    /// The rates by which a run chooses the source of each read.
     fn rates(&self) -> Result<SourceRates> {
         let (stages, origin) = self.stages()?;
         let client = match self.origin_by.as_deref() {

@@ -1,11 +1,12 @@
-//! The copier: a thread that writes the pages that readers bring to tiers, fetches the missing pages of kept
+//! The copier: a thread that writes to tiers the pages that readers bring, fetches the missing pages of kept
 //! samples, and publishes the copies.
 //!
-//! Pages that a reader fetches are written as they arrive, and not read again. Of samples that are
-//! kept whole, the pages that no reader asks for are fetched in large reads, within the bandwidth limit and
-//! at low priority: never a page that is there or under way. Planned units, and the rest of chunks that nodes
-//! hold for each other, are fetched ahead of the readers only while none waits for the origin. For a tier with
-//! a number of threads, at most that many fetches, and as many writes of up to 1 MiB, are in flight.
+//! A page that a reader fetches is written when it arrives, and not read again. If a sample is kept
+//! whole, the copier fetches the pages that no reader asks for: in large reads, within the bandwidth
+//! limit and at low priority. It never fetches a page that has a copy or is in flight. Planned units,
+//! and the rest of chunks that nodes hold for each other, are fetched ahead of the readers only while
+//! no reader waits for the origin. If a tier has a number of threads, its fetches in flight are limited
+//! to that number, and so are its writes of up to 1 MiB.
 
 mod checks;
 mod evicting;
@@ -35,54 +36,55 @@ pub(super) enum Job {
     Fill(Range<u32>),
     /// Claimed pages of a unit, contiguous.
     Piece { unit: u32, pages: PageSet, bytes: IoBuf },
-    /// These copies were corrupt or unreadable, and are no longer published.
+    /// Copies that were corrupt or unreadable; they are no longer published.
     Corrupt(u32, PageSet),
-    /// Units of chunks that somebody has begun to read, or that are to be held: the copier fetches what nobody
-    /// reads now.
+    /// Units of chunks that somebody has begun to read, or that this node is to hold. The copier
+    /// fetches the pages that nobody is reading.
     Behind(Vec<u32>),
-    /// Units whose copies to evict.
+    /// Units to evict.
     Evict(Vec<u32>),
-    /// Planned units in the order of their first read, and units with the pages whose copies to evict.
+    /// Planned units in the order of their first read, and the units and pages to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<(u32, PageSet)> },
-    /// Dropped when all that came before is written, and the indices list it.
+    /// Dropped when all pages that were sent before are written, and the indices list them.
     Flush(Sender<Infallible>),
 }
 
 pub(super) struct Copier {
     shared: Arc<Shared>,
     calls: Calls,
-    /// Index of the first tier's pair in `calls`; the origins come before it.
+    /// Index of the first tier's queue pair in `calls`; those of the origins come before it.
     first_tier: usize,
     jobs: Receiver<Job>,
     /// For each tier, pages to be written, in the order of their arrival.
     to_write: Vec<VecDeque<Write>>,
     /// For each tier, the number of outstanding writes of copies, and their bytes.
     writes: Vec<(usize, usize)>,
-    /// For each unit, the pages that are being written or wait to be.
+    /// For each unit, the pages that are being written or are queued for it.
     writing: HashMap<u32, PageSet>,
     /// Outstanding writes of copies to all tiers.
     num_writes: usize,
-    /// Units whose reserved pages are all to be fetched.
+    /// Units whose reserved pages must all be fetched.
     filling: HashMap<u32, Filling>,
     /// The same units, in the order in which they are checked.
     incomplete: VecDeque<u32>,
     checks: Checks,
     /// Pages to evict as soon as the copies of their units are verified.
     leaving: HashMap<u32, PageSet>,
-    /// Pages and room that nobody may write to yet.
+    /// Pages and room that must not be written while buffers are lent.
     lent: Lent,
-    /// Units to fetch while no reader waits for the origin: those of a plan, and the rest of begun chunks.
+    /// Units to fetch while no reader waits for the origin: units of a plan, and the rest of chunks
+    /// that were begun.
     planned: VecDeque<u32>,
     active: Vec<Active>,
-    /// For each tier, the pages of its index that are not written.
+    /// For each tier, the pages of its index that must be written.
     dirty: Vec<Dirty>,
-    /// Units whose entry in the index is being recomputed, with the number of the last attempt.
+    /// Units whose entry in the index is being recomputed, with the number of the latest attempt.
     summing: HashMap<u32, u64>,
     last_sum: u64,
     /// Callers that wait until all is written.
     flushing: Vec<Sender<Infallible>>,
     bandwidth: Option<u64>,
-    /// When the bandwidth limit allows the next fetch.
+    /// The earliest time of the next fetch within the bandwidth limit.
     next_fetch: Instant,
 }
 
@@ -96,17 +98,18 @@ struct Write {
 /// A unit whose missing pages the copier fetches.
 struct Filling {
     begun: Instant,
-    /// When a page of it last arrived.
+    /// The last time that a page of it arrived.
     touched: Instant,
-    /// Pages that the copier fetches.
+    /// Pages that the copier is fetching.
     fetching: PageSet,
-    /// Failed fetches of it.
+    /// Number of failed fetches of the unit.
     failures: u32,
-    /// Set if the plan fetches it ahead: then the copier does not wait for the parts that readers fetch.
+    /// Set if the plan fetches the unit ahead: the copier then does not wait for parts that readers
+    /// fetch.
     is_ahead: bool,
 }
 
-/// Pages of an index, by their offsets.
+/// Pages of an index, by offset.
 #[derive(Default)]
 struct Dirty {
     pages: BTreeSet<usize>,
@@ -273,7 +276,7 @@ impl Copier {
         }
     }
 
-    /// Returns whether copies of the unit are being written, read or waited for.
+    /// Returns whether copies of the unit are being written or read, or are waited for.
     fn is_moving(&self, unit: u32) -> bool {
         let is_used = |active: &Active| match &active.what {
             What::Check { kept, .. } => kept.unit == unit,
@@ -309,7 +312,8 @@ impl Copier {
         }
     }
 
-    /// Handles pages of a unit that have arrived: writes those that are kept, and ends the claims of the others.
+    /// Handles pages of a unit that have arrived: writes the pages that are kept, and releases the
+    /// others.
     fn add(&mut self, unit: u32, pages: PageSet, bytes: IoBuf, now: Instant) {
         let first = pages.0.trailing_zeros();
         let is_written = self.writing.get(&unit).copied().unwrap_or_default();
@@ -346,8 +350,8 @@ impl Copier {
         }
     }
 
-    /// Returns whether the samples that lie wholly in `bytes`, from page `first` of the unit on, are intact.
-    /// Without checksums to compare with they count as intact.
+    /// Returns whether the samples that lie wholly in `bytes`, from page `first` of the unit on, are
+    /// intact. Always true without checksums to compare with.
     fn is_intact(&self, unit: u32, first: u32, bytes: &[u8]) -> bool {
         let units = &self.shared.units;
         let start = units.get(unit).start_bytes() + u64::from(first) * PAGE_BYTES;
@@ -355,10 +359,10 @@ impl Copier {
         intact.is_none_or(|intact| intact.is_intact(units.namespace_of(unit), start, bytes))
     }
 
-    /// Those of `pages`, which are not being written, to be written now.
+    /// Returns the part of `pages` to write now; `pages` must not include pages that are being written.
     fn keep(&self, unit: u32, pages: PageSet) -> PageSet {
         if self.checks.contains(unit) {
-            return PageSet::NONE; // older copies of them are being read
+            return PageSet::NONE; // their older copies are being read
         }
         self.shared.wants(unit, pages.without(self.shared.copies.there(unit)))
     }
@@ -407,7 +411,7 @@ impl Copier {
         }
     }
 
-    /// A write of these pages has ended, or was not started.
+    /// Ends the write of these pages, also if it was not started.
     fn end_write(&mut self, unit: u32, pages: PageSet) {
         if let Some(writing) = self.writing.get_mut(&unit) {
             *writing = writing.without(pages);
@@ -435,7 +439,7 @@ impl Copier {
         }
     }
 
-    /// A write to the tier failed: stops copying to it.
+    /// Handles a failed write: stops copying to the tier.
     fn write_failed(&mut self, unit: u32, pages: PageSet, location: CopyLocation, why: &str) {
         self.shared.switch_off(location.tier, &why);
         self.shared.unreserve(unit, pages);
@@ -516,9 +520,9 @@ impl Copier {
         tracing::debug!(unit, error = %error.report(), "not copied");
         let Some(filling) = self.filling.get_mut(&unit) else { return };
         filling.failures += 1;
-        filling.is_ahead = false; // it waits before it tries again
+        filling.is_ahead = false; // the next attempt waits
         if error.kind() == ErrorKind::Stale || filling.failures >= MAX_FAILURES {
-            // Readers see the same error themselves; their next read may try again.
+            // Readers see the same error themselves; the next read of the unit may try again.
             self.end_filling(unit);
             if self.shared.copies.there(unit).is_empty() && !self.is_moving(unit) {
                 self.drop_copies(unit);
@@ -526,8 +530,8 @@ impl Copier {
         }
     }
 
-    /// Adds pages to a unit's entry in the index; `false` if the entry lists some of them already, so that
-    /// their checksums are no longer known.
+    /// Adds pages to a unit's entry in the index. Returns `false` if the entry lists some of them
+    /// already: the entry's checksum is then unknown.
     fn list(&mut self, unit: u32, location: CopyLocation, pages: PageSet, sum: u32) -> bool {
         let Some(index) = &self.shared.media[usize::from(location.tier)].index else { return true };
         let listed = index.lock().get(unit).filter(|kept| kept.location(location.tier) == location);
@@ -549,7 +553,7 @@ impl Copier {
         }
     }
 
-    /// Recomputes the unit's entry in the index from the existing copies, since some have changed.
+    /// Recomputes the unit's entry in the index from its copies, since some of them have changed.
     fn sum_again(&mut self, unit: u32, now: Instant) {
         let copies = self.shared.copies.copies(unit);
         let Some(location) = self.shared.copies.location(unit) else { return };
@@ -574,14 +578,14 @@ impl Copier {
             return; // the copies have changed meanwhile
         }
         self.summing.remove(&unit);
-        let Ok(bytes) = result else { return }; // they are not listed: a restart fetches them again
+        let Ok(bytes) = result else { return }; // the copies stay unlisted: a restart fetches them again
         let sum = sum_of_pages(pages, pages.0.trailing_zeros(), &bytes);
         if !self.list(unit, location, pages, sum) {
             self.sum_again(unit, now);
         }
     }
 
-    /// Starts to read copies, from the first to the last of `pages`.
+    /// Starts to read the copies from the first to the last page of `pages`.
     fn begin_read_copies(&mut self, location: CopyLocation, pages: PageSet) -> Result<Ticket> {
         let first = pages.0.trailing_zeros();
         let end = 64 - pages.0.leading_zeros();
@@ -615,7 +619,7 @@ impl Copier {
         }
     }
 
-    /// Returns whether another fetch into the tier of the unit may begin.
+    /// Returns whether another fetch into the unit's tier may begin.
     fn has_thread(&self, unit: u32) -> bool {
         let shared = &*self.shared;
         let tier_of = |unit| shared.copies.location(unit).map(|location| location.tier);
@@ -637,8 +641,8 @@ impl Copier {
         missing.is_empty() || self.shared.is_avoided(unit)
     }
 
-    /// Returns whether no reader has used the unit for long enough. Ends claims of pages that have not arrived: their
-    /// claimant has died.
+    /// Returns whether no reader has used the unit for long enough. Releases pages that have not
+    /// arrived in time: the process that claimed them has died.
     fn is_due(&mut self, unit: u32, now: Instant) -> bool {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
         let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;
@@ -690,7 +694,7 @@ impl Copier {
             && self.shared.demand.load(Ordering::Acquire) == 0
     }
 
-    /// The pages of a unit to be fetched: neither there nor under way.
+    /// The pages of a unit to fetch: without a copy and not in flight.
     fn missing(&self, unit: u32) -> PageSet {
         if !self.filling.contains_key(&unit) {
             return PageSet::NONE;
@@ -701,12 +705,12 @@ impl Copier {
         absent.without(self.lent.pages_of(unit))
     }
 
-    /// Reads missing pages of a unit from the origin; if they reach its end, also those that follow in the
-    /// same sample.
+    /// Reads missing pages of a unit from the origin. If they reach the unit's end, also reads the
+    /// following pages of the same sample.
     fn fetch(&mut self, unit: u32, now: Instant) {
         for run in self.missing(unit).runs() {
             if !self.has_thread(unit) {
-                return; // it stays incomplete
+                return; // the unit stays incomplete
             }
             let parts = self.claim_from(unit, run);
             if !parts.is_empty() {
@@ -715,7 +719,7 @@ impl Copier {
         }
     }
 
-    /// Claims contiguous pages from the start of `run` on, up to the length of one read.
+    /// Claims contiguous pages from the start of `run`, up to the length of one read.
     fn claim_from(&self, unit: u32, run: Range<u32>) -> Vec<(u32, PageSet)> {
         let shared = &*self.shared;
         let together = shared.units.together_with(unit);
@@ -727,7 +731,7 @@ impl Copier {
             bytes += u64::from(pages.len()) * PAGE_BYTES;
             let claimed = shared.copies.claim(unit, pages);
             if claimed != pages {
-                shared.copies.release(unit, claimed); // a reader was faster
+                shared.copies.release(unit, claimed); // a reader has claimed some of them
                 break;
             }
             parts.push((unit, pages));
@@ -777,13 +781,14 @@ impl Copier {
                         let what = What::Index { tier, page };
                         self.active.push(Active { ticket, began: now, what });
                     }
-                    Err(_) => _ = self.dirty[tier].writing.remove(&page), // cannot happen: it is a whole page
+                    Err(_) => _ = self.dirty[tier].writing.remove(&page), // cannot happen: the length is a whole page
                 }
             }
         }
     }
 
-    /// Writes what has arrived so far, and the indices: what they do not list would be copied again.
+    /// Writes all pages that have arrived so far, and the indices: pages that no index lists would be
+    /// copied again.
     fn write_last(&mut self, until: Instant) {
         for _ in 0..self.jobs.len() {
             if let Ok(job @ (Job::Piece { .. } | Job::Corrupt(..))) = self.jobs.try_recv() {
@@ -813,44 +818,45 @@ impl Copier {
     }
 }
 
-/// How long a unit waits for data that readers may still request, before it is fetched.
+/// Time that a unit waits for pages that readers may still request, before the copier fetches it.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// How long the fetch is deferred while readers wait for the origin.
+/// Time by which a fetch is deferred while readers wait for the origin.
 const LOW_PRIORITY: Duration = Duration::from_millis(500);
 
-/// The longest time from claim to arrival of a page whose claimant is alive.
+/// Timeout from the claim of a page to its arrival; after it the claiming process counts as dead.
 const CLAIMANT_DEAD: Duration = Duration::from_secs(3);
 
-/// The most outstanding reads.
+/// Limit of outstanding reads.
 const MAX_READS: usize = 16;
 
-/// The most outstanding writes of copies.
+/// Limit of outstanding writes of copies.
 const MAX_WRITES: usize = 32;
 
-/// The most outstanding writes of one index.
+/// Limit of outstanding writes of one index.
 const MAX_INDEX_WRITES: usize = 4;
 
-/// The most units checked in one iteration.
+/// Limit of units checked in one iteration.
 const MAX_CHECKED: usize = 64;
 
-/// The longest read of the origin by the copier.
+/// Maximum length of one read of the origin by the copier.
 const MAX_FETCH_BYTES: u64 = 1 << 20;
 
-/// With more data waiting to be written, nothing is fetched ahead.
+/// Limit of data waiting to be written; above it nothing is fetched ahead.
 const MAX_AHEAD_BYTES: usize = 32 << 20;
 
-/// Failed fetches of a unit before the copier leaves it to readers.
+/// Number of failed fetches of a unit after which the copier leaves it to readers.
 const MAX_FAILURES: u32 = 3;
 
-/// The longest duration of one call.
+/// Deadline of one call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
-/// How long the last writes may take at the end: of up to [`MAX_QUEUED_BYTES`], and of the indices.
+/// Timeout of the last writes at the end: up to [`MAX_QUEUED_BYTES`] of data, and the indices.
 pub(super) const LAST_WRITES: Duration = Duration::from_secs(15);
 
-/// The most data queued for the copier; more data are read from the origin again later.
+/// Limit of data queued for the copier; data beyond it are not copied now, but when they are read
+/// again.
 pub(super) const MAX_QUEUED_BYTES: usize = 64 << 20;

@@ -1,4 +1,4 @@
-//! The namespaces of the data set, with tiers in front of them.
+//! Devices for the namespaces of the data set, with tiers in front of them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,8 +13,8 @@ use dlfs_base::error::Result;
 use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
 use dlfs_order::tier::PAGE_BYTES;
 
-/// One for each origin; with `views` as other nodes see it, under these identities. If copies only are served, it
-/// never reads the origin.
+/// One device for each origin. With `views`, the devices are as other nodes see them, with these
+/// NGUIDs; the `bool` makes them serve copies only and never read the origin.
 pub(super) fn devices(
     tiers: &Arc<Tiers>,
     views: Option<(bool, &[[u8; 16]])>,
@@ -33,7 +33,7 @@ pub(super) fn devices(
 struct TieredDevice {
     tiers: Arc<Tiers>,
     number: u16,
-    /// Set if other nodes read it.
+    /// Set if other nodes read this device.
     view: Option<View>,
 }
 
@@ -41,15 +41,15 @@ struct TieredDevice {
 struct View {
     nguid: [u8; 16],
     copies_only: bool,
-    /// The bytes of it that the tiers have.
+    /// The bytes of the namespace that have copies.
     held: Mutex<Held>,
 }
 
-/// Bytes with copies, as they were counted last.
+/// The last count of bytes with copies.
 #[derive(Default)]
 struct Held {
     bytes: u64,
-    /// When to count again: counting visits all units, and takes at most a hundredth of the time.
+    /// Time of the next count: a count visits all units, so it is limited to a hundredth of the time.
     again_at: Option<Instant>,
 }
 
@@ -58,7 +58,8 @@ impl TieredDevice {
         &self.tiers.opening.origins[usize::from(self.number)]
     }
 
-    /// The origin's namespace with blocks of one page, so that blocks are whole pages of a copy.
+    /// The origin's namespace with blocks of one page, so that a block is always a whole page of a
+    /// copy.
     fn describe(&self, origin: Namespace) -> Namespace {
         let shared = self.tiers.latest();
         let tiers = shared.media.iter().map(|media| media.device.namespace());
@@ -128,5 +129,5 @@ impl Device for TieredDevice {
     }
 }
 
-/// The largest transfer that each kind of tier takes, for a process that has none yet.
+/// The largest transfer that every kind of tier supports, for a process that has no tier yet.
 const MIN_OF_TIERS: u32 = 1 << 20;

@@ -1,14 +1,13 @@
-//! A folder of tiers: one file for each image and generation, with one quota over all of them.
+//! Folder of tiers: one file for each image and generation, with one quota over all files.
 //!
-//! The header of a file says how much it may take, and the sum over all tiers in a folder never exceeds the
-//! quota. The length of a file may be more, since it is sparse. A new tier reserves what its data set needs.
-//! Where the quota leaves less, tiers that no process has open are removed: first those of older generations
-//! of the same image, then those that were opened longest ago. Tiers in use stay, and the new tier gets what
-//! is left.
+//! The header of a file states the file's quota, and the sum over all tiers in a folder never exceeds
+//! the folder's quota. A file may be longer than its quota, since it is sparse. A new tier reserves
+//! what its data set needs. If the quota leaves less, tiers that no process has open are removed: first
+//! older generations of the same image, then the tiers that were opened longest ago. Tiers in use stay,
+//! and the new tier gets the rest.
 //!
-//! The folder itself is locked while files are created and removed. A file that does not begin with
-//! the magic number of a tier is not a tier, whatever its name: it is not counted and not
-//! removed.
+//! The folder itself is locked while files are created and removed. A file that does not begin with the
+//! magic number of a tier is not a tier, whatever its name: it is neither counted nor removed.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -30,7 +29,7 @@ pub(super) fn file_name(identity: Identity) -> String {
     format!("{PREFIX}{}-g{}{SUFFIX}", identity.uuid, identity.generation)
 }
 
-/// The lock on a folder of tiers; held while the files in it are chosen and opened.
+/// Lock on a folder of tiers; held while the files in it are chosen and opened.
 pub(super) struct Locked {
     folder: PathBuf,
     _own: NotInherited,
@@ -38,10 +37,10 @@ pub(super) struct Locked {
 }
 
 impl Locked {
-    /// Waits for the lock, which other processes hold for as long as opening a tier takes.
+    /// Takes the lock, or waits while another process holds it to open a tier.
     ///
     /// # Errors
-    /// `Busy`: a process holds it for longer than 10 s. Errors of the operating system.
+    /// `Busy`: a process holds the lock for longer than 10 s. Errors of the operating system.
     pub(super) fn new(folder: &Path) -> Result<Locked> {
         let lock = File::open(folder).map_err(|error| Error::from(error).path(folder))?;
         let until = Instant::now() + LOCK_WAIT;
@@ -59,11 +58,11 @@ impl Locked {
         Ok(Locked { folder: folder.to_path_buf(), _own: own, _lock: lock })
     }
 
-    /// Makes room for the tier at `own`, which wants `wanted` bytes; returns the bytes that it may
-    /// have, at most `quota` less the reservations of the tiers that stay.
+    /// Makes room for the tier at `own`, which wants `wanted` bytes. Returns the bytes that it gets: at
+    /// most `quota` minus the reservations of the tiers that stay.
     ///
     /// # Errors
-    /// The folder cannot be listed, or a tier not removed.
+    /// The folder cannot be listed, or a tier cannot be removed.
     pub(super) fn reserve(
         &self,
         own: &Path,
@@ -105,7 +104,7 @@ impl Locked {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             let is_named = name.starts_with(PREFIX) && name.ends_with(SUFFIX);
-            // By name: `own` may have another path, through links or from the root.
+            // Compared by name: `own` may have another path, through links, or as an absolute path.
             if own.file_name() == Some(&*entry.file_name()) || !is_named {
                 continue;
             }
@@ -123,14 +122,14 @@ impl Locked {
 /// Another tier of the folder.
 struct Other {
     path: PathBuf,
-    /// Bytes that it may take: its length if it does not say.
+    /// The file's quota in bytes; its length if the header states none.
     quota: u64,
     opened: SystemTime,
-    /// True if it is of an older generation of the same image.
+    /// Set if it belongs to an older generation of the same image.
     is_older: bool,
 }
 
-/// Records that the tier is used now: the one opened longest ago is removed first.
+/// Records the time of this use: the tier that was opened longest ago is removed first.
 pub(super) fn note_use(path: &Path) {
     let noted = OpenOptions::new().write(true).open(path);
     if let Err(error) = noted.and_then(|file| file.set_modified(SystemTime::now())) {
@@ -138,7 +137,7 @@ pub(super) fn note_use(path: &Path) {
     }
 }
 
-/// Cuts the tier at `path` to `len_bytes`, unless a process has it open.
+/// Truncates the tier at `path` to `len_bytes`, unless a process has it open.
 pub(super) fn shorten(path: &Path, len_bytes: u64) -> Result<()> {
     let is_longer = std::fs::metadata(path).is_ok_and(|found| found.len() > len_bytes);
     if is_longer
@@ -163,7 +162,7 @@ pub(super) fn is_unused(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| try_lock(&file).unwrap_or(true))
 }
 
-/// Locks a tier that no process has open; `None` if one has, or if it cannot be opened.
+/// Locks a tier that no process has open; `None` if a process has it open, or if it cannot be opened.
 fn lock_unused(path: &Path) -> Option<File> {
     let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
     try_lock(&file).unwrap_or(false).then_some(file)

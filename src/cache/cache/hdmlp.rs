@@ -1,4 +1,4 @@
-//! HDMLP's and NoPFS's own configuration, as a description of the same environment.
+//! Reads the configuration format of HDMLP and NoPFS into an [`Environment`].
 //!
 //! | key | here |
 //! |---|---|
@@ -7,17 +7,18 @@
 //! | `.threads`, `.bandwidth` of `threads`, `bw` | threads, and the table of reads and of writes, in MB/s |
 //! | `.backend`, `.backend_options.path` | `memory`, or `filesystem` and its folder |
 //! | `pfs_bandwidth` of `processes`, `bw` | the origin's table, by processes |
-//! | `b_fs` | the most that one process gets from the origin |
-//! | `b_c` | the most that one process gets from another node |
-//! | `distributed_threads`, `checkpoint`, `checkpoint_path` | nothing: a warning says so |
+//! | `b_fs` | maximum rate of one process from the origin |
+//! | `b_c` | maximum rate of one process from another node |
+//! | `distributed_threads`, `checkpoint`, `checkpoint_path` | ignored, with a warning |
 //!
-//! The policy is HDMLP's own, `clairvoyant`. A key that is none of these is refused by name.
+//! The policy is always HDMLP's, `clairvoyant`. Any other key is refused by name.
 
 use super::config::{Environment, Point, TierTable};
 use super::libconfig::{self, Value};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// Returns whether the text is a configuration of HDMLP: that has storage classes, which TOML's has not.
+/// Returns whether the text is a configuration of HDMLP: it has `storage_classes`, a key that our TOML
+/// lacks.
 pub(super) fn is_hdmlp(text: &str) -> bool {
     let names = |line: &str| line.trim_start().starts_with("storage_classes");
     text.lines().any(names)
@@ -58,7 +59,7 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
     })
 }
 
-/// Checks the first storage class; returns the names of its keys, which have no effect.
+/// Checks the first storage class; returns its keys, which have no effect.
 fn staging_buffer(class: Value) -> Result<Vec<String>> {
     let what = "storage_classes[0], the staging buffer,";
     let mut class = Group::of(what, class)?;
@@ -164,7 +165,7 @@ impl Group {
         is_whole.then_some(number as u64).ok_or_else(|| self.wrong(key, "a whole number", true))
     }
 
-    /// Refuses what is left: unknown keys.
+    /// Refuses the remaining settings, whose keys are unknown.
     fn end(self) -> Result<()> {
         match self.settings.first() {
             None => Ok(()),
@@ -190,7 +191,7 @@ fn refuse(text: String) -> Error {
 /// Keys without an effect here.
 const UNUSED: [&str; 3] = ["distributed_threads", "checkpoint", "checkpoint_path"];
 
-/// Integers up to this are exact as floating-point numbers.
+/// 2^53: all integers up to it are exact as floating-point numbers.
 const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
 
 #[cfg(test)]
@@ -199,8 +200,8 @@ mod tests {
     use dlfs_order::plan::{Rate, Source};
     use dlfs_order::tier::Policy;
 
-    /// The layout of the files that come with HDMLP and NoPFS: both separators, ends of lines without any, and
-    /// comments.
+    /// The layout of the files that come with HDMLP and NoPFS: both separators, lines without a
+    /// separator, and comments.
     const TEXT: &str = r#"
 b_c = 24000 # Network bandwidth [MB/s]
 b_fs = 2000 # Bandwidth to the file system [MB/s]
@@ -255,7 +256,7 @@ pfs_bandwidth: (
         let rates = options.rates;
         assert_eq!([0, 1].map(|tier| rates.threads(tier)), [Some(4), Some(2)]);
         assert_eq!(rates.of_tier(0), Some(Rate::mb_per_s(21_450)));
-        // A third of the way from 192 to 637, shared by two.
+        // A third of the way from 192 to 637, shared by two processes.
         assert_eq!(rates.of_tier(1).map(|rate| rate.0 / 1000), Some(170_166));
         assert_eq!(rates.of_origin(3, 1).map(|rate| rate.0 / 1000), Some(378_333));
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Waits for the end of the process that owns the tiers, then takes over, or attaches to the process that does.
+//! Thread of an attached process: when the owner of the tiers ends, takes over or attaches to the new
+//! owner.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ pub(super) struct Heir {
 }
 
 impl Heir {
-    /// Starts the thread. The state that it opens succeeds `shared` and its successors. For the time
-    /// `yields` after an owner's end it only attaches.
+    /// Starts the thread. The state that it opens succeeds `shared` and its successors. For the
+    /// duration `yields` after an owner's end, the thread only attaches.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -58,7 +59,7 @@ struct Waiting {
 impl Waiting {
     fn run(&mut self) {
         while !self.shared.is_owner() {
-            // Without a connection there is no owner yet.
+            // Without a connection there is no owner to wait for.
             if let Some(ended) = self.shared.link().map(|link| link.ended()) {
                 select! {
                     recv(ended) -> _ => {}
@@ -71,7 +72,7 @@ impl Waiting {
         }
     }
 
-    /// Opens the tiers again, and retries until that succeeds; `false`: the cache ends.
+    /// Opens the tiers again, and retries until that succeeds; `false`: the cache is being dropped.
     fn succeed(&mut self) -> bool {
         let mut pause = FIRST_PAUSE;
         let ended = Instant::now();
@@ -100,9 +101,10 @@ impl Waiting {
         }
         *self.owned.lock() = owned;
         let before = std::mem::replace(&mut self.shared, Arc::clone(&next));
-        // It is set by this thread alone, once.
+        // Cannot fail: only this thread sets it, once.
         let _ = before.next.set(Arc::clone(&next));
-        // After that: a plan that is set meanwhile is stored before the state is looked up.
+        // Must come after `next.set`: a plan that is set at this time is stored before the state is
+        // looked up.
         self.opening.tell_again(&next);
         true
     }
@@ -111,9 +113,9 @@ impl Waiting {
 /// Name of the thread.
 const HEIR: &str = "dlfs-tiers-heir";
 
-/// Short: another heir may be opening the tiers, and will share them soon.
+/// Short, since another process may be taking over, and will share the tiers soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest time to open the tiers once.
+/// Timeout of opening the tiers once.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(12);

@@ -1,4 +1,4 @@
-//! The chunks that processes which share tiers hold for the other nodes of their jobs.
+//! Chunks that the processes that share tiers hold for the other nodes of their jobs.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,27 @@ use dlfs_order::tier::Holding;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) chunks: Holding,
-    /// Set if the copier fetches all of them by itself, and not only the rest of what somebody begins to read.
+    /// Set if the copier fetches all chunks by itself, not only the rest of chunks that somebody begins
+    /// to read.
     pub(super) fills: bool,
 }
 
-/// The chunks for which the owner of the tiers keeps room: those that any of these processes holds.
+/// The chunks for which the owner of the tiers keeps room: all chunks that any process holds.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
-    /// By the number of their connection.
+    /// The chunks of each process, by connection number.
     pub(super) held: BTreeMap<u64, Held>,
-    /// The chunks that were applied last.
+    /// The chunks for which room was last reserved.
     applied: Option<Held>,
 }
 
 impl Holdings {
-    /// Those of a new owner, which has applied them.
+    /// The holdings of a new owner, which has already reserved room for its own chunks.
     pub(super) fn of_owner(own: Option<Held>) -> Holdings {
         Holdings { applied: own.clone(), held: own.into_iter().map(|own| (OWN, own)).collect() }
     }
 
-    /// Returns the chunks that all of them hold together, if those have changed.
+    /// Returns the chunks that all processes hold together, if they have changed.
     pub(super) fn changed(&mut self) -> Option<Held> {
         let together = self.held.values().cloned().reduce(|some, more| Held {
             chunks: some.chunks.with(&more.chunks),

@@ -1,5 +1,7 @@
-//! Parses libconfig's text format, in which HDMLP's configuration is written: settings `name = value` or
-//! `name : value`, each ended by `;`, by `,` or by nothing; groups `{ }`, lists `( )` and arrays `[ ]`.
+//! Parser of libconfig's text format, in which HDMLP's configuration is written.
+//!
+//! It accepts settings `name = value` or `name : value`, each ended by `;`, by `,` or by nothing;
+//! groups `{ }`, lists `( )` and arrays `[ ]`.
 
 /// A value of a setting.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,7 +16,7 @@ pub(super) enum Value {
     Group(Vec<(String, Value)>),
 }
 
-/// The line at which the text is not libconfig's, and what was expected there.
+/// Syntax error: its line, and the expected syntax.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: expected {expected}")]
 pub(super) struct SyntaxError {
@@ -77,7 +79,7 @@ impl Parser<'_> {
         value
     }
 
-    /// Values between commas; one may follow the last of them.
+    /// Values separated by commas; a trailing comma is allowed.
     fn list(&mut self, open: char, close: char, what: &'static str) -> Result<Value, SyntaxError> {
         self.takes(open);
         let mut values = Vec::new();
@@ -90,7 +92,7 @@ impl Parser<'_> {
         self.close(close, what).map(|()| Value::List(values))
     }
 
-    /// Texts that follow each other are one.
+    /// Adjacent strings are concatenated.
     fn texts(&mut self) -> Result<String, SyntaxError> {
         let mut text = String::new();
         while self.takes('"') {
@@ -127,9 +129,9 @@ impl Parser<'_> {
         })
     }
 
-    /// The letters, digits and signs that follow.
+    /// The letters, digits and signs at the current position.
     fn word(&mut self) -> String {
-        self.peek(); // skips blanks
+        self.peek(); // skips whitespace
         let rest = &self.text[self.at..];
         let is_part = |c: char| c.is_ascii_alphanumeric() || "_-*+.".contains(c);
         let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
@@ -141,21 +143,21 @@ impl Parser<'_> {
         if self.takes(end) { Ok(()) } else { Err(self.expected(what)) }
     }
 
-    /// Skips `expected` if it comes next, behind blanks and comments.
+    /// Skips `expected` if it is the next character after whitespace and comments.
     fn takes(&mut self, expected: char) -> bool {
         let is_next = self.peek() == Some(expected);
         self.at += if is_next { expected.len_utf8() } else { 0 };
         is_next
     }
 
-    /// The next character, whatever it is.
+    /// The next character, including whitespace.
     fn next(&mut self) -> Option<char> {
         let next = self.text[self.at..].chars().next()?;
         self.at += next.len_utf8();
         Some(next)
     }
 
-    /// The next character that is neither blank nor in a comment.
+    /// The next character that is neither whitespace nor in a comment.
     fn peek(&mut self) -> Option<char> {
         loop {
             let rest = &self.text[self.at..];
@@ -176,7 +178,7 @@ impl Parser<'_> {
     }
 }
 
-/// A decimal or hexadecimal integer, with `L` behind a long one, or a floating-point number.
+/// A decimal or hexadecimal integer, possibly with the suffix `L`, or a floating-point number.
 fn number(word: &str) -> Option<f64> {
     let digits = word.trim_end_matches('L');
     if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
@@ -186,7 +188,7 @@ fn number(word: &str) -> Option<f64> {
     digits.parse().ok().filter(|_| digits.chars().all(is_number))
 }
 
-/// Groups and lists within each other.
+/// Maximum nesting of groups and lists.
 const MAX_DEPTH: u32 = 32;
 
 #[cfg(test)]

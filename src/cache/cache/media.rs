@@ -1,4 +1,4 @@
-//! The storage of a tier: opens and locks it, and identifies the data set of its copies.
+//! Storage of a tier: opens and locks it, and identifies the data set of its copies.
 
 use std::fs::File;
 use std::ops::Range;
@@ -32,36 +32,37 @@ use dlfs_order::tier::{
 
 /// The storage of one tier.
 pub(super) struct Media {
-    /// Declared before the device, which has the descriptor, so that it is dropped first.
+    /// Declared before the device, which owns the file descriptor, so that the lock is dropped first.
     _lock: Option<NotInherited>,
-    /// Its name as the user wrote it.
+    /// The tier's name as the user wrote it.
     pub(super) name: String,
     pub(super) device: Arc<dyn Device>,
     /// Offset of the first copy.
     pub(super) data_offset: u64,
     /// Number of pages for copies.
     pub(super) capacity_pages: u64,
-    /// Address space for copies, in pages. If it is larger than the capacity, the storage is sparse: only
-    /// pages that are written take room, and those that are no longer needed must be freed.
+    /// Address space for copies, in pages. If it is larger than the capacity, the storage is sparse:
+    /// only written pages take room, and pages that are no longer needed must be freed.
     pub(super) space_pages: u64,
     /// The file of a sparse tier.
     file: Option<Arc<FileNamespace>>,
     /// The memory of a tier in shared memory.
     memory: Option<SharedMemory>,
-    /// Long samples as files of their own, if it keeps them so: in a folder.
+    /// Long samples as files of their own; only for a tier in a folder.
     pub(super) own_files: Option<OwnFiles>,
-    /// The index that survives a restart; none in memory.
+    /// The index that survives a restart; none for a tier in memory.
     pub(super) index: Option<Mutex<Index>>,
     /// The address of a tier in a remote namespace.
     remote: Option<String>,
-    /// The lock on it, among the processes of this node.
+    /// The lock on the remote namespace among the processes of this node.
     _claim: Option<Listener>,
-    /// Prevents mounting a block device meanwhile.
+    /// Prevents mounting a block device while the tier uses it.
     _exclusive: Option<File>,
 }
 
 impl Media {
-    /// The parameters by which another process reads this tier; `None` where it is in memory that others cannot map.
+    /// The parameters by which another process reads this tier; `None` if it is in memory that other
+    /// processes cannot map.
     pub(super) fn shared(&self) -> Option<SharedTier> {
         let memory = self.memory.as_ref().map(|memory| memory.namespace().len_bytes());
         let place = || match &self.remote {
@@ -78,30 +79,31 @@ impl Media {
         })
     }
 
-    /// The place that its bytes count as coming from.
+    /// The place that metrics attribute the tier's bytes to.
     pub(super) fn kind(&self) -> metrics::Place {
         if self.name.starts_with("ram:") { metrics::Place::Memory } else { metrics::Place::Drive }
     }
 
-    /// Returns whether a target has it, which may be lost at any time.
+    /// Returns whether the tier is in a remote namespace, which may be lost at any time.
     pub(super) fn is_remote(&self) -> bool {
         self.remote.is_some()
     }
 
-    /// Returns whether only pages that are written take room.
+    /// Returns whether only written pages take room.
     pub(super) fn is_sparse(&self) -> bool {
         self.space_pages > self.capacity_pages
     }
 
-    /// These pages have their copies: readers may borrow them, if the tier is in this process's memory.
+    /// Marks pages whose copies are complete: readers may borrow them, if the tier is in this process's
+    /// memory.
     pub(super) fn freeze(&self, pages: &Range<u64>) {
         if let Some(memory) = &self.memory {
             memory.freeze(self.bytes_of(pages));
         }
     }
 
-    /// Ends the borrowing of copies that are withdrawn. `true`: nobody has borrowed any of them, so the pages may
-    /// be written and deallocated. Otherwise ask again later.
+    /// Ends the lending of copies that are withdrawn. Returns whether no borrower has any of them: only
+    /// then may the pages be written and deallocated. Otherwise call again later.
     pub(super) fn thaw(&self, pages: &Range<u64>) -> bool {
         self.memory.as_ref().is_none_or(|memory| memory.thaw(self.bytes_of(pages)))
     }
@@ -113,7 +115,7 @@ impl Media {
     /// Frees the storage of pages whose copies are no longer needed, if the tier is sparse.
     ///
     /// # Errors
-    /// Those of the operating system: the tier may exceed its quota from now on.
+    /// Errors of the operating system: the tier may exceed its quota from now on.
     pub(super) fn deallocate(&self, pages: Range<u64>) -> Result<()> {
         if !self.is_sparse() || pages.is_empty() {
             return Ok(());
@@ -125,11 +127,11 @@ impl Media {
         }
     }
 
-    /// Frees all storage except that of `used`, ascending ranges of pages, if more than those takes room: a
-    /// process that was killed leaves pages that no index lists.
+    /// Frees all storage except `used`, ascending ranges of pages, if other pages take room: a process
+    /// that was killed leaves pages that no index lists.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn deallocate_all_but(&self, used: &[Range<u64>]) -> Result<()> {
         let first_own = used.partition_point(|pages| pages.start < OWN_FILES_PAGE);
         let (used, own) = used.split_at(first_own);
@@ -151,8 +153,9 @@ impl Media {
         self.deallocate(from..self.space_pages)
     }
 
-    /// Returns whether this version keeps the unit of `kept` where it lies: units of long samples in files of their
-    /// own, if the tier has such files, and all others in its medium.
+    /// Returns whether this version would put the unit of `kept` at the same place: units of long
+    /// samples in files of their own, if the tier has such files, and all other units in the tier's
+    /// medium.
     pub(super) fn is_place(&self, units: &Units, kept: &Kept) -> bool {
         match (&self.own_files, units.long_of(kept.unit)) {
             (Some(_), Some(_)) => {
@@ -163,19 +166,19 @@ impl Media {
         }
     }
 
-    /// The memory to pass to processes that attach.
+    /// The memory whose file descriptor is passed to processes that attach.
     pub(super) fn memory(&self) -> Option<BorrowedFd<'_>> {
         Some(self.memory.as_ref()?.file())
     }
 
-    /// Removes a unit from the index in memory; its page is written with its next change.
+    /// Removes a unit from the index in memory; the index page on disk is written with its next change.
     pub(super) fn forget(&self, unit: u32) {
         if let Some(index) = &self.index {
             index.lock().set(unit, None);
         }
     }
 
-    /// Opens a tier, and returns the copies that its index lists.
+    /// Opens a tier; returns it and the copies that its index lists.
     pub(super) fn open(
         number: u8,
         spec: &TierSpec,
@@ -185,8 +188,9 @@ impl Media {
         origins: &[Arc<dyn Device>],
         connect: &ConnectOptions,
     ) -> Result<(Media, Vec<Kept>)> {
-        // First-touch: a unit that a tier has a place but no room for finds none in the next tier either, so only the
-        // last tier is sparse. A plan knows which tier has room for what, so all are.
+        // Under first-touch, if a tier has a place for a unit but no room, the next tier has none
+        // either, so only the last tier is sparse. A plan knows the room of each tier, so all tiers are
+        // sparse.
         let space = |capacity| {
             if is_last || policy == Policy::Clairvoyant {
                 Ledger::sparse_space(capacity, units)
@@ -209,7 +213,7 @@ impl Media {
         Ok((media, kept))
     }
 
-    /// A tier in memory that other processes can map, where the operating system has such memory.
+    /// A tier in memory that other processes can map, if the operating system supports that.
     fn of_memory(name: String, capacity_pages: u64, space_pages: u64) -> Result<Media> {
         let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES).max(PAGE_BYTES);
         let len_bytes = bytes(capacity_pages);
@@ -230,7 +234,7 @@ impl Media {
         Ok(Media { space_pages, memory, ..Media::over(name, device, capacity_pages) })
     }
 
-    /// A tier with as much address space as it keeps, without an index.
+    /// A tier whose address space equals its capacity, without an index.
     fn over(name: String, device: Arc<dyn Device>, capacity_pages: u64) -> Media {
         Media {
             _lock: None,
@@ -249,7 +253,7 @@ impl Media {
         }
     }
 
-    /// The same with long samples as files of their own beside its file at `path`.
+    /// This tier with long samples as files of their own beside its file at `path`.
     fn with_own_files(mut self, path: &Path, units: &Units) -> Media {
         self.own_files = OwnFiles::beside(path, units);
         if let Some(files) = &self.own_files {
@@ -259,7 +263,8 @@ impl Media {
     }
 }
 
-/// The tiers that another process owns, for reading; `memory` are those in memory.
+/// The tiers that another process owns, for reading; `memory` has the file descriptors of tiers in
+/// memory.
 pub(super) fn attached(
     tiers: &[SharedTier],
     memory: Vec<OwnedFd>,
@@ -291,7 +296,7 @@ pub(super) fn attached(
                 Arc::new(SharedMemory::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
             }
         };
-        // The owner gives out places, so its address space does not matter here.
+        // Only the owner assigns places, so its address space does not matter here.
         let media = Media::over(tier.name.clone(), device, tier.capacity_pages);
         let media = Media { data_offset: tier.data_offset, ..media };
         Ok(match &tier.place {
@@ -304,7 +309,7 @@ pub(super) fn attached(
 
 /// A tier in memory, no larger than the data set.
 ///
-/// Sparse memory has no huge pages, so it is used only where that makes room.
+/// Sparse memory has no huge pages, so it is used only if it makes room.
 fn in_memory(spec: &TierSpec, units: &Units, space: &dyn Fn(u64) -> u64) -> Result<Media> {
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
     Media::of_memory(spec.to_string(), capacity_pages, space(capacity_pages)).map_err(|error| {
@@ -338,7 +343,7 @@ fn in_file(
         };
         error.hint(hint)
     };
-    // Held until the file is open and locked itself, so that nobody removes it in between.
+    // Held until the file is open and locked itself, so that no process removes it in between.
     let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
     let (path, exclusive) = take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
     if folder.is_some() && path.exists() && !folder::is_unused(&path) {
@@ -388,7 +393,7 @@ fn in_file(
     Ok((media, kept))
 }
 
-/// Opens the namespace of a remote tier. It is not waited for long: the origin has the bytes, too.
+/// Opens the namespace of a remote tier. Timeouts are short, since the origin has the bytes, too.
 fn remote(address: &Address, connect: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let mut options = ConnectOptions {
         writable: true,
@@ -454,7 +459,7 @@ fn claimed(address: &str, spec: &TierSpec) -> Result<Listener> {
     })
 }
 
-/// The index of a tier with this quota: the one that lies there, if it is of this data set.
+/// The index of a tier with this quota: the existing one, if it belongs to this data set.
 fn open_index(
     io: &mut Blocking,
     name: &str,
@@ -501,7 +506,7 @@ fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Resu
     Ok(free / PAGE_BYTES * PAGE_BYTES)
 }
 
-/// Reads the index, or writes a new one if there is none of this data set.
+/// Reads the index, or writes a new one if there is no index of this data set.
 fn read_index(
     io: &mut Blocking,
     name: &str,
@@ -525,14 +530,14 @@ fn read_index(
     }
     let index = Index::new(identity.uuid, identity.generation, units);
     io.write_at(0, index.header())?;
-    // Before the first copy: without the header, copies would be unknown data that nothing may
+    // Before the first copy: without the header, copies would be unknown data that no process may
     // overwrite.
     io.flush()?;
     Ok((index, Vec::new()))
 }
 
-/// The bytes that the file system of the tier at `path` has free for its file, including what the file already
-/// occupies, and all of its bytes; `None` if unknown, or for a block device.
+/// The free bytes of the file system for the tier at `path`, including the bytes that its file already
+/// occupies, and the size of the file system; `None` if unknown, or for a block device.
 fn room_on_disk(path: &Path) -> Option<(u64, u64)> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => {
@@ -556,14 +561,14 @@ fn open_file(path: &Path, quota: u64) -> Result<FileNamespace> {
     FileNamespace::open(path, options)
 }
 
-/// A sparse file is long and may still fit into the page cache.
+/// The file is sparse: it may be long and still fit into the page cache.
 fn direct_for(path: &Path, used_bytes: u64) -> Direct {
     let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
     if is_device { Direct::Auto } else { Direct::for_sparse(used_bytes) }
 }
 
-/// Makes the file long enough for a space of so many pages, if its file system frees pages one by one and has
-/// files that long. Else the quota is all the space that there is.
+/// Extends the file to an address space of `space_pages`, if its file system can free single pages and
+/// supports files of that length. Otherwise the address space equals the quota.
 fn grow_sparse(device: &FileNamespace, data_offset: u64, space_pages: u64) -> bool {
     let Some(len) =
         space_pages.checked_mul(PAGE_BYTES).and_then(|len| len.checked_add(data_offset))
@@ -578,14 +583,14 @@ fn grow_sparse(device: &FileNamespace, data_offset: u64, space_pages: u64) -> bo
     grown.is_ok()
 }
 
-/// Bytes that the file takes on its file system.
+/// Bytes that the file occupies on its file system.
 fn blocks_bytes(file: &std::fs::Metadata) -> u64 {
     file.blocks().saturating_mul(STAT_BLOCK_BYTES)
 }
 
-/// How long a remote tier may take to connect.
+/// Timeout of connecting to a remote tier.
 const LONGEST_OPENING: Duration = Duration::from_secs(4);
-/// How long a remote tier may be silent before the origin is read instead.
+/// Time that a remote tier may be silent before the origin is read instead.
 const LONGEST_SILENCE: Duration = Duration::from_secs(2);
 /// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).
 const STAT_BLOCK_BYTES: u64 = 512;

@@ -1,35 +1,36 @@
 //! Tiers at run time: devices in front of an origin that serve existing copies and create new ones.
 //!
-//! [`Cache::new`] opens the tiers and wraps each namespace of a data set in a device. A read
-//! through such a device is served from copies in a tier, from the origin, or in pieces from both. Pages
-//! from the origin that a tier keeps go to the *copier*, a thread that writes them to the tier, then
-//! publishes the copies, and fetches the pages of kept samples that nobody reads. If several readers
-//! want a page at the same time, one reads it from the origin and the others wait for its copy, for a
-//! second or four times as long as a read of the origin takes. Everything above a queue pair (readers,
-//! loaders, targets, all languages) uses tiers without changes.
+//! [`Cache::new`] opens the tiers and wraps each namespace of a data set in a device. A read through such a
+//! device is served from copies in a tier, from the origin, or in pieces from both. The *copier* is a thread.
+//! It writes to a tier the pages that readers have read from the origin, publishes the copies, and fetches
+//! the remaining pages of samples that a tier keeps. If several readers want a page at the same time, one
+//! reads it from the origin and the others wait for its copy, with a time limit (`pair.rs`). Everything above
+//! a queue pair (readers, loaders, targets, all languages) uses tiers without changes.
 //!
 //! Small sequential reads of the origin are combined into few large ones (`read_ahead.rs`): a parallel
 //! file system then gets one request where the reader makes four.
 //!
-//! Copies are not trusted: the reader verifies every sample against the directory's checksum. A
-//! copy that differs is reported through [`QueuePair::report_corrupt`](dlfs_io::qpair::QueuePair), counted,
-//! read from the origin and written again. A failed read from a tier is a miss; a tier that cannot
-//! be written is switched off with one warning.
+//! Copies are not trusted: the reader verifies every sample against the directory's checksum. It
+//! reports a copy that differs through [`QueuePair::report_corrupt`](dlfs_io::qpair::QueuePair); the
+//! copy is counted, read from the origin and written again. A failed read from a tier is a miss. A tier
+//! that cannot be written is switched off with one warning.
 //!
-//! A tier in memory lends its copies to a target, which sends them without copying them first. What is lent never
-//! changes: where copies were corrupt or evicted, nothing is written before all borrowers are done
-//! (`copier/lent.rs`). Only the process that owns the tiers lends, since it alone knows what it has lent.
+//! A tier in memory lends its copies to a target, which sends them without copying them first. Lent
+//! bytes never change: nothing overwrites corrupt or evicted copies before all borrowers are done
+//! (`copier/lent.rs`). Only the process that owns the tiers lends, since no other process knows which
+//! copies are lent.
 //!
-//! A folder holds the tiers of several data sets (`folder.rs`). There, each file of a plain folder above 16 MiB is
-//! kept as one file, which programs can open (`own_files.rs`). Environments are described in a file of our own
-//! (`config.rs`) or in HDMLP's (`hdmlp.rs`, in the text format of `libconfig.rs`).
+//! A folder holds the tiers of several data sets (`folder.rs`). In a folder, a tier keeps each file of
+//! a plain folder above 16 MiB as one file, which programs can open (`own_files.rs`). Environments are
+//! described in a TOML file (`config.rs`) or in HDMLP's configuration (`hdmlp.rs`, in the text format
+//! of `libconfig.rs`).
 //!
-//! `tier` decides quota, admission and locations, `plan` by known rates whether a copy or the origin is faster
-//! (`sources.rs`); this module only moves data.
+//! `dlfs_order::tier` decides quota, admission and locations; `dlfs_order::plan` decides from known
+//! rates whether a copy or the origin is faster (`sources.rs`). This module only moves data.
 //!
-//! Processes of a node share their tiers (`share/`): the first one owns them, the others read its
-//! copies and send it what they read from the origin. So does a forked child (`running.rs`). Where tiers
-//! are not shared, a forked child reads the existing copies and creates none.
+//! Processes of a node share their tiers (`share/`): the first process owns them; the others read its
+//! copies and send it the pages that they read from the origin. A forked child does the same
+//! (`running.rs`). If tiers are not shared, a forked child reads the existing copies and creates none.
 //!
 //! Read `device.rs` and `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `takeover.rs` says
 //! what a tier may overwrite.
@@ -104,8 +105,8 @@ use share::{Link, Message};
 use sources::Sources;
 use stats::Counters;
 
-/// The tiers of one data set in one process. Dropping it writes what readers have brought; its devices then still
-/// serve reads, but nothing more is copied.
+/// The tiers of one data set in one process. Dropping the cache writes all pages that readers have
+/// brought; its devices then still serve reads, but nothing more is copied.
 pub struct Cache {
     tiers: Arc<Tiers>,
     devices: Vec<Arc<dyn Device>>,
@@ -115,15 +116,16 @@ pub struct Cache {
 
 /// State shared by all queue pairs and the copier.
 struct Shared {
-    /// Threads and connections exist only in the process that created them.
+    /// Tells a forked child from the process that opened the tiers: threads and connections do not
+    /// survive a fork.
     home: Forked<()>,
     units: Arc<Units>,
     copies: CopyTable,
     ledger: Mutex<Ledger>,
-    /// The latest plans of the processes that share the tiers, by the number of their connection: the owner keeps by
-    /// these together.
+    /// The latest plan of each process that shares the tiers, by connection number. The owner merges
+    /// these plans.
     plans: Mutex<HashMap<u64, Arc<TierPlan>>>,
-    /// The chunks that they hold together for other nodes.
+    /// The chunks that the processes that share the tiers hold for other nodes.
     holdings: Mutex<Holdings>,
     media: Vec<Media>,
     origins: Vec<Arc<dyn Device>>,
@@ -132,27 +134,28 @@ struct Shared {
     jobs: Sender<Job>,
     /// Wakes the copier, if this process owns the tiers.
     waker: Option<Waker>,
-    /// The process that owns the tiers, if it is another one.
+    /// The process that owns the tiers; `None`: this process, or nobody.
     attached_to: Option<u32>,
-    /// Set if other processes attach to the tiers of this one.
+    /// Set if other processes can attach to the tiers of this process.
     is_shared: bool,
-    /// How many processes have attached.
+    /// Number of attached processes.
     num_attached: AtomicUsize,
     /// The connection to the owner.
     link: Forked<Option<Link>>,
     /// Bytes queued for the copier.
     queued_bytes: AtomicUsize,
-    /// Reads of the origin that somebody waits for.
+    /// Outstanding reads of the origin that a reader waits for.
     demand: Arc<AtomicUsize>,
-    /// The checksums with which copies are compared before they are published, where other nodes rely on them.
+    /// Checksums for comparing copies before they are published; set if other nodes rely on these
+    /// copies.
     intact: Arc<OnceLock<Arc<Intact>>>,
-    /// Number of waits for a claimed page that were in vain, since the last one that succeeded.
+    /// Number of consecutive waits for a claimed page that timed out.
     overdue: AtomicU32,
-    /// The state that replaces this one after the owner's end.
+    /// The state that replaces this one after the owner has ended.
     next: OnceLock<Arc<Shared>>,
-    /// Tells the copier to end, or says that it has died.
+    /// Tells the copier to end; set, too, when it has died.
     stop: AtomicBool,
-    /// Why the copier died, if it did.
+    /// The error that the copier died of, if any.
     fate: Fate,
 }
 
@@ -168,9 +171,9 @@ pub struct Identity {
 impl Cache {
     /// Opens the tiers of `options` in front of `origins`, the namespaces that `units` divide.
     ///
-    /// Copies of an earlier run in a local tier are reused after their checksums were verified, in
-    /// the background. If another process of the same user has these tiers open for the same data
-    /// set, this one attaches to it: see `share`.
+    /// Copies of an earlier run in a local tier are reused. The copier verifies their checksums first,
+    /// in the background. If another process of the same user has these tiers open for the same data
+    /// set, this process attaches to it: see `share`.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
@@ -201,7 +204,7 @@ impl Cache {
         let mut was_free = false;
         let (shared, owned) = loop {
             match opening.attach_or_own() {
-                // The process that has them may still be opening them, or ending.
+                // The process that has the tiers may still be opening them, or ending.
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {
                     let is_free = share::is_free(options, identity);
                     if is_free && was_free {
@@ -219,13 +222,14 @@ impl Cache {
         Ok(Cache { devices, tiers, policy: options.policy, _metered: metered })
     }
 
-    /// Waits until what readers have brought so far is written, and the index that a restart finds it by; or sent to
-    /// the process that owns the tiers. For 15 s at most. For who does not drop the cache; dropping it does so, too.
+    /// Waits, for up to 15 s, until all pages that readers have brought so far and the index that lists
+    /// them are written; or, if another process owns the tiers, until they are sent to it. Dropping the
+    /// cache does the same.
     pub fn flush(&self) {
         self.tiers.latest().flush();
     }
 
-    /// The process that owns the tiers, if this one has attached to another.
+    /// The process that owns the tiers, if this one has attached to it.
     pub fn owner(&self) -> Option<u32> {
         self.tiers.latest().attached_to
     }
@@ -240,9 +244,10 @@ impl Cache {
         &self.devices
     }
 
-    /// The namespaces as other nodes see them, with these NGUIDs: thinly provisioned, with as many blocks in use as
-    /// there are copies; what cannot be read ends with *Deallocated or Unwritten Logical Block*. With
-    /// `copies_only`, so does a read of data without copies, which never reaches the origin.
+    /// The namespaces as other nodes see them, with these NGUIDs: thinly provisioned, with as many blocks in
+    /// use as there are copies. A read of an unreadable block ends with *Deallocated or Unwritten Logical
+    /// Block*. With `copies_only`, a read of data without copies ends with this status, too, and never
+    /// reaches the origin.
     pub fn views(&self, copies_only: bool, nguids: &[[u8; 16]]) -> Vec<Arc<dyn Device>> {
         device::devices(&self.tiers, Some((copies_only, nguids)))
     }
@@ -262,14 +267,14 @@ impl Cache {
         self.tiers.latest().media.iter().map(|media| media.capacity_pages).collect()
     }
 
-    /// The room of the tiers, for which a plan is made.
+    /// The capacity of the tiers, as input for a plan.
     pub fn rooms(&self) -> TierRooms {
         self.tiers.latest().rooms()
     }
 
-    /// Says how many processes of the job read from the origin at once, 1 if nobody says. Where rates are known,
-    /// their number decides whether a tier's copies are faster to read than the origin; those that are not
-    /// are not read, and no more are made. Warns of each such tier.
+    /// Sets the number of processes of the job that read from the origin at once; the default is 1. If
+    /// rates are known, this number decides which tiers are faster than the origin. A slower tier is
+    /// not read, and gets no more copies. Warns of each such tier.
     pub fn set_processes(&self, processes: u32) {
         let sources = &self.tiers.opening.sources;
         for tier in sources.choose_for(processes) {
@@ -289,9 +294,10 @@ impl Cache {
         }
     }
 
-    /// Sets this process's plan of the next run. Processes that share the tiers keep by all of their plans
-    /// together: portions by the number of reads of all processes, then by the earliest first read of any.
-    /// Existing copies stay, unless they are evicted for portions that are read more often.
+    /// Sets this process's plan of the next run. Processes that share the tiers follow the merged
+    /// plans: first the portions with the most reads by all processes, then those with the earliest
+    /// first read by any process. Existing copies stay, unless they are evicted for portions that are
+    /// read more often.
     ///
     /// # Errors
     /// `InvalidArgument`: the plan belongs to another data set, or to other tiers; nothing has
@@ -300,20 +306,21 @@ impl Cache {
         let shared = self.tiers.latest();
         plan.check(&shared.units, shared.media.len())?;
         let plan = Arc::new(plan.clone());
-        // Before the current state is looked up: whoever succeeds it sets the stored plan.
+        // Stored before the current state is looked up: a state that succeeds it sets the stored plan
+        // again.
         *self.tiers.opening.plan.get_or_init(Mutex::default).lock() = Some(Arc::clone(&plan));
         self.tiers.latest().set_plan(plan);
         Ok(())
     }
 
-    /// Keeps room for the chunks that this node holds for all nodes of its job: other pages are kept only in
-    /// the room that those leave, and copies of an earlier run are evicted where they take more. `chunks` are
-    /// the namespace and the bytes of each chunk, and whether this node holds it. With `fills` the copier fetches
-    /// those that this node holds; otherwise it fetches the rest of those that somebody begins to read. Samples
-    /// that arrive whole are compared with `intact` before they are published. Where another process owns the tiers,
-    /// it keeps the room and fetches.
+    /// Keeps room for the chunks that this node holds for all nodes of its job. Other pages are kept
+    /// only in the remaining room; copies of an earlier run that exceed it are evicted. `chunks` lists
+    /// the namespace and byte range of each chunk, and whether this node holds it. With `fills`, the
+    /// copier fetches all chunks that this node holds; otherwise it completes a chunk once somebody
+    /// begins to read it. Samples that arrive whole are compared with `intact` before they are
+    /// published. If another process owns the tiers, that process keeps the room and fetches.
     ///
-    /// Only first-touch; a plan says itself what is kept.
+    /// Only for first-touch: a plan lists the pages to keep itself.
     pub fn set_held(
         &self,
         chunks: impl IntoIterator<Item = (u16, Range<u64>, bool)>,
@@ -330,28 +337,29 @@ impl Cache {
         let chunks = Holding::new(chunks.into_iter().map(chunk));
         if self.policy == Policy::FirstTouch {
             let held = Held { chunks, fills };
-            // Before the current state is looked up: whoever succeeds it holds what is stored.
+            // Stored before the current state is looked up: a state that succeeds it sets the stored
+            // chunks again.
             *self.tiers.opening.holding.lock() = Some(held.clone());
             self.tiers.latest().set_held(held);
         }
     }
 
-    /// Samples that arrive whole are compared with `intact` before their copies are published, since other nodes
-    /// rely on them.
+    /// Compares samples that arrive whole with `intact` before their copies are published, since other
+    /// nodes rely on them.
     pub fn set_checked(&self, intact: &Arc<Intact>) {
         // A second round has the same samples.
         let _ = self.tiers.opening.intact.set(Arc::clone(intact));
     }
 
-    /// Chooses the source of data of which this node has a copy in the tier `own`, and another node has one in its
-    /// tier `other`, while `processes` read from the origin at once: the fastest by the rates that are known, and the
-    /// nearest of equally fast ones.
+    /// Chooses the source of data that this node has in its tier `own` and another node has in its tier
+    /// `other`, while `processes` read from the origin at once: the fastest by the known rates, and the
+    /// nearest of equally fast sources.
     pub fn source(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
         self.tiers.opening.options.rates.choose(own, other, processes)
     }
 
-    /// A number that is the same for all processes of this machine that share these tiers, and that no other tiers
-    /// have while this machine runs; 0 if they are not shared.
+    /// Identifier of these tiers, the same for all processes of this machine that share them, and
+    /// unique while this machine runs; 0 if they are not shared.
     pub fn shared_id(&self) -> u64 {
         let Opening { options, identity, .. } = &self.tiers.opening;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -369,7 +377,7 @@ impl Cache {
         self.tiers.stats()
     }
 
-    /// How many bytes of `range` of a namespace have copies.
+    /// Number of bytes of `range` of a namespace that have copies.
     pub fn kept_bytes(&self, namespace: u16, range: &Range<u64>) -> u64 {
         let shared = self.tiers.latest();
         let units = self.units();
@@ -385,7 +393,7 @@ impl Cache {
         units.within(namespace, range).map(kept).sum()
     }
 
-    /// Returns whether no copy is being written or verified, or waits for either. For tests and benches.
+    /// Returns whether all copies are written and verified. For tests and benches.
     pub fn is_settled(&self) -> bool {
         let shared = self.tiers.latest();
         if let Some(link) = shared.link() {
@@ -434,14 +442,14 @@ impl Shared {
         }
     }
 
-    /// Adds a process's plan, if the owner keeps by plans at all: its policy holds. From now on it keeps by the plans
-    /// of all processes.
+    /// Adds a process's plan, if the owner's policy follows plans. From now on the owner follows the
+    /// merged plans of all processes.
     fn add_plan(&self, connection: u64, plan: Arc<TierPlan>) {
         let has_portions = plan.reads.len() == self.units.num_portions() as usize;
         if self.ledger.lock().policy() != Policy::Clairvoyant || !has_portions {
             return;
         }
-        // Held until the copier has the plan, so that an older one does not overtake it.
+        // Locked until the copier has the plan, so that an older plan does not overtake it.
         let mut plans = self.plans.lock();
         plans.insert(connection, plan);
         let rooms = self.rooms();
@@ -464,12 +472,13 @@ impl Shared {
         let keeps = |media: &Media| media.is_sparse() || media.capacity_pages >= all;
         TierRooms {
             pages: self.media.iter().map(|media| media.capacity_pages).collect(),
-            // An attached process leaves this to the owner, which knows what its tiers keep.
+            // An attached process leaves this decision to the owner, which knows what its tiers keep.
             keep_parts: self.link().is_some() || self.media.iter().all(keeps),
         }
     }
 
-    /// The units with pages whose copies a plan evicts: parts of units where tiers keep parts.
+    /// The units and their pages whose copies a plan evicts. Tiers that keep whole units evict whole
+    /// units.
     fn evicted(
         &self,
         plan: &TierPlan,
@@ -513,7 +522,8 @@ impl Shared {
         evicted.into_iter().collect()
     }
 
-    /// The pages of a portion, or of its unit where that is kept whole, that are reserved and not in a plan.
+    /// The reserved pages of a portion that are not in a plan; of its whole unit, if tiers keep whole
+    /// units.
     fn outside<'a>(
         &'a self,
         portion: u32,
@@ -564,8 +574,9 @@ impl Shared {
         }
     }
 
-    /// Returns whether the owner may be gone: the next one may overwrite the copies, so they are not used. A forked
-    /// child does not notice its parent's end, so it uses them only where nobody takes over.
+    /// Returns whether the owner may be gone. Its successor may overwrite the copies, so they are not
+    /// used then. A forked child does not notice its parent's end, so it uses the copies only if no
+    /// process can take over.
     fn is_detached(&self) -> bool {
         match self.waker {
             Some(_) => self.is_shared && !self.is_at_home(),
@@ -591,7 +602,7 @@ impl Shared {
         self.copies.location(unit).is_some_and(|location| self.sources.is_avoided(location.tier))
     }
 
-    /// Returns whether no copy was overwritten since the count of evictions was `evictions`.
+    /// Returns whether no copy was overwritten since the number of evictions was `evictions`.
     fn is_unchanged_since(&self, evictions: u64) -> bool {
         self.copies.evictions() == evictions && !self.is_detached()
     }
@@ -601,7 +612,7 @@ impl Shared {
         self.link().map_or(&self.queued_bytes, Link::queued_bytes)
     }
 
-    /// Pages of each tier that are reserved, and that have copies.
+    /// The number of reserved pages, and of pages with copies, of each tier.
     fn count_pages(&self) -> Vec<(u64, u64)> {
         let mut pages = vec![(0, 0); self.media.len()];
         for unit in 0..self.units.len() {
@@ -614,7 +625,7 @@ impl Shared {
         pages
     }
 
-    /// Without a copier, the tiers serve existing copies and accept no more; readers go on.
+    /// After the copier has died, the tiers serve existing copies and accept no more; readers go on.
     fn copier_died(&self, error: &Error) {
         self.fate.tell(error);
         self.stop.store(true, Ordering::Release);
@@ -633,7 +644,7 @@ impl Shared {
         } else if self.has_copier() {
             let (written, flushed) = crossbeam_channel::bounded(0);
             self.send(Job::Flush(written));
-            let _ = flushed.recv_deadline(until); // it receives nothing: it ends when all is written, or is late
+            let _ = flushed.recv_deadline(until); // nothing is sent: it returns when all is written, or at the deadline
         }
     }
 
@@ -644,18 +655,18 @@ impl Shared {
                 Job::Piece { unit, pages, bytes } => {
                     link.send(Message::Piece { unit, pages, bytes });
                 }
-                _ => {} // the owner reserves and fetches
+                _ => {} // only the owner reserves and fetches
             };
         }
         self.counters.unsettle(1);
-        // Fails only when everything ends, or when the copier has died.
+        // Fails only when all threads end, or when the copier has died.
         let _ = self.jobs.send(job);
         if let Some(waker) = &self.waker {
             waker.wake();
         }
     }
 
-    /// Stops copying to `tier`; warns once.
+    /// Stops copying to `tier`; warns the first time.
     fn switch_off(&self, tier: u8, why: &dyn std::fmt::Display) {
         if self.ledger.lock().switch_off(tier) {
             let tier = &self.media[usize::from(tier)].name;
@@ -700,10 +711,10 @@ impl Drop for Cache {
     }
 }
 
-/// The owner's own place among the numbers of the connections of attached processes.
+/// The owner's own connection number.
 const OWN: u64 = 0;
 
-/// How long to wait until the process that has the tiers open shares them or ends.
+/// Timeout for the process that has the tiers open to share them or to end.
 const ATTACH_WAIT: Duration = Duration::from_secs(5);
 const ATTACH_AGAIN: Duration = Duration::from_millis(20);
 const FLUSH_LOOK: Duration = Duration::from_millis(1);

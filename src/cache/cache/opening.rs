@@ -1,4 +1,4 @@
-//! Opens the tiers: attaches to the process that owns them, or owns them.
+//! Opening of the tiers: attaches to the process that owns them, or becomes their owner.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -23,7 +23,8 @@ use dlfs_format::directory::Intact;
 use dlfs_io::qpair::Device;
 use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
 
-/// How [`Cache::new`](super::Cache::new), takeovers and forked children open the tiers.
+/// Everything that [`Cache::new`](super::Cache::new), takeovers and forked children need to open the
+/// tiers.
 #[derive(Clone)]
 pub(super) struct Opening {
     pub(super) origins: Vec<Arc<dyn Device>>,
@@ -33,13 +34,14 @@ pub(super) struct Opening {
     /// Counters that continue after takeovers.
     pub(super) counters: Arc<Counters>,
     pub(super) demand: Arc<AtomicUsize>,
-    /// The decisions that follow from the rates of `options`.
+    /// The decisions that follow from the rates in `options`.
     pub(super) sources: Arc<Sources>,
     /// This process's last plan, for the next owner.
     pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
-    /// The chunks that this node holds for others, once they are known: for the next owner, too.
+    /// The chunks that this node holds for others, once they are known; also for the next owner.
     pub(super) holding: Arc<Mutex<Option<Held>>>,
-    /// The checksums with which copies are compared before they are published, where others rely on them.
+    /// Checksums for comparing copies before they are published; set if other nodes rely on these
+    /// copies.
     pub(super) intact: Arc<OnceLock<Arc<Intact>>>,
 }
 
@@ -51,11 +53,11 @@ pub(super) struct Owned {
 }
 
 impl Opening {
-    /// Attaches to the owner of the tiers, or owns them.
+    /// Attaches to the owner of the tiers, or becomes their owner.
     ///
     /// # Errors
-    /// `Busy`: another process has the tiers; the source says why this one could not attach. Those of
-    /// [`Opening::attach`] and [`Opening::own`].
+    /// `Busy`: another process has the tiers; the source says why this process could not attach. Errors
+    /// of [`Opening::attach`] and [`Opening::own`].
     pub(super) fn attach_or_own(&self) -> Result<(Arc<Shared>, Option<Owned>)> {
         let why = match self.attach() {
             Ok(Some(shared)) => return Ok((shared, None)),
@@ -70,7 +72,7 @@ impl Opening {
         })
     }
 
-    /// Sets this process's last plan again, and what this node holds, after a takeover.
+    /// After a takeover, sets this process's last plan and the chunks that this node holds again.
     pub(super) fn tell_again(&self, shared: &Shared) {
         let plan = self.plan.get().and_then(|plan| plan.lock().clone());
         plan.into_iter().for_each(|plan| shared.set_plan(plan));
@@ -164,7 +166,7 @@ impl Opening {
         Ok((shared, Owned { copier: thread, owner }))
     }
 
-    /// If no tier has a file that can be locked: takes the name of the socket as the lock.
+    /// If no tier has a file that can be locked, binds the socket's name as the lock.
     fn claim_memory(&self) -> Result<Option<Listener>> {
         let Some(name) = share::name_in_memory(&self.options, self.identity) else {
             return Ok(None);
@@ -185,8 +187,8 @@ impl Opening {
         }
     }
 
-    /// The table in shared memory and the other data for processes that attach; `None` if the tiers are not
-    /// shared, or if the operating system has no such memory.
+    /// The table in shared memory and the other data for processes that attach; `None` if the tiers are
+    /// not shared, or if the operating system has no shared memory.
     fn sharing(&self, media: &[Media], listener: Option<Listener>) -> Option<(CopyTable, Sharing)> {
         let Opening { units, identity, options, .. } = self;
         let name = match share::name_in_memory(options, *identity) {
@@ -213,11 +215,11 @@ impl Opening {
         }
     }
 
-    /// Attaches to the process that owns the tiers; `None` if there is none for this data set.
+    /// Attaches to the process that owns the tiers; `None` if this data set has no owner.
     ///
     /// # Errors
-    /// `Unsupported`: the owner runs another version of dlfs. `Busy`: it has the tiers for another image.
-    /// Those of [`share::connect`].
+    /// `Unsupported`: the owner runs another version of dlfs. `Busy`: the owner has the tiers for
+    /// another image. Errors of [`share::connect`].
     pub(super) fn attach(&self) -> Result<Option<Arc<Shared>>> {
         let Opening { identity, options, units, .. } = self;
         let identity = *identity;
@@ -233,7 +235,7 @@ impl Opening {
             let hint = "use a folder: it holds the tiers of several images";
             return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
         }
-        // Rates of other tiers say nothing about these.
+        // Rates of other tiers do not apply to these.
         let sources = if share::has_same_tiers(&hello, options) {
             Arc::clone(&self.sources)
         } else {
@@ -254,7 +256,7 @@ impl Opening {
         Ok(Some(shared))
     }
 
-    /// No tiers for now: reads go to the origin.
+    /// A state without tiers for now: reads go to the origin.
     pub(super) fn none(&self) -> Arc<Shared> {
         let copies = CopyTable::new(self.units.len());
         Arc::new(Shared { copies, ..Shared::new(self, Vec::new()) })
@@ -273,7 +275,7 @@ fn pages_of(tier: u8, copies: &[(u8, Kept)]) -> Vec<Range<u64>> {
     runs
 }
 
-/// Counts the pages of the held chunks that are not reserved, and those that have no place.
+/// Counts the pages of held chunks that are not reserved, and the pages without a place.
 pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> Lacking {
     holding.held_units().fold(Lacking::default(), |sum, unit| {
         let all = units.get(unit).all();
@@ -285,7 +287,7 @@ pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> L
     })
 }
 
-/// Returns whether the error is final: neither trying again nor owning the tiers helps.
+/// Returns whether the error is final: neither retrying nor owning the tiers helps.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
 }

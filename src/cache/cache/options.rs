@@ -18,18 +18,18 @@ pub struct TierOptions {
     pub tiers: Vec<TierSpec>,
     /// The policy that decides which samples are kept.
     pub policy: Policy,
-    /// When first-touch stops looking for room.
+    /// The point at which first-touch stops looking for room.
     pub stop: Stop,
-    /// The most that the copier itself reads from the origin, in bytes per second; `None`: no
-    /// limit.
+    /// Limit of the copier's own reads of the origin, in bytes per second; `None`: no limit.
     pub bandwidth_bytes_per_s: Option<u64>,
-    /// The rates of the tiers and of the origin, as far as they are known. They decide which copies are worth
-    /// reading, and how much is in flight at a tier.
+    /// The known rates of the tiers and of the origin. They decide which copies are worth reading, and
+    /// the number of reads and writes in flight at a tier.
     pub rates: SourceRates,
-    /// The name of this node, where several run on one machine: processes on nodes of other names do not share
-    /// tiers in memory.
+    /// The name of this node, if several nodes run on one machine: processes on nodes with different
+    /// names do not share tiers in memory.
     pub node: Option<String>,
-    /// How tiers in remote namespaces are reached; of an image that is opened, as the image is.
+    /// Options for connecting to tiers in remote namespaces; taken from the options of the image when
+    /// an image is opened.
     pub connect: ConnectOptions,
 }
 
@@ -40,8 +40,8 @@ pub struct TierSpec {
     pub(crate) kind: TierKind,
     /// Its quota in bytes, including its index.
     pub quota_bytes: u64,
-    /// Allows the tier to destroy existing data at the path. Otherwise only an empty file or device, or an earlier
-    /// tier, is taken over.
+    /// Allows the tier to destroy existing data at the path. Otherwise only an empty file or device, or
+    /// an earlier tier, is used.
     pub overwrite: bool,
 }
 
@@ -62,7 +62,7 @@ impl TierOptions {
         !self.tiers.is_empty() && self.policy != Policy::None
     }
 
-    /// Checks the options.
+    /// Checks the options for contradictions.
     ///
     /// # Errors
     /// `InvalidArgument`: too many tiers, a tier without room, or two tiers with the same path.
@@ -134,10 +134,10 @@ impl FromStr for TierSpec {
     }
 }
 
-/// The suffix that permits destroying existing data.
+/// The suffix that allows destroying existing data.
 const OVERWRITE: &str = ":overwrite";
 
-/// The most tiers that a copy location can encode.
+/// Limit of tiers: a copy location encodes the tier in this range.
 pub(super) const MAX_TIERS: usize = 15;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! Long samples of a plain folder in a tier in a folder: each is a file of its own, so that a program can open the
-//! copy.
+//! Long samples of a plain folder, for a tier in a folder: each is a file of its own, so that a program
+//! can open the copy.
 //!
-//! The files lie in a folder beside the tier's own file, `tier-UUID-gGENERATION.files`. The tier's index lists their
-//! units as it does all others; what it does not list is not there, whatever the file has. A copy that is evicted is
-//! unlinked and never changed, so whoever has it open keeps the bytes.
+//! The files lie in a folder beside the tier's own file, `tier-UUID-gGENERATION.files`. The tier's
+//! index lists their units like all others; a unit that the index does not list has no copy, whatever
+//! the file contains. An evicted copy is unlinked and never changed, so a program that has it open
+//! keeps the bytes.
 
 use std::fs;
 use std::ops::Range;
@@ -27,17 +28,18 @@ pub(super) struct OwnFiles {
 }
 
 impl OwnFiles {
-    /// Those beside the tier at `path`; `None` if no sample is long.
+    /// The files beside the tier at `path`; `None` if the data set has no long sample.
     pub(super) fn beside(path: &Path, units: &Units) -> Option<OwnFiles> {
         let samples = units.long().to_vec();
         (!samples.is_empty()).then(|| OwnFiles { folder: folder_of(path), samples })
     }
 
-    /// Makes the folder, for its owner alone.
+    /// Creates the folder, with access for its owner only.
     pub(super) fn create(&self) -> Result<()> {
         match fs::DirBuilder::new().mode(0o700).create(&self.folder) {
             Err(_) if fs::symlink_metadata(&self.folder).is_ok_and(|found| found.is_dir()) => {
-                // An earlier version has made the folder; another user's has the permissions that its owner gave it.
+                // An earlier version created the folder. If another user owns it, its permissions stay
+                // as they are.
                 let _ = fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700));
                 Ok(())
             }
@@ -45,7 +47,7 @@ impl OwnFiles {
         }
     }
 
-    /// `medium`, whose copies begin at `data_offset`, with the files behind it.
+    /// A device of `medium`, whose copies begin at `data_offset`, followed by the files.
     pub(super) fn behind(&self, medium: Arc<dyn Device>, data_offset: u64) -> Arc<dyn Device> {
         let file = |sample: &LongSample| BesideFile {
             name: name_of(sample),
@@ -56,7 +58,7 @@ impl OwnFiles {
         Arc::new(WithFiles::new(medium, self.folder.clone(), files))
     }
 
-    /// The file of a sample, whether or not there is one.
+    /// The path of a sample's file, which need not exist.
     fn path_of(&self, sample: &LongSample) -> PathBuf {
         self.folder.join(name_of(sample))
     }
@@ -64,7 +66,7 @@ impl OwnFiles {
     /// Removes the copy of a sample.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn remove(&self, sample: &LongSample) -> Result<()> {
         let path = self.path_of(sample);
         match fs::remove_file(&path) {
@@ -78,7 +80,7 @@ impl OwnFiles {
     /// Removes all copies without a page in `used`, ascending ranges of pages of the tier.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn remove_all_but(&self, used: &[Range<u64>]) -> Result<()> {
         for sample in &self.samples {
             let start = OWN_FILES_PAGE + sample.page;
@@ -109,15 +111,16 @@ pub(super) fn remove_beside(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Bytes that the files beside the tier at `path` take on their file system.
+/// Bytes that the files beside the tier at `path` occupy on their file system.
 pub(super) fn bytes_beside(path: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder_of(path)) else { return 0 };
     let blocks = |entry: fs::DirEntry| entry.metadata().map_or(0, |found| found.blocks());
     entries.flatten().map(blocks).sum::<u64>().saturating_mul(512) // `stat(2)`
 }
 
-/// Completes long samples of which an earlier run has left a part: all of a sample is kept, or nothing. Returns the
-/// units to fetch; `forget` is called with tier and unit of those of samples for which the quota has no room.
+/// Completes long samples of which an earlier run has left only a part: a sample is kept whole or not at all.
+/// Returns the units to fetch. If the quota has no room for a sample, calls `forget` with the tier and each unit of
+/// the sample.
 pub(super) fn complete(
     units: &Units,
     ledger: &mut Ledger,
@@ -159,12 +162,12 @@ pub(super) fn complete(
 }
 
 impl Cache {
-    /// Opens the copy of the sample at `range` of a namespace, if a tier keeps all of it as a file of its own: `open`
-    /// gets the path of the file. Returns what `open` has returned, and the number of the tier, and counts an open of
-    /// it; `None` also if the copy was evicted meanwhile, and what `open` has returned is dropped.
+    /// Opens the copy of the sample at `range` of a namespace, if a tier keeps all of the sample as a file of its own.
+    /// Calls `open` with the path of the file; returns the result of `open` and the tier's number, and counts an open
+    /// of the tier. Also returns `None`, and drops the result of `open`, if the copy was evicted meanwhile.
     ///
-    /// The file has the sample's bytes and no others, as they were copied or, after a restart, verified; it is never
-    /// changed, and unlinked when the copy is evicted.
+    /// The file contains exactly the sample's bytes, as they were copied or, after a restart, verified. It never
+    /// changes, and is unlinked when the copy is evicted.
     pub fn open_copy<T>(
         &self,
         namespace: u16,
@@ -190,7 +193,7 @@ impl Cache {
 }
 
 impl Shared {
-    /// The tier and the path of the copy of a long sample, if all of it is there.
+    /// The tier and the path of the copy of a long sample, if the copy is complete.
     fn whole_copy(&self, namespace: u16, range: &Range<u64>) -> Option<(u8, PathBuf)> {
         let first = self.units.within(namespace, range).next()?;
         let sample = self.units.long_of(first)?;
@@ -212,7 +215,7 @@ impl Shared {
         all.then(|| (tier, files.path_of(sample)))
     }
 
-    /// Removes the file of a long sample of which no unit has a place any more.
+    /// Removes the file of a long sample, unless any of its units still has a place.
     pub(super) fn remove_own_file(&self, tier: u8, unit: u32) -> Result<()> {
         let mut together = self.units.together_with(unit);
         let is_gone = together.all(|unit| self.copies.location(unit).is_none());

@@ -1,8 +1,8 @@
-//! A namespace with tiers in front of it: each read is split where copies begin and end.
+//! Queue pair of a namespace with tiers in front of it: splits each read where copies begin and end.
 //!
-//! It claims pages without copies that a tier is to keep, reads them from the origin and passes them to the
-//! copier. For pages that another claimant reads it waits for a limited time: until they are in memory if the
-//! claimant is this queue pair, otherwise until they are in the tier.
+//! The queue pair claims the pages that have no copy and that a tier will keep, reads them from the origin
+//! and passes them to the copier. If a page is already claimed, the read waits for it for a limited time:
+//! until the page is in memory if this queue pair has claimed it, otherwise until the page is in the tier.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,16 +27,16 @@ use dlfs_io::qpair::{
 use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
-/// The state of a piece.
+/// State of a piece of a read.
 struct Way {
     /// Index of its source: 0 is the origin, 1 the first tier; or [`AHEAD`] or [`WAIT`].
     source: usize,
     began: Instant,
-    /// Number of evictions before it began.
+    /// Number of evictions before the read of this piece began.
     evictions: u64,
-    /// Set when a tier is read the second time.
+    /// Set if this is the second read from a tier.
     is_again: bool,
-    /// Claimed pages that it brings.
+    /// Claimed pages that this read brings.
     claims: Vec<Claim>,
 }
 
@@ -55,41 +55,43 @@ impl Cut {
     }
 }
 
-/// The other end of a queue pair.
+/// The reader at the other end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Requester {
     Own,
-    /// Another node. What cannot be read is *Deallocated or Unwritten Logical Block* to it, so that it reads elsewhere:
-    /// its own way to the origin may work where this one fails. With `copies_only`, data without a copy are, too.
+    /// Another node. It gets *Deallocated or Unwritten Logical Block* for data that cannot be read here, so
+    /// that it reads them elsewhere: its own path to the origin may work when this one fails. With
+    /// `copies_only`, it gets this status for data without a copy, too.
     Peer {
         copies_only: bool,
     },
 }
 
-/// See the module's page.
+/// Queue pair of a namespace with tiers in front of it: see the module's page.
 pub(super) struct TieredPair {
     shared: Arc<Shared>,
-    /// For the sources that a takeover brings.
+    /// Pool for the sources that are opened after a takeover.
     pool: Option<Pool>,
     registry: Option<Registry>,
     number: u16,
     requester: Requester,
     namespace: Namespace,
     sources: Vec<Source>,
-    /// The bytes that did not come from the origin, by place.
+    /// Counters of bytes that did not come from the origin, by place.
     places: Arc<PlaceCounters>,
     pieces: Pieces<Way>,
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
     ahead: ReadAhead,
-    /// Pieces for pages that somebody else has claimed.
+    /// Pieces for pages that another claimant reads.
     waiting: Vec<Waiting>,
-    /// When to check them again.
+    /// Time of the next check of `waiting`.
     look_again: Option<Instant>,
-    /// How many copies of an earlier run had been checked when it was looked last, and since when.
+    /// Number of copies of an earlier run that were verified at the last check, and the time since which it
+    /// is unchanged.
     checks: (u64, Instant),
-    /// Set if the last poll made progress. A source may then have left transfers for the next poll, which must not
-    /// wait for a completion of this queue pair.
+    /// Set if the last poll made progress. A source may then have left transfers to the next poll, which must
+    /// come without waiting for a completion of this queue pair.
     has_moved: bool,
     cuts: Vec<Cut>,
 }
@@ -177,7 +179,7 @@ impl TieredPair {
         self.sources[source].push(offset, buf, piece.0);
     }
 
-    /// Uses the tiers of the next owner once no read from the last owner's is outstanding. Until
+    /// Switches to the next owner's tiers once no read from the last owner's tiers is outstanding. Until
     /// then, reads go to the origin.
     fn follow_takeover(&mut self) {
         if self.shared.next.get().is_none() || self.sources[1..].iter().any(Source::is_busy) {
@@ -187,7 +189,7 @@ impl TieredPair {
         let mut sources = Vec::with_capacity(next.media.len());
         for tier in 0..next.media.len() as u8 {
             match pair_of(&next, tier, &PairScope::new()) {
-                // This pair has promised longer transfers, when there was no tier.
+                // This queue pair was opened without a tier, and promised longer transfers.
                 Ok(pair)
                     if pair.namespace().max_transfer_bytes < self.namespace.max_transfer_bytes =>
                 {
@@ -209,8 +211,8 @@ impl TieredPair {
         self.shared = next;
     }
 
-    /// The source for `range`: the origin, or an ahead read, which starts here if it is worthwhile, and then
-    /// has the claims.
+    /// The source for `range`: the origin, or an ahead read. Starts an ahead read here if that is worthwhile,
+    /// and moves the claims to it.
     fn origin_or_ahead(
         &mut self,
         range: &Range<u64>,
@@ -234,8 +236,8 @@ impl TieredPair {
         AHEAD
     }
 
-    /// End of an ahead read that starts with `range`: the end of the sample, or a page that is there or
-    /// under way.
+    /// End of an ahead read that starts with `range`: the end of the sample, or the first page that has a
+    /// copy or is being fetched.
     fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
         let shared = &*self.shared;
         let namespace = self.sources[0].pair.namespace();
@@ -268,7 +270,7 @@ impl TieredPair {
         end.min(limit)
     }
 
-    /// Claims the pages in `range` that are to be kept and that nobody else has claimed.
+    /// Claims the pages in `range` that a tier will keep and that nobody else has claimed.
     fn claim(&self, range: &Range<u64>, claims: &mut Vec<Claim>) {
         let shared = &*self.shared;
         if !shared.has_copier() {
@@ -283,21 +285,21 @@ impl TieredPair {
         }
     }
 
-    /// An ahead read has served a piece.
+    /// Ends a piece that an ahead read has served.
     fn read_ahead(&mut self, Waiting { piece, buf, .. }: Waiting) {
         self.shared.counters.ahead(buf.len());
         self.end_piece(piece, buf, Ok(()), Place::Ahead);
     }
 
-    /// Ends a piece, which `place` has served; one that failed counts as the origin's.
+    /// Ends a piece that `place` has served; a failed piece counts as the origin's.
     fn end_piece(&mut self, piece: PieceId, buf: IoBuf, result: Result<(), IoError>, place: Place) {
         let result = if self.requester == Requester::Own { result } else { to_peer(result) };
         self.places.add(place, buf.len());
         self.ready.extend(self.pieces.end(piece, buf, result));
     }
 
-    /// An ahead read has ended. Without data, each piece is read separately, since the read may
-    /// have failed for bytes that nobody requested.
+    /// Handles the end of an ahead read. If it failed, each piece is read separately, since it may have
+    /// failed for bytes that nobody requested.
     fn ahead_ended(&mut self, completion: Completion, now: Instant) {
         let id = (completion.tag & !AHEAD_TAG) as u32;
         let ahead = self.ahead.get(id).expect("it is kept while it is under source");
@@ -354,7 +356,7 @@ impl TieredPair {
         }
     }
 
-    /// Splits a range without copies: from ahead reads where possible, otherwise from the origin.
+    /// Splits a range without copies: uses ahead reads where possible, otherwise the origin.
     fn cut_origin(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
         if self.is_copies_only() {
             let at = range.start;
@@ -371,7 +373,7 @@ impl TieredPair {
         }
     }
 
-    /// Splits a range where pages begin and end that somebody else has claimed, and claims the others.
+    /// Splits a range by pages that others have claimed, and claims the remaining pages.
     fn cut_claimed(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
         let shared = &*self.shared;
         let mut at = range.start;
@@ -402,7 +404,7 @@ impl TieredPair {
         }
     }
 
-    /// Checks whether the pages that pieces wait for are there.
+    /// Checks whether the pages that pieces wait for have arrived.
     fn poll_waiting(&mut self, now: Instant) {
         let checks = self.shared.copies.checks();
         if checks != self.checks.0 {
@@ -435,22 +437,22 @@ impl TieredPair {
         self.look_again = (!self.waiting.is_empty()).then(|| now + LOOK_INTERVAL);
     }
 
-    /// The state of pages of one unit that another claimant reads.
+    /// State of pages of one unit that another claimant reads.
     fn outcome(&self, range: &Range<u64>, began: Instant, now: Instant) -> Outcome {
         let shared = &*self.shared;
         let unit = shared.units.within(self.number, range).start;
-        // The copies that are checked first say that the others will be.
+        // While other copies are being verified, this copy's turn will come: count from the last progress.
         let since = if shared.copies.is_unchecked(unit) { began.max(self.checks.1) } else { began };
         let waited = now.saturating_duration_since(since);
         let pages = shared.units.get(unit).pages_in(range);
-        // Before the copies: a page whose claim has ended is there, or absent.
+        // Read before the copies: a page whose claim has ended by now either has a copy or is absent.
         let under_way = shared.copies.under_way(unit);
         if let Some((tier, offset)) = self.place_of(unit..unit + 1, range) {
             return Outcome::Tier(tier, offset);
         }
         let missing = pages.without(shared.copies.there(unit));
         let is_coming = if missing.is_empty() {
-            // Published since the copies were looked at: the next look finds them.
+            // Published after the copies were read: the next check finds them.
             shared.copies_to_read(unit).is_some()
         } else {
             missing.without(under_way).is_empty()
@@ -465,14 +467,15 @@ impl TieredPair {
         }
     }
 
-    /// How long to wait for a page: longer if the origin is slow, since then claimants are slow, too. After each
-    /// wait in vain it is half as long, so that a copier that hangs delays all reads together by two waits.
+    /// Timeout of a wait for a page. It is longer if the origin is slow, since claimants are then slow, too.
+    /// Each wait that times out halves it, so that a hanging copier delays all reads together by two waits at
+    /// most.
     fn longest_wait(&self) -> Duration {
         let longest = MAX_WAIT.max(SLOW_READS * self.shared.counters.mean_origin_read());
         longest / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10))
     }
 
-    /// Ends claims whose claimant has died, or takes too long.
+    /// Releases claims of a claimant that has died or takes too long.
     fn take_claims_over(&self, range: &Range<u64>) {
         let shared = &*self.shared;
         shared.overdue.fetch_add(1, Ordering::Relaxed);
@@ -481,7 +484,7 @@ impl TieredPair {
         }
     }
 
-    /// Serves pieces of this queue pair that wait for these bytes from the origin.
+    /// Serves pieces of this queue pair that wait for these bytes, which came from the origin.
     fn serve_waiting(&mut self, start: u64, bytes: &[u8]) {
         let end = start + bytes.len() as u64;
         let mut at = 0;
@@ -529,7 +532,7 @@ impl TieredPair {
                 claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
             }
             (Err(_), _) => {
-                // An unreadable copy counts as missing: the origin still has the data.
+                // An unreadable copy counts as a miss: the origin still has the data.
                 self.mark_corrupt(&range);
                 return self.read_origin_instead(id, buf);
             }
@@ -537,8 +540,9 @@ impl TieredPair {
         self.end_piece(id, buf, result, place);
     }
 
-    /// Reads a piece of a tier again, since copies were evicted meanwhile: it may have brought those of another unit,
-    /// also if its own are back. From where they are now; the second time, from the origin.
+    /// Reads a piece of a tier again, since copies were evicted during the read: it may have read another
+    /// unit's copies, even if its own are back by now. Reads from their current place; the second time, from
+    /// the origin.
     fn read_again(&mut self, id: PieceId, buf: IoBuf) {
         let evictions = self.shared.copies.evictions();
         let piece = self.pieces.get_mut(id);
@@ -551,7 +555,7 @@ impl TieredPair {
         }
     }
 
-    /// Reads a piece from a tier; `evictions` is their number before it was found there.
+    /// Reads a piece from a tier; `evictions` is the number of evictions before the copy was looked up.
     fn read_tier(&mut self, id: PieceId, buf: IoBuf, (tier, offset): (u8, u64), evictions: u64) {
         let source = usize::from(tier) + 1;
         let way = &mut self.pieces.get_mut(id).info;
@@ -559,7 +563,7 @@ impl TieredPair {
         self.push(source, offset, buf, id);
     }
 
-    /// Reads a piece from the origin after another source has failed.
+    /// Reads a piece from the origin because another source has failed.
     fn read_origin_instead(&mut self, id: PieceId, buf: IoBuf) {
         if self.is_copies_only() {
             return self.end_piece(id, buf, Err(UNWRITTEN), Place::Origin);
@@ -568,21 +572,21 @@ impl TieredPair {
         let mut claims = Vec::new();
         self.claim(&(start..start + buf.len() as u64), &mut claims);
         let way = &mut self.pieces.get_mut(id).info;
-        // The wait before does not count as time of the origin.
+        // The wait before must not count as time of the origin.
         (way.source, way.claims, way.began) = (0, claims, Instant::now());
         self.push(0, start, buf, id);
     }
 
     fn borrow_copies(&self, range: &Range<u64>) -> Option<SharedBuf> {
         if !self.shared.is_owner() {
-            return None; // the owner does not know what others have borrowed
+            return None; // only the owner tracks lent copies
         }
         let units = self.shared.units.within(self.number, range);
         let len = (range.end - range.start) as usize;
         let (tier, at) = self.place_of(units.clone(), range)?;
         let lent = self.sources[usize::from(tier) + 1].borrow(at, len)?;
         if self.place_of(units, range) != Some((tier, at)) {
-            return None; // withdrawn before it was lent: the room may have other copies now
+            return None; // withdrawn before it was lent: the room may hold other copies now
         }
         self.shared.counters.hit(tier, lent.len(), Duration::ZERO);
         Some(lent)
@@ -597,8 +601,8 @@ impl TieredPair {
         Some(lent)
     }
 
-    /// The tier that has copies of all of `range`, which `units` divide, and the offset of the first if they are
-    /// contiguous there.
+    /// The tier that has copies of all of `range`, and the offset of its first byte there; `None` unless the
+    /// copies are contiguous. `units` are the units of `range`.
     fn place_of(&self, units: Range<u32>, range: &Range<u64>) -> Option<(u8, u64)> {
         let shared = &*self.shared;
         let mut place = None;
@@ -610,7 +614,7 @@ impl TieredPair {
             let from = bounds.start_bytes() + u64::from(pages.0.trailing_zeros()) * PAGE_BYTES;
             let page = location.of_page(pages.0.trailing_zeros())?;
             let data = shared.media[usize::from(location.tier)].data_offset;
-            // The offset at which the range would begin if all of it were copied like this.
+            // The offset at which the range would begin if all of it lay contiguously before this copy.
             let begin = (data + page * PAGE_BYTES).checked_sub(from - range.start)?;
             let found = *place.get_or_insert((location.tier, begin));
             if found != (location.tier, begin) || from != end || !pages.without(there).is_empty() {
@@ -621,11 +625,11 @@ impl TieredPair {
         place.filter(|_| end == range.end)
     }
 
-    /// Passes data from the origin that a tier keeps to the copier, while it has room.
+    /// Passes to the copier the data from the origin that a tier keeps, as long as the copier has room.
     fn pass_on(&self, claims: Vec<Claim>, start: u64, bytes: &[u8]) {
         let shared = &*self.shared;
         for (unit, pages) in claims {
-            // The owner has refused to keep the others.
+            // The owner has refused to keep the other pages.
             let kept = pages.and(shared.copies.under_way(unit));
             shared.release(unit, pages.without(kept));
             let begin = shared.units.get(unit).start_bytes();
@@ -661,15 +665,15 @@ impl TieredPair {
     }
 }
 
-/// See [`TieredPair::outcome`].
+/// Result of [`TieredPair::outcome`].
 enum Outcome {
-    /// They are still under way.
+    /// The pages are still being fetched.
     Wait,
-    /// They are there: in this tier, from this offset on.
+    /// The copies are in this tier, from this offset on.
     Tier(u8, u64),
-    /// Nobody reads them: the claim has ended.
+    /// The claim has ended without a copy: read the origin.
     Origin,
-    /// They have been under way for too long.
+    /// The claim has exceeded its time limit.
     Overdue,
 }
 
@@ -694,7 +698,7 @@ impl QueuePair for TieredPair {
         for source in 0..self.sources.len() {
             self.sources[source].submit();
             let mut scratch = std::mem::take(&mut self.scratch);
-            // All of them: a piece is not yet a completion of this pair.
+            // Takes all completions: a piece's completion is not yet a completion of this queue pair.
             let count = self.sources[source].pair.poll(now, usize::MAX, &mut scratch);
             self.has_moved |= count > 0;
             for completion in scratch.drain(..) {
@@ -703,13 +707,14 @@ impl QueuePair for TieredPair {
             }
             self.scratch = scratch;
         }
-        // Also when the last piece has been served meanwhile: a time that has passed would keep the poller awake.
+        // Also called when the last piece has been served: a deadline in the past would keep the poller
+        // awake.
         if self.look_again.is_some() {
             self.poll_waiting(now);
         }
         for source in &mut self.sources {
-            // Pieces that polling has queued because another source could not serve them, or because they
-            // have waited for it, or that a limit held back.
+            // Submits pieces that polling has queued (another source could not serve them, or they have
+            // waited for it), and pieces that a limit held back.
             self.has_moved |= source.submit() > 0;
         }
         let count = max.min(self.ready.len());
@@ -729,8 +734,8 @@ impl QueuePair for TieredPair {
         self.sources.iter_mut().for_each(|source| source.pair.use_pool(pool));
     }
 
-    /// Lends copies in memory that this process owns. A copy that is withdrawn meanwhile stays as it is until the
-    /// buffer is dropped. An origin in memory lends, too.
+    /// Lends copies in memory that this process owns, or bytes of an origin in memory. A copy that is
+    /// withdrawn meanwhile stays unchanged until the buffer is dropped.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         let start = slba.0.checked_mul(PAGE_BYTES)?;
         let range = start..start.checked_add(len_bytes as u64)?;
@@ -760,7 +765,7 @@ impl QueuePair for TieredPair {
         self.mark_corrupt(&range);
     }
 
-    /// Only reads pass through tiers.
+    /// Fences concern writes; only reads pass through tiers.
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     fn shared_queue(&self) -> Option<usize> {
@@ -806,8 +811,8 @@ impl Drop for TieredPair {
     }
 }
 
-/// The answer to a read of a peer: what cannot be read here is unwritten to it, so that it reads elsewhere. Its own
-/// mistakes stay.
+/// Translates a result for a peer: data that cannot be read here are unwritten to the peer, so that it reads
+/// elsewhere. Errors that the peer itself caused stay.
 pub(crate) fn to_peer(result: Result<(), IoError>) -> Result<(), IoError> {
     match result {
         Err(IoError::Invalid(_)) | Ok(()) => result,
@@ -815,26 +820,25 @@ pub(crate) fn to_peer(result: Result<(), IoError>) -> Result<(), IoError> {
     }
 }
 
-/// The answer to a read of what is not there.
+/// Status of a read of absent data.
 pub(crate) const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
 
 /// Source of a piece that an ahead read serves.
 const AHEAD: usize = usize::MAX;
 
-/// Source of a piece whose pages somebody else has claimed.
+/// Source of a piece whose pages another claimant reads.
 const WAIT: usize = usize::MAX - 1;
 
-/// Source of a range that has no copy, where only copies are served.
+/// Source of a range without a copy, if only copies are served.
 const ABSENT: usize = usize::MAX - 2;
 
-/// How often to check pages that are under way.
+/// Interval between checks of pages that are being fetched.
 const LOOK_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long to wait for pages that another claimant reads. After that it is dead or very slow.
+/// Timeout of a wait for pages that another claimant reads; after it the claimant is dead or very slow.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// A claimant that has not brought its pages in this many times the mean duration of a read of the origin is
-/// dead.
+/// Factor on the mean duration of a read of the origin: a claimant that needs longer is dead.
 const SLOW_READS: u32 = 4;
 
 /// Marks the tag of an ahead read; the other bits are its id.

@@ -1,4 +1,4 @@
-//! A run's plan for the tiers, and the plan of several processes that share them.
+//! Plan of a run for the tiers, and the merged plan of several processes that share them.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -11,31 +11,32 @@ use dlfs_base::units::{Lba, SampleId};
 use dlfs_order::plan::{Accesses, PlannedCopy};
 use dlfs_order::tier::{Ledger, PageSet, Units};
 
-/// The portions that a run keeps, their tiers, and how often it reads each.
+/// The portions that a run keeps, their tiers, and the number of reads of each.
 ///
-/// It chooses portions by the number of reads, then by the first read, until one does not fit. A unit has one place,
-/// so its chosen portions are all in one tier: the fastest takes the units whose chosen pages are read most often.
-/// Making it costs 13 bytes a portion, of which 2 stay, and 8 for each portion that is kept.
+/// It chooses portions by the number of reads, then by the first read, until one does not fit. A unit has one
+/// place, so its chosen portions are all in one tier: the fastest tier takes the units whose chosen pages are
+/// read most often. Planning costs 13 bytes per portion (2 of them stay) and 8 bytes per portion that is
+/// kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TierPlan {
-    /// Portions with their tiers, in the order in which to fetch them.
+    /// Portions and their tiers, in the order of fetching.
     pub copies: Vec<(u32, u8)>,
-    /// For each portion, how often the run reads it; for units kept together, that of the first counts.
+    /// Number of reads of each portion in the run; for units kept together, that of the first unit counts.
     pub reads: Vec<u16>,
-    /// Fingerprint of its units: see [`Units::fingerprint`].
+    /// Fingerprint of the plan's units: see [`Units::fingerprint`].
     pub fingerprint: u64,
 }
 
-/// The room of the tiers for which a plan is made.
+/// Capacity of the tiers, as input for a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierRooms {
-    /// Their quotas in pages, fastest first.
+    /// Quotas of the tiers in pages, fastest first.
     pub pages: Vec<u64>,
-    /// Set if they can keep a part of a unit without room for the rest.
+    /// Set if the tiers can keep a part of a unit without room for the rest.
     pub keep_parts: bool,
 }
 
-/// One plan for those of all processes that share tiers, by connection: see [`TierPlan::merge`].
+/// Merges the plans of all processes that share tiers, by connection: see [`TierPlan::merge`].
 pub(super) fn merged(
     plans: &HashMap<u64, Arc<TierPlan>>,
     units: &Units,
@@ -51,7 +52,7 @@ pub(super) fn merged(
 }
 
 impl TierPlan {
-    /// The plan of `rank`, whose access string is one of portions. Costs one walk of it.
+    /// Makes the plan of `rank`, whose access string consists of portions. Costs one pass over the string.
     pub fn of(
         accesses: &(impl Accesses + ?Sized),
         rank: u32,
@@ -72,11 +73,11 @@ impl TierPlan {
         TierPlan::choose(reads, order, units, rooms)
     }
 
-    /// The plan of processes that share tiers.
+    /// Merges the plans of processes that share tiers.
     ///
-    /// It chooses as each of the plans does, by the reads of all processes together. The first read is the earliest
-    /// of any process: the processes of a job advance together, so places in their lists compare. A portion that no
-    /// process plans to keep is not kept.
+    /// It chooses like each of the plans, by the reads of all processes together. The first read of a portion
+    /// is the earliest of any process: the processes of a job advance together, so positions in their lists
+    /// compare. A portion that no process plans to keep is not kept.
     pub fn merge(plans: &[&TierPlan], units: &Units, rooms: &TierRooms) -> TierPlan {
         let mut reads = vec![0_u16; units.num_portions() as usize];
         let mut first = vec![u32::MAX; units.num_portions() as usize];
@@ -95,12 +96,12 @@ impl TierPlan {
         TierPlan::choose(reads, order, units, rooms)
     }
 
-    /// Chooses among portions, which are in the order of their first reads.
+    /// Chooses among the portions of `order`, which are in the order of their first reads.
     fn choose(reads: Vec<u16>, mut order: Vec<u32>, units: &Units, rooms: &TierRooms) -> TierPlan {
         let mut choice = Choice::new(units, rooms);
         let mut is_kept = vec![false; reads.len()];
         let mut ranked = order.clone();
-        ranked.sort_by_key(|&portion| Reverse(reads[portion as usize])); // stable: of equals the earliest
+        ranked.sort_by_key(|&portion| Reverse(reads[portion as usize])); // stable: the earliest of equals comes first
         for &portion in ranked.iter().take_while(|&&portion| choice.take(portion)) {
             is_kept[portion as usize] = true;
         }
@@ -113,7 +114,7 @@ impl TierPlan {
         TierPlan { copies, reads, fingerprint: units.fingerprint() }
     }
 
-    /// For each unit, its tier and the pages that are kept, as [`Ledger::set_plan`] takes them.
+    /// The tier of each unit and its pages to keep, as [`Ledger::set_plan`] takes them.
     pub(super) fn by_unit(&self, units: &Units, keep_parts: bool) -> Vec<(u8, PageSet)> {
         let mut planned = vec![Ledger::NOT_PLANNED; units.len() as usize];
         for &(portion, tier) in &self.copies {
@@ -125,15 +126,15 @@ impl TierPlan {
         planned
     }
 
-    /// For each portion, the tier that keeps it.
+    /// The tier of each portion, if one keeps it.
     pub fn tier_of_portions(&self) -> Vec<Option<u8>> {
         let mut tiers = vec![None; self.reads.len()];
         self.copies.iter().for_each(|&(portion, tier)| tiers[portion as usize] = Some(tier));
         tiers
     }
 
-    /// Calls `visit` with each portion that is kept, in the order of first access: copies lie in their tier in that
-    /// order, so the lowest address is copied first.
+    /// Calls `visit` with each portion that is kept, in the order of first access. Copies lie in their tier
+    /// in this order, so the lowest address is copied first.
     pub fn copies_in_order(&self, units: &Units, mut visit: impl FnMut(PlannedCopy)) {
         let mut next = [0; MAX_TIERS];
         for (&(portion, tier), first_access) in self.copies.iter().zip(0..) {
@@ -146,7 +147,7 @@ impl TierPlan {
         }
     }
 
-    /// Checks that it belongs to `units` and to this many tiers.
+    /// Checks that the plan belongs to `units` and to this number of tiers.
     pub(super) fn check(&self, units: &Units, num_tiers: usize) -> Result<()> {
         let refuse = |text: &'static str| {
             Err(Error::new(ErrorKind::InvalidArgument, text)
@@ -167,8 +168,8 @@ impl TierPlan {
     }
 }
 
-/// The pages of a portion: in its unit, of which all are kept where tiers keep no parts, and in the units that are kept
-/// together with it.
+/// The pages to keep for a portion: those in its unit (all pages of the unit if tiers keep no parts), and
+/// those in the units that are kept together with it.
 pub(super) fn pages_of(
     units: &Units,
     portion: u32,
@@ -180,11 +181,11 @@ pub(super) fn pages_of(
     units.together_with(unit).map(move |other| (other, of(other)))
 }
 
-/// The pages that a plan keeps, while it is made.
+/// The pages that a plan keeps, while the plan is being made.
 struct Choice<'a> {
     units: &'a Units,
     rooms: &'a TierRooms,
-    /// Pages that all tiers have left.
+    /// Remaining pages of all tiers together.
     free: u64,
     /// For each unit, the pages to keep.
     kept: Vec<PageSet>,
@@ -196,7 +197,8 @@ impl<'a> Choice<'a> {
         Choice { units, rooms, free: rooms.pages.iter().sum(), kept }
     }
 
-    /// Keeps a portion, whose pages other portions may keep already; `false`: there is no room.
+    /// Keeps a portion; other portions may already keep some of its pages. Returns `false` if there is no
+    /// room.
     fn take(&mut self, portion: u32) -> bool {
         let kept = &mut self.kept;
         let units = self.units;
@@ -221,7 +223,8 @@ impl<'a> Choice<'a> {
         fits
     }
 
-    /// For each unit of these portions, the fastest tier that still has room for what is kept of it.
+    /// Chooses for each unit of these portions the fastest tier that still has room for the kept pages of the
+    /// unit.
     fn tiers(&self, portions: &[u32], reads: &[u16]) -> Vec<Option<u8>> {
         let mut weights = vec![0_u64; self.units.len() as usize];
         let mut order = Vec::new();
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn the_plan_of_one_process_stays_as_it_is() {
-        // Two tiers of two units each, the fastest for what is read most often.
+        // Two tiers of two units each; the fastest takes the units that are read most often.
         let one = plan(&[(5, 1), (2, 0), (9, 1), (4, 0)], &[2, 4]);
         assert_eq!(TierPlan::merge(&[&one], &units(), &rooms(&[8, 11])), one);
     }
@@ -286,7 +289,7 @@ mod tests {
         let second = plan(&[(3, 0), (1, 0), (4, 0)], &[1, 4]);
         let merged = TierPlan::merge(&[&first, &second], &units(), &rooms(&[16]));
         assert_eq!(merged.reads[..6], [2, 4, 2, 2, 3, 2]);
-        // Units 1 and 4 are read most often, 0 and 3 are read first; 2 finds no room.
+        // Units 1 and 4 are read most often, units 0 and 3 are read first; unit 2 finds no room.
         assert_eq!(merged.copies, [(0, 0), (3, 0), (1, 0), (4, 0)]);
         let earlier = plan(&[(2, 0)], &[]);
         let merged = TierPlan::merge(&[&first, &second, &earlier], &units(), &rooms(&[12, 4]));

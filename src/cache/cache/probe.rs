@@ -1,4 +1,4 @@
-//! Measures tiers and an origin in a few seconds, and records what planning needs.
+//! Measurement of tiers and an origin in a few seconds, as input for planning.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use dlfs_io::qpair::mem::MemNamespace;
 pub struct Probe {
     /// Numbers of threads, ascending.
     pub threads: Vec<u32>,
-    /// How long each number of threads is measured, for reads and for writes.
+    /// Duration of the measurement of each number of threads, for reads and again for writes.
     pub slice: Duration,
     /// Bytes used to measure each tier, at most its quota.
     pub bytes: u64,
@@ -32,10 +32,10 @@ impl Default for Probe {
     }
 }
 
-/// Measures each tier, and the first of `origin`; the result lists the fastest tier first.
+/// Measures each tier and the first namespace of `origin`; the result lists the fastest tier first.
 ///
-/// A tier in a file system is measured with a temporary file in its folder. A block device or a
-/// file of its own is only read; its write rate is assumed to equal its read rate.
+/// A tier in a file system is measured with a temporary file in its folder. A tier that is a block device or
+/// a single file is only read; its write rate is assumed to equal its read rate.
 ///
 /// # Errors
 /// Errors of opening a tier and of I/O.
@@ -76,7 +76,7 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
         }
     };
     let is_writable = !device.namespace().read_only;
-    // Written first: holes of a new file are read without I/O.
+    // Written before it is read: reads of holes in a new file need no I/O.
     let write = if is_writable {
         fill(&device, bytes)?;
         table(&device, options, bytes, true)?
@@ -96,7 +96,7 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
     })
 }
 
-/// Bypasses the page cache if possible: memory is a tier of its own.
+/// Creates the file. Bypasses the page cache if possible: memory is a tier of its own.
 fn create(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
     let open = |direct| {
         let options = FileOptions {
@@ -110,7 +110,7 @@ fn create(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(open(Direct::On).or_else(|_| open(Direct::Off))?))
 }
 
-/// A file that is removed with its owner.
+/// A temporary file, removed when this is dropped.
 struct OwnFile(std::path::PathBuf);
 
 impl Drop for OwnFile {
@@ -158,15 +158,15 @@ fn table(
     Ok(points)
 }
 
-/// How much a thread moved, and when.
+/// The bytes that a thread moved, and the time that it took.
 struct Moved {
     bytes: usize,
     began: Instant,
     ended: Instant,
 }
 
-/// Measured from the start of the first thread to the end of the last: a thread that ends early
-/// leaves its share to the others, so the sum of their own rates would be too high.
+/// Rate of all threads together, from the start of the first thread to the end of the last. A thread that
+/// ends early leaves its share to the others, so the sum of the threads' own rates would be too high.
 fn mb_per_s(runs: &[Moved]) -> f64 {
     let bytes: usize = runs.iter().map(|run| run.bytes).sum();
     let began = runs.iter().map(|run| run.began).min();
@@ -175,7 +175,7 @@ fn mb_per_s(runs: &[Moved]) -> f64 {
     (bytes as f64 / 1e6 / time.as_secs_f64().max(1e-9)).max(0.001)
 }
 
-/// Offsets of one thread's I/O: each once before any repeats, never adjacent to the previous one.
+/// Offsets of one thread's I/O: every offset comes once before any repeats, and no two in a row are adjacent.
 /// Otherwise the CPU cache would be measured.
 struct Offsets {
     count: u64,
@@ -184,11 +184,11 @@ struct Offsets {
 }
 
 impl Offsets {
-    /// Offsets in `bytes`; threads start at different ones.
+    /// Offsets in `bytes`; each thread starts at a different offset.
     fn new(bytes: u64, thread: u32, threads: u32) -> Offsets {
         let count = (bytes / IO_BYTES).max(1);
-        // The golden ratio is far from every simple fraction. A step without a common divisor with
-        // the count reaches all offsets.
+        // The golden ratio is far from every simple fraction. A step that has no common divisor with the
+        // count reaches all offsets.
         let mut step = (count as f64 * 0.618) as u64 | 1;
         while gcd(step, count) != 1 {
             step += 2;
@@ -208,7 +208,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Reads or writes of one thread, with one buffer that is faulted in, as in sample readers.
+/// Reads or writes of one thread, with one buffer that is already faulted in, as in sample readers.
 fn run(
     device: &Arc<dyn Device>,
     mut offsets: Offsets,

@@ -1,10 +1,9 @@
 //! Readahead: turns small sequential reads of the origin into few large ones.
 //!
-//! A read that starts where an earlier read of the origin ended, before the end of its sample,
-//! becomes the first piece of an *ahead read*: one read as large as the origin allows, up to the
-//! end of the sample. The following pieces are served from it, or wait for it. A queue pair has few
-//! ahead reads, and only for small sequential reads: whole samples and large pieces are read
-//! directly.
+//! A read that starts where an earlier read of the origin ended, before the end of its sample, becomes the
+//! first piece of an *ahead read*: one read as large as the origin allows, up to the end of the sample. The
+//! following pieces are served from the ahead read, or wait for it. A queue pair has few ahead reads, and
+//! only for small sequential reads: whole samples and large pieces are read directly.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,7 +13,7 @@ use super::admission::Claim;
 use dlfs_base::buf::IoBuf;
 use dlfs_io::qpair::pieces::PieceId;
 
-/// The ahead reads of one queue pair, and where its last reads ended.
+/// The ahead reads of one queue pair, and the ends of its last reads.
 #[derive(Default)]
 pub(super) struct ReadAhead {
     /// Ends of earlier reads, the latest last.
@@ -25,14 +24,14 @@ pub(super) struct ReadAhead {
     last: u32,
 }
 
-/// A range of the origin that one read brings, or has brought.
+/// A range of the origin that one read has brought, or will bring.
 pub(super) struct AheadRead {
     id: u32,
     pub(super) range: Range<u64>,
     /// `None` while the read is outstanding.
     bytes: Option<IoBuf>,
     waiting: Vec<Waiting>,
-    /// Claimed pages that it brings.
+    /// Claimed pages that this read brings.
     pub(super) claims: Vec<Claim>,
     pub(super) began: Instant,
 }
@@ -40,7 +39,7 @@ pub(super) struct AheadRead {
 /// A piece of a read that an ahead read will serve.
 pub(super) struct Waiting {
     pub(super) piece: PieceId,
-    /// Offset of its first byte.
+    /// Offset of the piece's first byte.
     pub(super) start: u64,
     pub(super) buf: IoBuf,
 }
@@ -78,7 +77,7 @@ impl ReadAhead {
         id
     }
 
-    /// Returns whether another ahead read may begin; drops the oldest completed one to make room.
+    /// Returns whether another ahead read may begin; drops the oldest completed one if there is no room.
     pub(super) fn has_room(&mut self) -> bool {
         if self.reads.len() < MAX_AHEAD_READS {
             return true;
@@ -87,8 +86,8 @@ impl ReadAhead {
         come.and_then(|at| self.reads.remove(at)).is_some()
     }
 
-    /// Serves `piece` from the ahead read that contains it, now or when its data arrive; returns
-    /// the piece if it was served.
+    /// Serves `piece` from the ahead read that contains it, at once or when its data arrive. Returns the
+    /// piece if it was served at once.
     ///
     /// # Panics
     /// If no ahead read contains it: see [`ReadAhead::has`].
@@ -103,13 +102,13 @@ impl ReadAhead {
         };
         piece.fill(read.range.start, bytes);
         if range.end == read.range.end {
-            self.reads.remove(at); // all of it was used
+            self.reads.remove(at); // all of its bytes were used
         }
         Some(piece)
     }
 
-    /// The read has ended: with data it is kept for the following pieces, without data it is
-    /// removed. Returns the waiting pieces, served if there are data.
+    /// Handles the end of an ahead read. With data, keeps it for the following pieces; without data, removes
+    /// it. Returns the pieces that waited for it, filled if there are data.
     pub(super) fn ended(&mut self, id: u32, bytes: Option<IoBuf>) -> Vec<Waiting> {
         let at = self.reads.iter().position(|read| read.id == id);
         let at = at.expect("a read stays while it is under way");
@@ -124,17 +123,17 @@ impl ReadAhead {
         let was_read = waiting.iter().any(is_last);
         read.bytes = Some(bytes);
         if was_read {
-            self.reads.remove(at); // all of it was used, in order
+            self.reads.remove(at); // all of its bytes were used, in order
         }
         waiting
     }
 
-    /// The ahead read with this id, which is outstanding.
+    /// The outstanding ahead read with this id.
     pub(super) fn get(&mut self, id: u32) -> Option<&mut AheadRead> {
         self.reads.iter_mut().find(|read| read.id == id)
     }
 
-    /// Data of `range` were corrupt: drops ahead reads that contain them.
+    /// Drops completed ahead reads that contain bytes of `range`, whose data were corrupt.
     pub(super) fn drop_corrupt(&mut self, range: &Range<u64>) {
         self.reads.retain(|read| {
             let overlaps = read.range.start < range.end && range.start < read.range.end;
@@ -155,7 +154,7 @@ impl AheadRead {
 }
 
 impl Waiting {
-    /// Copies its part of `bytes`, which begin at `start`.
+    /// Copies the piece's part of `bytes`, which begin at offset `start`.
     pub(super) fn fill(&mut self, start: u64, bytes: &[u8]) {
         let from = (self.start - start) as usize;
         let len = self.buf.len();
@@ -163,14 +162,14 @@ impl Waiting {
     }
 }
 
-/// The longest ahead read, which is also the longest read that the reader requests.
+/// Maximum length of an ahead read, which is also the longest read that the reader requests.
 pub(super) const MAX_AHEAD_BYTES: u64 = 1 << 20;
 
-/// The most ahead reads of a queue pair, which bounds its memory: 4 MiB during sequential reads.
+/// Limit of ahead reads of a queue pair; it bounds their memory to 4 MiB.
 const MAX_AHEAD_READS: usize = 4;
 
-/// Remembered ends of reads: how many samples may be read alternately.
+/// Number of remembered ends of reads: as many samples may be read alternately.
 const MAX_STREAMS: usize = 16;
 
-/// Ids share a tag with the bit that marks ahead reads.
+/// Limit of ids, which share a tag with the bit that marks ahead reads.
 const MAX_ID: u32 = u32::MAX >> 1;

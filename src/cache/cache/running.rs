@@ -1,4 +1,5 @@
-//! The threads that each process runs for the tiers: the one that opened them, and each forked child that uses them.
+//! Threads that each process runs for the tiers: the process that opened them, and each forked child that
+//! uses them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,18 +21,18 @@ pub(super) struct Tiers {
     running: Forked<Running>,
 }
 
-/// One process's part.
+/// The part of one process.
 struct Running {
-    /// The first of a chain: each takeover adds one.
+    /// The first state of a chain: each takeover adds one.
     shared: Arc<Shared>,
     /// The owner's threads, if this process owns the tiers.
     owned: Arc<Mutex<Option<Owned>>>,
-    /// Waits for the owner's end, if that is another process.
+    /// Waits for the owner's end, if another process is the owner.
     heir: Mutex<Option<Heir>>,
 }
 
 impl Tiers {
-    /// The tiers as `opening` has opened them.
+    /// Wraps the tiers that `opening` has opened.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -47,7 +48,7 @@ impl Tiers {
     /// The current state of the tiers. A forked child attaches at its first call.
     pub(super) fn latest(&self) -> &Arc<Shared> {
         let running = self.running.get_or_init(|| {
-            // Another thread of this child may have attached meanwhile; one of the two is dropped.
+            // Another thread of this child may be attaching, too; one of the two states is then dropped.
             let known = self.running.inherited().or_else(|| self.running.get());
             let known = known.expect("the process that opened the tiers has its part");
             Running::in_child(&self.opening, known.shared.latest())
@@ -55,9 +56,10 @@ impl Tiers {
         running.shared.latest()
     }
 
-    /// Ends what this process runs. Reads continue, and no more copies are made.
+    /// Ends the threads of this process. Reads continue, and no more copies are made.
     pub(super) fn stop(&self) {
-        // Threads of a parent do not exist here, and one may have held a lock.
+        // `get`: a forked child must not touch its parent's part, whose threads do not exist here and may
+        // have held a lock.
         self.running.get().into_iter().for_each(Running::stop);
     }
 }
@@ -78,8 +80,8 @@ impl Running {
         Ok(Running { shared, owned, heir: Mutex::new(heir) })
     }
 
-    /// Attaches as any other process does, since the inherited state does not follow takeovers. If the
-    /// tiers are not shared, it reads the existing copies.
+    /// Attaches as any other process does, since the inherited state does not follow takeovers. If the tiers
+    /// are not shared, the child only reads the existing copies.
     fn in_child(opening: &Opening, of_parent: &Arc<Shared>) -> Running {
         let not_followed =
             |shared| Running { shared, owned: Arc::default(), heir: Mutex::default() };
@@ -99,7 +101,7 @@ impl Running {
     }
 
     fn stop(&self) {
-        // First, so that it takes over no more.
+        // First, so that this process does not take over any more.
         if let Some(heir) = self.heir.lock().take() {
             heir.stop();
         }
@@ -107,7 +109,7 @@ impl Running {
         shared.link().into_iter().for_each(Link::finish);
         let owned = self.owned.lock().take();
         let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
-        // Before the copier ends, so that it writes what attached processes have sent, too.
+        // Before the copier ends, so that the copier also writes the pages that attached processes have sent.
         owner.flatten().into_iter().for_each(Owner::stop);
         shared.stop.store(true, Ordering::Release);
         shared.waker.iter().for_each(Waker::wake);
@@ -118,15 +120,15 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// If two threads of a child make one at the same time, one of them is dropped.
+    /// Stops the threads: if two threads of a child create a `Running` at the same time, one of the two is
+    /// dropped.
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-/// How long to wait for the copier after the last index writes: one iteration, unless a device
-/// hangs.
+/// Timeout of the copier's last iteration, after the last index writes; only a hanging device needs longer.
 const LAST_ITERATION: Duration = Duration::from_secs(5);
 
-/// A forked child, which may end soon, lets other processes take over first.
+/// Time in which a forked child, which may end soon, lets other processes take over first.
 const YIELDS: Duration = Duration::from_secs(2);

@@ -1,9 +1,10 @@
-//! Decisions by the rates of tiers and origin: which tiers are worth reading, and how much is in flight at each.
+//! Decisions by the rates of tiers and origin: the tiers that are worth reading, and the limit of reads in
+//! flight at each.
 //!
-//! A copy in a tier from which the origin is faster is not read, and no more are made there (`plan`'s
-//! [`SourceRates`] chooses). A tier with a number of threads has at most that many reads of up to 1 MiB in
-//! flight in each process, as the table was measured; shorter reads count by their length. Without rates every
-//! copy is read, and nothing is limited.
+//! If the origin is faster than a tier, the tier's copies are not read, and it gets no more (`plan`'s
+//! [`SourceRates`] chooses). If a tier has a number of threads, each process has at most that many reads of
+//! up to 1 MiB in flight there, as in the measurement; shorter reads count by their length. Without rates
+//! every copy is read, and nothing is limited.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,13 +22,13 @@ pub(super) struct Sources {
     rates: SourceRates,
     /// Bit i: the origin is faster than tier i.
     avoided: AtomicU32,
-    /// Bit i: so [`Sources::choose_for`] has told of tier i.
+    /// Bit i: the last call of [`Sources::choose_for`] avoided tier i.
     told: AtomicU32,
     limits: Vec<Option<Arc<Limit>>>,
 }
 
 impl Sources {
-    /// For one process until [`Sources::choose_for`] says otherwise.
+    /// Decides for one process, until [`Sources::choose_for`] is called.
     pub(super) fn new(rates: SourceRates) -> Sources {
         let limit = |tier| rates.threads(tier).map(|threads| Arc::new(Limit::of(threads)));
         let limits = (0..rates.tiers.len() as u8).map(limit).collect();
@@ -38,7 +39,7 @@ impl Sources {
     }
 
     /// Decides for a job of this many processes that read from the origin at once; returns the tiers that are
-    /// avoided now, unless the last call returned them as well.
+    /// avoided now but were not avoided after the last call.
     pub(super) fn choose_for(&self, processes: u32) -> Vec<u8> {
         let avoided = self.choose(processes);
         let before = self.told.swap(avoided, Ordering::AcqRel);
@@ -55,17 +56,17 @@ impl Sources {
         avoided
     }
 
-    /// Returns whether copies in this tier are not read, since the origin is faster.
+    /// Returns whether copies in this tier are not read because the origin is faster.
     pub(super) fn is_avoided(&self, tier: u8) -> bool {
         self.avoided.load(Ordering::Acquire) >> tier & 1 == 1
     }
 
-    /// Tells the ledger of each tier whether it is used.
+    /// Tells the ledger which tiers are used.
     pub(super) fn tell(&self, ledger: &mut Ledger, num_tiers: usize) {
         (0..num_tiers as u8).for_each(|tier| ledger.set_used(tier, !self.is_avoided(tier)));
     }
 
-    /// The rates by which `processes` avoid a tier, in words.
+    /// Describes the rates because of which `processes` avoid a tier.
     pub(super) fn why_avoided(&self, tier: u8, processes: u32) -> String {
         let mb = |rate: Option<Rate>| rate.map_or(0.0, |rate| rate.0 as f64 / 1e6);
         let copy = mb(self.rates.of_tier(tier));
@@ -73,13 +74,13 @@ impl Sources {
         format!("{copy:.0} MB/s for each of its threads, {origin:.0} MB/s from the origin")
     }
 
-    /// The limit on what is in flight at `tier`.
+    /// The limit of bytes in flight at `tier`.
     pub(super) fn limit(&self, tier: u8) -> Option<Arc<Limit>> {
         self.limits.get(usize::from(tier))?.clone()
     }
 }
 
-/// A limit on the bytes in flight at a tier, in all queue pairs of a process.
+/// A limit of the bytes in flight at a tier, shared by all queue pairs of a process.
 pub(super) struct Limit {
     threads: u32,
     in_flight: AtomicUsize,
@@ -95,13 +96,13 @@ impl Limit {
         self.threads as usize
     }
 
-    /// The most bytes.
+    /// The limit in bytes.
     pub(super) fn most_bytes(&self) -> usize {
         self.threads().saturating_mul(THREAD_BYTES)
     }
 
-    /// Adds `len` bytes if they fit, or if they must: so that everybody gets on, a queue pair with nothing in
-    /// flight may always read.
+    /// Adds `len` bytes if they fit, or if `must` is set: a queue pair with nothing in flight may always
+    /// read, so that it makes progress.
     fn take(&self, len: usize, must: bool) -> bool {
         let before = self.in_flight.fetch_add(len, Ordering::AcqRel);
         let fits = must || before.saturating_add(len) <= self.most_bytes();
@@ -116,15 +117,15 @@ impl Limit {
     }
 }
 
-/// A queue pair of the origin or of a tier, with I/O that it has no room for yet.
+/// A queue pair of the origin or of a tier, with the I/O that it has no room for yet.
 pub(super) struct Source {
     pub(super) pair: Box<dyn QueuePair>,
     block_len: u64,
     pending: VecDeque<Io>,
     limit: Option<Arc<Limit>>,
-    /// I/O that the limit holds back.
+    /// I/O that waits for the limit.
     held: VecDeque<Io>,
-    /// Bytes that count towards the limit.
+    /// Bytes of this queue pair that count towards the limit.
     in_flight: usize,
 }
 
@@ -155,7 +156,7 @@ impl Source {
         if self.pending.is_empty() { 0 } else { self.pair.submit(&mut self.pending) }
     }
 
-    /// A read of this many bytes has completed.
+    /// Handles the completion of a read of `len` bytes.
     pub(super) fn completed(&mut self, len: usize) {
         if let Some(limit) = &self.limit {
             self.in_flight -= len;

@@ -1,4 +1,4 @@
-//! Counters of tiers, without locks.
+//! Lock-free counters of tiers.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,13 +14,13 @@ pub struct CacheStats {
     pub tiers: Vec<TierStats>,
     /// Reads from the origin.
     pub origin: OriginStats,
-    /// The process that owns the tiers, if it is another one.
+    /// The process that owns the tiers, if another process does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
-    /// Processes that have attached, where this one owns tiers that are shared.
+    /// Number of attached processes, if this process owns tiers that are shared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attached: Option<usize>,
-    /// Why no more copies are made, if the copier has died.
+    /// The error that ended the copier, after which no more copies are made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub died: Option<String>,
 }
@@ -78,17 +78,17 @@ impl Measured for OriginStats {
 /// Counters of one tier.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TierStats {
-    /// Its name as the user wrote it.
+    /// The tier's name as the user wrote it.
     pub name: String,
-    /// Its quota in bytes, without its index.
+    /// Quota in bytes, without the index.
     pub capacity_bytes: u64,
-    /// Bytes of the pages that are reserved.
+    /// Bytes of reserved pages.
     pub used_bytes: u64,
-    /// Bytes of the pages that have copies.
+    /// Bytes of pages that have copies.
     pub held_bytes: u64,
-    /// Its copies that were opened as files.
+    /// Number of copies that were opened as files.
     pub opens: u64,
-    /// Reads, or pieces of reads, that it served.
+    /// Reads, or pieces of reads, that the tier served.
     pub hits: u64,
     /// Bytes of those reads.
     pub hit_bytes: u64,
@@ -96,15 +96,15 @@ pub struct TierStats {
     pub hit_s: f64,
     /// Units of at most 64 pages that were completed.
     pub fills: u64,
-    /// Bytes written to it, of completed and of incomplete units.
+    /// Bytes written to the tier, for complete and incomplete units.
     pub fill_bytes: u64,
     /// Total time of writing them, in seconds.
     pub fill_s: f64,
     /// Units of an earlier run whose copies were verified and reused.
     pub restored: u64,
-    /// Units that were evicted for others that a later plan reads more often.
+    /// Units that were evicted for units that a later plan reads more often.
     pub left: u64,
-    /// Units with copies that were corrupt, truncated or unreadable: each was a miss and is written again.
+    /// Units with corrupt, truncated or unreadable copies: each was a miss and is written again.
     pub damaged: u64,
     /// Set once it accepts no more copies, because a write failed.
     pub is_off: bool,
@@ -113,7 +113,7 @@ pub struct TierStats {
 /// Counters of the origin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct OriginStats {
-    /// Reads that somebody waited for.
+    /// Reads that a reader waited for.
     pub reads: u64,
     /// Bytes of those reads.
     pub bytes: u64,
@@ -121,11 +121,11 @@ pub struct OriginStats {
     pub read_s: f64,
     /// Reads, or pieces of reads, served from ahead reads.
     pub ahead: u64,
-    /// Bytes of those.
+    /// Bytes of these pieces.
     pub ahead_bytes: u64,
-    /// Reads, or pieces of reads, of pages that another read was fetching, and served by it.
+    /// Reads, or pieces of reads, that were served by another read of the same pages.
     pub joined: u64,
-    /// Bytes of those.
+    /// Bytes of these pieces.
     pub joined_bytes: u64,
     /// Reads by the copier itself.
     pub copier_reads: u64,
@@ -146,7 +146,7 @@ pub(super) struct Counters {
     joined_bytes: AtomicU64,
     copier_reads: AtomicU64,
     copier_bytes: AtomicU64,
-    /// Outstanding work: units to fetch or verify, and writes.
+    /// Amount of outstanding work: units to fetch or verify, and writes.
     unsettled: AtomicI64,
 }
 
@@ -207,7 +207,7 @@ impl Counters {
         add(&self.copier_bytes, len as u64);
     }
 
-    /// `len` bytes of a unit have been written; `is_whole`: the unit is now complete.
+    /// Counts `len` bytes of a unit that were written; `is_whole`: the unit is now complete.
     pub(super) fn filled(&self, tier: u8, len: usize, is_whole: bool, took: Duration) {
         let tier = &self.tiers[usize::from(tier)];
         add(&tier.fills, is_whole.into());
@@ -227,7 +227,7 @@ impl Counters {
         add(&self.tiers[usize::from(tier)].damaged, 1);
     }
 
-    /// `by` more units wait for the copier; negative: fewer.
+    /// Adds `by` units, possibly negative, to the copier's outstanding work.
     pub(super) fn unsettle(&self, by: i64) {
         self.unsettled.fetch_add(by, Ordering::AcqRel);
     }
@@ -236,7 +236,7 @@ impl Counters {
         self.unsettled.load(Ordering::Acquire) <= 0
     }
 
-    /// The counters of a tier, without what is known elsewhere.
+    /// The counters of a tier; the caller sets the other fields.
     pub(super) fn tier(&self, tier: u8) -> TierStats {
         let counters = &self.tiers[usize::from(tier)];
         TierStats {

@@ -1,9 +1,9 @@
-//! Decides what a tier may overwrite: no data that anybody could need.
+//! Checks of a tier's storage before it is overwritten: a tier destroys no data that anybody could need.
 //!
-//! A tier overwrites the data at its path, so the path is checked before it is opened for writing:
-//! an empty file, a zeroed device or an earlier tier may be taken over. Anything else needs the
-//! user's consent for this path (`file:PATH:SIZE:overwrite`). What is in use, by a file system
-//! or as the data set itself, is always refused. The same holds of a remote namespace.
+//! The path of a tier is checked before it is opened for writing: an empty file, a zeroed device or an
+//! earlier tier may be used. Anything else needs the user's consent for this path
+//! (`file:PATH:SIZE:overwrite`). Storage that a file system uses, or that contains the data set itself, is
+//! always refused. The same holds for a remote namespace.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -22,9 +22,9 @@ use dlfs_io::qpair::Device;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_order::tier::Index;
 
-/// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device. Returns the
-/// file or block device, without symbolic links, and what prevents mounting a block device, and other exclusive use. A
-/// file need not exist yet.
+/// Checks whether a tier may use `path`: a folder (for its file called `name`), a file, or a block device.
+/// Returns the path of the file or block device, without symbolic links. For a block device it also returns
+/// an exclusively opened file, which prevents mounting and other exclusive use. A file need not exist yet.
 ///
 /// # Errors
 /// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it,
@@ -47,7 +47,7 @@ pub(super) fn take_over(
             Ok(resolved) => path = resolved,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 refuse_own_data(&path, None, origins)?;
-                // A dangling symbolic link is not an empty file: opening would create its target.
+                // A dangling symbolic link is not an empty file: opening it would create the link's target.
                 if path.is_symlink() {
                     return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
                 }
@@ -78,7 +78,7 @@ fn occupied(named: &Path, path: &Path, found: &str) -> Error {
     Error::new(ErrorKind::Refused, text).path(path).hint(hint)
 }
 
-/// Refuses the data set itself, through any link: it must survive its cache.
+/// Refuses the data set itself, through any link: a tier must not overwrite its own origin.
 fn refuse_own_data(
     path: &Path,
     found: Option<&Metadata>,
@@ -100,14 +100,14 @@ fn refuse_own_data(
     Ok(())
 }
 
-/// Returns whether both are the same file, or nodes of the same device.
+/// Returns whether both are the same file, or device nodes of the same device.
 fn is_same(a: &Metadata, b: &Metadata) -> bool {
     let devices = a.file_type().is_block_device() && b.file_type().is_block_device();
     if devices { a.rdev() == b.rdev() } else { (a.dev(), a.ino()) == (b.dev(), b.ino()) }
 }
 
-/// Opens a block device exclusively. The kernel refuses that while it is mounted or part of a
-/// volume, and prevents both while it is open (`open(2)`, O_EXCL).
+/// Opens a block device exclusively. The kernel refuses this if the device is mounted or part of a volume,
+/// and prevents both while it is open (`open(2)`, O_EXCL).
 fn open_exclusively(path: &Path) -> Result<File> {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     opened.map_err(|error| match error.raw_os_error() {
@@ -119,7 +119,7 @@ fn open_exclusively(path: &Path) -> Result<File> {
     })
 }
 
-/// Describes existing data that somebody could need; `None`: no data, or an earlier tier.
+/// Describes existing data that somebody could need; `None` if there are no data, or an earlier tier.
 fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static str>> {
     let mut file = File::open(path)?;
     let len = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
@@ -147,11 +147,11 @@ fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static 
     Ok((!is_blank).then_some("a block device with content"))
 }
 
-/// Checks whether a tier may use the remote namespace that `io` reads; `named` is the tier.
+/// Checks whether a tier may use the remote namespace that `io` reads; `named` names the tier in errors.
 ///
 /// # Errors
-/// `InvalidArgument`: it holds the data set itself. `Refused`: it contains other data, and `overwrite` is not set.
-/// Those of reading.
+/// `InvalidArgument`: it holds the data set itself. `Refused`: it contains other data, and `overwrite` is not
+/// set. Errors of reading.
 pub(super) fn take_over_namespace(
     io: &mut Blocking,
     named: &TierSpec,
@@ -188,6 +188,5 @@ fn superblocks(head: &[u8]) -> SuperblockCopies {
     SuperblockCopies::parse(a, b)
 }
 
-/// How much of either end of a block device must be zero.
-///
+/// Bytes that must be zero at either end of a block device.
 const LOOK_BYTES: u64 = 1 << 20;

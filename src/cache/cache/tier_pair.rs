@@ -1,4 +1,4 @@
-//! Queue pairs of tiers, also of those whose target is lost.
+//! Queue pairs of tiers, including tiers whose target is lost.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -8,10 +8,11 @@ use dlfs_base::error::{ErrorKind, Result};
 use dlfs_io::qpair::plain::{Plain, PlainEngine};
 use dlfs_io::qpair::{Completion, Io, IoError, Namespace, PairScope, QueuePair};
 
-/// A queue pair of a tier. A target that is lost costs its copies, and no reader.
+/// Opens a queue pair of a tier. If a tier's target is lost, its copies are lost, but reads continue from the
+/// origin.
 ///
 /// # Errors
-/// `Refused`: others have all queues that a target grants. Those of opening a local tier.
+/// `Refused`: other hosts use all queues that a target grants. Errors of opening a local tier.
 pub(super) fn pair_of(shared: &Shared, tier: u8, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
     let media = &shared.media[usize::from(tier)];
     match media.device.queue_pair_in(scope) {
@@ -24,7 +25,7 @@ pub(super) fn pair_of(shared: &Shared, tier: u8, scope: &PairScope) -> Result<Bo
     }
 }
 
-/// A queue pair of a tier whose target cannot be reached: each read fails, and goes to the origin.
+/// Queue pair of a tier whose target cannot be reached: each read fails here, and then goes to the origin.
 struct Lost {
     namespace: Namespace,
     taken: Vec<Io>,

@@ -1,4 +1,4 @@
-//! Room in tiers whose copies are gone, and how it becomes free.
+//! Room in tiers whose copies were removed, until it is free again.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ pub(super) struct Vacated {
     unit: u32,
     tier: u8,
     pages: Range<u64>,
-    /// Pages that the quota counts.
+    /// Reserved pages, which count towards the quota.
     reserved: u64,
 }
 
 impl Shared {
-    /// Removes all copies of a unit; returns its room, which is to be freed.
+    /// Removes all copies of a unit; returns its room, which the caller must free.
     pub(super) fn vacate(&self, unit: u32) -> Option<Vacated> {
         let _ledger = self.ledger.lock();
         let location = self.copies.location(unit)?;
@@ -26,8 +26,8 @@ impl Shared {
         Some(Vacated { unit, tier: location.tier, pages, reserved })
     }
 
-    /// Removes the copies of some pages of a unit that keeps others, and frees their storage, unless somebody has
-    /// borrowed any of them.
+    /// Removes the copies of some pages of a unit that keeps other pages, and frees their storage, unless any
+    /// of them is lent.
     pub(super) fn vacate_pages(&self, unit: u32, pages: PageSet) {
         let mut ledger = self.ledger.lock();
         let Some(location) = self.copies.location(unit) else { return };
@@ -39,7 +39,7 @@ impl Shared {
         }
         let reserved = self.copies.reserved(unit).and(pages);
         self.copies.clear_pages(unit, pages);
-        // After the last reader has notice, and before they are reserved again.
+        // After `clear_pages`, by which readers notice the eviction, and before the pages are reserved again.
         let mut ranges = location.ranges(withdrawn);
         let freed = ranges.try_for_each(|range| media.deallocate(range));
         ledger.unreserve(unit, location.tier, reserved.len().into());
@@ -50,7 +50,7 @@ impl Shared {
         }
     }
 
-    /// Frees the room of a unit, unless somebody has borrowed some of its copies.
+    /// Frees the room of a unit; returns `false` if any of its copies is lent.
     pub(super) fn free(&self, room: &Vacated) -> bool {
         let Vacated { unit, tier, ref pages, reserved } = *room;
         let media = &self.media[usize::from(tier)];
@@ -58,7 +58,7 @@ impl Shared {
             return false;
         }
         let mut ledger = self.ledger.lock();
-        // After the last reader has notice, and before its room is reserved again.
+        // After `vacate`, by which readers notice the eviction, and before the room is reserved again.
         let freed = if pages.start >= OWN_FILES_PAGE {
             self.remove_own_file(tier, unit)
         } else {

@@ -1,4 +1,4 @@
-//! The node that serves a range of a namespace: chunk by chunk.
+//! Map from the ranges of a namespace to the nodes that serve them, chunk by chunk.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use dlfs_format::directory::Directory;
 use dlfs_order::plan::ChunkHolders;
 use dlfs_order::tier::PAGE_BYTES;
 
-/// The chunks of an image by their location.
+/// The chunks of an image, by location.
 #[derive(Debug)]
 pub(crate) struct ChunkPlaces {
-    /// For each namespace its chunks, by offset.
+    /// The chunks of each namespace, by offset.
     namespaces: Vec<Vec<Chunk>>,
 }
 
@@ -34,7 +34,7 @@ impl ChunkPlaces {
         ChunkPlaces { namespaces }
     }
 
-    /// The chunks with bytes of `range` of a namespace.
+    /// The chunks that overlap `range` of a namespace.
     pub(crate) fn within(&self, namespace: u16, range: &Range<u64>) -> &[Chunk] {
         let chunks = self.namespaces.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
         let first = chunks.partition_point(|chunk| chunk.bytes.end <= range.start);
@@ -42,14 +42,14 @@ impl ChunkPlaces {
         &chunks[first..first + count]
     }
 
-    /// The end of the samples of each namespace, in bytes.
+    /// The end of the last sample of each namespace, in bytes.
     pub(crate) fn ends(&self) -> Vec<u64> {
         let last = |chunks: &Vec<Chunk>| chunks.last().map_or(0, |chunk| chunk.bytes.end);
         self.namespaces.iter().map(last).collect()
     }
 }
 
-/// The chunks of an image by their location, and their holders.
+/// The chunks of an image, by location, and their holders.
 #[derive(Debug)]
 pub(super) struct ChunkMap {
     places: ChunkPlaces,
@@ -57,7 +57,7 @@ pub(super) struct ChunkMap {
 }
 
 impl ChunkMap {
-    /// The chunks of `directory`, held as `holders` says.
+    /// The chunks of `directory` with these holders.
     pub(super) fn new(directory: &Directory, holders: ChunkHolders) -> ChunkMap {
         ChunkMap { places: ChunkPlaces::new(directory), holders }
     }
@@ -67,8 +67,8 @@ impl ChunkMap {
         &self.holders
     }
 
-    /// Splits `range` of a namespace by chunk, and calls `visit` with the parts in their order and their chunks; `None`
-    /// between chunks.
+    /// Splits `range` of a namespace by chunk, and calls `visit` with each part and its chunk, in order; the
+    /// chunk is `None` between chunks.
     pub(super) fn split(
         &self,
         namespace: u16,
@@ -90,7 +90,7 @@ impl ChunkMap {
     }
 }
 
-/// For each chunk, the bytes of the pages that contain live samples.
+/// Bytes of the pages with live samples, for each chunk.
 pub fn live_page_bytes(directory: &Directory) -> Vec<u64> {
     let of_chunk = |chunk| {
         let mut pages = Vec::new();

@@ -1,4 +1,4 @@
-//! The NQN and NGUIDs that a node serves to its peers: computed alike on all nodes, without a message.
+//! NQN and NGUIDs that a node serves to its peers: all nodes compute the same values, without a message.
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -12,15 +12,15 @@ pub(super) fn nqn_of(image: HexId, generation: Generation) -> Nqn {
     Nqn::new(text).expect("it is short and has no control characters")
 }
 
-/// The NGUID of the cache of origin namespace `number`, which has NSID `number` + 1. Another generation has
-/// other NGUIDs, so that a host can check what it has connected to.
+/// The NGUID of the cache of origin namespace `number`, which has NSID `number` + 1. Other generations have
+/// other NGUIDs, so that a host can check the namespace that it has connected to.
 pub(super) fn nguid_of(image: HexId, generation: Generation, number: u16) -> [u8; 16] {
     let mut bytes = Vec::with_capacity(32);
     bytes.extend_from_slice(&image.0);
     bytes.extend_from_slice(&generation.0.to_le_bytes());
     bytes.extend_from_slice(&number.to_le_bytes());
     bytes.extend_from_slice(b"cache");
-    // All zeroes mean that there is no NGUID.
+    // An NGUID of zeroes means that there is none.
     xxh3_128(&bytes).max(1).to_be_bytes()
 }
 

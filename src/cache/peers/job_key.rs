@@ -1,9 +1,9 @@
-//! The key of a job, by which its ranks prove to each other that they belong to it.
+//! Key of a job, by which its ranks authenticate each other.
 //!
-//! Every connection between ranks has keys of its own, made of the job's key, the round, the name of the host that
-//! connects and the rank that it connects to: HKDF (RFC 5869) with SHA-256. So what one rank learns of another's
-//! connection is of no use for a third. Both sides prove themselves (DH-HMAC-CHAP in both directions), or connect
-//! inside TLS with such a key, which proves the same.
+//! Every connection between ranks has keys of its own. HKDF (RFC 5869) with SHA-256 derives them from the
+//! job's key, the round, the NQN of the host that connects and the rank that it connects to. So the keys of
+//! one connection do not help to attack another. Both sides authenticate (DH-HMAC-CHAP in both directions),
+//! or connect inside TLS with such a key (a TLS PSK), which proves the same.
 
 use std::fmt;
 
@@ -18,23 +18,23 @@ use dlfs_nvme::nvme::Nqn;
 use dlfs_target::keys::read_job_key;
 use dlfs_target::{Access, HostKeys};
 
-/// The source of a job's key: the same on all of its ranks.
+/// Source of a job's key: the same on all ranks of the job.
 #[derive(Clone, PartialEq, Eq)]
 pub enum JobKey {
     /// From the user.
     Given {
-        /// The user's words, a path or the key itself, for processes that attach to this rank.
+        /// The user's option (a path or the key itself), for processes that attach to this rank.
         said: Zeroizing<String>,
         /// The key.
         key: Zeroizing<Vec<u8>>,
     },
-    /// Rank 0 draws it, and the rendezvous carries it. That protects from everybody who cannot read what the
-    /// rendezvous carries.
+    /// Rank 0 generates the key, and the rendezvous carries it. This protects against everybody who cannot
+    /// read the rendezvous.
     Drawn,
 }
 
 impl JobKey {
-    /// The key that an option gives: `rendezvous`, the path of a key file, or the key itself, which begins with
+    /// Parses the option: `rendezvous`, the path of a key file, or the key itself, which begins with
     /// `DHHC-1:`.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl JobKey {
         }
     }
 
-    /// The text of which [`JobKey::of`] makes this.
+    /// The string that [`JobKey::of`] parses to this value.
     pub(super) fn said(&self) -> &str {
         match self {
             JobKey::Given { said, .. } => said,
@@ -64,30 +64,30 @@ impl fmt::Debug for JobKey {
     }
 }
 
-/// How the ranks of a job prove themselves to each other.
+/// The way in which the ranks of a job authenticate each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerKeys {
     /// The key of the job.
     pub key: JobKey,
-    /// Makes ranks connect inside TLS with the key, which needs a build with the feature `tls`; otherwise they
+    /// Makes ranks connect inside TLS with the key, which needs a build with the feature `tls`. Otherwise they
     /// authenticate by DH-HMAC-CHAP, and data are sent in clear.
     pub tls: bool,
 }
 
-/// The keys of a rank, as its record describes them. A rank that has other keys than the rest is named when the job
-/// starts.
+/// The keys of a rank, as its record describes them. A rank with other keys than the rest is reported by name
+/// when the job starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyMark {
-    /// A number that ranks with the same key have in common, 0 if it is drawn. It does not help to guess the key.
+    /// Equal on ranks with the same key; 0 if rank 0 generates the key. It does not help to guess the key.
     fingerprint: u64,
     /// Set if the rank connects inside TLS.
     pub(super) tls: bool,
-    /// The key, from rank 0, if it is drawn.
+    /// The generated key, in the record of rank 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     drawn: Option<Hidden>,
 }
 
-/// A text that is not printed.
+/// A string that `Debug` does not print.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 struct Hidden(String);
@@ -99,7 +99,7 @@ impl fmt::Debug for Hidden {
 }
 
 impl KeyMark {
-    /// The mark of `rank` in `round`. Rank 0 draws a key if nobody has given one.
+    /// The mark of `rank` in `round`. Rank 0 generates a key if the user has given none.
     ///
     /// # Errors
     /// The operating system provides no random numbers.
@@ -121,7 +121,7 @@ impl KeyMark {
         Ok(mark)
     }
 
-    /// Describes what two ranks must have in common, in words that reveal no key.
+    /// Describes the parts of a mark that must be the same on all ranks, without revealing a key.
     pub(super) fn describe(mark: Option<&KeyMark>) -> String {
         match mark {
             None => "none".to_owned(),
@@ -145,10 +145,10 @@ pub(super) struct RoundKeys {
 }
 
 impl RoundKeys {
-    /// Those of a rank with these `keys`; `first` is the record of rank 0.
+    /// Keys of a rank with these `keys`; `first` is the record of rank 0.
     ///
     /// # Errors
-    /// `InvalidArgument`: the rendezvous has not carried the key that rank 0 has drawn.
+    /// `InvalidArgument`: the rendezvous has not carried the key that rank 0 generated.
     pub(super) fn new(keys: &PeerKeys, first: Option<&KeyMark>, round: &str) -> Result<RoundKeys> {
         let derived = match &keys.key {
             JobKey::Given { key, .. } => Derived::of(key),
@@ -164,13 +164,13 @@ impl RoundKeys {
         Ok(RoundKeys { derived, round: round.to_owned(), tls: keys.tls })
     }
 
-    /// The keys of a rendezvous on a port of rank 0, for [`host_of_all`]. An error also if the rendezvous itself must
+    /// The keys of a rendezvous on a port of rank 0, for [`host_of_all`]. Fails if the rendezvous itself must
     /// carry the key.
     pub(super) fn of_meeting(keys: &PeerKeys) -> Result<RoundKeys> {
         RoundKeys::new(keys, None, MEETING)
     }
 
-    /// The keys with which `hosts` prove themselves to rank `to`, and that rank to them.
+    /// The keys for mutual authentication between `hosts` and rank `to`.
     pub(super) fn of_hosts(&self, hosts: impl IntoIterator<Item = Nqn>, to: u32) -> Hosts {
         hosts.into_iter().map(|host| (host.clone(), self.host_keys(&host, to))).collect()
     }
@@ -189,7 +189,7 @@ impl RoundKeys {
         keys
     }
 
-    /// `connect` as `host` connects with it to rank `to`.
+    /// The options `connect` with the keys by which `host` connects to rank `to`.
     pub(super) fn connect(&self, connect: &ConnectOptions, host: &Nqn, to: u32) -> ConnectOptions {
         let mut connect = ConnectOptions { hostnqn: Some(host.clone()), ..connect.clone() };
         if self.tls {
@@ -215,7 +215,7 @@ impl RoundKeys {
     }
 }
 
-/// `connect` without the keys for the data set's targets, which peers do not have.
+/// The options `connect` without the keys for the data set's targets: peers do not have those keys.
 pub(super) fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
     ConnectOptions {
         dhchap_secret: None,
@@ -227,17 +227,19 @@ pub(super) fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
     }
 }
 
-/// Keys of hosts, by their names.
+/// Keys of hosts, by NQN.
 pub(super) type Hosts = std::collections::BTreeMap<Nqn, HostKeys>;
 
-/// The name of all hosts of a rendezvous on a port of rank 0, since rank 0 does not know theirs yet.
+/// The NQN that all hosts use for a rendezvous on a port of rank 0, since rank 0 does not know their own NQNs
+/// yet.
 pub(super) fn host_of_all() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:rank").expect("it is short and has no control characters")
 }
 
-/// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, which a job's cannot.
-/// And all nodes connect to each other when a job starts, while a target spends 2 % of a core on the exponentiations
-/// of hosts that have not proved themselves yet: with a group, many nodes would wait for seconds.
+/// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, which a job's
+/// key cannot. Also, all nodes connect to each other when a job starts, and a target limits the
+/// exponentiations of hosts that have not authenticated yet to 2 % of a core: with a group, many nodes would
+/// wait for seconds.
 pub(super) const GROUPS: [Group; 1] = [Group::Null];
 
 /// The pseudorandom key of HKDF, from which keys are expanded.
@@ -249,8 +251,8 @@ impl Derived {
         Derived(Hash::Sha256.hmac(SALT, &[key]))
     }
 
-    /// The first block of the expansion: 32 bytes. Each part has its length before it, so that no two lists of parts
-    /// give the same bytes.
+    /// The first block of the expansion: 32 bytes. The length of each part precedes it, so that two different
+    /// lists of parts never give the same bytes.
     fn part(&self, of: &[u8], parts: &[&[u8]]) -> dlfs_nvme::auth::Digest {
         let mut info = of.to_vec();
         for part in parts {
@@ -260,7 +262,7 @@ impl Derived {
         Hash::Sha256.hmac(self.0.as_ref(), &[&info, &[1]])
     }
 
-    /// The same, in what keys are made of.
+    /// [`Derived::part`] in the format of a secret.
     fn key(&self, of: &[u8], parts: &[&[u8]]) -> Zeroizing<[u8; 64]> {
         let mut bytes = Zeroizing::new([0; 64]);
         bytes[..32].copy_from_slice(self.part(of, parts).as_ref());
@@ -268,10 +270,10 @@ impl Derived {
     }
 }
 
-/// The user's word for [`JobKey::Drawn`].
+/// The user's option for [`JobKey::Drawn`].
 const RENDEZVOUS: &str = "rendezvous";
 const SALT: &[u8] = b"dlfs peers";
-/// Stands for the round where ranks meet: rank 0 serves several rounds at one port.
+/// Stands for the round during the rendezvous: rank 0 serves several rounds at one port.
 const MEETING: &str = "rendezvous of ranks";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Joining a round: listen, exchange records with all other ranks, read through them.
+//! Joining a round: a rank listens, exchanges records with all other ranks, and reads through them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,10 +32,11 @@ use dlfs_order::order::{HexId, Locality};
 use dlfs_target::keys::{generate_secret, generate_tls_key};
 use dlfs_target::{HostKeys, Target, TargetOptions, TargetStats};
 
-/// How a rank joins its round.
+/// The options of a rank that joins its round.
 #[derive(Debug, Clone)]
 pub struct PeerOptions {
-    /// The name of the round: the same on all ranks of this start, and of no other.
+    /// The name of the round: the same on all ranks of this start of the job, and different for any other
+    /// start.
     pub round: String,
     /// This rank, from 0.
     pub rank: u32,
@@ -43,64 +44,66 @@ pub struct PeerOptions {
     pub world_size: u32,
     /// The address on which peers reach this rank; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// The name that identifies this node; `None`: the machine's identity.
+    /// The name that identifies this node; `None`: this machine's identity.
     pub node: Option<String>,
-    /// This node's answer to a peer that asks for data which its tiers lack.
+    /// This node's answer to a peer that asks for data that its tiers lack.
     pub serving: Serving,
-    /// Limits each node to 1.02 times what its ranks read, while others have room: for local shares.
+    /// Limits each node to 1.02 times the share that its ranks read, while other nodes have room: for local
+    /// shares.
     pub keep_shares: bool,
-    /// How long to wait for all ranks.
+    /// Timeout for all ranks to join.
     pub timeout: Duration,
-    /// How to connect to peers. This module sets queues, time-outs, paths and keys.
+    /// Options for connecting to peers. This module sets queues, timeouts, paths and keys.
     pub connect: ConnectOptions,
-    /// How ranks prove themselves to each other; `None`: they do not, and whoever claims the name of a rank's host may
-    /// read what it serves.
+    /// The keys by which ranks authenticate each other. `None`: no authentication; anyone who claims the NQN
+    /// of a rank's host may read the data that it serves.
     pub keys: Option<PeerKeys>,
 }
 
 /// Makes devices with these NGUIDs.
 type Views<'a> = Box<dyn Fn(&[[u8; 16]]) -> Vec<Arc<dyn Device>> + 'a>;
 
-/// All that a rank brings when it joins.
+/// The data and devices that a rank brings when it joins.
 pub struct Served<'a> {
-    /// The samples.
+    /// The data set's directory.
     pub directory: &'a Directory,
-    /// Their checksums.
+    /// The checksums of the samples.
     pub intact: Arc<Intact>,
     /// This rank's cache of each origin namespace, in the order of the image.
     pub cache: &'a [Arc<dyn Device>],
-    /// Makes the devices that it serves to peers, with these NGUIDs: the same, or only the copies.
+    /// Makes the devices, with these NGUIDs, that this rank serves to peers: its whole cache, or only the
+    /// copies.
     pub views: Views<'a>,
-    /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
+    /// Identifier of the tiers: the same for all processes that share them; 0 if the tiers cannot be shared.
     pub tiers: u64,
     /// Pages that each of the node's tiers holds, fastest first.
     pub room_pages: Vec<u64>,
-    /// A hash of what must be the same on all ranks.
+    /// A hash of the options that must be the same on all ranks.
     pub order: u64,
 }
 
-/// The data that another process of this rank needs in order to read through the peers that this one has joined.
+/// The data by which another process of this rank can read through the peers that this process has joined.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
     records: Vec<Record>,
     rank: u32,
     keep_shares: bool,
     serving: Serving,
-    /// The user's words for the job's key.
+    /// The user's option for the job's key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     job_key: Option<String>,
 }
 
 impl Pass {
-    /// As text.
+    /// Formats the pass as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("numbers and strings always become JSON")
     }
 
-    /// From its text.
+    /// Parses a pass.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is none.
+    /// `InvalidArgument`: the text is not a pass.
     pub fn from_json(text: &str) -> Result<Pass> {
         serde_json::from_str(text).map_err(|error| {
             let what = "this is no text that says how to reach the peers of another process";
@@ -125,32 +128,32 @@ impl Pass {
     }
 }
 
-/// Without the key of the job.
+/// Leaves out the key of the job.
 impl std::fmt::Debug for Pass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Pass(rank {} of {})", self.rank, self.records.len())
     }
 }
 
-/// This rank among its peers: serves its cache to them, and reads through theirs. When it is dropped, peers
+/// This rank among its peers: serves its cache to them, and reads through theirs. When this is dropped, peers
 /// read elsewhere.
 pub struct Peers {
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
     round: Round,
     pass: Pass,
-    /// Serves the cache, unless another process of this rank does, such as the parent of a forked one.
+    /// Serves the cache; `None` if another process of this rank does, such as the parent of a forked child.
     target: Option<Target>,
     home: Forked<()>,
     _metered: Registration,
 }
 
 impl Peers {
-    /// Serves the cache, and waits until all ranks of the round do.
+    /// Serves the cache, and waits until all ranks of the round do the same.
     ///
     /// # Errors
-    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is present twice, or has
-    /// another image, generation, order or version. `Busy`: the port is in use. Those of the rendezvous.
+    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is present twice, or
+    /// has another image, generation, order or version. `Busy`: the port is in use. Errors of the rendezvous.
     pub fn join(
         served: &Served<'_>,
         options: &PeerOptions,
@@ -161,7 +164,7 @@ impl Peers {
         let nqn = nqn_of(image, generation);
         let numbers = 0..served.cache.len() as u16;
         let nguids: Vec<_> = numbers.map(|number| nguid_of(image, generation, number)).collect();
-        // Until the round is known, nobody is let in. Ranks that know it earlier wait.
+        // No host may connect before the round is known; ranks that know it earlier wait.
         let (allow_hosts, host_keys) = match &options.keys {
             Some(PeerKeys { tls, .. }) => (Vec::new(), nobody(&own_host, *tls)?),
             None => (vec![own_host.clone()], Hosts::new()),
@@ -211,7 +214,7 @@ impl Peers {
         Ok(Peers { target: Some(target), ..peers })
     }
 
-    /// Reads through the peers of a round that another process of this rank has joined, and still serves.
+    /// Reads through the peers of a round that another process of this rank has joined and is still serving.
     ///
     /// # Errors
     /// `InvalidArgument`: the pass is damaged. `Stale`: it is for another image or generation.
@@ -232,7 +235,7 @@ impl Peers {
         Peers::through(served, pass, connect)
     }
 
-    /// The state of a rank that knows the records of all.
+    /// The state of a rank that knows the records of all ranks.
     fn through(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
         let (image, generation) = identity_of(served.directory);
         let round = Round::new(pass.records.clone(), pass.rank)?;
@@ -274,11 +277,12 @@ impl Peers {
         &self.devices
     }
 
-    /// Connects to the node of `rank`: the namespaces that it serves, read from it alone. Waits until it has
-    /// answered, a second at most for each connection.
+    /// Connects to the node of `rank`; the devices read from that node alone. Waits for its answer, up to a
+    /// second for each connection.
     ///
     /// # Errors
-    /// `Disconnected`, `TimedOut`: it cannot be reached. `Stale`: it serves another image or generation.
+    /// `Disconnected`, `TimedOut`: the node cannot be reached. `Stale`: it serves another image or
+    /// generation.
     pub fn devices_of(&self, rank: u32) -> Result<Vec<Arc<dyn Device>>> {
         self.shared.links.open_node(self.round.node_of(rank))
     }
@@ -301,11 +305,11 @@ impl Peers {
         Locality::new(node_of_rank.collect(), holder_of_chunk)
     }
 
-    /// Continues to serve until all ranks have called this, or until `timeout`: the cache of a rank that ends
-    /// earlier is lost to its peers. `rendezvous` is for the round named [`end_of`](rendezvous::end_of) this one.
+    /// Continues to serve until all ranks have called this, or until `timeout`: when a rank ends earlier, its
+    /// peers lose its cache. `rendezvous` is for the round named [`end_of`](rendezvous::end_of) this one.
     ///
     /// # Errors
-    /// `TimedOut`: ranks are missing; the message names them. Those of the rendezvous.
+    /// `TimedOut`: ranks are missing; the message names them. Errors of the rendezvous.
     pub fn wait_for_end(&self, rendezvous: &mut dyn Rendezvous, timeout: Duration) -> Result<()> {
         let own = &self.round.records()[self.pass.rank as usize];
         rendezvous::wait_for_end(rendezvous, own, Instant::now() + timeout, std::thread::sleep)
@@ -326,30 +330,30 @@ impl Peers {
         (self.pass.rank, self.pass.records.len() as u32)
     }
 
-    /// The nodes' answer for data that they lack, and the rule by which they hold data.
+    /// The nodes' answer for data that they lack, and the rule by which nodes hold data.
     pub fn serving(&self) -> Serving {
         self.pass.serving
     }
 
-    /// Sets who keeps what by the plan of the run that begins. No effect unless the mode is
-    /// [`Serving::Planned`]; until then nobody is asked.
+    /// Sets which node keeps which data, by the plan of the run that begins. No effect unless the mode is
+    /// [`Serving::Planned`]; in that mode, no peer is asked before this call.
     pub fn set_plan(&self, plan: PlanMap) {
         if let Some(latest) = &self.shared.plan {
             latest.set(plan);
         }
     }
 
-    /// Says whether the origin is faster than any peer: then none is asked. Returns what was said before.
+    /// Sets whether the origin is faster than any peer; then no peer is asked. Returns the previous value.
     pub fn set_avoided(&self, is_avoided: bool) -> bool {
         self.shared.avoids.swap(is_avoided, Ordering::AcqRel)
     }
 
-    /// The data that another process of this rank needs in order to read through the same peers.
+    /// The data by which another process of this rank can read through the same peers.
     pub fn pass(&self) -> &Pass {
         &self.pass
     }
 
-    /// Returns whether it is this process that serves the rank's tiers to peers.
+    /// Returns whether this process serves the rank's tiers to peers.
     pub fn is_serving(&self) -> bool {
         self.target.is_some() && self.home.is_ours()
     }
@@ -370,7 +374,7 @@ fn identity_of(directory: &Directory) -> (HexId, Generation) {
     (HexId(directory.uuid().0), directory.generation())
 }
 
-/// Keys that nobody has, for the time until those of the round are known.
+/// Random keys that no host has, used until the keys of the round are known.
 fn nobody(host: &Nqn, tls: bool) -> Result<Hosts> {
     let keys = if tls {
         HostKeys { tls_keys: vec![generate_tls_key(Hash::Sha256)?], ..HostKeys::default() }
@@ -409,7 +413,7 @@ fn reached(round: &Round, rank: u32) -> Vec<Reached> {
     (0..).zip(round.nodes()).map(of_node).collect()
 }
 
-/// How long a peer's read waits for memory before the peer is sent elsewhere.
+/// Timeout of a peer's read that waits for memory; after it the peer reads elsewhere.
 const MAX_MEMORY_WAIT: Duration = Duration::from_millis(200);
 
 /// The version of the exchange between peers, and of the computation of holders.

@@ -1,4 +1,4 @@
-//! Reads the environment variables that the launcher of a job sets in each of its processes.
+//! Reader of the environment variables that the launcher of a job sets in each of its processes.
 //!
 //! Names and meanings: torchrun's from PyTorch's "torchrun (Elastic Launch)", Open MPI's from its FAQ
 //! "Running MPI jobs", PMI's from MPICH's Hydra and Intel MPI, Slurm's from srun(1).
@@ -12,11 +12,11 @@ pub struct Launched {
     pub rank: u32,
     /// The number of ranks.
     pub world_size: u32,
-    /// The number of ranks on its node, if the launcher says it.
+    /// The number of ranks on this node, if the launcher provides it.
     pub local_world_size: Option<u32>,
     /// The host and port of rank 0's store: `MASTER_ADDR` and `MASTER_PORT`.
     pub master: Option<(String, u16)>,
-    /// The unique name of this start of the job, if the launcher provides one.
+    /// The unique name of this start of the job; empty if the launcher provides none.
     pub round: String,
 }
 
@@ -25,9 +25,9 @@ struct Variables {
     rank: &'static str,
     world_size: &'static str,
     local_world_size: Option<&'static str>,
-    /// Variables whose values together name the start.
+    /// Variables whose values together name this start of the job.
     round: &'static [&'static str],
-    /// Without this variable the others do not count.
+    /// The launcher counts as absent without this variable.
     needs: &'static str,
 }
 
@@ -63,16 +63,16 @@ const LAUNCHERS: &[Variables] = &[
         world_size: "SLURM_NTASKS",
         local_world_size: None,
         round: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
-        // A batch script has the other variables too, but is one process, whatever the number of tasks.
+        // A batch script also has the other variables, but it is one process, whatever the number of tasks.
         needs: "SLURM_STEP_ID",
     },
 ];
 
 impl Launched {
-    /// From variables that `get` returns; `None` where no launcher has set any.
+    /// Reads the variables through `get`; `None` if no launcher has set any.
     ///
     /// # Errors
-    /// A variable is no number, or the rank is not below the world size.
+    /// A variable is not a number, or the rank is not below the world size.
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let is_there = |launcher: &&Variables| {
@@ -105,10 +105,10 @@ impl Launched {
         Ok(Some(Launched { rank, world_size, local_world_size, master, round: named.join(".") }))
     }
 
-    /// From the environment of this process.
+    /// Reads the environment of this process.
     ///
     /// # Errors
-    /// A variable is no number, or the rank is not below the world size.
+    /// A variable is not a number, or the rank is not below the world size.
     pub fn from_env() -> Result<Option<Launched>> {
         Launched::from_variables(|name| std::env::var(name).ok())
     }

@@ -1,8 +1,8 @@
 //! Connections to peers: opened at first use, on threads of their own, and allowed to fail.
 //!
-//! A poller requests a queue pair and continues. Later it gets the queue pair, or an error if the peer
-//! cannot be reached: then nobody asks that peer until a thread has connected to it again (`presence.rs`), and
-//! its chunks come from the next node in their order.
+//! A poller requests a queue pair and continues. Later it gets the queue pair, or an error if the peer cannot
+//! be reached. In that case nobody asks the peer until a thread has connected to it again (`presence.rs`),
+//! and the next node in the order of each of its chunks serves that chunk.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,37 +24,37 @@ use dlfs_nvme::nvme::Nqn;
 /// The peers of this process.
 pub(super) struct Links {
     peers: Vec<Peer>,
-    /// The NGUID and the bytes of each namespace that a peer serves, in the order of the image.
+    /// NGUID and size in bytes of each namespace that a peer serves, in the order of the image.
     expected: Vec<([u8; 16], u64)>,
     connect: ConnectOptions,
-    /// The keys with which this process proves itself, if the job has a key.
+    /// The keys by which this process authenticates, if the job has a key.
     keys: Option<RoundKeys>,
 }
 
 /// The link from this process to one node.
 struct Peer {
     host: String,
-    /// The address at which it serves, and the rank that does.
+    /// The address at which the node serves, and the rank that serves there.
     address: Option<(Address, u32)>,
-    /// Its namespaces, once it is connected. A forked child connects anew.
+    /// The node's namespaces, once connected. A forked child connects again.
     devices: Forked<Mutex<Option<Namespaces>>>,
-    /// A forked child finds out anew: no thread of the parent connects for it.
+    /// A forked child starts afresh: the parent's threads do not connect for it.
     presence: Forked<Presence>,
-    /// When it last delivered wrong bytes, the oldest first.
+    /// Times at which the node delivered wrong bytes, the oldest first.
     mismatches: Mutex<VecDeque<Instant>>,
 }
 
 /// The namespaces that a peer serves, in the order of the image.
 pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 
-/// A node's name, for messages; the address at which it listens, and the rank that does: `None` for this node, and for
-/// one that serves nothing.
+/// A node's name, for messages; and the address at which it listens with the rank that does: `None` for this
+/// node, and for a node that serves nothing.
 pub(super) type Reached = (String, Option<(SocketAddr, u32)>);
 
-/// The slot in which a requested queue pair arrives.
+/// Slot for a requested queue pair, filled when the connection is made or has failed.
 pub(super) struct Slot {
     arrived: Mutex<Option<Result<Box<dyn QueuePair>>>>,
-    /// The poller to mark when it arrives.
+    /// The poller to wake when the queue pair arrives.
     registry: Mutex<Option<Registry>>,
 }
 
@@ -88,7 +88,7 @@ impl Links {
             tcp_connect_timeout: CONNECT_TIMEOUT,
             io_timeout: NO_PROGRESS,
             least_progress_bytes: LEAST_PROGRESS_BYTES,
-            // A lost peer is not waited for: others have its chunks, or the origin.
+            // Does not wait for a lost peer: other nodes or the origin have its chunks.
             ctrl_loss_tmo: Duration::ZERO,
             paths: Vec::new(),
             writable: false,
@@ -98,7 +98,8 @@ impl Links {
         Links { peers, expected, connect, keys }
     }
 
-    /// Returns whether `node` can be asked now. If it is away, a thread connects to it again when it is time.
+    /// Returns whether `node` can be asked now. If it is away, a thread connects to it again when that is
+    /// due.
     pub(super) fn is_there(self: &Arc<Links>, node: u16, now: Instant) -> bool {
         let peer = &self.peers[usize::from(node)];
         let presence = peer.presence();
@@ -116,7 +117,8 @@ impl Links {
         self.set_away_for(None, node, now, why);
     }
 
-    /// Records that `node` has delivered wrong bytes. After the third time within a minute nobody asks it for long.
+    /// Records that `node` has delivered wrong bytes. After the third time within a minute nobody asks it for
+    /// ten minutes.
     pub(super) fn mismatched(&self, node: u16, now: Instant) {
         let mut times = self.peers[usize::from(node)].mismatches.lock();
         times.retain(|time| now.saturating_duration_since(*time) < MISMATCH_SPAN);
@@ -138,7 +140,7 @@ impl Links {
                 "a peer is out of reach, its chunks come from elsewhere: {why}"
             );
         }
-        // If another thread is connecting now, that connection is new anyway.
+        // If the lock is taken, another thread is connecting now, and its connection is new anyway.
         if let Some(devices) = peer.devices.get()
             && let Some(mut devices) = devices.try_lock()
         {
@@ -205,17 +207,17 @@ impl Links {
             }
         };
         let device = Arc::clone(&opened[usize::from(number)]);
-        // Outside the lock: it waits for another connection.
+        // Outside the lock, since this waits for another connection.
         drop(devices);
         device.queue_pair_in(scope)
     }
 
-    /// Connects to `node` anew: what it serves, in the order of the image.
+    /// Connects to `node` again; returns the namespaces that it serves, in the order of the image.
     pub(super) fn open_node(&self, node: u16) -> Result<Namespaces> {
         self.open(&self.peers[usize::from(node)])
     }
 
-    /// Connects to a peer, and checks that it serves what this process would serve.
+    /// Connects to a peer, and checks that it serves the image that this process would serve.
     fn open(&self, peer: &Peer) -> Result<Namespaces> {
         let Some((address, rank)) = &peer.address else {
             let error = Error::new(ErrorKind::Disconnected, "it serves nothing");
@@ -250,7 +252,7 @@ impl Peer {
 }
 
 impl Slot {
-    /// Names whom to mark when the queue pair arrives.
+    /// Sets the poller to wake when the queue pair arrives.
     pub(super) fn register(&self, registry: &Registry) {
         *self.registry.lock() = Some(registry.clone());
         if self.arrived.lock().is_some() {
@@ -274,26 +276,28 @@ impl Slot {
 /// The name of the threads.
 const CONNECT: &str = "dlfs-peer";
 
-/// How long a peer may take to connect.
+/// Timeout of connecting to a peer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a peer with outstanding reads may go without progress: a read that ends, or
-/// [`LEAST_PROGRESS_BYTES`].
+/// Timeout of a peer with outstanding reads that makes no progress: no read ends, and fewer than
+/// [`LEAST_PROGRESS_BYTES`] arrive.
 const NO_PROGRESS: Duration = Duration::from_secs(1);
 
-/// A peer sends an answer when it has all of it. So while an answer arrives, nothing but the network and the peer
-/// itself delays it, and one that is slower than this is of no use. What a peer takes before an answer is
-/// another matter: its origin may be slow, and then every read that ends is progress.
+/// A peer sends an answer when it has all of its bytes. So while an answer arrives, only the network and the peer
+/// itself can delay it, and a slower peer is of no use. Before the answer, the peer's origin may be slow; then every
+/// read that ends counts as progress.
 const LEAST_PROGRESS_BYTES: u32 = 128 << 10;
 
-/// How long reads wait for a connection. Each of its steps has its own limit, and they may add up to more.
+/// Timeout of reads that wait for a connection. The steps of connecting have their own timeouts, which may
+/// add up to more.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_millis(1500);
 
-/// How long nobody asks a peer that has delivered wrong bytes [`MISMATCHES`] times within [`MISMATCH_SPAN`].
+/// Time for which nobody asks a peer that has delivered wrong bytes [`MISMATCHES`] times within
+/// [`MISMATCH_SPAN`].
 const SET_ASIDE: Duration = Duration::from_secs(600);
 
-/// Wrong bytes of one sample may be one bad page; of several, a bad machine.
+/// Wrong bytes of one sample may mean one bad page; of several samples, a bad machine.
 const MISMATCHES: usize = 3;
 
-/// The time in which mismatches count together.
+/// Time within which mismatches are counted together.
 const MISMATCH_SPAN: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! A user's options of peers, completed by the launcher's variables and by this machine.
+//! Options of peers: the user's options, completed by the launcher's variables and this machine's addresses.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -16,42 +16,42 @@ use dlfs_io::qpair::ConnectOptions;
 /// The means by which the ranks of a round find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Means {
-    /// A port of rank 0, at the launcher's MASTER_ADDR.
+    /// A port of rank 0, at the launcher's `MASTER_ADDR`.
     Auto,
     /// A folder that all nodes see.
     Folder(PathBuf),
-    /// The host and port of each rank, in the order of ranks; they meet at rank 0's.
+    /// The host and port of each rank, in the order of ranks; the ranks meet at rank 0's host.
     List(Vec<(String, u16)>),
     /// An object of the program that implements [`Rendezvous`].
     Object,
 }
 
-/// How a rank joins its peers, as its user says it. What is absent comes from the launcher.
+/// The user's options of joining peers. The launcher's variables replace missing options.
 #[derive(Debug, Clone)]
 pub struct JoinOptions {
     /// The means by which the ranks find each other.
     pub means: Means,
-    /// Rank and world size; `None`: the launcher's, or this machine's place in the list.
+    /// Rank and world size; `None`: from the launcher, or from this machine's position in the list.
     pub place: Option<(u32, u32)>,
-    /// The name of the round; `None`: the launcher's.
+    /// The name of the round; `None`: the launcher's name.
     pub round: Option<String>,
-    /// The address on which peers reach this rank; `None`: that from which MASTER_ADDR is reached, or the one in
-    /// the list. Port 0 takes a free port.
+    /// The address on which peers reach this rank; `None`: the local address on the route to `MASTER_ADDR`,
+    /// or the address in the list. Port 0 takes a free port.
     pub address: Option<SocketAddr>,
-    /// The port on which rank 0 gathers the records; `None`: the one after MASTER_PORT, or after that of the
-    /// list's first entry.
+    /// The port on which rank 0 gathers the records; `None`: the port after `MASTER_PORT`, or after the port
+    /// of the list's first entry.
     pub rendezvous_port: Option<u16>,
     /// The name of this node; `None`: the machine's identity.
     pub node: Option<String>,
-    /// This node's answer to a peer that asks for data which its tiers lack.
+    /// This node's answer to a peer that asks for data that its tiers lack.
     pub serving: Serving,
-    /// How long to wait for all ranks.
+    /// Timeout for all ranks to join.
     pub timeout: Duration,
-    /// How ranks prove themselves to each other; `None`: they do not.
+    /// The keys by which ranks authenticate each other; `None`: no authentication.
     pub keys: Option<PeerKeys>,
 }
 
-/// All that a rank needs to know in order to join.
+/// The complete parameters of joining a round.
 #[derive(Debug, Clone)]
 pub struct Meeting {
     /// The user's options.
@@ -60,7 +60,7 @@ pub struct Meeting {
     pub rank: u32,
     /// The number of ranks.
     pub world_size: u32,
-    /// The name of the round. One that the user has not named may have been joined before.
+    /// The name of the round. If the user has not named it, an earlier start may have had the same name.
     pub round: String,
     /// The address at which this rank listens for its peers.
     listen: SocketAddr,
@@ -76,7 +76,7 @@ enum Place {
 }
 
 impl Means {
-    /// From `auto`, a folder, `HOST:PORT,HOST:PORT,...`, or a file with one `HOST:PORT` a line.
+    /// Parses `auto`, a folder, `HOST:PORT,HOST:PORT,...`, or a file with one `HOST:PORT` per line.
     ///
     /// # Errors
     /// The file cannot be read, or has a line without an address.
@@ -110,7 +110,7 @@ impl Means {
 }
 
 impl JoinOptions {
-    /// The ranks meet at `means`, and the launcher says the rest.
+    /// Options with `means`; everything else comes from the launcher.
     pub fn new(means: Means) -> JoinOptions {
         JoinOptions {
             means,
@@ -125,11 +125,11 @@ impl JoinOptions {
         }
     }
 
-    /// Works out the place of this rank and where the ranks meet.
+    /// Determines the rank, the world size, the addresses and the place of the rendezvous.
     ///
     /// # Errors
-    /// `InvalidArgument`: something is neither given nor in the launcher's variables, contradicts them, or this
-    /// machine has no entry in the list; the message says which.
+    /// `InvalidArgument`: a value is neither given nor in the launcher's variables, or contradicts them, or
+    /// this machine has no entry in the list; the message names the value.
     pub fn meeting(&self, launched: Option<&Launched>) -> Result<Meeting> {
         let given = self.place.or(launched.map(|launched| (launched.rank, launched.world_size)));
         let (rank, world_size) = match (&self.means, given) {
@@ -180,7 +180,8 @@ impl JoinOptions {
         });
         let round = match round {
             Some(round) => round,
-            // Nothing is left there of an earlier start: rank 0's memory, and the program's own object.
+            // A name is not needed if an earlier start leaves nothing behind: in rank 0's memory, and in the
+            // program's own object.
             None if !matches!(place, Place::Folder(_)) => "start".to_owned(),
             None => {
                 let text = "nothing names this start of the job".to_owned();
@@ -193,10 +194,10 @@ impl JoinOptions {
         Ok(Meeting { options: self.clone(), rank, world_size, round, listen, place })
     }
 
-    /// As [`JoinOptions::meeting`], with the launcher's variables of this process.
+    /// [`JoinOptions::meeting`] with the launcher's variables of this process.
     ///
     /// # Errors
-    /// As [`JoinOptions::meeting`]; a variable is no number.
+    /// As [`JoinOptions::meeting`]; a variable is not a number.
     pub fn meeting_here(&self) -> Result<Meeting> {
         self.meeting(Launched::from_env()?.as_ref())
     }
@@ -217,8 +218,8 @@ impl JoinOptions {
 }
 
 impl Meeting {
-    /// The options of [`Peers::join`](super::Peers::join). The keys for the data set's targets stay out of the
-    /// connections between peers, which have keys of their own, made of the job's.
+    /// The options of [`Peers::join`](super::Peers::join). The keys for the data set's targets are not used
+    /// between peers: connections between peers have keys of their own, derived from the job's key.
     pub fn peer_options(&self, connect: &ConnectOptions) -> PeerOptions {
         PeerOptions {
             round: self.round.clone(),
@@ -234,10 +235,10 @@ impl Meeting {
         }
     }
 
-    /// The rendezvous of the ranks; `None` if the program has an object for it.
+    /// The rendezvous of the ranks; `None` if the program provides an object for it.
     ///
     /// # Errors
-    /// `Busy`: rank 0's port is taken. The folder is not there.
+    /// `Busy`: rank 0's port is in use. The folder does not exist.
     pub fn rendezvous(&self, connect: &ConnectOptions) -> Result<Option<Box<dyn Rendezvous>>> {
         let keys = self.options.keys.as_ref();
         Ok(Some(match &self.place {
@@ -254,7 +255,7 @@ impl Meeting {
         }))
     }
 
-    /// The rendezvous of the ranks at the end, for [`Peers::wait_for_end`](super::Peers::wait_for_end).
+    /// The rendezvous at the end of the round, for [`Peers::wait_for_end`](super::Peers::wait_for_end).
     ///
     /// # Errors
     /// As [`Meeting::rendezvous`].
@@ -266,9 +267,10 @@ impl Meeting {
     }
 }
 
-/// Returns whether some of the ranks are probably on other machines, though `host` is a loopback address on this one.
-/// If the launcher does not say how many are here, an address or `localhost` is taken to mean this machine; any other
-/// name may only happen to be this machine's own.
+/// Returns whether some ranks are probably on other machines, though `host` is a loopback address on this
+/// machine. If the launcher does not provide the number of ranks here, an IP address or `localhost` is taken
+/// as this machine on purpose; any other name may be resolved to loopback only because it is this machine's
+/// own name.
 fn are_elsewhere(host: &str, local: Option<u32>, world_size: u32) -> bool {
     match local {
         Some(local) => local < world_size,
@@ -276,7 +278,7 @@ fn are_elsewhere(host: &str, local: Option<u32>, world_size: u32) -> bool {
     }
 }
 
-/// This rank's place in the list: as given, else that of the only address that this machine has.
+/// This rank's position in the list: as given, or that of the only entry with an address of this machine.
 fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
     let name = |(host, port): &(String, u16)| format!("{host}:{port}");
     if let Some((rank, world_size)) = given {
@@ -331,14 +333,14 @@ fn is_own(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The address of this machine from which `master` is reached: where peers on the same network reach it.
+/// The address of this machine on the route to `master`: peers on the same network reach this machine by it.
 fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
     let address = resolved(master)?;
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Connecting a datagram socket sends nothing: the system only picks the route.
+    // Connecting a datagram socket sends nothing: the kernel only chooses the route.
     let own = UdpSocket::bind((any, 0)).and_then(|socket| {
         socket.connect(address)?;
         socket.local_addr()
@@ -356,7 +358,7 @@ fn resolved((host, port): &(String, u16)) -> Result<SocketAddr> {
     })
 }
 
-/// `HOST:PORT`; an IPv6 address is in brackets.
+/// Parses `HOST:PORT`; an IPv6 address is in brackets.
 fn entry_of(text: &str) -> Option<(String, u16)> {
     let (host, port) = text.trim().rsplit_once(':')?;
     let port = port.parse().ok().filter(|&port| port > 0)?;
@@ -390,7 +392,7 @@ fn invalid(text: String, hint: &str) -> Error {
     Error::new(ErrorKind::InvalidArgument, text).hint(hint.to_owned())
 }
 
-/// The most entries of a list that a message names.
+/// Limit of the list entries that a message names.
 const NAMED: usize = 8;
 
 #[cfg(test)]
@@ -476,7 +478,7 @@ mod tests {
 
     #[test]
     fn a_machine_finds_its_place_in_a_list() {
-        // 203.0.113.0/24 is for documentation: no machine has it.
+        // 203.0.113.0/24 is reserved for documentation: no machine has it.
         let mut options =
             JoinOptions::new(list("203.0.113.1:4421,127.0.0.1:4422,203.0.113.3:4421"));
         let meeting = options.meeting(None).unwrap();

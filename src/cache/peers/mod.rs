@@ -1,26 +1,30 @@
-//! Peers: the nodes of a job serve their tiers to each other, and read each chunk from the node that holds it.
+//! Peers: the nodes of a job serve their tiers to each other, and read each chunk from the node that holds
+//! it.
 //!
-//! The ranks of a job meet once, when it starts: a *rendezvous* gathers one record of each
-//! ([`rendezvous`]), and the records of one start are a [`Round`]. From it every rank computes the same
-//! table of which node holds which chunk ([`ChunkHolders`](dlfs_order::plan::ChunkHolders)), without a message.
+//! The ranks of a job meet once, when the job starts: a *rendezvous* gathers one record of each rank
+//! ([`rendezvous`]), and the records of one start are a [`Round`]. From the round every rank computes,
+//! without a message, the same table of the node that holds each chunk
+//! ([`ChunkHolders`](dlfs_order::plan::ChunkHolders)).
 //!
-//! Each rank serves its cache by a [`Target`](dlfs_target::Target): a view of each origin namespace with
-//! the origin's size and LBAs, so that a reader needs to know only the node. A read goes to the node that
-//! holds its chunk. That node answers from its tiers; data that they lack it reads from the origin and keeps.
-//! It never asks another peer. Data for which no node has room, the reader reads from the origin itself.
+//! Each rank serves its cache by a [`Target`](dlfs_target::Target): a view of each origin namespace with the
+//! origin's size and LBAs, so that a reader only chooses a node. A read goes to the node that holds its
+//! chunk. That node answers from its tiers. If its tiers lack the data, it reads the data from the origin and
+//! keeps them; it never asks another peer. If no node has room for the data, the reader reads them from the
+//! origin itself.
 //!
-//! A peer that is dead, slow or wrong is never an error of a read: the next node in the chunk's order
-//! serves it, and finally the reader's own origin. Copies that this node has then kept it reads before it asks the
-//! holder again.
+//! A peer that is dead, slow or wrong never makes a read fail: the next node in the chunk's order serves the
+//! read, and finally the reader's own origin. If this node has kept copies in that time, it reads them before
+//! it asks the holder again.
 //!
-//! With [`Serving::Planned`] who holds what follows from the plan of the run instead ([`PlanMap`]): a node keeps what
-//! its own ranks read most often, and others ask it for that. It says itself what is not there (yet), and the
-//! reader then goes to the origin.
+//! Under [`Serving::Planned`] the plan of the run determines the holders instead ([`PlanMap`]). A node keeps
+//! the data that its own ranks read most often, and other nodes ask it for these data. If it does not have
+//! them (yet), it says so, and the reader goes to the origin.
 //!
-//! Ranks that have a key of the job ([`JobKey`]) prove themselves to each other, or connect inside TLS.
+//! Ranks that have a key of the job ([`JobKey`]) authenticate each other, or connect inside TLS.
 //!
-//! Read `launcher.rs` (the launcher's variables), `meeting.rs` (what a user says), `record.rs`, `round.rs`,
-//! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read), `links.rs` and `presence.rs` (who can be asked).
+//! Read `launcher.rs` (the launcher's variables), `meeting.rs` (the user's options), `record.rs`, `round.rs`,
+//! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read), `links.rs` and `presence.rs` (peers that
+//! can be asked).
 
 mod chunk_map;
 mod identity;

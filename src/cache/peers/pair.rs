@@ -1,4 +1,4 @@
-//! A namespace whose reads go, chunk by chunk, to the node that holds them.
+//! Queue pair of a namespace whose reads go to the nodes that hold the data, chunk by chunk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub(super) struct Shared {
     pub(super) own: u16,
     pub(super) counters: Counters,
     pub(super) intact: Arc<Intact>,
-    /// The latest plan, if the plan of the run decides who keeps what.
+    /// The latest plan; only if the plan of the run decides which node keeps which data.
     pub(super) plan: Option<LatestPlan>,
     /// Set if the origin is faster than any peer.
     pub(super) avoids: AtomicBool,
@@ -47,7 +47,7 @@ impl Measured for Shared {
 /// One origin namespace, read from the nodes that hold its chunks.
 pub(super) struct PeersDevice {
     pub(super) shared: Arc<Shared>,
-    /// This rank's cache, which reads from the origin what nobody holds.
+    /// This rank's cache, which reads from the origin the data that no node holds.
     pub(super) cache: Arc<dyn Device>,
     pub(super) number: u16,
 }
@@ -115,31 +115,32 @@ impl PeerScope {
     }
 }
 
-/// The state of a piece.
+/// State of a piece of a read.
 struct Way {
     keeper: Keeper,
-    /// Set if the peer that is asked has delivered wrong bytes of it: now it must fetch them anew.
+    /// Set if the peer that is asked has delivered wrong bytes for this piece before: it must fetch them
+    /// again.
     is_anew: bool,
-    /// Set if its bytes were wrong before, whoever delivered them: now they are checked here, since the reader does
-    /// not ask a third time.
+    /// Set if the piece's bytes were wrong before, from any source. They are now verified here, since the
+    /// reader does not ask a third time.
     is_checked: bool,
     began: Instant,
 }
 
-/// The keeper of a piece's data for all nodes.
+/// The node that keeps a piece's data for all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keeper {
-    /// Nobody.
+    /// No node.
     None,
     /// The holder of this chunk.
     Chunk(u32),
-    /// This node, by the plan of the run.
+    /// The node with this index, by the plan of the run.
     Planned(u16),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// This rank's cache: a tier of this node, or the origin.
+    /// This rank's cache, which reads a tier of this node or the origin.
     Cache,
     /// The node with this index.
     Peer(u16),
@@ -151,13 +152,13 @@ struct PeerQueue {
     state: Link,
     pending: VecDeque<Io>,
     staged: VecDeque<Io>,
-    /// Bytes outstanding at it through this queue pair.
+    /// Bytes outstanding at the peer through this queue pair.
     bytes: usize,
 }
 
 impl PeerQueue {
-    /// Submits what waits while no more than `most` are outstanding at the peer in all. One read is always
-    /// allowed, so that this queue pair waits for completions of its own.
+    /// Submits pending reads while at most `most` bytes are outstanding at the peer, over all queue pairs. One read is
+    /// always allowed, so that this queue pair always has a completion of its own to wait for.
     fn submit(&mut self, all: &AtomicUsize, most: usize) {
         let Link::Open(pair) = &mut self.state else { return };
         while let Some(io) = self.pending.pop_front() {
@@ -184,7 +185,7 @@ enum Link {
     /// Not requested yet, or lost.
     #[default]
     Idle,
-    /// Requested at this time.
+    /// Requested; with the time of the request.
     Connecting(Arc<Slot>, Instant),
     Open(Box<dyn QueuePair>),
 }
@@ -192,13 +193,13 @@ enum Link {
 struct PeersPair {
     shared: Arc<Shared>,
     scope: Arc<PeerScope>,
-    /// The bytes that peers have served; the cache counts what it serves.
+    /// Counters of bytes that peers have served; the cache counts its own.
     places: Arc<PlaceCounters>,
     number: u16,
     namespace: Namespace,
     cache: Box<dyn QueuePair>,
     cache_pending: VecDeque<Io>,
-    /// By node.
+    /// Queues by index of the node.
     peers: Vec<PeerQueue>,
     /// The nodes whose queues are not idle.
     in_use: Vec<u16>,
@@ -208,11 +209,11 @@ struct PeersPair {
     /// The number of the plan of the run, and the plan.
     plan: (u32, Option<Arc<PlanMap>>),
     spans: Vec<(Range<u64>, Keeper)>,
-    /// Ranges whose bytes were wrong, and who delivered them. The next read of each makes that peer fetch them anew,
-    /// and is checked.
+    /// Ranges whose bytes were wrong, and their source. The next read of such a range makes that peer fetch
+    /// the bytes again, and is verified.
     suspects: Vec<(Range<u64>, Source)>,
-    /// The most bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take it
-    /// all, and no peer has to send more to each reader.
+    /// Limit of bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take the
+    /// whole window. It also limits the bytes that a peer has to send to each reader.
     most_bytes: usize,
     pool: Option<Pool>,
     registry: Option<Registry>,
@@ -231,8 +232,8 @@ impl PeersPair {
         for (range, keeper) in spans.drain(..) {
             let suspect = self.take_suspect(&range);
             let source = match (suspect, self.nearest_source_of(keeper, &range, now)) {
-                // The peer with wrong bytes was set aside. Others may be wrong, too; this rank's cache reads the
-                // origin anew.
+                // The peer with wrong bytes has been set aside. Other peers may be wrong, too, so this rank's
+                // cache reads the origin.
                 (Some(Source::Peer(node)), other) if other != Source::Peer(node) => Source::Cache,
                 (_, source) => source,
             };
@@ -245,7 +246,7 @@ impl PeersPair {
         self.spans = spans;
     }
 
-    /// Splits a range by who keeps its data.
+    /// Splits a range by the keeper of its data.
     fn split(&mut self, range: Range<u64>, spans: &mut Vec<(Range<u64>, Keeper)>) {
         let Some(latest) = &self.shared.plan else {
             return self.shared.map.split(self.number, range, |part, chunk| {
@@ -261,8 +262,8 @@ impl PeersPair {
         }
     }
 
-    /// The source that has delivered wrong bytes of `range`, if any. Forgets the ranges that are read again whole: a
-    /// neighbour's read may overlap one by a page.
+    /// The source that has delivered wrong bytes of `range`, if any. Only forgets suspect ranges that lie
+    /// wholly in `range`: the read of a neighbour may overlap a suspect range by a page.
     fn take_suspect(&mut self, range: &Range<u64>) -> Option<Source> {
         let overlaps = |wrong: &Range<u64>| wrong.start < range.end && range.start < wrong.end;
         let source = self.suspects.iter().find(|(wrong, _)| overlaps(wrong))?.1;
@@ -271,8 +272,9 @@ impl PeersPair {
         Some(source)
     }
 
-    /// The source for `range`, which `keeper` keeps: this rank's cache if this node has kept it while its holder was
-    /// away, otherwise the result of [`PeersPair::source_of`]. A plan knows itself what this node keeps.
+    /// The source for `range`, which `keeper` keeps: this rank's cache if this node has kept the data while
+    /// the holder was away; otherwise the result of [`PeersPair::source_of`]. A plan itself lists the data
+    /// that this node keeps.
     fn nearest_source_of(&self, keeper: Keeper, range: &Range<u64>, now: Instant) -> Source {
         let source = self.source_of(keeper, None, now);
         let slba = Lba(range.start / PAGE_BYTES);
@@ -285,8 +287,8 @@ impl PeersPair {
         }
     }
 
-    /// The source for data of `keeper`: the holder of its chunk, or the next node in the chunk's order that can be
-    /// asked, after `failed`. Data that a plan names have one keeper only.
+    /// The source for data of `keeper`: the holder of the chunk, or, after `failed`, the next node in the
+    /// chunk's order that can be asked. Data that a plan lists have only one keeper.
     fn source_of(&self, keeper: Keeper, failed: Option<u16>, now: Instant) -> Source {
         let Shared { links, map, own, avoids, .. } = &*self.shared;
         if avoids.load(Ordering::Relaxed) {
@@ -340,7 +342,7 @@ impl PeersPair {
         }
     }
 
-    /// Submits the waiting reads for which there is a connection.
+    /// Submits the pending reads for which there is a connection.
     fn submit_all(&mut self) {
         if !self.cache_pending.is_empty() {
             self.cache.submit(&mut self.cache_pending);
@@ -352,7 +354,7 @@ impl PeersPair {
         }
     }
 
-    /// Takes the queue pairs that have arrived.
+    /// Takes the queue pairs whose connections are made.
     fn take_arrived(&mut self, now: Instant) {
         let mut failed = Vec::new();
         for &node in &self.in_use {
@@ -382,7 +384,8 @@ impl PeersPair {
         }
     }
 
-    /// `node` cannot be reached: reads not yet submitted to it go elsewhere. Submitted reads end with errors.
+    /// Handles a `node` that cannot be reached: reads not yet submitted to it go elsewhere. Submitted reads
+    /// end with errors.
     fn lost(&mut self, node: u16, why: &str, now: Instant) {
         self.shared.links.set_away(node, now, why);
         let peer = &mut self.peers[usize::from(node)];
@@ -399,8 +402,8 @@ impl PeersPair {
         }
     }
 
-    /// Reads a piece from the next node in its chunk's order after `failed`; one whose bytes were wrong before,
-    /// from this rank's cache, which has dropped its own copies.
+    /// Reads a piece from the next node in its chunk's order after `failed`. If the piece's bytes were wrong
+    /// before, reads it from this rank's cache, which has dropped its own copies.
     fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
         let Way { keeper, is_checked, .. } = self.pieces.get_mut(id).info;
         let source =
@@ -451,13 +454,13 @@ impl PeersPair {
                 Err(IoError::Status(status)) => {
                     self.shared.counters.not_there(buf.len());
                     match status.retry_class() {
-                        // Other peers would only read the origin, as this rank can itself.
+                        // Other peers would only read the origin, and so can this rank itself.
                         RetryClass::Elsewhere => self.go_to(id, buf, Source::Cache, now),
                         _ => self.go_to_next(id, buf, node, now),
                     }
                 }
                 Err(error) => {
-                    // The bytes exist elsewhere, whatever the error is.
+                    // Whatever the error is, the bytes exist elsewhere.
                     failed = Some(error);
                     self.go_to_next(id, buf, node, now);
                 }
@@ -469,14 +472,15 @@ impl PeersPair {
         }
     }
 
-    /// Returns whether bytes that were wrong before are wrong again. The reader checks all other reads.
+    /// Verifies a piece whose bytes were wrong before; returns whether they are wrong again. The reader
+    /// verifies all other reads.
     fn is_wrong(&mut self, id: PieceId, bytes: &[u8]) -> bool {
         let piece = self.pieces.get_mut(id);
         let start = piece.start;
         piece.info.is_checked && !self.shared.intact.is_intact(self.number, start, bytes)
     }
 
-    /// The queue pairs that have work.
+    /// The queue pairs with reads in progress.
     fn busy(&self) -> impl Iterator<Item = &dyn QueuePair> {
         let peers = self.in_use.iter().filter_map(|&node| {
             let peer = &self.peers[usize::from(node)];
@@ -514,11 +518,11 @@ impl QueuePair for PeersPair {
         let mut at = 0;
         while let Some(&node) = self.in_use.get(at) {
             self.poll_peer(node, now);
-            // A lost peer was removed, and the next one has its index.
+            // If a lost peer was removed, the next peer has its index.
             at += usize::from(self.in_use.get(at) == Some(&node));
         }
         self.poll_cache(now);
-        self.submit_all(); // reads that go elsewhere
+        self.submit_all(); // submits reads that go elsewhere
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));
         count
@@ -546,7 +550,7 @@ impl QueuePair for PeersPair {
         }
     }
 
-    /// This rank's cache lends what it has in memory.
+    /// Lends the copies that this rank's cache has in memory.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         self.cache.borrow(slba, len_bytes)
     }
@@ -567,7 +571,7 @@ impl QueuePair for PeersPair {
         self.split(range, &mut spans);
         let from = |(range, keeper)| (self.nearest_source_of(keeper, &range, now), range);
         let sources: Vec<_> = spans.into_iter().map(from).collect();
-        // Afterwards, so that a node's own bad copy is not taken for its holder's.
+        // After the sources were looked up, so that a bad copy of this node is not blamed on its holder.
         self.cache.report_corrupt(slba, len_bytes);
         for (source, range) in sources {
             if let Source::Peer(node) = source {
@@ -580,7 +584,7 @@ impl QueuePair for PeersPair {
         }
     }
 
-    /// Only reads pass through peers.
+    /// Fences concern writes; only reads pass through peers.
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     fn shared_queue(&self) -> Option<usize> {
@@ -624,12 +628,13 @@ impl Drop for PeersPair {
     }
 }
 
-/// The most bytes outstanding at one peer, however large the window is: what 100 Gb/s carry in a third of a
+/// Limit of bytes outstanding at one peer, for any window: a link of 100 Gb/s carries them in a third of a
 /// millisecond.
 const MOST_BYTES: usize = 4 << 20;
 
-/// The most data of one read: the default limit of targets.
+/// Maximum length of one read: the default limit of targets.
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// The most ranges remembered until they are read again. A reader rereads what it reports at once.
+/// Limit of ranges remembered until they are read again. A reader rereads a range at once after it has
+/// reported it.
 const MAX_SUSPECTS: usize = 1024;

@@ -1,4 +1,4 @@
-//! The node that keeps each portion of an image, by the plan of a run.
+//! Map from the portions of an image to the nodes that keep them, by the plan of a run.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use dlfs_order::tier::{PAGE_BYTES, Units};
 
-/// For each portion, the node whose copy this node reads: 2 bytes a portion.
+/// The node from which this node reads each portion: 2 bytes per portion.
 #[derive(Debug)]
 pub struct PlanMap {
     units: Arc<Units>,
@@ -16,21 +16,21 @@ pub struct PlanMap {
 }
 
 impl PlanMap {
-    /// `nodes` are indices of nodes, or [`NOBODY`](PlanMap::NOBODY) where this node reads its own copy or the
-    /// origin.
+    /// `nodes` has the index of a node for each portion, or [`NOBODY`](PlanMap::NOBODY) if this node reads
+    /// its own copy or the origin.
     ///
     /// # Panics
-    /// If there is not one for each portion.
+    /// If `nodes` does not have one entry per portion.
     pub fn new(units: Arc<Units>, nodes: Vec<u16>) -> PlanMap {
         assert_eq!(nodes.len(), units.num_portions() as usize, "one for each portion");
         PlanMap { units, nodes }
     }
 
-    /// No node.
+    /// Entry of a portion that is read from no other node.
     pub const NOBODY: u16 = u16::MAX;
 
-    /// Splits `range` of a namespace, which begins and ends with a page, by node; calls `visit` with the parts in
-    /// their order.
+    /// Splits `range` of a namespace, which begins and ends at page boundaries, by node; calls `visit` with
+    /// each part in order.
     pub(super) fn split(
         &self,
         namespace: u16,
@@ -60,7 +60,7 @@ impl PlanMap {
             let mut before = PlanMap::NOBODY;
             for page in bounds.pages_in(&range).runs().flatten() {
                 let own = self.nodes[self.units.portion_at(of, page) as usize];
-                // A page of two portions is also at the node that keeps the first.
+                // A page that two portions share is also at the node that keeps the first portion.
                 let is_others = own == PlanMap::NOBODY && self.units.is_continued(of, page);
                 let node = if is_others { before } else { own };
                 before = own;
@@ -75,7 +75,8 @@ impl PlanMap {
     }
 }
 
-/// The plan of the latest run. Queue pairs look at its number with each read, and take the plan when that differs.
+/// The plan of the latest run. Queue pairs compare its number with each read, and take the plan if the number
+/// has changed.
 #[derive(Debug, Default)]
 pub(super) struct LatestPlan {
     number: AtomicU32,
@@ -88,7 +89,7 @@ impl LatestPlan {
         self.number.fetch_add(1, Ordering::Release);
     }
 
-    /// Brings a queue pair's `known` number and plan up to date.
+    /// Updates a queue pair's `known` number and plan.
     pub(super) fn follow(&self, known: &mut (u32, Option<Arc<PlanMap>>)) {
         let number = self.number.load(Ordering::Acquire);
         if number != known.0 {

@@ -1,11 +1,12 @@
-//! The presence of a peer: whether it can be asked, and when to connect again after a failure.
+//! Presence of a peer: records whether the peer can be asked, and the time of the next connection after a
+//! failure.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// The presence of one peer. Readers ask on the way of each read, and wait for nothing.
+/// Presence of one peer. Readers check it for every read, without waiting.
 #[derive(Debug, Default)]
 pub(super) struct Presence {
     is_away: AtomicBool,
@@ -14,24 +15,24 @@ pub(super) struct Presence {
 
 #[derive(Debug, Default)]
 struct Absence {
-    /// When to connect again; `None`: it is there, or somebody is connecting.
+    /// Time of the next connection; `None`: the peer is there, or a thread is connecting.
     again_at: Option<Instant>,
-    /// How often it has failed since it was last steady.
+    /// Number of failures since the peer was last steady.
     failures: u32,
-    /// When it last connected after a failure.
+    /// Time of its last connection after a failure.
     back_at: Option<Instant>,
 }
 
 impl Presence {
-    /// Returns whether it can be asked now.
+    /// Returns whether the peer can be asked now.
     pub(super) fn is_there(&self) -> bool {
         !self.is_away.load(Ordering::Acquire)
     }
 
-    /// It has failed: nobody asks it until it has connected again, which is tried after `span` at the earliest,
-    /// or after a time that doubles with each failure, those included from which it came back for less than
-    /// [`STEADY`]: connections that overload ends and that are made anew would add to it. `false` if it was
-    /// away already.
+    /// Records that the peer has failed: nobody asks it until it has connected again, after `span` at the
+    /// earliest. Without `span` the pause doubles with each failure. A connection that lasts less than
+    /// [`STEADY`] does not reset the pause: if overload ends connections, connecting again soon would add to
+    /// the overload. Returns `false` if the peer was away already.
     pub(super) fn set_away(&self, now: Instant, span: Option<Duration>) -> bool {
         let mut absence = self.absence.lock();
         let was_there = !self.is_away.swap(true, Ordering::AcqRel);
@@ -44,7 +45,8 @@ impl Presence {
         was_there
     }
 
-    /// Returns whether it is time to connect again. Whoever gets `true` connects, and says how it went.
+    /// Returns whether it is time to connect again. The caller that gets `true` must connect, and report the
+    /// result.
     pub(super) fn begin_connecting(&self, now: Instant) -> bool {
         let mut absence = self.absence.lock();
         let is_due = absence.again_at.is_some_and(|at| now >= at);
@@ -54,12 +56,12 @@ impl Presence {
         is_due
     }
 
-    /// It could not be reached again.
+    /// Records that the peer could not be reached again.
     pub(super) fn stays_away(&self, now: Instant) {
         self.absence.lock().fail(now, None);
     }
 
-    /// It has connected.
+    /// Records that the peer has connected.
     pub(super) fn is_back(&self, now: Instant) {
         let mut absence = self.absence.lock();
         (absence.again_at, absence.back_at) = (None, Some(now));
@@ -75,13 +77,13 @@ impl Absence {
     }
 }
 
-/// How long after its first failure a peer is connected to again.
+/// Pause after a peer's first failure, before the next connection.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// How long a peer that is back must stay for its failures to be forgotten.
+/// Time that a peer must stay connected for its failures to be forgotten.
 const STEADY: Duration = Duration::from_secs(30);
 
-/// Each failure without a steady connection between doubles that time, up to this often.
+/// Limit of the doublings of [`AWAY`], one for each failure without a steady connection in between.
 const MOST_DOUBLINGS: u32 = 6;
 
 #[cfg(test)]
@@ -94,7 +96,7 @@ mod tests {
         let mut now = Instant::now();
         assert!(presence.is_there() && !presence.begin_connecting(now));
         assert!(presence.set_away(now, None));
-        // The other queue pairs notice, too; that is one failure.
+        // Failures that other queue pairs notice at the same time count as one.
         assert!(!presence.set_away(now, None));
         for doublings in [0, 1, 2, 3, 4, 5, 6, 6] {
             let away = AWAY * (1 << doublings);

@@ -1,4 +1,4 @@
-//! The record that each rank publishes when a round begins, of at most 1 KiB.
+//! Record of up to 1 KiB that each rank publishes when a round begins.
 
 use std::net::SocketAddr;
 
@@ -9,47 +9,48 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
 use dlfs_order::order::HexId;
 
-/// One rank's record: JSON, so that a storage engineer can read it where it lies.
+/// One rank's record, in JSON, so that people can read it where it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The round, by a name that no other round of these ranks has. Records of other rounds are leftovers.
+    /// The name of the round, different for each round of these ranks. Records of other rounds are leftovers.
     pub round: String,
     /// The rank, from 0.
     pub rank: u32,
-    /// The number of ranks, as this rank was told.
+    /// The world size that this rank was given.
     pub world_size: u32,
-    /// A number that this process alone has drawn: two processes of one rank differ in it.
+    /// A random number of this process: two processes with the same rank have different numbers.
     pub process: u64,
-    /// The node, the same for all ranks on it and in later rounds: a hash of the host's identity.
+    /// The node's id, the same for all ranks on it and in later rounds: a hash of the host's identity.
     pub node: u64,
     /// The node's name, for messages.
     pub host: String,
-    /// The image.
+    /// The image's UUID.
     pub image: HexId,
-    /// Its generation.
+    /// The image's generation.
     pub generation: Generation,
-    /// A hash of what must be the same on all ranks: order, seed, batch size, the mode of the caches.
+    /// A hash of the options that must be the same on all ranks: order, seed, batch size, the mode of the
+    /// caches.
     pub order: u64,
-    /// The release of dlfs, and the version of the exchange between peers.
+    /// The release of dlfs, and the version of the protocol between peers.
     pub version: String,
     /// The host NQN by which this rank connects to its peers.
     pub hostnqn: String,
-    /// The addresses of its caches, best first; none if it serves nothing.
+    /// The addresses of the rank's target, best first; empty if it serves nothing.
     pub addresses: Vec<SocketAddr>,
-    /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
+    /// Identifier of the tiers: the same for all processes that share them; 0 if the tiers cannot be shared.
     pub tiers: u64,
-    /// Pages that each of the tiers holds, fastest first: the quotas less what the indexes take.
+    /// Pages that each tier holds, fastest first: its quota less its index.
     pub room_pages: Vec<u64>,
-    /// How it proves itself to its peers; `None`: it does not.
+    /// The keys by which the rank authenticates to its peers; `None`: no authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<KeyMark>,
 }
 
 impl Record {
-    /// Its bytes.
+    /// Formats the record as JSON.
     ///
     /// # Errors
-    /// A text is so long that they exceed [`MAX_RECORD_BYTES`].
+    /// A string is so long that the record exceeds [`MAX_RECORD_BYTES`].
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let bytes = serde_json::to_vec(self).expect("numbers and strings always become JSON");
         if bytes.len() > MAX_RECORD_BYTES {
@@ -63,8 +64,8 @@ impl Record {
         Ok(bytes)
     }
 
-    /// The record that `bytes` begin with; zeros may follow, as in a block. `None` for zeros only, and for
-    /// anything that is no record: something else may lie where records are gathered.
+    /// Parses the record at the start of `bytes`; zeroes may follow, as in a block. `None` if there is no
+    /// record: only zeroes, or other data, which may lie where records are gathered.
     pub fn from_bytes(bytes: &[u8]) -> Option<Record> {
         let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         if end > MAX_RECORD_BYTES {
@@ -74,14 +75,14 @@ impl Record {
     }
 }
 
-/// The longest record.
+/// Maximum length of a record.
 pub const MAX_RECORD_BYTES: usize = 1024;
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    /// A record of rank `rank` of `world_size`, two ranks a node.
+    /// A record of rank `rank` of `world_size`, with two ranks per node.
     pub(in crate::peers) fn record(rank: u32, world_size: u32) -> Record {
         Record {
             round: "job.0".to_owned(),

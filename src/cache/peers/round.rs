@@ -1,4 +1,4 @@
-//! A round: the ranks that started together, and the nodes that they run on. Fixed until the next start.
+//! Round of a job: the ranks that started together, and their nodes. A round is fixed until the next start.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,46 +8,46 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_order::plan::{ChunkHolders, Member};
 use dlfs_order::tier::PAGE_BYTES;
 
-/// The records of all ranks, checked, by node.
+/// The checked records of all ranks, and the nodes of these ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Round {
-    /// In the order of ranks.
+    /// Records in the order of ranks.
     records: Vec<Record>,
-    /// In the order of their ids.
+    /// Nodes in the order of their ids.
     nodes: Vec<Node>,
 }
 
 /// A node: the ranks that share one set of tiers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its id, the same in later rounds.
+    /// The node's id, the same in later rounds.
     pub id: u64,
-    /// Its name, for messages.
+    /// The node's name, for messages.
     pub host: String,
-    /// Its ranks, ascending.
+    /// The node's ranks, ascending.
     pub ranks: Vec<u32>,
-    /// Pages that each of its tiers holds, fastest first.
+    /// Pages that each of the node's tiers holds, fastest first.
     pub room_pages: Vec<u64>,
 }
 
 impl Node {
-    /// Bytes of pages that its tiers hold together.
+    /// Bytes that the node's tiers hold together.
     pub fn room_bytes(&self) -> u64 {
         bytes_of(&self.room_pages)
     }
 }
 
-/// Records come from elsewhere: the sum may be any number.
+/// Saturates, since records come from other processes and may have any value.
 fn bytes_of(pages: &[u64]) -> u64 {
     pages.iter().fold(0_u64, |sum, &pages| sum.saturating_add(pages)).saturating_mul(PAGE_BYTES)
 }
 
 impl Round {
-    /// The round of `records`, which are in the order of ranks, as rank `own` sees it.
+    /// The round of `records`, which are in the order of ranks, as seen by rank `own`.
     ///
     /// # Errors
-    /// A record does not belong to this start: it has another world size, image, generation, order or version
-    /// than this rank's. The message names the rank and both values.
+    /// A record does not belong to this start of the job: its world size, image, generation, order or version
+    /// differs from this rank's. The message names the rank and both values.
     pub fn new(records: Vec<Record>, own: u32) -> Result<Round> {
         let mine = &records[own as usize];
         records.iter().try_for_each(|record| check_alike(mine, record))?;
@@ -61,7 +61,7 @@ impl Round {
                 room_pages: Vec::new(),
             });
             node.ranks.push(record.rank);
-            // All ranks of a node use the tiers of the one that came first.
+            // All ranks of a node use the tiers of the rank that came first.
             if bytes_of(&record.room_pages) > bytes_of(&node.room_pages) {
                 node.room_pages.clone_from(&record.room_pages);
             }
@@ -89,8 +89,9 @@ impl Round {
         index.expect("each rank has a node") as u16
     }
 
-    /// Computes which node holds each chunk; `chunk_bytes` are the bytes of pages with live samples of each.
-    /// With `keep_shares`, no node holds more than 1.02 times its ranks' share while others have room.
+    /// Computes the node that holds each chunk. `chunk_bytes` has the bytes of pages with live samples of
+    /// each chunk. With `keep_shares`, a node holds at most 1.02 times its ranks' share while other nodes
+    /// have room.
     ///
     /// # Errors
     /// As [`ChunkHolders::new`].
@@ -111,7 +112,7 @@ impl Round {
     }
 }
 
-/// Nodes are sets of tiers: if two of them had the same, its room would count twice.
+/// Checks that no two nodes have the same tiers: the room of these tiers would count twice.
 fn check_tiers(records: &[Record]) -> Result<()> {
     let mut first: HashMap<u64, &Record> = HashMap::new();
     for record in records.iter().filter(|record| record.tiers != 0) {
@@ -156,7 +157,7 @@ fn check_alike(mine: &Record, other: &Record) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint))
 }
 
-/// The name of the difference between ranks with different keys.
+/// Label of the difference between ranks with different keys.
 const JOB_KEY: &str = "job key";
 
 #[cfg(test)]

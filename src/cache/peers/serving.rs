@@ -1,4 +1,5 @@
-//! A node's answer to a peer that asks for data which its tiers lack, and the rule by which nodes hold data.
+//! Modes of serving: a node's answer to a peer that asks for data that its tiers lack, and the rule by which
+//! nodes hold data.
 
 use std::str::FromStr;
 
@@ -6,32 +7,32 @@ use serde::{Deserialize, Serialize};
 
 use dlfs_base::error::{Error, ErrorKind};
 
-/// A node's answer to a peer that asks for data which its tiers lack, and the rule by which nodes hold data.
+/// A node's answer to a peer that asks for data that its tiers lack, and the rule by which nodes hold data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Serving {
-    /// It reads them from the origin, keeps those of chunks that it holds, and answers.
+    /// The node reads the data from the origin, keeps them if it holds their chunk, and answers.
     #[default]
     ReadThrough,
-    /// It answers that it has not got them: it serves copies only, and fetches those of chunks that it holds by
-    /// itself.
+    /// The node answers that it does not have the data. It serves only copies, and fetches the chunks that it
+    /// holds without being asked.
     #[serde(rename = "copies")]
     CopiesOnly,
-    /// As `CopiesOnly`; and who holds what follows not from a hash, but from the plan of the run: each node keeps
-    /// what its own ranks read most often, and serves that (NoPFS).
+    /// Like `CopiesOnly`, but the plan of the run instead of a hash decides which node holds which data. Each
+    /// node keeps the data that its own ranks read most often, and serves these (NoPFS).
     #[serde(rename = "plan")]
     Planned,
 }
 
 impl Serving {
-    /// All of them, by the names that the command, Python and C have.
+    /// All modes, with their names in the command line, Python and C.
     pub const NAMES: &[(&str, Serving)] = &[
         ("read-through", Serving::ReadThrough),
         ("copies", Serving::CopiesOnly),
         ("plan", Serving::Planned),
     ];
 
-    /// Returns whether peers never make this node read the origin.
+    /// Returns whether peers can never make this node read the origin.
     pub fn is_copies_only(self) -> bool {
         self != Serving::ReadThrough
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use dlfs_base::metrics::{self, Measured, Snapshot};
 
-/// Counters of reads through peers. This rank's cache counts what it serves itself.
+/// Counters of reads through peers. This rank's cache counts the reads that it serves itself.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     peers: Vec<OfPeer>,
@@ -27,27 +27,27 @@ struct OfPeer {
 /// Counters of reads from peers since the start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PeerStats {
-    /// For each node of the round, in the order of [`Round::nodes`](super::Round::nodes): what came from it. Zero
-    /// for this node.
+    /// Reads from each node of the round, in the order of [`Round::nodes`](super::Round::nodes). Zero for
+    /// this node.
     pub nodes: Vec<NodeStats>,
-    /// Bytes that a peer was asked for and did not deliver.
+    /// Bytes that a peer was asked for and did not have.
     pub not_there_bytes: u64,
-    /// The reads of which those are: wrong guesses of what is there.
+    /// The reads of `not_there_bytes`: wrong guesses of the data that a peer has.
     pub not_there_reads: u64,
     /// Bytes that were read elsewhere after a peer had failed.
     pub rerouted_bytes: u64,
-    /// Bytes that a peer delivered and that differ from the directory's checksum. None of them reached the caller.
+    /// Bytes from a peer that differ from the directory's checksum. The caller never gets them.
     pub mismatched_bytes: u64,
 }
 
 /// Counters of reads from one node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct NodeStats {
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Bytes.
+    /// Bytes of these reads.
     pub bytes: u64,
-    /// Total time of the reads, in seconds.
+    /// Total time of these reads, in seconds.
     pub read_s: f64,
 }
 

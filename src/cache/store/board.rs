@@ -1,8 +1,8 @@
-//! Memory that the processes of a rank share. One process keeps the store and exchanges; its forked children may read
-//! from it, as a data loader's workers do.
+//! Counters in memory that the processes of a rank share. One process keeps the store and exchanges samples;
+//! its forked children (such as a data loader's workers) may read from the store.
 //!
-//! Each process that reads along the order is a [`Reader`]: reader w of n takes every n-th batch of the rank. The
-//! rank is as far as its last reader, so nothing is deleted that one of them still reads.
+//! Each process that reads along the order is a [`Reader`]: reader w of n takes every n-th batch of the rank.
+//! The rank's position is that of its slowest reader, so no sample is deleted that a reader still needs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,28 +14,28 @@ use dlfs_base::units::Epoch;
 /// One of the processes that share the batches of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reader {
-    /// Its number, from 0.
+    /// The reader's number, from 0.
     pub number: u32,
     /// The number of readers.
     pub of: u32,
 }
 
-/// Proof that a process began as a reader; void once another one begins in its place.
+/// Proof that a process began as a reader; invalid once another process begins as the same reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket(u64);
 
-/// The counts that all processes of a rank see, by their words.
+/// Counters that all processes of a rank share, by index of their word.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Count {
-    /// Forked children that have begun somewhere else: the store is to come there.
+    /// Requests of forked children that have begun at another position: the store must go there.
     Asked = 1,
-    /// Samples that were brought into the store before an epoch.
+    /// Samples that were fetched into the store before an epoch.
     Staged = 2,
-    /// Reports of damaged pages, which were taken out of the store.
+    /// Reports of damaged pages, which were removed from the store.
     Damaged = 4,
 }
 
-/// The words that all processes of a rank see.
+/// The words that all processes of a rank share.
 pub(super) struct Board {
     words: SharedWords,
 }
@@ -45,8 +45,8 @@ impl Board {
         Ok(Board { words: SharedWords::new(NUM_WORDS)? })
     }
 
-    /// `reader` begins at this position: the samples of the rank that have been taken of `epoch`. Where another
-    /// number of readers begins, all of them begin there. Who began as this reader before loses its place.
+    /// Begins `reader` at this position: `taken` samples of the rank in `epoch`. If the number of readers
+    /// changes, all readers begin here. The process that was this reader before loses its place.
     pub(super) fn begin(&self, reader: Reader, epoch: Epoch, taken: u64) -> Ticket {
         let place = place_of(epoch, taken);
         self.be_of(reader.of, place);
@@ -57,8 +57,9 @@ impl Board {
         Ticket(ticket)
     }
 
-    /// Makes the readers `of` ones, all at `place`, unless they are. Who comes meanwhile waits until that is done, or a
-    /// second if the process that does it has died: its own place would be taken from it else.
+    /// Sets the number of readers to `of` and all readers to `place`, unless the number is already `of`. If
+    /// another process is changing the number, waits until it has finished, since it would overwrite this
+    /// reader's place; for a second at most, since it may have died.
     fn be_of(&self, of: u32, place: u64) {
         let readers = self.word(READERS);
         let mut patience = 1000;
@@ -84,7 +85,7 @@ impl Board {
         }
     }
 
-    /// `reader` has got a batch, and is at this position now; ignored from one that has lost its place.
+    /// Records that `reader` has got a batch and is at this position now; ignored if its ticket is invalid.
     pub(super) fn delivered(&self, reader: Reader, ticket: Ticket, epoch: Epoch, taken: u64) {
         let place = place_of(epoch, taken);
         if self.taken_by(reader, ticket).is_none() {
@@ -92,13 +93,14 @@ impl Board {
         }
     }
 
-    /// The process that has begun as `reader` since `ticket` was given; 0 where another number of readers has.
+    /// The process that has begun as `reader` since `ticket` was given; 0 if the number of readers has
+    /// changed instead. `None`: the ticket is valid.
     pub(super) fn taken_by(&self, reader: Reader, ticket: Ticket) -> Option<u32> {
         let holder = self.holders(reader.of)[reader.number as usize].load(Ordering::Acquire);
         (holder != ticket.0).then_some(holder as u32)
     }
 
-    /// The position of the reader that is the last.
+    /// The position of the slowest reader.
     pub(super) fn position(&self) -> (Epoch, u64) {
         let readers = self.word(READERS).load(Ordering::Acquire) as u32;
         let places = self.places(readers.max(1)).iter();
@@ -106,7 +108,7 @@ impl Board {
         (Epoch(last >> TAKEN_BITS), last & ((1 << TAKEN_BITS) - 1))
     }
 
-    /// Adds to a count, after what it counts was done.
+    /// Adds to a counter; called after the counted work is done.
     pub(super) fn add(&self, count: Count, by: u64) {
         self.word(count as usize).fetch_add(by, Ordering::AcqRel);
     }
@@ -115,8 +117,8 @@ impl Board {
         self.word(count as usize).load(Ordering::Acquire)
     }
 
-    /// Says why the exchange cannot go on; a text that is too long loses its end. Only the first reason counts;
-    /// returns whether this is it.
+    /// Records why the exchange cannot continue, and truncates a string that is too long. Only the first
+    /// failure counts; returns whether this is the first.
     pub(super) fn fail(&self, kind: ErrorKind, text: &str) -> bool {
         if self.word(FAILED).load(Ordering::Acquire) != 0 {
             return false;
@@ -155,24 +157,24 @@ impl Board {
         &self.words.as_ref()[PLACES..PLACES + readers.min(MAX_READERS) as usize]
     }
 
-    /// The tickets of the readers' places.
+    /// The tickets of the readers.
     fn holders(&self, readers: u32) -> &[AtomicU64] {
         &self.words.as_ref()[HOLDERS..HOLDERS + readers.min(MAX_READERS) as usize]
     }
 }
 
-/// Epoch and samples taken in one word, so that both are read together.
+/// Packs epoch and samples taken into one word, so that both are read atomically.
 fn place_of(epoch: Epoch, taken: u64) -> u64 {
     epoch.0 << TAKEN_BITS | taken.min((1 << TAKEN_BITS) - 1)
 }
 
-/// The most readers of a rank.
+/// Limit of readers of a rank.
 pub(super) const MAX_READERS: u32 = 1024;
 
-/// The bits of the samples that were taken: an image has at most 2^40.
+/// Bits for the number of samples taken: an image has at most 2^40.
 const TAKEN_BITS: u32 = 40;
 
-/// The kinds of failures that a store has; the first stands for all others.
+/// The kinds of failures that a store has; the first also stands for all others.
 const KINDS: [ErrorKind; 8] = [
     ErrorKind::Io,
     ErrorKind::TimedOut,
@@ -186,10 +188,10 @@ const KINDS: [ErrorKind; 8] = [
 
 const TEXT_WORDS: usize = 128;
 
-/// Marks the number of readers while it changes.
+/// Set in the word of the number of readers while it changes.
 const CHANGES: u64 = 1 << 63;
 
-// The layout of the words, beside those of the counts.
+// Layout of the words, besides the counters of [`Count`].
 const READERS: usize = 0;
 const FAILED: usize = 3;
 const TICKETS: usize = 5;

@@ -1,8 +1,8 @@
-//! The namespaces of the data set, read from the store alone.
+//! Devices of the data set's namespaces that read from the store alone.
 //!
-//! A read of pages that are not there waits until they are, for they will come: the exchange fetches them. To a
-//! peer such a read is *Deallocated or Unwritten Logical Block*. The first page of the first namespace answers a
-//! peer with this rank's progress.
+//! A read of pages that are not in the store waits for them, since the exchange fetches them. For a peer such
+//! a read ends with *Deallocated or Unwritten Logical Block*. A peer that reads the first page of the first
+//! namespace gets this rank's progress.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,8 +27,8 @@ use dlfs_io::qpair::{
 };
 use dlfs_order::tier::PAGE_BYTES;
 
-/// One for each namespace. Under other identities, for peers, they never wait, and what cannot be read is unwritten to
-/// them, so that they read elsewhere.
+/// One device for each namespace. With `nguids`, the devices are for peers: they have these NGUIDs, never
+/// wait, and report unreadable data as unwritten, so that peers read elsewhere.
 pub(super) fn devices(shared: &Arc<Shared>, nguids: Option<&[[u8; 16]]>) -> Vec<Arc<dyn Device>> {
     let of = |(number, origin): (u16, &Arc<dyn Device>)| -> Arc<dyn Device> {
         let media = shared.media.device().namespace();
@@ -94,22 +94,22 @@ struct StorePair {
     for_peers: bool,
     namespace: Namespace,
     media: Box<dyn QueuePair>,
-    /// The bytes that the store has served.
+    /// Counters of bytes that the store has served.
     places: Arc<PlaceCounters>,
-    /// For the media, at its addresses.
+    /// I/O for the media, with the media's addresses.
     pending: VecDeque<Io>,
     /// Reads of pages that have not arrived.
     waiting: VecDeque<Io>,
-    /// Reads that the media run, by tag.
+    /// Reads that are outstanding at the media, by tag.
     taken: Slab<Taken>,
     ready: VecDeque<Completion>,
 }
 
-/// A read of the namespace while the media run it.
+/// A read of the namespace that is outstanding at the media.
 struct Taken {
     tag: u64,
     slba: Lba,
-    /// The number of deletions before its pages were found there.
+    /// Number of deletions before the read's pages were looked up.
     deletions: u64,
 }
 
@@ -139,7 +139,8 @@ impl StorePair {
         self.pending.push_back(Io { slba: Lba(page), tag, ..io });
     }
 
-    /// A read that began before a deletion begins again: a loader may read ahead what leaves and comes back.
+    /// Ends a read. If samples were deleted during the read, starts it again: a loader may read ahead a
+    /// sample that leaves and comes back.
     fn end(&mut self, Completion { tag, buf, result }: Completion) {
         let Taken { tag, slba, deletions } = self.taken.remove(tag as usize);
         if deletions != self.shared.media.deletions() && result.is_ok() {
@@ -150,7 +151,7 @@ impl StorePair {
         self.ready.push_back(Completion { tag, buf, result });
     }
 
-    /// The first page on the media, if all of the range is there.
+    /// The first page on the media, if the whole range is in the store.
     fn page_of(&self, bytes: &Range<u64>) -> Option<u64> {
         let pages = self.shared.media.pages_of(self.number, bytes)?;
         let first = pages.start;
@@ -164,7 +165,7 @@ impl StorePair {
         self.ready.push_back(io.end(Ok(())));
     }
 
-    /// Takes the reads whose pages have come; all of them fail once the exchange cannot go on.
+    /// Takes the reads whose pages have arrived; all waiting reads fail once the exchange cannot continue.
     fn look_again(&mut self) {
         if self.waiting.is_empty() {
             return;
@@ -218,7 +219,7 @@ impl QueuePair for StorePair {
         self.media.use_pool(pool);
     }
 
-    /// Only reads pass.
+    /// Fences concern writes; only reads are allowed.
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     fn outstanding(&self) -> usize {
@@ -229,7 +230,7 @@ impl QueuePair for StorePair {
         self.media.shared_queue()
     }
 
-    /// The pages are fetched anew, and the next read waits for them. A peer has no say in that.
+    /// Fetches the pages again; the next read waits for them. Reports of peers are ignored.
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         let start = slba.0.saturating_mul(PAGE_BYTES);
         let bytes = start..start.saturating_add(len_bytes as u64);
@@ -241,7 +242,7 @@ impl QueuePair for StorePair {
         }
     }
 
-    /// Nobody borrows what may be deleted.
+    /// Lends nothing: any sample may be deleted.
     fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None
     }
@@ -270,11 +271,11 @@ impl QueuePair for StorePair {
     }
 }
 
-/// The bytes of the namespace that a checked read asks for.
+/// The bytes of the namespace that a validated read asks for.
 fn bytes_of(io: &Io) -> Range<u64> {
     let start = io.slba.0 * PAGE_BYTES;
     start..start + io.buf.len() as u64
 }
 
-/// How often a waiting read looks whether its pages have come.
+/// Interval at which waiting reads check whether their pages have arrived.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -1,8 +1,10 @@
-//! The thread of a store: brings the share, exchanges samples during an epoch, and deletes what has left.
+//! Thread of a store: fetches the share, exchanges samples during an epoch, and deletes the samples that have
+//! left.
 //!
-//! The work of an epoch has two parts. While the loader reads the epoch, the samples of the steps that are due
-//! are fetched. After it, the rest is fetched, and then each rank that gets a sample from here is asked how far
-//! it is, until all that left can be deleted. Only then begins the work of the next epoch.
+//! The work of an epoch has two parts. While the loader reads the epoch, the thread fetches the samples of
+//! the steps that are due. After the epoch, it fetches the remaining samples; then it asks each rank that
+//! gets a sample from here for its progress, until all samples that left can be deleted. Only then does the
+//! work of the next epoch begin.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -30,10 +32,10 @@ pub(super) struct Parts {
     pub(super) directory: Arc<Directory>,
     pub(super) shares: Shares,
     pub(super) rank: u32,
-    /// The last epoch: it prepares none.
+    /// The last epoch of the run: it exchanges nothing.
     pub(super) last: u64,
     pub(super) peers: Option<Arc<Peers>>,
-    /// For each rank, whether it is on this rank's node.
+    /// For each rank, set if it is on this rank's node.
     pub(super) near: Vec<bool>,
     pub(super) options: StoreOptions,
 }
@@ -44,11 +46,11 @@ pub(super) struct Exchange {
     work: Option<Work>,
     /// The samples that the store has.
     held: IdSet,
-    /// How often forked children had asked when this was last answered.
+    /// Number of forked children's requests when they were last answered.
     answered: u64,
-    /// How much of the reported damage was mended.
+    /// Number of damage reports that have been repaired.
     mended: u64,
-    /// Set once the bytes of an earlier run were checked.
+    /// Set once the samples of an earlier run have been checked.
     is_checked: bool,
     peers: HashMap<u32, Supplier>,
     origin: Supplier,
@@ -59,27 +61,27 @@ pub(super) struct Exchange {
 struct Work {
     epoch: Epoch,
     steps: Vec<Exchanged>,
-    /// Steps of which this rank has not got the sample yet.
+    /// Steps whose sample this rank has not received yet.
     open: BTreeSet<usize>,
     /// The number of steps that are due.
     due: usize,
-    /// The steps whose sample is still to be deleted, by the rank that gets it.
+    /// The steps whose sample must still be deleted, by receiving rank.
     leaving: BTreeMap<u32, Vec<usize>>,
     /// Set once samples have been deleted.
     has_left: bool,
-    /// Since when the end of the epoch has waited for samples.
+    /// Start of the wait for samples at the end of the epoch.
     late: Option<Instant>,
-    /// Since when a rank has not taken its samples.
+    /// Start of the wait for a rank that does not take its samples.
     silent: Option<Instant>,
 }
 
-/// A place that samples come from: another rank's store, or the data set.
+/// A source of samples: another rank's store, or the data set.
 #[derive(Default)]
 struct Supplier {
     place: Option<Place>,
     /// Not asked before this time.
     again_at: Option<Instant>,
-    /// Since when it cannot be reached.
+    /// Start of the time for which it cannot be reached.
     away_since: Option<Instant>,
 }
 
@@ -99,14 +101,14 @@ impl Supplier {
     }
 }
 
-/// The samples that have not come from other ranks.
+/// Samples that other ranks have not delivered.
 #[derive(Default)]
 struct Lacking {
-    /// Their ranks have not got them yet, or have just been lost.
+    /// The ranks do not have these samples yet, or have just become unreachable.
     late: Vec<SampleId>,
-    /// Their ranks are gone, or have damaged copies.
+    /// The ranks are gone, or their copies are damaged.
     lost: Vec<SampleId>,
-    /// The first rank that they lack from, and why.
+    /// The first rank that did not deliver, and the reason.
     why: Option<(u32, String)>,
 }
 
@@ -118,13 +120,13 @@ impl Exchange {
         Exchange { parts, work, held, answered, mended, is_checked, peers, origin, media }
     }
 
-    /// As [`super::Store::begin`].
+    /// See [`super::Store::begin`].
     pub(super) fn begin(
         &mut self,
         epoch: Epoch,
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
-        // Samples of an epoch that is read again may have left already.
+        // If an epoch is read again, its samples may have left already.
         let comes = |work: &Work| {
             if work.epoch == epoch { !work.has_left } else { work.epoch.0 + 1 == epoch.0 }
         };
@@ -148,7 +150,7 @@ impl Exchange {
             self.is_checked = true;
         }
         self.stage(&share, &before, &next, goes_on)?;
-        // Its samples are here, and those that left stay until their ranks have them.
+        // The share is here now. Samples that leave stay until their new ranks have them.
         before.open.clear();
         before.due = before.steps.len();
         let held = |step: &usize| self.has(before.steps[*step].sends);
@@ -160,7 +162,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Does what is to be done now; returns how long to wait then.
+    /// Does all work that is due; returns the pause until the next turn.
     pub(super) fn turn(&mut self) -> Duration {
         match self.try_turn() {
             Ok(pause) => pause,
@@ -215,7 +217,7 @@ impl Exchange {
         Ok(if work.leaving.is_empty() { Duration::ZERO } else { SOON })
     }
 
-    /// Fetches the samples of the steps that are due; returns whether some have not come.
+    /// Fetches the samples of the steps that are due; returns whether samples are missing.
     fn fetch_due(&mut self, work: &mut Work, is_over: bool) -> Result<bool> {
         let due: Vec<usize> = work.open.range(..work.due).copied().collect();
         if due.is_empty() {
@@ -253,7 +255,7 @@ impl Exchange {
         Ok(lacks)
     }
 
-    /// Fetches `ids` from the store of `rank`, and adds those that have not come to `lacking`.
+    /// Fetches `ids` from the store of `rank`, and adds missing samples to `lacking`.
     fn fetch_from(&mut self, rank: u32, ids: &[SampleId], lacking: &mut Lacking) -> Result<()> {
         let runs: Vec<Run> =
             ids.iter().filter_map(|&id| Run::of(&self.parts.directory, id)).collect();
@@ -304,7 +306,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Adds the samples `ids` of a rank that cannot be reached: it may be back in a moment.
+    /// Adds the samples `ids` of a rank that cannot be reached; as late, not lost, if it may soon be back.
     fn out_of_reach(&self, rank: u32, ids: &[SampleId], why: String, lacking: &mut Lacking) {
         let is_gone = self.is_gone(rank);
         let list = if is_gone { &mut lacking.lost } else { &mut lacking.late };
@@ -312,7 +314,7 @@ impl Exchange {
         lacking.why.get_or_insert((rank, why));
     }
 
-    /// Fetches `ids` from the data set, as far as it can be read.
+    /// Fetches `ids` from the data set; skips samples that cannot be read.
     fn fetch_from_origin(&mut self, ids: &[SampleId]) -> Result<()> {
         let shared = Arc::clone(&self.parts.shared);
         self.read_origin(ids, &mut |exchange, run, buf| {
@@ -322,7 +324,7 @@ impl Exchange {
         })
     }
 
-    /// Reads `ids` from the data set, as far as it can be read, and passes them to `take`.
+    /// Reads `ids` from the data set, and passes them to `take`; skips samples that cannot be read.
     fn read_origin(
         &mut self,
         ids: &[SampleId],
@@ -359,14 +361,14 @@ impl Exchange {
         Ok(())
     }
 
-    /// Deletes the samples whose new ranks have them.
+    /// Deletes the samples that their new ranks have received.
     fn let_leave(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
         let ranks: Vec<u32> = work.leaving.keys().copied().collect();
         let mut silent = None;
         for rank in ranks {
             let progress = match self.progress_of(rank) {
                 Ok(progress) => progress,
-                // When it comes back, it reads the data set.
+                // If the rank comes back, it reads the samples from the data set.
                 Err(_) if self.is_gone(rank) && self.is_in_origin(work, rank)? => GONE,
                 Err(why) => {
                     silent = Some((rank, why));
@@ -389,7 +391,7 @@ impl Exchange {
         if silent.is_none() {
             work.silent = None;
         }
-        // The loader may go on for an epoch without this; then it needs what has not been exchanged.
+        // The loader may be one epoch ahead; beyond that it needs samples that have not been exchanged.
         if let Some((rank, why)) = silent
             && epoch.0 > work.epoch.0 + 1
         {
@@ -405,13 +407,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Returns whether `rank` could not be reached for longer than a late peer is waited for.
+    /// Returns whether `rank` has been unreachable for longer than `patience`.
     fn is_gone(&self, rank: u32) -> bool {
         let since = self.peers.get(&rank).and_then(|peer| peer.away_since);
         since.is_some_and(|since| since.elapsed() >= self.parts.options.patience)
     }
 
-    /// Returns whether a sample that leaves for `rank` can be read from the data set.
+    /// Tries one of the samples that leave for `rank`; returns whether it can be read from the data set.
     fn is_in_origin(&mut self, work: &Work, rank: u32) -> Result<bool> {
         let step = work.leaving.get(&rank).and_then(|steps| steps.first());
         let Some(id) = step.map(|&step| work.steps[step].sends) else { return Ok(true) };
@@ -438,7 +440,7 @@ impl Exchange {
         }
     }
 
-    /// Takes the connection to `rank`, or connects.
+    /// Takes the open connection to `rank`, or connects.
     fn place_of(&mut self, rank: u32) -> Result<Place, String> {
         let peer = self.peers.entry(rank).or_default();
         if let Some(place) = peer.place.take() {
@@ -455,7 +457,8 @@ impl Exchange {
         })
     }
 
-    /// Reads what lies in the store from an earlier run, and keeps those of `ids` that are right.
+    /// Reads the samples that an earlier run has left in the store, and keeps those of `ids` whose checksums
+    /// match.
     fn check_what_lies_there(&mut self, ids: &[SampleId]) -> Result<()> {
         let shared = Arc::clone(&self.parts.shared);
         if !shared.media.was_used {
@@ -464,7 +467,7 @@ impl Exchange {
         for run in Run::of_all(&self.parts.directory, ids) {
             let Some(pages) = shared.media.pages_of(run.namespace, &run.bytes) else { continue };
             let read = self.media()?.read(pages.start * PAGE_BYTES, run.len());
-            let Ok(bytes) = read else { continue }; // what cannot be read is fetched anew
+            let Ok(bytes) = read else { continue }; // unreadable samples are fetched again
             let wrong: BTreeSet<SampleId> = run.wrong(&bytes).into_iter().collect();
             for (id, extent) in run.samples.iter().filter(|(id, _)| !wrong.contains(id)) {
                 if let Some(pages) = shared.media.pages_of(run.namespace, &page_bytes(extent)) {
@@ -477,7 +480,7 @@ impl Exchange {
         shared.media.delete_others()
     }
 
-    /// Brings those of `share` that are missing: from the data set, or from a rank that has them.
+    /// Fetches the missing samples of `share` from the data set, or from a rank that has them.
     fn stage(
         &mut self,
         share: &[SampleId],
@@ -569,7 +572,7 @@ impl Exchange {
         })
     }
 
-    /// Deletes what an interrupted or earlier epoch has left, except for what somebody may still need.
+    /// Deletes samples that an interrupted or earlier epoch has left, unless some rank may still need them.
     fn keep_only(&mut self, share: &[SampleId], before: &Work, next: &Work) -> Result<()> {
         let leaving = before.leaving.values().flatten().map(|&step| before.steps[step].sends);
         let received = next.steps.iter().map(|step| step.receives);
@@ -580,7 +583,7 @@ impl Exchange {
         others.into_iter().try_for_each(|id| self.delete(id))
     }
 
-    /// Fetches anew what was found damaged: its pages are gone.
+    /// Fetches damaged samples again; their pages have been removed.
     fn mend(&mut self) -> Result<()> {
         let reported = self.parts.shared.board.get(Count::Damaged);
         if reported == self.mended {
@@ -603,7 +606,7 @@ impl Exchange {
         Err(Error::new(ErrorKind::Corrupt, text).sample(ids[0]))
     }
 
-    /// Stores the pages of `run`, whose samples are right.
+    /// Stores the pages of `run`, whose samples have been verified.
     fn put(&mut self, run: &Run, bytes: IoBuf) -> Result<()> {
         let shared = Arc::clone(&self.parts.shared);
         let pages = shared.media.pages_of(run.namespace, &run.bytes);
@@ -617,7 +620,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Deletes a sample, except for pages that it has in common with others that stay.
+    /// Deletes a sample, except for pages that it shares with samples that stay.
     fn delete(&mut self, id: SampleId) -> Result<()> {
         self.held.remove_range(id.0..id.0 + 1);
         let Some(extent) = self.parts.directory.extent(id) else { return Ok(()) };
@@ -628,7 +631,7 @@ impl Exchange {
         }
     }
 
-    /// The part of `bytes`, the pages of sample `id`, in which no sample that the store has lies.
+    /// The part of `bytes`, the pages of sample `id`, that contains no other sample of the store.
     fn own_pages(&self, id: SampleId, namespace: u16, bytes: Range<u64>) -> Range<u64> {
         let Some(Slot(slot)) = self.parts.directory.slot_of(id) else { return bytes };
         let before = self.held_among((0..slot).rev(), namespace, &bytes);
@@ -638,7 +641,8 @@ impl Exchange {
         start..end.max(start)
     }
 
-    /// The pages of the first of the samples in `slots` that the store has, if all before it overlap `bytes`, too.
+    /// The pages of the first sample in `slots` that is in the store; `None` if a sample before it does not
+    /// overlap `bytes`.
     fn held_among(
         &self,
         slots: impl Iterator<Item = u64>,
@@ -687,13 +691,13 @@ impl Lacking {
 }
 
 impl Work {
-    /// The exchange of `epoch`: nothing if no epoch of the run follows it.
+    /// The exchange of `epoch`; empty if no epoch of the run follows.
     fn new(parts: &Parts, epoch: Epoch) -> Work {
         if epoch.0 >= parts.last {
             return Work::none(epoch);
         }
         let mut steps = parts.shares.exchanges(&*parts.directory, parts.rank, epoch);
-        // A sample that stays is none of its business.
+        // A sample that stays at this rank needs no exchange.
         let moves = |step: &Exchanged| step.to != parts.rank;
         let moving = (0..steps.len()).filter(|&step| moves(&steps[step]));
         let open: BTreeSet<usize> = moving.collect();
@@ -708,14 +712,14 @@ impl Work {
         Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None, silent: None }
     }
 
-    /// Without the steps whose samples are there already.
+    /// Removes the steps whose samples are already in the store.
     fn begun(mut self, exchange: &Exchange) -> Work {
         self.open.retain(|&step| !exchange.has(self.steps[step].receives));
         self.publish(&exchange.parts.shared, false);
         self
     }
 
-    /// Says how far this rank is.
+    /// Publishes the progress of this rank.
     fn publish(&self, shared: &Shared, is_over: bool) {
         let ended = self.open.first().map_or(self.due, |&first| first.min(self.due)) as u64;
         let is_whole = is_over && self.open.is_empty();
@@ -728,14 +732,14 @@ impl Work {
         *progress = now.max(*progress);
     }
 
-    /// Returns whether the loader is past the epoch, and all samples have come and left.
+    /// Returns whether the loader has passed the epoch, and all samples have arrived and left.
     fn has_ended(&self, position: Epoch) -> bool {
         position > self.epoch && self.open.is_empty() && self.leaving.is_empty()
     }
 }
 
-/// The pages that the store of a rank takes at most if shares have samples of average length: its share's, and
-/// those that it receives in an epoch.
+/// The most pages that the store of a rank needs if samples have average length: its share, and the samples
+/// that it receives in an epoch.
 pub(super) fn most_pages(directory: &Directory, shares: &Shares) -> u64 {
     let world_size = u64::from(shares.world_size());
     let num = directory.num_live().max(1);
@@ -752,23 +756,24 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Interrupted, "bringing the share into the store was interrupted")
 }
 
-/// The progress of a rank that is not waited for.
+/// Stands for the progress of a rank that is gone: nobody waits for it.
 const GONE: Progress = Progress { epoch: Epoch(u64::MAX), steps: 0 };
 
-/// How long the thread waits if nothing is to be done; a delivered batch wakes it.
+/// Pause of the thread if no work is due; a delivered batch wakes it.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// How long it waits before it asks again for what has not come.
+/// Pause before the thread asks again for missing samples.
 const SOON: Duration = Duration::from_millis(5);
 
-/// How long a rank that cannot be reached is left alone.
+/// Pause before a rank that could not be reached is asked again.
 const RECONNECT: Duration = Duration::from_millis(200);
 
-/// How long a read of a peer's store may take.
+/// Timeout of a read of a peer's store.
 const PEER_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a read of the data set may take in place of a peer's, and how long it is left alone after a failure.
+/// Timeout of a read of the data set in place of a peer's store, and the pause after a failure of the data
+/// set.
 const ORIGIN_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a read of the data set may take while the share is brought.
+/// Timeout of a read of the data set while the share is fetched.
 const STAGING_LIMIT: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Reads of samples from one place, several at a time, each compared with its checksum.
+//! Reads of samples from one place, several at a time; each sample is compared with its checksum.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use dlfs_io::qpair::{Device, IoError, PairScope};
 use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::PAGE_BYTES;
 
-/// Samples that lie side by side, in whole pages.
+/// Adjacent samples, in whole pages.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
     pub(super) namespace: u16,
@@ -34,7 +34,7 @@ impl Run {
         Some(Run { namespace, bytes, samples: vec![(id, extent)] })
     }
 
-    /// The samples `ids` in runs of at most 1 MiB, or of one sample.
+    /// The samples `ids` in runs of up to 1 MiB, or of one longer sample.
     pub(super) fn of_all(directory: &Directory, ids: &[SampleId]) -> Vec<Run> {
         let mut all: Vec<Run> = ids.iter().filter_map(|&id| Run::of(directory, id)).collect();
         all.sort_by_key(|run| (run.namespace, run.bytes.start, run.bytes.end));
@@ -60,7 +60,7 @@ impl Run {
         (self.bytes.end - self.bytes.start) as usize
     }
 
-    /// The samples whose bytes in `bytes`, which are those of the run, are not right.
+    /// The samples whose checksums differ; `bytes` are the bytes of the run.
     pub(super) fn wrong(&self, bytes: &[u8]) -> Vec<SampleId> {
         let is_wrong = |(_, extent): &&(SampleId, Extent)| {
             let from = extent.offset_bytes.saturating_sub(self.bytes.start) as usize;
@@ -71,7 +71,7 @@ impl Run {
     }
 }
 
-/// The pages of a sample, as bytes of its namespace; none for an empty sample.
+/// The pages of a sample, as a byte range of its namespace; empty for an empty sample.
 pub(super) fn page_bytes(extent: &Extent) -> Range<u64> {
     if extent.len_bytes == 0 {
         let start = extent.offset_bytes / PAGE_BYTES * PAGE_BYTES;
@@ -81,18 +81,18 @@ pub(super) fn page_bytes(extent: &Extent) -> Range<u64> {
     extent.offset_bytes / PAGE_BYTES * PAGE_BYTES..end.next_multiple_of(PAGE_BYTES)
 }
 
-/// Queue pairs on all namespaces of one place.
+/// Queue pairs on all namespaces of one source.
 pub(super) struct Place {
     calls: Calls,
-    /// For each namespace its pair.
+    /// The queue pair of each namespace.
     pairs: Vec<usize>,
 }
 
 impl Place {
-    /// Opens queue pairs on `devices`, one for each namespace. A call may last `limit`.
+    /// Opens queue pairs on `devices`, one for each namespace. The deadline of a call is `limit`.
     ///
     /// # Errors
-    /// Those of [`Device::queue_pair_in`].
+    /// Errors of [`Device::queue_pair_in`].
     pub(super) fn new(devices: &[Arc<dyn Device>], limit: Duration) -> Result<Place> {
         let mut calls = Calls::new(limit)?;
         let scope = PairScope::new();
@@ -101,11 +101,11 @@ impl Place {
         Ok(Place { calls, pairs })
     }
 
-    /// Reads `runs`, and calls `each` with each as it arrives. When `each` returns `false` or an error it ends without
-    /// the rest, and the place must not be used again.
+    /// Reads `runs`, and calls `each` for every run as it arrives. If `each` returns `false` or an error,
+    /// skips the remaining runs; the place must not be used again.
     ///
     /// # Errors
-    /// Those of `each`.
+    /// Errors of `each`.
     pub(super) fn fetch(
         &mut self,
         runs: impl IntoIterator<Item = Run>,
@@ -170,11 +170,11 @@ impl Place {
 
 /// The outcome of reading a run.
 pub(super) enum Fetched {
-    /// All samples are right.
+    /// All checksums match.
     Right(IoBuf),
     /// Samples with another checksum than the directory's.
     Wrong(Vec<SampleId>),
-    /// The place has not got them now.
+    /// The place does not have the samples now.
     Absent,
     /// The place could not be read.
     Failed(Error),
@@ -191,14 +191,14 @@ fn checked(run: &Run, read: Result<IoBuf>) -> Fetched {
     }
 }
 
-/// Returns whether a store has answered that it has not got the pages.
+/// Returns whether a store has answered that it does not have the pages.
 fn is_absent(error: &Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<IoError>());
     matches!(cause, Some(IoError::Status(status)) if status.is(Status::UNWRITTEN_BLOCK))
 }
 
-/// The longest run of several samples: the largest transfer of most targets.
+/// Maximum length of a run of several samples: the largest transfer of most targets.
 const MAX_RUN_BYTES: u64 = 1 << 20;
 
-/// Runs under way at a time.
+/// Number of runs in flight.
 const DEPTH: usize = 16;

@@ -1,5 +1,5 @@
-//! The bytes of a store: pages at the offsets that they have on their namespaces, in a sparse file or in memory,
-//! and which of them are there.
+//! Storage of a store: pages at the same offsets as on their namespaces, in a sparse file or in memory, with
+//! a bitmap of the pages that are present.
 
 use std::ops::Range;
 use std::path::Path;
@@ -23,13 +23,13 @@ pub(super) struct Media {
     backing: Backing,
     /// The first page of each namespace, and the end of the last.
     firsts: Vec<u64>,
-    /// A bit for each page: whether it is there; and then three counters. Forked children share them.
+    /// A bitmap of the pages that are present, followed by three counters. Shared with forked children.
     present: SharedWords,
-    /// The most pages that may be there.
+    /// Limit of pages that may be present.
     quota_pages: AtomicU64,
-    /// True if there were bytes when it was opened.
+    /// Set if the storage had content when it was opened.
     pub(super) was_used: bool,
-    /// A forked child does not keep the lock.
+    /// The lock; forked children do not keep it.
     _lock: Option<NotInherited>,
 }
 
@@ -39,11 +39,11 @@ enum Backing {
 }
 
 impl Media {
-    /// Opens the store at `spec`, whose file is called `name`, for namespaces of `lens_bytes`. It will have about
-    /// `most_pages` at most: a share of long samples has more.
+    /// Opens the store at `spec`, whose file is called `name`, for namespaces of `lens_bytes`. It needs about
+    /// `most_pages`; a share of long samples needs more.
     ///
     /// # Errors
-    /// As [`super::Store::open`].
+    /// Errors of [`super::Store::open`].
     pub(super) fn open(
         spec: &TierSpec,
         name: &str,
@@ -79,16 +79,16 @@ impl Media {
         Ok(Media { backing, firsts, present, quota_pages, was_used, _lock: lock })
     }
 
-    /// From now on this rank takes at most an equal part of the quota of `spec`, which `ranks` ranks share.
+    /// Limits this rank to an equal part of the quota of `spec`, which `ranks` ranks share.
     ///
     /// # Errors
-    /// `InvalidArgument`: `most_pages` are more than that.
+    /// `InvalidArgument`: `most_pages` exceeds this part.
     pub(super) fn share_quota(&self, ranks: u64, most_pages: u64, spec: &TierSpec) -> Result<()> {
         self.quota_pages.store(part_of(spec, ranks, most_pages)?, Ordering::Release);
         Ok(())
     }
 
-    /// The namespace of all pages.
+    /// The device with all pages.
     pub(super) fn device(&self) -> Arc<dyn Device> {
         match &self.backing {
             Backing::File(file) => Arc::clone(file) as Arc<dyn Device>,
@@ -96,7 +96,7 @@ impl Media {
         }
     }
 
-    /// The place that its bytes count as coming from.
+    /// The place that metrics attribute the store's bytes to.
     pub(super) fn kind(&self) -> Place {
         match self.backing {
             Backing::File(_) => Place::Drive,
@@ -104,7 +104,7 @@ impl Media {
         }
     }
 
-    /// The pages of `bytes` of a namespace; `None` if some lie behind all samples.
+    /// The pages of `bytes` of a namespace; `None` if any lies after the last sample.
     pub(super) fn pages_of(&self, namespace: u16, bytes: &Range<u64>) -> Option<Range<u64>> {
         let at = usize::from(namespace);
         let first = *self.firsts.get(at)?;
@@ -113,7 +113,7 @@ impl Media {
         (pages.end <= end - first).then_some(first + pages.start..first + pages.end)
     }
 
-    /// Returns whether all of `pages` are there.
+    /// Returns whether all of `pages` are present.
     pub(super) fn has(&self, pages: Range<u64>) -> bool {
         let words = self.present.as_ref();
         by_word(pages).all(|(word, mask)| words[word].load(Ordering::Acquire) & mask == mask)
@@ -122,7 +122,7 @@ impl Media {
     /// Checks that `pages` may be added.
     ///
     /// # Errors
-    /// `NoSpace`: the store would have more than its quota.
+    /// `NoSpace`: the store would exceed its quota.
     pub(super) fn has_room(&self, pages: Range<u64>) -> Result<()> {
         let words = self.present.as_ref();
         let missing: u64 = by_word(pages)
@@ -139,7 +139,7 @@ impl Media {
         Err(Error::new(ErrorKind::NoSpace, text).hint(hint))
     }
 
-    /// Says that `pages` are there, all of their bytes.
+    /// Marks `pages` as present; all of their bytes must have been written.
     pub(super) fn set(&self, pages: Range<u64>) {
         let words = self.present.as_ref();
         for (word, mask) in by_word(pages) {
@@ -150,7 +150,7 @@ impl Media {
         self.counter(PEAK).fetch_max(self.counter(HELD).load(Ordering::Acquire), Ordering::AcqRel);
     }
 
-    /// Says that `pages` are not there.
+    /// Marks `pages` as absent.
     pub(super) fn clear(&self, pages: Range<u64>) {
         let words = self.present.as_ref();
         for (word, mask) in by_word(pages) {
@@ -159,10 +159,10 @@ impl Media {
         }
     }
 
-    /// Deletes `pages`, and returns their room to the file system.
+    /// Deletes `pages`, and frees their room in the file system.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn delete(&self, pages: Range<u64>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
@@ -176,21 +176,21 @@ impl Media {
         }
     }
 
-    /// How often pages were deleted: a read that began before a deletion may have returned zeroes.
+    /// Number of deletions: a read during a deletion may have returned zeroes.
     pub(super) fn deletions(&self) -> u64 {
         self.counter(DELETIONS).load(Ordering::Acquire)
     }
 
-    /// The `number`th word from the end.
+    /// The word at position `number` from the end.
     fn counter(&self, number: usize) -> &AtomicU64 {
         let words = self.present.as_ref();
         &words[words.len() - number]
     }
 
-    /// Deletes all pages that are not said to be there: a process that was killed leaves some.
+    /// Frees the storage of all pages that are not marked as present: a process that was killed leaves some.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn delete_others(&self) -> Result<()> {
         let end = self.firsts[self.firsts.len() - 1];
         let words = self.present.as_ref();
@@ -211,16 +211,16 @@ impl Media {
         Ok(())
     }
 
-    /// Pages that are there, and the most that ever were.
+    /// The number of pages that are present, and its maximum so far.
     pub(super) fn pages(&self) -> (u64, u64) {
         (self.counter(HELD).load(Ordering::Acquire), self.counter(PEAK).load(Ordering::Acquire))
     }
 }
 
-/// The equal part in pages of the quota of `spec` for each of `ranks` ranks that share it.
+/// The quota in pages of each of the `ranks` ranks that share the quota of `spec` equally.
 ///
 /// # Errors
-/// `InvalidArgument`: `most_pages` are more than that.
+/// `InvalidArgument`: `most_pages` exceeds this part.
 fn part_of(spec: &TierSpec, ranks: u64, most_pages: u64) -> Result<u64> {
     let pages = spec.quota_bytes / PAGE_BYTES / ranks.max(1);
     if most_pages <= pages {
@@ -278,14 +278,14 @@ fn in_file(
         _ => error.hint(format!("the error concerns the store {spec}")),
     })?;
     let end = file.namespace().len_bytes();
-    // Beyond its end there is nothing to free: this asks whether the file system can.
+    // Tests whether the file system supports freeing; there is nothing to free beyond the file's end.
     file.deallocate(end..end + PAGE_BYTES).map_err(|error| {
         error.hint("samples that leave are freed one by one; use a file system with sparse files, or ram:SIZE")
     })?;
     Ok((Backing::File(Arc::new(file)), was_used))
 }
 
-/// The counters: how often pages were deleted; pages that are there, and the most that ever were.
+/// Positions of the counters from the end: deletions; pages that are present, and their maximum so far.
 const DELETIONS: usize = 1;
 const HELD: usize = 2;
 const PEAK: usize = 3;

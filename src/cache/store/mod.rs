@@ -1,30 +1,30 @@
 //! A rank's share of the samples, in its node's own storage: partial local shuffling (PLS).
 //!
-//! Under `local` and `partial` each rank has a share of the samples ([`Shares`]). A [`Store`] keeps the share of
-//! one rank in a local file or in memory. It brings the share from the origin once, and from then on serves its
-//! rank's reads alone. During an epoch a thread fetches, by ordinary reads, what will be the rank's own in the
-//! next epoch from the stores of the ranks that have it; what has left is deleted once its new rank has it and
-//! the epoch has ended.
+//! Under the orders `local` and `partial` each rank has a share of the samples ([`Shares`]). A [`Store`]
+//! keeps the share of one rank in a local file or in memory. It fetches the share from the origin once, and
+//! from then on serves its rank's reads alone. During an epoch a thread fetches the samples that this rank
+//! gets for the next epoch, by ordinary reads, from the stores of the ranks that have them. A sample that
+//! leaves is deleted once its new rank has it and the epoch has ended.
 //!
-//! A store has the addresses of the data set: a page (4,096 bytes) lies at the offset that it has on its
-//! namespace, in a sparse file. So a peer reads a sample from the store as it would from the origin, and a page
-//! that is deleted is a hole. A page is served only while the store has it, and is complete or absent.
+//! A store uses the addresses of the data set: a page (4,096 bytes) lies at the same offset as on its
+//! namespace, in a sparse file. So a peer reads a sample from the store as it would from the origin, and a
+//! deleted page is a hole. A page is either complete or absent, and only served while it is present.
 //!
 //! Invariants:
-//! - *Nothing is believed.* A sample is stored after its checksum was found right, and every reader compares it
-//!   again. What lies in a store from an earlier run is read and compared before it is used.
-//! - *Nothing is lost.* A sample is deleted only when the rank that gets it has said that it has it. It says so
-//!   in the first page of its first namespace, where an image has a superblock: peers read that page like any
-//!   other (`progress`), so reads are the only messages.
-//! - *Room.* The next epoch's exchange begins when this epoch's samples have left. So a store never has more than
-//!   (1 + q) of its share, besides the page at each sample's end.
-//! - *The epoch's order does not change.* Received samples are read from the next epoch on; a read of a sample
-//!   that has not arrived waits for it.
+//! - *Everything is verified.* A sample is stored only after its checksum has been verified, and every reader
+//!   verifies it again. Samples of an earlier run are read and verified before they are used.
+//! - *Nothing is lost.* A sample is deleted only after the rank that gets it has reported that it has the
+//!   sample. The rank reports this in the first page of its first namespace, where an image has a superblock.
+//!   Peers read that page like any other (`progress`), so reads are the only messages.
+//! - *Room is bounded.* The exchange of the next epoch begins when the samples of this epoch have left. So a
+//!   store never exceeds (1 + q) times its share, plus a page at each sample's end.
+//! - *The epoch's order does not change.* Received samples are read from the next epoch on; a read of a
+//!   sample that has not arrived waits for it.
 //!
-//! Each rank has a store of its own. Ranks of one node use one folder, or its memory, and each has its own file in
-//! it; they have one quota, of which each gets an equal part, as their shares are equal (`place`). One store with one
-//! owner would save the copy of a sample that moves between two of them, at the price of an owner that the other
-//! ranks depend on. Forked children of a rank's process read from its store, too (`board`).
+//! Each rank has a store of its own. Ranks of one node use one folder, or the node's memory, and each rank
+//! has its own file in it. They share one quota equally, since their shares are equal (`place`). A single
+//! store per node would avoid copying a sample that moves between two of its ranks, but the other ranks would
+//! depend on the store's owner. Forked children of a rank's process read from its store, too (`board`).
 //!
 //! Read `media.rs` (bytes and presence), `device.rs` (reads), `fetch.rs`, then `exchange.rs` (the thread).
 
@@ -66,18 +66,18 @@ use place::Place;
 use stats::Counters;
 pub use stats::{StoreCounts, StoreStats};
 
-/// How a rank keeps its share.
+/// Options of a rank's store.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// The storage: `ram:SIZE`, or `file:FOLDER:SIZE`. The size is the most bytes of samples that all ranks of this
-    /// node take there; each may take an equal part.
+    /// The storage: `ram:SIZE`, or `file:FOLDER:SIZE`. The size limits the bytes of samples of all ranks of
+    /// this node; each rank gets an equal part.
     pub spec: TierSpec,
-    /// Exchanges nothing while an epoch runs, but all at its end: for comparison.
+    /// Exchanges nothing during an epoch, but everything at its end: for comparison.
     pub blocking: bool,
-    /// How long a late peer is waited for at an epoch's end, and one that cannot be reached at any time, before
-    /// its samples are read from the origin.
+    /// Time after which the samples of a late peer (at the end of an epoch) or of an unreachable peer (at any time)
+    /// are read from the origin.
     pub patience: Duration,
-    /// How long the end of an epoch may wait for samples that neither peer nor origin delivers.
+    /// Deadline, at the end of an epoch, for samples that neither a peer nor the origin delivers.
     pub deadline: Duration,
 }
 
@@ -95,7 +95,7 @@ impl StoreOptions {
 
 /// The rank, the run and the data set that a store is for.
 pub struct Owner<'a> {
-    /// The samples.
+    /// The data set's directory.
     pub directory: &'a Arc<Directory>,
     /// The namespaces of the data set, for staging.
     pub origins: &'a [Arc<dyn Device>],
@@ -122,9 +122,9 @@ pub struct Store {
 struct Shared {
     media: Media,
     origins: Vec<Arc<dyn Device>>,
-    /// The bytes of each namespace that hold samples: a read outside of them waits for nothing.
+    /// The byte ranges of each namespace that contain samples: a read of other bytes need not wait.
     chunks: ChunkPlaces,
-    /// The positions of the loaders, and what else forked children share with this process.
+    /// The positions of the loaders, and the counters shared with forked children.
     board: Board,
     /// The progress that peers read in the first page.
     progress: Mutex<progress::Progress>,
@@ -132,7 +132,7 @@ struct Shared {
     /// The process that stores and exchanges; forked children only read.
     home: Forked<()>,
     stop: AtomicBool,
-    /// A message in it says that there is something to do.
+    /// A message in it wakes the thread.
     call: Sender<()>,
     called: Receiver<()>,
     fate: Fate,
@@ -145,19 +145,19 @@ pub struct Staged {
     pub samples: u64,
     /// Samples that the store has.
     pub done: u64,
-    /// Samples that it had before, checked.
+    /// Samples that the store had before, verified.
     pub found: u64,
-    /// Bytes of the pages that were brought.
+    /// Bytes of the pages that were fetched.
     pub bytes: u64,
 }
 
-/// The other ranks of a job, and where they meet.
+/// The other ranks of a job, and their rendezvous.
 pub struct Meet<'a> {
-    /// How this rank joins.
+    /// The options of this rank's join.
     pub options: &'a PeerOptions,
-    /// The place where they meet.
+    /// The rendezvous of the ranks.
     pub rendezvous: &'a mut dyn Rendezvous,
-    /// A hash of what must be the same on all ranks.
+    /// A hash of the options that must be the same on all ranks.
     pub order: u64,
 }
 
@@ -165,10 +165,10 @@ impl Store {
     /// Opens the store and joins the other ranks; `meet` is `None` if there are none.
     ///
     /// # Errors
-    /// `InvalidArgument`: the order gives ranks no shares, the quota is smaller than (1 + q) of the share, the
-    /// place is no folder, or the data set is a plain folder, whose checksums are not known in advance.
+    /// `InvalidArgument`: the order gives ranks no shares, the quota is smaller than (1 + q) times the share,
+    /// the path is not a folder, or the data set is a plain folder, whose checksums are not known in advance.
     /// `Unsupported`: the file system cannot free parts of a file. `Busy`: another process has this rank's
-    /// store. Those of [`Peers::join`].
+    /// store. Errors of [`Peers::join`].
     pub fn open(
         owner: Owner<'_>,
         options: StoreOptions,
@@ -227,13 +227,13 @@ impl Store {
         Ok((Store { order, rank, shared, devices, exchange, thread, _metered }, peers))
     }
 
-    /// The namespaces of the data set as this rank reads them: from its store alone.
+    /// The namespaces of the data set, read from this rank's store alone.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
     }
 
-    /// The reader of this store that rank `rank` of `world_size` in `order` is, if it is one: the store's own rank,
-    /// or one of several that share its batches.
+    /// The reader of this store that corresponds to `rank` of `world_size` in `order`: the store's own rank,
+    /// or one of several ranks that share its batches. `None` for other ranks.
     pub fn reader(&self, order: &OrderSpec, rank: u32, world_size: u32) -> Option<Reader> {
         let ranks = order.kind.world_size()?;
         let is_its_own = self.order == *order && rank % ranks == self.rank;
@@ -242,14 +242,15 @@ impl Store {
         (is_its_own && is_one && world_size.is_multiple_of(ranks)).then_some(reader)
     }
 
-    /// Brings the share of `epoch` into the store, of which this rank has taken `taken` samples, and begins to
-    /// exchange. What lies there is checked, and only the rest is fetched: from the origin, or from a rank that
-    /// has it. Does nothing if the store has come to that epoch by itself. In a forked child it asks the store's
-    /// process to do that, and returns at once: reads wait for what has not come. Who began as this reader before
-    /// loses its place, by [`Store::check_place`].
+    /// Fetches the share of `epoch`, of which this rank has taken `taken` samples, into the store, and begins
+    /// to exchange. Verifies the samples that are already there, and fetches only the others: from the
+    /// origin, or from a rank that has them. Does nothing if the store has reached the epoch by itself. In a
+    /// forked child, asks the store's process to do this, and returns at once: reads wait for samples that
+    /// have not arrived. The process that was this reader before loses its place, as [`Store::check_place`]
+    /// reports.
     ///
     /// # Errors
-    /// Those of reading the origin; `NoSpace`: the file system is full. `Interrupted`: `goes_on` said no.
+    /// Errors of reading the origin; `NoSpace`: the file system is full. `Interrupted`: `goes_on` returned `false`.
     pub fn begin(
         &self,
         reader: Reader,
@@ -270,18 +271,18 @@ impl Store {
         Ok(ticket)
     }
 
-    /// `reader` has delivered a batch: now it is in `epoch`, and the rank has taken `taken` samples. Ignored if
-    /// another one has begun as this reader: [`Store::check_place`].
+    /// Records that `reader` has delivered a batch: it is now in `epoch`, and the rank has taken `taken`
+    /// samples. Ignored if another process has begun as this reader: see [`Store::check_place`].
     pub fn delivered(&self, reader: Reader, ticket: Ticket, epoch: Epoch, taken: u64) {
         self.shared.board.delivered(reader, ticket, epoch, taken);
         self.shared.notify();
     }
 
-    /// Checks that nobody else has begun as `reader` since `ticket`: two at one place would delete what the other
-    /// still reads.
+    /// Checks that no other process has begun as `reader` since `ticket`: of two processes with one place,
+    /// one could cause samples to be deleted that the other still reads.
     ///
     /// # Errors
-    /// `Busy`: somebody has.
+    /// `Busy`: another process has.
     pub fn check_place(&self, reader: Reader, ticket: Ticket) -> Result<()> {
         let Some(process) = self.shared.board.taken_by(reader, ticket) else { return Ok(()) };
         let who = match process {
@@ -298,18 +299,18 @@ impl Store {
         Err(Error::new(ErrorKind::Busy, text).hint(hint))
     }
 
-    /// The number of samples that were brought before an epoch so far, by any process: it shows that something
-    /// moves.
+    /// The number of samples that any process has fetched before an epoch so far; it shows that staging makes
+    /// progress.
     pub fn staged(&self) -> u64 {
         self.shared.board.get(Count::Staged)
     }
 
-    /// Why the exchange cannot go on: reads of samples that have not arrived fail.
+    /// The error that stopped the exchange, if any: reads of samples that have not arrived fail.
     pub fn failure(&self) -> Option<Error> {
         self.shared.failure()
     }
 
-    /// Returns whether this process stores and exchanges, and so counts; forked children only read.
+    /// Returns whether this process stores, exchanges and therefore counts; forked children only read.
     pub fn is_home(&self) -> bool {
         self.shared.home.get().is_some()
     }
@@ -324,10 +325,10 @@ impl Store {
         threads::start(THREAD, &fate, (), move |()| {
             while !shared.is_stopping() {
                 let pause = exchange.lock().turn();
-                // Children do not call this thread: it looks what they have done.
+                // Children cannot wake this thread, so it polls their progress.
                 let has_children = shared.board.get(Count::Asked) > 0;
                 let pause = if has_children { pause.min(LOOK_AT_CHILDREN) } else { pause };
-                let _ = shared.called.recv_timeout(pause); // it is time, or somebody has called
+                let _ = shared.called.recv_timeout(pause); // timeout or wake-up: the same
             }
         })
     }
@@ -352,7 +353,7 @@ impl Drop for Store {
 impl Shared {
     fn notify(&self) {
         if self.home.get().is_some() {
-            let _ = self.call.try_send(()); // a message that is there will do
+            let _ = self.call.try_send(()); // a message that is already there is enough
         }
     }
 
@@ -371,7 +372,8 @@ impl std::fmt::Debug for Store {
     }
 }
 
-/// The shares of a run that can be kept. Refuses a job of several ranks that have no way to exchange.
+/// The shares of a run. Refuses a run that a store cannot serve, such as one of several ranks without a way
+/// to exchange.
 fn shares_of(
     directory: &Arc<Directory>,
     order: &OrderSpec,
@@ -412,7 +414,7 @@ fn join(
         intact: Arc::clone(intact),
         cache: devices,
         views: Box::new(|nguids| device::devices(shared, Some(nguids))),
-        // The order decides what a rank serves, not the round.
+        // The order decides which samples a rank serves, not the round.
         room_pages: Vec::new(),
         tiers: 0,
         order: meet.order,
@@ -426,11 +428,11 @@ fn join(
     Peers::join(&served, &options, meet.rendezvous)
 }
 
-/// How often the thread looks how far forked children are.
+/// Interval at which the thread polls the progress of forked children.
 const LOOK_AT_CHILDREN: Duration = Duration::from_millis(10);
 
 /// The name of the thread.
 const THREAD: &str = "dlfs-exchange";
 
-/// How long dropping a store waits for the thread: as long as reads of a peer that does not answer.
+/// Timeout of dropping a store: as long as reads of a peer that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);

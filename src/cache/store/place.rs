@@ -1,4 +1,4 @@
-//! The place of a rank's store: which ranks are on one node, and which of them share a quota.
+//! Place of a rank's store: determines the ranks that are on one node, and the ranks that share a quota.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -8,18 +8,18 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::cache::{TierKind, TierSpec};
 use dlfs_io::qpair::machine_uuid;
 
-/// The node of a rank, and the folder or memory of its store there. Ranks tell it to each other as the name of
-/// their node.
+/// The node of a rank, and the folder or memory of its store there. In a round, ranks send it to each other
+/// as the name of their node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The node's name, and what tells it from another one of that name.
+    /// The node's name; without one, the host's name and a hash of the machine's id.
     node: String,
-    /// The folder, as its file system knows it; 0: memory.
+    /// Identifies the folder in its file system; 0: memory.
     folder: u64,
 }
 
 impl Place {
-    /// The place of the store `spec` on this machine, or on the part of it that is called `node`.
+    /// The place of the store `spec` on this machine, or on the part of the machine that is called `node`.
     pub(super) fn here(node: Option<&str>, spec: &TierSpec) -> Place {
         let folder = match &spec.kind {
             TierKind::File(folder) => id_of(folder),
@@ -36,25 +36,26 @@ impl Place {
         Place { node, folder }
     }
 
-    /// The name of the node of `rank` for the round: each rank serves a store of its own, so each is a node there.
+    /// The name of `rank`'s node in the round: each rank serves a store of its own, so each rank counts as a
+    /// node there.
     pub(super) fn name(&self, rank: u32) -> String {
         format!("rank {rank} on {} {:016x}", self.node, self.folder)
     }
 
-    /// Parses the name of a place; `None` if `name` is none.
+    /// Parses the name of a place; `None` if `name` is not a place's name.
     pub(super) fn from_name(name: &str) -> Option<Place> {
         let (_, rest) = name.strip_prefix("rank ")?.split_once(" on ")?;
         let (node, folder) = rest.rsplit_once(' ')?;
         Some(Place { node: node.to_owned(), folder: u64::from_str_radix(folder, 16).ok()? })
     }
 
-    /// Returns whether bytes between the two cross no network.
+    /// Returns whether both are on one node, so that bytes between them cross no network.
     pub(super) fn is_on_node_of(&self, other: &Place) -> bool {
         self.node == other.node
     }
 }
 
-/// The same number for all paths to a folder. Without it, as for a folder that is missing, each path is its own.
+/// Hash that is the same for all paths to a folder. If the folder is missing, each path has its own hash.
 fn id_of(folder: &Path) -> u64 {
     let text = match std::fs::metadata(folder) {
         Ok(found) => format!("{} {}", found.dev(), found.ino()),

@@ -1,4 +1,4 @@
-//! Progress of a rank's exchange: a page that its peers read like any other.
+//! Progress of a rank's exchange, in a page that its peers read like any other.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use dlfs_base::checksum::crc32c;
 use dlfs_base::units::Epoch;
 
-/// Progress of a rank: it has all samples that it gets in the epochs before `epoch`, and those of the first
+/// Progress of a rank: it has received all samples of the epochs before `epoch`, and those of the first
 /// `steps` steps of `epoch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Progress {
@@ -14,13 +14,13 @@ pub(super) struct Progress {
     pub(super) steps: u64,
 }
 
-/// The page in which a rank says how far it is.
+/// The page in which a rank reports its progress.
 ///
 /// | bytes  | field    | meaning                                         |
 /// |--------|----------|-------------------------------------------------|
 /// | 0..8   | `magic`  | `DLFSPLS1`                                      |
-/// | 8..16  | `epoch`  | the epoch whose exchange is under way           |
-/// | 16..24 | `steps`  | steps of it, from the first, that have ended    |
+/// | 8..16  | `epoch`  | the epoch whose exchange is in progress         |
+/// | 16..24 | `steps`  | leading steps of this exchange that have ended  |
 /// | 24..28 | `crc`    | CRC32C of bytes 0 to 24                         |
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -8,40 +8,40 @@ use super::media::Media;
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_order::tier::PAGE_BYTES;
 
-/// Counters of a store since it was opened: what it holds, and what it has exchanged.
+/// Counters of a store since it was opened: its contents, and its exchanges.
 pub type StoreStats = StoreCounts<u64>;
 
 /// The counters behind [`StoreStats`].
 pub(super) type Counters = StoreCounts<AtomicU64>;
 
-/// The counters of a store, which are read, or counted by several threads.
+/// The counters of a store: values, or atomic counters for several threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct StoreCounts<T> {
-    /// Bytes of the pages that it has now.
+    /// Bytes of the pages that are in the store now.
     pub held_bytes: T,
-    /// The most bytes of pages that it ever had.
+    /// Maximum of `held_bytes` so far.
     pub peak_bytes: T,
-    /// Samples that lay there when it was opened, and were right.
+    /// Samples that were in the store when it was opened, and whose checksums matched.
     pub found: T,
-    /// Samples that were brought from the origin before an epoch began.
+    /// Samples that were fetched from the origin before an epoch began.
     pub staged: T,
     /// Bytes of the pages of those samples.
     pub staged_bytes: T,
-    /// Samples that came from the ranks that had them.
+    /// Samples that were received from other ranks.
     pub received: T,
     /// Bytes of the pages of those samples.
     pub received_bytes: T,
-    /// Those of them that came from ranks on the same node, and crossed no network.
+    /// The part of `received_bytes` from ranks on the same node, which crossed no network.
     pub near_bytes: T,
-    /// Samples that came from the origin, because the rank that had them was late or dead.
+    /// Samples that were fetched from the origin because the rank that had them was late or dead.
     pub from_origin: T,
     /// Bytes of the pages of those samples.
     pub from_origin_bytes: T,
-    /// Samples that were deleted after their new ranks had them.
+    /// Samples that were deleted after their new ranks had received them.
     pub deleted: T,
-    /// Samples that a peer delivered with another checksum. None of them was stored.
+    /// Samples from a peer with wrong checksums. They are never stored.
     pub mismatched: T,
-    /// Steps of exchanges that this rank has ended, those included in which it kept its own sample.
+    /// Completed steps of exchanges, including steps in which this rank kept its own sample.
     pub steps: T,
     /// Reads that waited for a sample that had not arrived.
     pub waits: T,

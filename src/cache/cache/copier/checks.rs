@@ -1,7 +1,8 @@
-//! Copies of an earlier run, each of which is compared with its checksum in the index before anybody reads it.
+//! Verification of an earlier run's copies: each is compared with its checksum in the index before
+//! anybody reads it.
 //!
-//! Until then its pages are claimed: readers wait for them, as for pages that somebody reads, and what they wait for is
-//! checked first.
+//! Until then its pages are claimed: readers wait for them as for pages that are being read. Copies
+//! that a reader waits for are checked first.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -14,11 +15,12 @@ use dlfs_order::tier::{CopyTable, Kept, PageSet, sum_of_pages};
 /// Copies that are not checked yet.
 #[derive(Default)]
 pub(super) struct Checks {
-    /// With their tiers, in the order of their turns. Those whose check has begun, or that were evicted, have no pages.
+    /// Copies and their tiers, in the order of checking. An entry has no pages once its check has begun
+    /// or it was evicted.
     copies: Vec<(u8, Kept)>,
-    /// Units, ascending, and where they are in `copies`.
+    /// Units, ascending, and their positions in `copies`.
     by_unit: Vec<(u32, u32)>,
-    /// The next one to check, in `copies`.
+    /// Position in `copies` of the next copies to check.
     next: usize,
     /// Units whose copies are being read.
     reading: HashSet<u32>,
@@ -34,7 +36,7 @@ impl Checks {
         Checks { copies, by_unit, ..Checks::default() }
     }
 
-    /// Returns whether the copies of the unit are not known to be intact.
+    /// Returns whether copies of the unit are still to be verified.
     pub(super) fn contains(&self, unit: u32) -> bool {
         let is_waiting = |at: usize| !self.copies[at].1.pages.is_empty();
         self.place_of(unit).is_some_and(is_waiting) || self.reading.contains(&unit)
@@ -50,7 +52,7 @@ impl Checks {
         dropped.is_some()
     }
 
-    /// The next copies to check: those that a reader waits for, if one does.
+    /// The next copies to check; copies that a reader waits for come first.
     fn next(&mut self, table: &CopyTable) -> Option<(u8, Kept)> {
         if self.next == self.copies.len() {
             (self.copies, self.by_unit, self.next) = Default::default();
@@ -94,7 +96,7 @@ impl Copier {
         }
     }
 
-    /// Publishes copies of an earlier run if they match the checksum in the index.
+    /// Publishes copies of an earlier run if they match their checksum in the index.
     pub(super) fn checked(&mut self, tier: u8, kept: Kept, result: Result<IoBuf>, now: Instant) {
         let first = kept.pages.0.trailing_zeros();
         self.checks.reading.remove(&kept.unit);
@@ -103,7 +105,7 @@ impl Copier {
             self.shared.copies.publish(kept.unit, kept.pages);
             self.shared.copies.end_check(kept.unit);
             if self.shared.units.long_of(kept.unit).is_some() {
-                self.fill(kept.unit, now); // a killed process may have left a part of it
+                self.fill(kept.unit, now); // a killed process may have left only a part of the sample
             }
         } else {
             self.shared.counters.damaged(tier);

@@ -1,4 +1,5 @@
-//! Eviction of copies that a plan does not keep, or that take the room of what this node holds for others.
+//! Eviction of copies that a plan does not keep, or that take room from the chunks that this node holds
+//! for others.
 
 use std::time::Instant;
 
@@ -23,7 +24,8 @@ impl Copier {
         }
     }
 
-    /// Evicts the copies of some pages of a unit; where that needs them verified first, when they are.
+    /// Evicts the copies of some pages of a unit; if they must be verified first, evicts them after
+    /// that.
     pub(super) fn evict_pages(&mut self, unit: u32, pages: PageSet, now: Instant) {
         let is_whole = self.shared.copies.reserved(unit).without(pages).is_empty();
         let is_moving = self.is_moving(unit);

@@ -1,8 +1,8 @@
-//! Copies in memory that are gone from the table, and that peers may still have borrowed.
+//! Copies in memory that are no longer in the table, but that peers may still have borrowed.
 //!
-//! A tier in memory lends its copies, and whoever reads a peer may take long to receive them. Until all buffers
-//! have come back nothing is written in their place: a page whose copy was corrupt is not kept again, and readers
-//! get it from the origin; the room of an evicted unit stays reserved.
+//! A tier in memory lends its copies, and a peer that reads them may take long to receive them. Nothing
+//! is written in their place until all buffers have come back. Until then a page whose copy was corrupt
+//! is not kept again, and readers get it from the origin; the room of an evicted unit stays reserved.
 
 use std::collections::HashMap;
 
@@ -10,22 +10,23 @@ use super::Copier;
 use crate::cache::vacated::Vacated;
 use dlfs_order::tier::{CopyLocation, PageSet};
 
-/// Pages and room that wait for lent buffers to come back. Empty nearly always.
+/// Pages and room that wait for lent buffers to come back. Nearly always empty.
 #[derive(Default)]
 pub(super) struct Lent {
-    /// Pages of units that are to be written again.
+    /// Pages of units that will be written again.
     pages: HashMap<u32, PageSet>,
-    /// Room of units without copies.
+    /// Room of units that have no more copies.
     room: Vec<Vacated>,
 }
 
 impl Lent {
-    /// Returns whether nothing waits.
+    /// Returns whether nothing is waiting.
     pub(super) fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.room.is_empty()
     }
 
-    /// Returns whether all room of evicted units is free. Until then nothing is fetched ahead: it would find no room.
+    /// Returns whether all room of evicted units is free. Until then nothing is fetched ahead, for lack
+    /// of room.
     pub(super) fn has_no_room(&self) -> bool {
         self.room.is_empty()
     }
@@ -37,8 +38,8 @@ impl Lent {
 }
 
 impl Copier {
-    /// Ends the lending of `pages` of a unit; returns whether they may be written, because no buffer of an older copy
-    /// is outstanding. Otherwise they are not fetched until they may.
+    /// Ends the lending of `pages` of a unit. Returns whether they may be written: no buffer of an
+    /// older copy is outstanding. Otherwise they are not fetched until they may be written.
     pub(super) fn take_back(&mut self, unit: u32, pages: PageSet) -> bool {
         let Some(location) = self.shared.copies.location(unit) else { return true };
         let is_back = self.is_back(location, pages);
@@ -49,7 +50,7 @@ impl Copier {
         is_back
     }
 
-    /// Looks whether buffers have come back; returns whether any has.
+    /// Checks whether buffers have come back; returns whether any has.
     pub(super) fn take_all_back(&mut self) -> bool {
         if self.lent.is_empty() {
             return false;
@@ -66,7 +67,7 @@ impl Copier {
         has_moved
     }
 
-    /// Removes all copies of the unit and frees its room, as soon as nobody has borrowed any of it.
+    /// Removes all copies of the unit and frees its room once no borrower has any of it.
     pub(super) fn drop_copies(&mut self, unit: u32) {
         self.end_filling(unit);
         let Some(location) = self.shared.copies.location(unit) else { return };
@@ -78,7 +79,8 @@ impl Copier {
 
     fn is_back(&self, location: CopyLocation, pages: PageSet) -> bool {
         let media = &self.shared.media[usize::from(location.tier)];
-        // All of them, so that none is lent any more.
+        // Calls `thaw` for every range, without stopping at the first that is lent: this ends all
+        // lending.
         location.ranges(pages).filter(|range| !media.thaw(range)).count() == 0
     }
 }

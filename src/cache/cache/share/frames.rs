@@ -1,16 +1,18 @@
-//! The messages of an attached process to the owner, after the first message.
+//! Messages of an attached process to the owner, after the connection's first message.
 //!
 //! | bytes  | field   | meaning                                                          |
 //! |--------|---------|------------------------------------------------------------------|
-//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone, 5 plan, 6 hold              |
-//! | 4..8   | `unit`  | index of the unit; the number of a plan's copies, of held chunks |
-//! | 8..16  | `pages` | bit i: the unit's page i; of a piece contiguous, its bytes follow |
+//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone, 5 plan, 6 hold             |
+//! | 4..8   | `unit`  | index of the unit; number of a plan's copies, or of held chunks  |
+//! | 8..16  | `pages` | bit i: the unit's page i; kind 3: contiguous, their bytes follow |
 //!
-//! The `pages` of a plan are the number of portions of the data set. The portions of its copies follow, 4 bytes each in
-//! the order of the first read, then for each portion of the data set how often it is read, 2 bytes each.
+//! For kind 5 (plan), `pages` is the number of portions of the data set. The portions of the plan's copies
+//! follow, 4 bytes each, in the order of the first read; then the number of reads of each portion of the data
+//! set, 2 bytes each.
 //!
-//! What a process holds for other nodes has bit 0 of `pages` set if all of it is to be fetched. The chunks of the data
-//! set follow, 12 bytes each: first unit, unit behind the last, 1 if it is held or 0. All numbers are little-endian.
+//! For kind 6 (hold), bit 0 of `pages` is set if the copier must fetch all held chunks. The chunks of the
+//! data set follow, 12 bytes each: first unit, unit after the last, 1 if the chunk is held or 0. All numbers
+//! are little-endian.
 
 use std::borrow::Cow;
 use std::ops::{Deref, Range};
@@ -20,24 +22,24 @@ use crate::cache::TierPlan;
 use crate::cache::holdings::Held;
 use dlfs_order::tier::{Holding, PAGE_BYTES, PageSet, Units};
 
-/// A message; `B` are the bytes of pages.
+/// A message; `B` holds the bytes of pages.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::cache) enum Frame<B> {
     /// The copies of these pages were corrupt or unreadable; they are no longer published.
     Corrupt(u32, PageSet),
     /// The process has claimed these pages, and reads them from the origin.
     Expect(u32, PageSet),
-    /// Expected pages, contiguous.
+    /// The bytes of contiguous pages that were announced by `Expect`.
     Piece { unit: u32, pages: PageSet, bytes: B },
-    /// Expected pages will not arrive; they are no longer claimed.
+    /// Announced pages will not arrive; they are no longer claimed.
     Gone(u32, PageSet),
-    /// The process's plan of what to keep. The owner assigns the tiers.
+    /// The process's plan of the pages to keep. The owner assigns the tiers.
     Plan(Arc<TierPlan>),
     /// The chunks that the process holds for other nodes.
     Hold(Held),
 }
 
-/// The message is invalid.
+/// Error: the message is invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
@@ -121,7 +123,7 @@ fn parse_plan<'a>(
     rest: &'a [u8],
     units: &Units,
 ) -> Result<Parsed<'a>, Malformed> {
-    // Without portions of their own, units are portions.
+    // Units without portions of their own are portions.
     if u64::from(num_copies) > num_portions || num_portions > units.num_pages() {
         return Err(Malformed);
     }
@@ -167,7 +169,7 @@ fn parse_hold<'a>(
     Ok(Some((Frame::Hold(held), HEAD_BYTES + bytes.len())))
 }
 
-/// Length of a chunk in the message of what a process holds.
+/// Length of one chunk in a message of kind 6 (hold).
 const CHUNK_BYTES: usize = 12;
 
 pub(super) const HEAD_BYTES: usize = 16;

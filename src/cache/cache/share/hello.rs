@@ -1,4 +1,4 @@
-//! The first message of a connection: what the owner shares, with the table of copies.
+//! First message of a connection: the tiers that the owner shares, with the table of copies.
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -20,7 +20,7 @@ use crate::cache::options::MAX_TIERS;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_order::tier::Policy;
 
-/// The owner's first message: its identity, and what it shares.
+/// The owner's first message: its identity, and the tiers that it shares.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::cache) struct Hello {
     /// Version of these messages, of the table and of the frames.
@@ -30,7 +30,7 @@ pub(in crate::cache) struct Hello {
     pub pid: u32,
     pub uuid: [u8; 16],
     pub generation: u64,
-    /// The fingerprint of the division into units.
+    /// Fingerprint of the division into units.
     pub fingerprint: u64,
     pub policy: String,
     pub tiers: Vec<SharedTier>,
@@ -44,7 +44,7 @@ pub(in crate::cache) struct SharedTier {
     pub place: Place,
     pub data_offset: u64,
     pub capacity_pages: u64,
-    /// Set if only pages that are written take room.
+    /// Set if only written pages take room.
     pub is_sparse: bool,
     /// Set if long samples are files of their own beside it.
     pub has_own_files: bool,
@@ -58,19 +58,19 @@ pub(in crate::cache) enum Place {
     File(PathBuf),
     /// In the remote namespace at this address.
     Namespace(String),
-    /// In shared memory of this length in bytes. The files of all tiers in memory come with the message, in
-    /// the order of the tiers.
+    /// In shared memory of this length in bytes. The file descriptors of all tiers in memory come with the
+    /// message, in the order of the tiers.
     Memory(u64),
 }
 
-/// All that a process receives when it attaches.
+/// The data and descriptors that a process receives when it attaches.
 #[derive(Debug)]
 pub(in crate::cache) struct Welcome {
     pub stream: UnixStream,
     pub hello: Hello,
-    /// The memory of the table.
+    /// Descriptor of the table's memory.
     pub table: OwnedFd,
-    /// The memory of the tiers that are in memory.
+    /// Descriptors of the tiers in memory.
     pub memory: Vec<OwnedFd>,
 }
 
@@ -95,11 +95,11 @@ impl Hello {
     }
 }
 
-/// Connects to the owner that listens on the socket `name`; `None` if there is none.
+/// Connects to the owner that listens on the socket `name`; `None` if nobody listens.
 ///
 /// # Errors
-/// `Refused`: the owner belongs to another user. `Unsupported`: it runs another version of dlfs.
-/// `TimedOut`, `Internal`: it does not answer within a second, or not as an owner does.
+/// `Refused`: the owner belongs to another user. `Unsupported`: the owner runs another version of dlfs.
+/// `TimedOut`, `Internal`: there is no answer within a second, or the answer is not an owner's.
 pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
     let welcomes = place::paths_of(name).into_iter().map(|path| connect_at(&path));
     welcomes.filter_map(Result::transpose).next().transpose()
@@ -111,7 +111,7 @@ fn connect_at(path: &Path) -> Result<Option<Welcome>> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) => {}
         Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
-        // Its backlog of connections is full.
+        // The listener's backlog of connections is full.
         Err(Errno::AGAIN) => return Err(failed(ErrorKind::TimedOut, "it accepts nobody")),
         Err(errno) => return Err(std::io::Error::from(errno).into()),
     }
@@ -132,7 +132,8 @@ fn connect_at(path: &Path) -> Result<Option<Welcome>> {
     Ok(Some(Welcome { stream, hello, table, memory: files }))
 }
 
-/// Sends the first message with its files, the table first. It fits into the buffer of a new socket.
+/// Sends the first message with its file descriptors, the table's first. The message fits into the buffer of
+/// a new socket.
 pub(super) fn send(stream: &UnixStream, hello: &Hello, files: &[BorrowedFd<'_>]) -> Result<()> {
     let text = serde_json::to_vec(hello).map_err(std::io::Error::other)?;
     let len = (text.len() as u32).to_le_bytes();
@@ -179,7 +180,7 @@ fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((text, files))
 }
 
-/// Parses the version first: another version may differ in everything else.
+/// Parses the version first: other versions may differ in all other fields.
 fn parse(text: &[u8]) -> Result<Hello> {
     let unknown = |error: serde_json::Error| {
         failed(ErrorKind::Internal, "its first message is unknown").source(error)
@@ -201,15 +202,15 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
     Error::new(kind, format!("cannot share the tiers of the process that has them: {why}"))
 }
 
-/// Version of the hello, the table of copies and the frames.
+/// Version of the first message, the table of copies and the frames.
 pub(in crate::cache) const PROTOCOL: u32 = 7;
 
-/// The table, and each tier's memory.
+/// Limit of descriptors in the first message: the table, and each tier's memory.
 const MAX_FILES: usize = 1 + MAX_TIERS;
 
 const MAX_HELLO_BYTES: usize = 64 << 10;
 
-/// How long the owner may take to answer.
+/// Timeout of the owner's answer.
 const HELLO_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

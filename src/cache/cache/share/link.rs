@@ -1,4 +1,4 @@
-//! The side of an attached process: sends data to keep to the owner, and detects the owner's end.
+//! Attached process's side of a connection: sends pages to keep to the owner, and detects the owner's end.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -21,19 +21,20 @@ use dlfs_base::threads::{self, Fate, Thread};
 /// A message to the owner.
 pub(in crate::cache) type Message = Frame<IoBuf>;
 
-/// A connection to the owner of the tiers, with two threads: one sends, one waits for its end.
+/// A connection to the owner of the tiers, with two threads: one sends messages, one waits for the owner's
+/// end.
 pub(in crate::cache) struct Link {
-    /// The last one is `None`.
+    /// Queue of messages; `None` ends it.
     messages: Sender<Option<Message>>,
     connection: Arc<Connection>,
     is_alive: Arc<AtomicBool>,
     queued_bytes: Arc<AtomicUsize>,
     ended: Receiver<Infallible>,
-    /// They end with the connection; nobody joins them.
+    /// The threads end with the connection; nobody joins them.
     _threads: [Thread; 2],
 }
 
-/// The owner notices the end of this process, whatever its children do.
+/// The socket; forked children do not keep it open, so the owner notices the end of this process.
 struct Connection {
     _own: NotInherited,
     stream: UnixStream,
@@ -62,8 +63,8 @@ impl Link {
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
             threads::start(WATCHER, &Fate::default(), waiting, |(connection, messages, end)| {
-                // The owner sends nothing after its first message: this returns only when the owner
-                // has ended, not when a signal interrupts it.
+                // The owner sends nothing after its first message, and `read_exact` retries after a signal:
+                // it returns only when the owner has ended.
                 let _ = (&mut &connection.stream).read_exact(&mut [0]);
                 end.store(false, Ordering::Release);
                 let _ = messages.send(None); // wakes the sender
@@ -77,7 +78,7 @@ impl Link {
         self.is_alive.load(Ordering::Acquire)
     }
 
-    /// Disconnected when the connection has ended.
+    /// Channel that is disconnected when the connection has ended.
     pub(in crate::cache) fn ended(&self) -> Receiver<Infallible> {
         self.ended.clone()
     }
@@ -87,27 +88,27 @@ impl Link {
         let _ = self.messages.send(Some(message)); // fails only when the connection has ended
     }
 
-    /// Bytes that wait to be sent.
+    /// Bytes of queued messages.
     pub(in crate::cache) fn queued_bytes(&self) -> &AtomicUsize {
         &self.queued_bytes
     }
 
-    /// Returns whether nothing waits to be sent.
+    /// Returns whether no message is queued.
     pub(in crate::cache) fn is_idle(&self) -> bool {
         self.messages.is_empty() || !self.is_alive()
     }
 
-    /// Ends the connection once all that waits is sent, or after [`LAST_SENDS`].
+    /// Sends all queued messages, for up to [`LAST_SENDS`], and ends the connection.
     pub(in crate::cache) fn finish(&self) {
         let _ = self.messages.send(None); // fails only when the connection has ended
-        let _ = self.ended.recv_timeout(LAST_SENDS); // it never receives: it ends or is late
+        let _ = self.ended.recv_timeout(LAST_SENDS); // nothing is sent: waits for the end or the timeout
         self.close();
     }
 
     /// Ends the connection; the threads end by themselves.
     fn close(&self) {
         self.is_alive.store(false, Ordering::Release);
-        let _ = self.connection.stream.shutdown(Shutdown::Both); // fails only when it has ended
+        let _ = self.connection.stream.shutdown(Shutdown::Both); // fails only when the connection has ended
         let _ = self.messages.send(None);
     }
 }
@@ -118,7 +119,7 @@ impl Drop for Link {
     }
 }
 
-/// Marks the connection as ended, also when its thread panics.
+/// Guard that marks the connection as ended, also when its thread panics.
 struct End {
     is_alive: Arc<AtomicBool>,
     _held: Sender<Infallible>,
@@ -146,7 +147,7 @@ impl Sending {
             }
         }
         self.end.is_alive.store(false, Ordering::Release);
-        let _ = self.connection.stream.shutdown(Shutdown::Both); // wakes the other thread
+        let _ = self.connection.stream.shutdown(Shutdown::Both); // wakes the thread that waits for the owner's end
     }
 
     fn send(&self, message: &Message) -> std::io::Result<()> {
@@ -160,7 +161,7 @@ impl Sending {
     }
 }
 
-/// How long an owner may take to receive the last data.
+/// Timeout for an owner to receive the last data.
 const LAST_SENDS: Duration = Duration::from_secs(5);
 
 const SENDER: &str = "dlfs-tiers-send";

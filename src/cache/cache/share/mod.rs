@@ -1,29 +1,29 @@
-//! Sharing the tiers of one node: the process that opens them first owns them, the others attach.
+//! Sharing of tiers on one node: the process that opens them first owns them, the others attach.
 //!
-//! The owner keeps the table of copies, and the copies of tiers in memory, in shared memory that all processes
-//! map. It listens on a Unix socket. A process that attaches gets the table, the memory and the paths of
-//! the tiers in files, and from then on reads copies itself: as fast as the owner, without a message. It
-//! sends the pages that it reads from its own origin to the owner, whose copier assembles and writes all
-//! copies; so each page is kept once and read from the origin once. A forked child of either attaches in the
-//! same way.
+//! The owner keeps the table of copies, and the copies of tiers in memory, in shared memory that all
+//! processes map. It listens on a Unix socket. A process that attaches gets the table, the memory and the
+//! paths of the tiers in files. From then on it reads copies itself, as fast as the owner and without a
+//! message. It sends the owner the pages that it reads from its own origin, and the owner's copier assembles
+//! and writes all copies. So each page is kept once and read from the origin once. A forked child of the
+//! owner or of an attached process attaches in the same way.
 //!
-//! The alternative was to read copies through the owner's target: each read would then cost the
-//! owner a turn and copy each byte twice through a socket, and a stopped owner would block all
-//! reads.
+//! The alternative was to read copies through the owner's target. Each read would then cost the owner a turn
+//! and copy each byte twice through a socket, and a stopped owner would block all reads.
 //!
-//! The socket lies in a folder of the user (`place.rs`). Its name is made of the device and inode of the first tier
-//! in a file; where none is, of the image and its generation, and of the node's name if it has one.
-//! What a killed owner leaves is replaced. Both sides check that the other one belongs to the same user. Without a
-//! file to lock, whoever has the name owns the tiers.
+//! The socket lies in a folder of the user (`place.rs`). Its name consists of the device and inode of the
+//! first tier in a file. If no tier is in a file, the name consists of the image, its generation and the
+//! node's name, if it has one; the process that has bound the name then owns the tiers, since there is no
+//! file to lock. The socket of a killed owner is replaced. Both sides check that the other side belongs to
+//! the same user.
 //!
-//! Under the policy *clairvoyant* each process sends the owner what it plans to keep, and the owner keeps by all
-//! plans together (`TierPlan::merge`). Under *first-touch*, each process whose node holds chunks for other nodes tells
-//! the owner which, and the owner keeps room for the chunks of all of them (`holdings.rs`).
+//! Under the policy *clairvoyant* each process sends the owner its plan, and the owner follows the merged
+//! plans (`TierPlan::merge`). Under *first-touch*, each process whose node holds chunks for other nodes sends
+//! the owner these chunks, and the owner keeps room for the chunks of all processes (`holdings.rs`).
 //!
-//! When the owner is gone, so is the connection, and the attached process uses no copy any more: the
-//! next owner may overwrite it. It continues from the origin at once, and tries to open the tiers again,
-//! as every other attached process does (`heir.rs`): the one that gets the lock on the files, or the name,
-//! owns them, the others attach to it. Copies in files are reused, those in memory are lost.
+//! When the owner ends, its connections end, and the attached processes stop using copies, since the next
+//! owner may overwrite them. They continue from the origin at once, and each of them tries to open the tiers
+//! again (`heir.rs`). The process that gets the lock on the files, or the name, becomes the owner; the others
+//! attach to it. Copies in files are reused, copies in memory are lost.
 //!
 //! Read `hello.rs` first, then `owner.rs` and `link.rs`.
 
@@ -49,7 +49,7 @@ use super::{Identity, folder};
 use dlfs_base::process::mark_ours;
 
 /// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
-/// first tier in a file has none yet.
+/// first tier in a file has no file yet.
 pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<String> {
     match first_path(options, identity) {
         Some(path) => name_of(&path),
@@ -57,7 +57,7 @@ pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<S
     }
 }
 
-/// Returns whether no process holds the lock on the first tier in a file; then no process of dlfs owns these tiers.
+/// Returns whether the lock on the first tier in a file is free; then no process of dlfs owns these tiers.
 pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
     match first_path(options, identity) {
         Some(path) => folder::is_unused(&path),
@@ -65,19 +65,19 @@ pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
     }
 }
 
-/// Name of the socket that is also the lock on the tiers, where none of them is in a file.
+/// Name of the socket that also serves as the lock on the tiers; `None` if any of them is in a file.
 pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Option<String> {
     if first_path(options, identity).is_some() {
         return None;
     }
     let Identity { uuid, generation } = identity;
     let tiers = format!("{uuid}-g{generation}-{}", options.node.as_deref().unwrap_or_default());
-    // A path of a socket has 107 bytes at most.
+    // Hashed, since a socket's path is limited to 107 bytes.
     Some(format!("ram-{:016x}", xxh3_64(tiers.as_bytes())))
 }
 
-/// Takes the remote namespace at `address` for this process, among those of this user on this machine. Nobody connects
-/// to the socket.
+/// Claims the remote namespace at `address` for this process, among the processes of this user on this
+/// machine. The bound name is the lock; nobody connects to the socket.
 ///
 /// # Errors
 /// As [`Listener::on`].
@@ -94,7 +94,7 @@ fn first_path(options: &TierOptions, identity: Identity) -> Option<PathBuf> {
     Some(if path.is_dir() { path.join(folder::file_name(identity)) } else { path.clone() })
 }
 
-/// Name of the socket for the tier at `path`; `None` if that is neither a file nor a block device.
+/// Name of the socket for the tier at `path`; `None` if the path is neither a file nor a block device.
 fn name_of(path: &Path) -> Option<String> {
     let found = std::fs::metadata(path).ok()?;
     let place = match found.file_type() {
@@ -105,8 +105,8 @@ fn name_of(path: &Path) -> Option<String> {
     Some(format!("tier-{place}"))
 }
 
-/// Returns whether the owner has opened the tiers that `options` name. Warns if it has opened others, or with another
-/// policy: its options are in effect.
+/// Returns whether the owner has opened the tiers that `options` name. Warns if the owner's tiers or policy
+/// differ: the owner's options are in effect.
 pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
     let owned: Vec<&str> = hello.tiers.iter().map(|tier| tier.name.as_str()).collect();
     let wanted: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();
@@ -124,7 +124,7 @@ pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
     owned == wanted
 }
 
-/// A socket for a path, which never blocks.
+/// Creates a non-blocking Unix socket.
 fn unix_socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,4 +1,4 @@
-//! The owner's side: accepts processes that attach, and passes their messages to the copier.
+//! Owner's side of sharing: accepts processes that attach, and passes their messages to the copier.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind as IoKind, Read, Write};
@@ -26,9 +26,9 @@ use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_base::threads::{self, Fate, Thread};
 use dlfs_order::tier::PageSet;
 
-/// Serves processes that attach, on a thread of its own, until it is dropped.
+/// Serves processes that attach, on a thread of its own, until it is stopped.
 pub(in crate::cache) struct Owner {
-    /// A byte in it ends the thread.
+    /// Socket that ends the thread when a byte is written to it.
     stop: UnixStream,
     thread: Thread,
 }
@@ -56,14 +56,14 @@ impl Owner {
     }
 }
 
-/// All that a process gets when it attaches, and where.
+/// The data and descriptors that a process gets when it attaches, and the socket on which it gets them.
 pub(in crate::cache) struct Sharing {
     /// The name of the socket.
     pub(in crate::cache) name: String,
-    /// Without one the owner retries to listen on the name, which another process has for now.
+    /// `None` while another process has the name; the owner then retries to listen on it.
     pub(in crate::cache) listener: Option<Listener>,
     pub(in crate::cache) hello: Hello,
-    /// The table's file, and those of tiers in memory.
+    /// Descriptors of the table and of the tiers in memory.
     pub(in crate::cache) files: Vec<OwnedFd>,
 }
 
@@ -72,7 +72,7 @@ struct Server {
     sharing: Sharing,
     stopped: UnixStream,
     attached: Vec<Attached>,
-    /// Number of the last connection; 0 is [`OWN`](crate::cache::OWN).
+    /// Number of the latest connection; 0 is [`OWN`](crate::cache::OWN).
     last: u64,
 }
 
@@ -81,12 +81,13 @@ struct Attached {
     pid: i32,
     /// The number of its connection.
     number: u64,
-    /// It notices the owner's end, whatever the owner's children do.
+    /// Keeps the owner's children from holding the connection open, so that the process notices the owner's
+    /// end.
     _own: NotInherited,
     stream: UnixStream,
-    /// Bytes of messages that are not complete yet.
+    /// Bytes of an incomplete message.
     bytes: Vec<u8>,
-    /// Pages that it has claimed and not sent.
+    /// Pages that the process has claimed and not sent yet.
     expected: HashMap<u32, PageSet>,
 }
 
@@ -114,7 +115,7 @@ impl Server {
         }
     }
 
-    /// Waits for a connection or messages; `None`: the owner ends.
+    /// Waits for a connection or messages; `None`: the owner is ending.
     fn wait(&self) -> Option<(bool, Vec<usize>)> {
         let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
         fds.extend(self.attached.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
@@ -145,8 +146,9 @@ impl Server {
                 Err(error) if error.kind() == IoKind::Interrupted => continue,
                 Err(error) => {
                     if error.kind() != IoKind::WouldBlock {
-                        // For example, no descriptor is left. The listener would stay ready and the
-                        // thread would spin, so it listens again later; waiting processes retry.
+                        // For example, no file descriptor is left. The listener would stay ready and the
+                        // thread would spin, so the owner listens again later; processes that are connecting
+                        // retry.
                         tracing::warn!(%error, "other processes cannot attach to the tiers for now");
                         self.sharing.listener = None;
                     }
@@ -184,8 +186,8 @@ impl Server {
 }
 
 impl Attached {
-    /// Reads and handles what has arrived. `false`: the process has disconnected or sent an invalid
-    /// message.
+    /// Reads and handles the bytes that have arrived. Returns `false` if the process has disconnected or sent
+    /// an invalid message.
     fn read(&mut self, shared: &Shared) -> bool {
         let before = self.bytes.len();
         self.bytes.resize(before + READ_BYTES, 0);
@@ -219,7 +221,7 @@ impl Attached {
         true
     }
 
-    /// Handles what has been sent by now, unless it is more than the copier takes.
+    /// Handles the messages that have been sent by now, up to the limit of the copier's queue.
     fn read_rest(&mut self, shared: &Shared) {
         let has_sent = |stream: &UnixStream| {
             let mut fds = [PollFd::new(stream, PollFlags::IN)];
@@ -236,7 +238,7 @@ impl Attached {
             Frame::Corrupt(unit, pages) => shared.send(Job::Corrupt(unit, pages)),
             Frame::Expect(unit, pages) => {
                 let wanted = shared.wants(unit, pages);
-                // Nobody needs to wait for pages that find no room.
+                // Releases pages that find no room, so that nobody waits for them.
                 shared.copies.release(unit, pages.without(wanted));
                 if !wanted.is_empty() {
                     let expected = self.expected.entry(unit).or_default();
@@ -262,7 +264,7 @@ impl Attached {
         }
     }
 
-    /// Those of `pages` that were expected; they are no longer.
+    /// Takes `pages` off the expected pages; returns the part that was expected.
     fn take_expected(&mut self, unit: u32, pages: PageSet) -> PageSet {
         let Some(expected) = self.expected.get_mut(&unit) else { return PageSet::NONE };
         let taken = expected.and(pages);
@@ -273,19 +275,19 @@ impl Attached {
         taken
     }
 
-    /// Ends the claims of a process that has disconnected: its data will not arrive.
+    /// Releases the claims of a process that has disconnected: its data will not arrive.
     fn end(self, shared: &Shared) {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
         }
-        // Its plans and what it held stay until somebody plans or holds again: evicting it now would make no room
-        // for anybody.
+        // The merged plans and held chunks stay in effect until a process sends new ones: evicting this
+        // process's part now would make room for nobody.
         shared.plans.lock().remove(&self.number);
         shared.holdings.lock().held.remove(&self.number);
     }
 }
 
-/// The process at the other end; 0 if the operating system does not say.
+/// The process id at the other end; 0 if the operating system does not report it.
 fn told_pid(stream: &UnixStream) -> i32 {
     let peer = rustix::net::sockopt::socket_peercred(stream);
     let pid = peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get());
@@ -293,7 +295,7 @@ fn told_pid(stream: &UnixStream) -> i32 {
     pid
 }
 
-/// The socket on which the owner listens. Nobody listens there when the owner has ended, whatever its children do.
+/// The socket on which the owner listens. The owner's children do not keep it open: it ends with the owner.
 pub(in crate::cache) struct Listener {
     path: PathBuf,
     /// Device and inode of the socket's file.
@@ -303,8 +305,8 @@ pub(in crate::cache) struct Listener {
 }
 
 impl Listener {
-    /// As [`Listener::on`], but waits a moment for a name that its last user, who has just been killed, has
-    /// not given back yet. Warns if it stays in use.
+    /// Like [`Listener::on`], but waits a moment for a name whose last user has just been killed and has not
+    /// released it yet. Warns if the name stays in use.
     pub(in crate::cache) fn soon_on(name: &str) -> Option<Listener> {
         let until = Instant::now() + NAME_WAIT;
         loop {
@@ -328,10 +330,11 @@ impl Listener {
     /// Listens on the socket `name`.
     ///
     /// # Errors
-    /// `AddrInUse`: somebody else does. Those of [`place::path_of`] and of the operating system.
+    /// `AddrInUse`: another process listens on the name. Errors of [`place::path_of`] and of the operating
+    /// system.
     pub(in crate::cache) fn on(name: &str) -> std::io::Result<Listener> {
         let path = place::path_of(name)?;
-        // Whoever finds a socket on which nobody listens replaces it: one process at a time.
+        // Locked, since only one process at a time may replace a socket on which nobody listens.
         let folder = path.parent().unwrap_or(Path::new("."));
         let _lock = Locked::new(folder).map_err(std::io::Error::other)?;
         let socket = unix_socket()?;
@@ -351,14 +354,14 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // While this listens, nobody replaces it; somebody may have removed it.
+        // While this socket listens, nobody replaces its file, but somebody may have removed it.
         if self.file.is_some() && self.file == file_at(&self.path) {
-            let _ = std::fs::remove_file(&self.path); // a leftover is replaced
+            let _ = std::fs::remove_file(&self.path); // on failure, the next owner replaces it
         }
     }
 }
 
-/// Returns whether nobody listens on a socket that is there.
+/// Returns whether the socket's file exists but nobody listens on it.
 fn is_left_behind(address: &SocketAddrUnix) -> Result<bool, Errno> {
     Ok(rustix::net::connect(unix_socket()?, address) == Err(Errno::CONNREFUSED))
 }
@@ -370,17 +373,17 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
 /// Name of the thread.
 const OWNER: &str = "dlfs-tiers-owner";
 
-/// The most processes attached at once.
+/// Limit of processes attached at once.
 const MAX_ATTACHED: usize = 1024;
 
-/// The most bytes read from one process in one turn.
+/// Limit of bytes read from one process in one turn.
 const READ_BYTES: usize = 256 << 10;
 
 const IDLE_WAIT: Duration = Duration::from_secs(5);
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long the end of a killed process may take to give back its name.
+/// Timeout for a killed process to release its name.
 const NAME_WAIT: Duration = Duration::from_millis(200);
 
-/// The time allowed for the thread to end.
+/// Timeout of the thread's end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,19 +1,20 @@
-//! Sockets by which the processes of a user meet, in a folder that nobody else can use.
+//! Sockets by which the processes of a user find each other, in a folder that no other user can access.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The path of the socket `name` that this process makes. Its folder is made if it is not there.
+/// The path of the socket `name` for this process to create. Creates the folder if it is missing.
 ///
 /// # Errors
-/// `PermissionDenied`: another user has taken the folder's name, or can use the folder. Those of the operating system.
+/// `PermissionDenied`: another user has taken the folder's name, or can access the folder. Errors of the
+/// operating system.
 pub(super) fn path_of(name: &str) -> io::Result<PathBuf> {
     Ok(folder(runtime().as_deref(), &std::env::temp_dir())?.join(name))
 }
 
-/// The paths at which another process of this user may have made it: its environment may be another one.
+/// The paths at which another process of this user, with another environment, may have created the socket.
 pub(super) fn paths_of(name: &str) -> Vec<PathBuf> {
     let logged_in = Path::new("/run/user").join(user().to_string());
     let mut folders: Vec<PathBuf> =
@@ -24,7 +25,8 @@ pub(super) fn paths_of(name: &str) -> Vec<PathBuf> {
     folders.into_iter().map(|folder| folder.join(name)).collect()
 }
 
-/// `dlfs` in the folder that the system made for the user's sockets, else one below that for temporary files.
+/// `dlfs` in the runtime folder that the system created for the user; without one, a folder below the
+/// temporary folder.
 fn folder(runtime: Option<&Path>, temporary: &Path) -> io::Result<PathBuf> {
     let path = match runtime.filter(|path| is_private(path)) {
         Some(runtime) => runtime.join("dlfs"),
@@ -52,7 +54,7 @@ fn below(temporary: &Path) -> PathBuf {
     temporary.join(format!("dlfs-{}", user()))
 }
 
-/// Returns whether the path is a folder that this user has to itself.
+/// Returns whether the path is a folder that only this user can access.
 fn is_private(path: &Path) -> bool {
     fs::symlink_metadata(path)
         .is_ok_and(|found| found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0)
@@ -79,7 +81,7 @@ mod tests {
         assert_eq!(found(Some(runtime.path())).unwrap(), runtime.path().join("dlfs"));
         assert_eq!(found(None).unwrap(), own);
         assert_eq!(fs::metadata(&own).unwrap().mode() & 0o777, 0o700);
-        // A runtime folder that others can use is somebody else's, or none.
+        // A runtime folder that others can access is not used.
         fs::set_permissions(runtime.path(), Permissions::from_mode(0o755)).unwrap();
         assert_eq!(found(Some(runtime.path())).unwrap(), own);
 
@@ -102,7 +104,7 @@ mod tests {
         if std::os::unix::fs::chown(&own, Some(65534), None).is_ok() {
             refused("another user's");
         }
-        // As the hint says.
+        // Follows the error's hint.
         fs::set_permissions(runtime.path(), Permissions::from_mode(0o700)).unwrap();
         found(Some(runtime.path())).unwrap();
     }

@@ -1,8 +1,9 @@
-//! A rendezvous on a port of rank 0: a namespace in its memory with one block a rank.
+//! Rendezvous on a port of rank 0: a namespace in rank 0's memory with one block per rank.
 //!
-//! It needs no program but this one: rank 0 serves the namespace by a [`Target`], and the others write and read
-//! blocks as hosts of NVMe/TCP, as `nvme read` would. Blocks 0..W hold the records. A rank that has all of them
-//! writes its block of W..2W, so that rank 0 knows when nobody needs the namespace any more.
+//! It needs no other program: rank 0 serves the namespace by a [`Target`], and the other ranks write and read
+//! blocks as NVMe/TCP hosts, as `nvme read` would. With world size W, blocks 0..W hold the records. When a
+//! rank has all records, it writes its block of W..2W, so that rank 0 knows when nobody needs the namespace
+//! any more.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,9 +21,9 @@ use dlfs_io::qpair::{self, ConnectOptions, Device};
 use dlfs_nvme::nvme::Nqn;
 use dlfs_target::{Target, TargetOptions};
 
-/// Records in the blocks of rank 0's namespace.
+/// Rendezvous whose records lie in the blocks of rank 0's namespace.
 pub struct Blocks {
-    /// The place where the ranks meet, for messages.
+    /// The address where the ranks meet, for messages.
     place: String,
     world_size: u32,
     own: Option<(u32, Vec<u8>)>,
@@ -32,27 +33,28 @@ pub struct Blocks {
 enum Side {
     /// Rank 0, which serves the namespace and uses its memory directly.
     Host { _target: Target, memory: Blocking },
-    /// Any other rank.
+    /// Any other rank, which connects to rank 0.
     Guest { address: Address, connect: Box<ConnectOptions>, connection: Option<Blocking> },
 }
 
 impl Blocks {
-    /// The side of rank 0, which listens on `listen`. With `keys` that the rendezvous need not carry, only ranks that
-    /// have them can write and read records.
+    /// Rank 0's side, which listens on `listen`. With `keys` that the rendezvous need not carry, only ranks
+    /// with these keys can write and read records.
     ///
     /// # Errors
-    /// `Busy`: the port is taken; the message names it. Those of [`Target::bind`].
+    /// `Busy`: the port is in use; the message names it. Errors of [`Target::bind`].
     pub fn host(listen: SocketAddr, world_size: u32, keys: Option<&PeerKeys>) -> Result<Blocks> {
         let keys = keys.and_then(|keys| RoundKeys::of_meeting(keys).ok());
         let hosts = keys.as_ref().map(|keys| keys.of_hosts([host_of_all()], 0));
         let mut host_keys = hosts.unwrap_or_default();
-        // Ranks write their records there.
+        // Ranks write their records to the namespace.
         host_keys.values_mut().for_each(|keys| keys.access.read_only = false);
         let memory = MemNamespace::new(len_bytes(world_size), BLOCK_BYTES as u32)?;
         let options = TargetOptions {
             listen,
             writable: true,
-            // No rank knows the others yet. What they write is a record, and is checked as one.
+            // Without keys, any host may connect: no rank knows the others yet. Each block is checked to be a
+            // record.
             allow_any_host: keys.is_none(),
             host_keys,
             dhchap_groups: GROUPS.to_vec(),
@@ -69,7 +71,8 @@ impl Blocks {
         Ok(Blocks { place, world_size, own: None, side })
     }
 
-    /// The side of every other rank: rank 0 listens at `host` and `port`, or will. `keys` are those of rank 0.
+    /// The side of every other rank: rank 0 listens at `host` and `port`, now or soon. `keys` are the same as
+    /// rank 0's.
     pub fn guest(
         host: &str,
         port: u16,
@@ -102,7 +105,7 @@ impl Blocks {
         Blocks { place, world_size, own: None, side }
     }
 
-    /// Reads the blocks of all ranks, after this rank's own is there.
+    /// Reads the blocks of all ranks, and writes this rank's own block if necessary.
     fn read(&mut self) -> Result<Vec<Option<Vec<u8>>>> {
         let world_size = self.world_size;
         let io = match &mut self.side {
@@ -116,8 +119,8 @@ impl Blocks {
         let mut blocks: Vec<Option<Vec<u8>>> = bytes.chunks(BLOCK_BYTES).map(content).collect();
         let Some((rank, own)) = &self.own else { return Ok(blocks) };
         let block = &mut blocks[*rank as usize];
-        // Another process of this rank and round stays where it is, so that both meet it; a leftover of an
-        // earlier start, whose ranks may still run, does not.
+        // The record of another process with this rank and round stays, so that both processes see the conflict. A
+        // leftover of an earlier start is overwritten, even if ranks of that start still run.
         if block.as_deref() != Some(own)
             && !block.as_deref().is_some_and(|other| is_of_round(other, own))
         {
@@ -127,7 +130,7 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Rank 0 waits until all others have read all records; they say so.
+    /// On rank 0, waits until all other ranks have reported that they have read all records.
     fn wait_for_readers(&mut self, deadline: Instant) -> Result<()> {
         let world_size = self.world_size;
         let deadline = deadline.min(Instant::now() + LONGEST_FAREWELL);
@@ -149,7 +152,7 @@ impl Rendezvous for Blocks {
             let text = format!("rank {rank} of {}: ranks count from 0", self.world_size);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        // The first `get` writes it: rank 0 may not listen yet.
+        // The first `get` writes the record: rank 0 may not listen yet.
         self.own = Some((rank, record.to_vec()));
         Ok(())
     }
@@ -177,7 +180,8 @@ impl Rendezvous for Blocks {
         let at = offset_of(self.world_size + rank);
         match &mut self.side {
             Side::Host { .. } => self.wait_for_readers(deadline),
-            // Rank 0 waits a few seconds at most. A rank that cannot say so has all that it needs.
+            // Rank 0 waits only a few seconds. This rank has all records, so an error of the report does no
+            // harm.
             Side::Guest { connection, .. } => {
                 let said = connection.as_mut().map(|io| io.write_at(at, &[1; BLOCK_BYTES]));
                 if let Some(Err(error)) = said {
@@ -208,7 +212,7 @@ fn connected(address: &Address, connect: &ConnectOptions, world_size: u32) -> Re
     Ok(io)
 }
 
-/// The record in a block, without the zeroes behind it.
+/// The record in a block, without the zeroes after it.
 fn content(block: &[u8]) -> Option<Vec<u8>> {
     let len = block.iter().position(|&byte| byte == 0).unwrap_or(block.len());
     (len > 0).then(|| block[..len].to_vec())
@@ -237,13 +241,13 @@ fn nqn() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:rendezvous").expect("it is short and has no control characters")
 }
 
-/// A record has at most 1 KiB.
+/// Length of a block; a record has up to 1 KiB.
 const BLOCK_BYTES: usize = 4096;
 
-/// How long one attempt to connect, or one call, may take.
+/// Timeout of one attempt to connect, and of one call.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
-/// How long rank 0 waits for those that have not read all records, though all have come.
+/// Time that rank 0 waits, once all records are there, for ranks that have not read all of them.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(5);
 
 const FAREWELL_PAUSE: Duration = Duration::from_millis(5);
@@ -282,7 +286,7 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert!(gathered.iter().all(|all| *all == gathered[0] && all.len() == RANKS as usize));
-        // The port is free again: a later round uses it.
+        // The port must be free again, for a later round.
         drop(Blocks::host(([127, 0, 0, 1], port).into(), RANKS, None).unwrap());
     }
 
@@ -320,7 +324,7 @@ mod tests {
         write(&Record { round: "job.earlier".to_owned(), ..record(1, 3) });
         let blocks = write(&record(1, 3));
         assert_eq!(Record::from_bytes(blocks[1].as_deref().unwrap()), Some(record(1, 3)));
-        // A record lies where its caller says, whatever it says itself.
+        // A record's position is the caller's rank, whatever rank the record contains.
         let mut wrong = guest();
         wrong.set(2, &record(9, 10).to_bytes().unwrap()).unwrap();
         assert!(wrong.get(3, soon()).unwrap()[2].is_some());

@@ -1,4 +1,4 @@
-//! A rendezvous in a folder that all nodes share, on any file system with hard links or exclusive creation.
+//! Rendezvous in a folder that all nodes share, on any file system with hard links or exclusive creation.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, NotFound};
@@ -11,20 +11,20 @@ use super::Rendezvous;
 use crate::peers::record::MAX_RECORD_BYTES;
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// Records as files of a folder: one subfolder a round, one file a rank.
+/// Records as files of a folder: one subfolder per round, one file per rank.
 ///
-/// A file appears whole, and only if no other is there: it is written under a name of its own, then
-/// linked. Only the user of the job can read it: it may have the job's key.
+/// A file appears atomically, and only if there is no other: it is written under a temporary name, then
+/// linked. Only the job's user can read it, since it may contain the job's key.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// The records of `round` in `folder`, which exists. Earlier rounds may have left theirs.
+    /// The records of `round` in `folder`, which must exist. Records of earlier rounds may be there, too.
     ///
     /// # Errors
-    /// The folder does not exist, or nothing can be created there.
+    /// The folder does not exist, or nothing can be created in it.
     pub fn new(folder: &Path, round: &str) -> Result<Folder> {
         let name = format!("dlfs-{:016x}", xxhash_rust::xxh3::xxh3_64(round.as_bytes()));
         let path = folder.join(name);
@@ -52,7 +52,7 @@ impl Rendezvous for Folder {
         let written = file.and_then(|mut file| file.write_all(record));
         written.map_err(|error| failed(error, &own))?;
         let linked = fs::hard_link(&own, &path);
-        // The source is no longer needed, whether or not linking succeeded; a leftover does no harm.
+        // The temporary file is no longer needed, even if linking failed; a leftover does no harm.
         let _ = fs::remove_file(&own);
         match linked {
             Err(error) if error.kind() == AlreadyExists => {
@@ -74,7 +74,7 @@ impl Rendezvous for Folder {
     }
 }
 
-/// The record at `path`, if one is there.
+/// Reads the record at `path`; `None` if there is none.
 fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     use std::io::Read;
     let file = match fs::File::open(path) {

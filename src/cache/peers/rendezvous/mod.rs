@@ -1,11 +1,11 @@
-//! How the ranks of a round find each other: each sets one record, and gets all with one batched call.
+//! Rendezvous of the ranks of a round: each rank sets one record, and gets all records with one batched call.
 //!
 //! The means depends on the launcher: an object of the caller with `set` and a batched `get`, such as the
 //! store of torch.distributed or a communicator of mpi4py ([`Rendezvous`] is the trait to implement), a
 //! folder on a shared file system ([`Folder`]), or a port of rank 0 ([`Blocks`]).
 //!
-//! Nothing is pairwise: torchelastic's barrier took 373 s at 4,000 hosts while it was, and 10 s when it was
-//! linear (PyTorch, pull request 124982).
+//! Ranks do not talk pairwise, which is slow in large jobs: torchelastic's barrier took 373 s at 4,000 hosts
+//! while it was pairwise, and 10 s when it was linear (PyTorch, pull request 124982).
 
 mod blocks;
 mod folder;
@@ -23,26 +23,26 @@ pub trait Rendezvous {
     /// Sets the record of `rank`.
     ///
     /// # Errors
-    /// The means failed, or shows that another process has set this rank's record.
+    /// The rendezvous failed, or another process has set this rank's record.
     fn set(&mut self, rank: u32, record: &[u8]) -> Result<()>;
 
-    /// Gets the records of ranks 0..`world_size` that exist; may wait for the rest until `deadline`.
+    /// Gets the existing records of ranks 0..`world_size`; may wait for the other records until `deadline`.
     ///
     /// # Errors
-    /// The means failed.
+    /// The rendezvous failed.
     fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>>;
 
-    /// `rank` has the records of all ranks and calls no more. Whoever keeps records for the others may wait for
-    /// them, until `deadline` at most.
+    /// Reports that `rank` has the records of all ranks and makes no more calls. A rank that keeps records
+    /// for the others may wait for them, until `deadline`.
     ///
     /// # Errors
-    /// The means failed.
+    /// The rendezvous failed.
     fn leave(&mut self, rank: u32, deadline: Instant) -> Result<()> {
-        let _ = (rank, deadline); // nobody waits for this rank, unless the means says otherwise
+        let _ = (rank, deadline); // by default, nobody waits for this rank
         Ok(())
     }
 
-    /// Its description, for messages, such as "the folder /shared/rendezvous".
+    /// Description for messages, such as "the folder /shared/rendezvous".
     fn describe(&self) -> String;
 }
 
@@ -50,8 +50,8 @@ pub trait Rendezvous {
 /// attempts.
 ///
 /// # Errors
-/// A rank is present twice, or some are missing at the deadline: the message names them. Errors of the
-/// means.
+/// A rank is present twice, or ranks are missing at the deadline: the message names them. Errors of the
+/// rendezvous.
 pub fn gather(
     rendezvous: &mut dyn Rendezvous,
     own: &Record,
@@ -81,8 +81,8 @@ pub fn gather(
     }
 }
 
-/// Waits until all ranks of `own`'s round have reached its end, with the limit of [`gather`]: a rank whose
-/// peers still read continues to serve them. `rendezvous` differs from the one used at the beginning.
+/// Waits until all ranks of `own`'s round have reached its end, or until the deadline: a rank continues to
+/// serve while its peers still read. `rendezvous` must be a new one, not the one that gathered the records.
 ///
 /// # Errors
 /// As [`gather`].
@@ -96,12 +96,12 @@ pub fn wait_for_end(
     gather(rendezvous, &own, deadline, sleep).map(drop)
 }
 
-/// The name under which ranks report that they have reached the end of `round`.
+/// The name of the round in which ranks report that they have reached the end of `round`.
 pub fn end_of(round: &str) -> String {
     format!("{round} end")
 }
 
-/// The records of `own`'s round among those found, by rank.
+/// The records of `own`'s round among the found records, by rank.
 fn of_round(found: Vec<Option<Vec<u8>>>, own: &Record) -> Result<Vec<Option<Record>>> {
     let mut records = vec![None; own.world_size as usize];
     let decoded = found.into_iter().flatten().filter_map(|bytes| Record::from_bytes(&bytes));
@@ -111,7 +111,7 @@ fn of_round(found: Vec<Option<Vec<u8>>>, own: &Record) -> Result<Vec<Option<Reco
             let hint = "give each process a rank of its own";
             return Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint));
         }
-        // A rank of a larger world: `Round::new` would report it, but there is no entry for it here.
+        // A rank of a larger world has no entry here, so `Round::new` cannot report it.
         if let Some(place) = records.get_mut(record.rank as usize) {
             *place = Some(record);
         }
@@ -137,13 +137,13 @@ fn missing_ranks(missing: &[u32], own: &Record, means: &str) -> Error {
     Error::new(ErrorKind::TimedOut, message).hint(hint)
 }
 
-/// How long ranks wait for all others, unless the caller says otherwise.
+/// Default timeout for all ranks to join.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The pause after the first attempt; each later one is twice as long.
+/// The pause after the first attempt; the pause doubles after each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
-/// The longest pause.
+/// Limit of the pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -155,7 +155,7 @@ mod tests {
     use super::super::record::tests::record;
     use super::*;
 
-    /// As a store of torch.distributed: a map that all ranks reach.
+    /// Like a store of torch.distributed: a map that all ranks can access.
     #[derive(Clone, Default)]
     struct Map(Arc<Mutex<Vec<Option<Vec<u8>>>>>);
 
