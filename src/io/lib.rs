@@ -1,11 +1,11 @@
 //! Polled queue pairs over NVMe/TCP, files, folders, memory and SPDK.
 //!
-//! [`qpair`] has the trait, its engines and the life of a remote controller; [`tls`] is TLS 1.3 around a connection.
-//! [`address`] is how users name a namespace.
-//! The protocol itself is `dlfs-nvme`, and the addresses of objects come from `dlfs-places`.
+//! [`qpair`] has the trait, its engines and the lifecycle of a remote controller. [`tls`] is TLS 1.3 for a
+//! connection. [`address`] is the syntax in which users name a namespace. `dlfs-nvme` has the protocol itself,
+//! and `dlfs-places` the addresses of objects.
 //!
-//! It transfers blocks and knows nothing of samples, images or caches. Without the feature `tls` a connection with
-//! TLS is refused; without `spdk` an address of SPDK is.
+//! This crate transfers blocks and knows nothing of samples, images or caches. Without the feature `tls`,
+//! connections with TLS are refused; without `spdk`, SPDK addresses are refused.
 //!
 //! Begin with [`qpair::QueuePair`], then [`qpair::open`].
 

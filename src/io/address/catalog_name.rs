@@ -4,8 +4,8 @@
 //! dlfs://site/imagenet            the newest version, in the catalogue that is configured as `site`
 //! dlfs://site/imagenet@7          its generation 7
 //! dlfs://site/imagenet@stable     what the alias `stable` points to
-//! dlfs:///srv/data/imagenet       the same of the catalogue in the folder /srv/data
-//! dlfs://./data/imagenet          of one in a relative folder
+//! dlfs:///srv/data/imagenet       the newest version, in the catalogue in the folder /srv/data
+//! dlfs://./data/imagenet          the newest version, in the catalogue in a relative folder
 //! ```
 //! Names, aliases and configured catalogues are 1 to 100 letters, digits, `.`, `_` and `-`, and begin with a
 //! letter or digit: they never lead out of their folder. In a folder's path every `%XX` stands for a byte.
@@ -49,7 +49,7 @@ pub enum CatalogVersion {
 }
 
 impl CatalogName {
-    /// Reads what follows `dlfs://` in `text`.
+    /// Parses `rest`, the part of `text` after `dlfs://`.
     pub(super) fn parse(text: &str, rest: &str) -> Result<CatalogName, AddressError> {
         let malformed = || AddressError::CatalogName(text.to_owned());
         let (place, last) = rest.rsplit_once('/').ok_or_else(malformed)?;
@@ -75,10 +75,10 @@ impl CatalogName {
 }
 
 impl CatalogPlace {
-    /// A catalogue by itself: `dlfs://site`, `dlfs:///srv/data`, or a plain path or word without the scheme.
+    /// Parses a catalogue without a data set: `dlfs://site`, `dlfs:///srv/data`, a path or a word.
     ///
     /// # Errors
-    /// `CatalogName`, `Escape`: it is none of these.
+    /// `CatalogName`, `Escape`: `text` has none of these forms.
     pub fn from_text(text: &str) -> Result<CatalogPlace, AddressError> {
         let Some(rest) = text.strip_prefix(CATALOG_SCHEME) else {
             return if text.contains('/') {
@@ -90,7 +90,7 @@ impl CatalogPlace {
         CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest), text)
     }
 
-    /// A catalogue as it stands in an address, between `dlfs://` and the last slash: a folder or a word of `whole`.
+    /// Parses `text`, the catalogue in the address `whole`: a folder or a configured word.
     fn parse(text: &str, whole: &str) -> Result<CatalogPlace, AddressError> {
         if is_catalog_word(text) {
             return Ok(CatalogPlace::Configured(text.to_owned()));
@@ -109,7 +109,7 @@ impl CatalogPlace {
 }
 
 impl CatalogVersion {
-    /// Reads a generation (digits) or an alias (anything else that is a word).
+    /// Parses a generation (digits) or an alias (any other word).
     pub fn parse(text: &str) -> Option<CatalogVersion> {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return text.parse().ok().map(|number| CatalogVersion::Generation(Generation(number)));

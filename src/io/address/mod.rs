@@ -1,4 +1,4 @@
-//! Addresses: how users name a namespace, and an image that is striped over several.
+//! The syntax of addresses, which name a namespace, or an image that is striped over several namespaces.
 //!
 //! ```text
 //! IMAGE   = ADDRESS[,ADDRESS...]
@@ -11,9 +11,9 @@
 //!         | dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]           a whole image: see [`CatalogName`]
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
 //! ```
-//! Without `?ns=` (or `ns:`) an NVMe/TCP address stands for a subsystem: to read an image, for all of its
-//! namespaces that hold the image; to write, or to read a bare namespace, for the only one that there is. Through
-//! SPDK it stands for the first active one.
+//! An NVMe/TCP address without `?ns=` (or `ns:`) names a subsystem. Reading an image uses all namespaces of the
+//! subsystem that hold the image. Writing, or reading a bare namespace, requires a subsystem with only one
+//! namespace. Through SPDK the address means the first active namespace.
 //!
 //! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
 //! of bytes from 80h on (names that are not UTF-8) stand for a byte. Any other `%` stands for
@@ -49,14 +49,14 @@ pub enum Address {
     Tcp(TcpAddress),
     /// A namespace reached through SPDK.
     Spdk(SpdkAddress),
-    /// Objects of a store, by their address: `crate::places` reads it. It holds no secret.
+    /// Objects of a store, by their address, which the crate `dlfs-places` parses. It holds no secret.
     Objects(String),
-    /// A whole image by its name: `crate::catalog` finds its addresses.
+    /// A whole image by its name; the catalogue (crate `dlfs-import`) finds its addresses.
     Named(CatalogName),
 }
 
 impl Address {
-    /// Returns whether both name the same namespace of the same subsystem, by whatever path.
+    /// Returns whether both addresses name the same namespace of the same subsystem, over any path.
     pub fn is_same_namespace(&self, other: &Address) -> bool {
         match (self, other) {
             (Address::Tcp(one), Address::Tcp(other)) => {
@@ -66,7 +66,7 @@ impl Address {
         }
     }
 
-    /// An IMAGE: one or more addresses separated by commas.
+    /// Parses an IMAGE: one or more addresses separated by commas.
     ///
     /// # Errors
     /// The first address that is invalid.
@@ -84,7 +84,7 @@ impl Address {
         Address::parse_list(&escaped)
     }
 
-    /// The text of an IMAGE, which [`Address::parse_list`] reads back.
+    /// Formats `addresses` as an IMAGE, which [`Address::parse_list`] parses back.
     pub fn list_to_string(addresses: &[Address]) -> String {
         let texts: Vec<String> = addresses.iter().map(Address::to_string).collect();
         texts.join(",")
@@ -135,10 +135,11 @@ impl FromStr for Address {
     }
 }
 
-/// The address of objects. In keys of buckets, `%2C` and `%25` stand for bytes; URLs have their own escapes.
+/// Parses the address of objects. In keys of buckets, `%2C` and `%25` stand for bytes; URLs have their own
+/// escapes.
 fn parse_objects(text: &str) -> Result<Address, AddressError> {
     if text.starts_with("http") {
-        // An address is printed and kept, and these may be secrets.
+        // A user or a query may be a secret, and addresses are printed and stored.
         let authority = text.split("://").nth(1).and_then(|rest| rest.split('/').next());
         let has_user = authority.is_some_and(|authority| authority.contains('@'));
         return if has_user || text.contains('?') {
@@ -237,7 +238,7 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
 }
 
 impl fmt::Display for Address {
-    /// Text that parses to the same address, also within a list.
+    /// Formats text that parses to the same address, also within a list.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(tcp) => tcp.fmt(f),
@@ -248,8 +249,7 @@ impl fmt::Display for Address {
             Address::Path(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let text = String::from_utf8_lossy(bytes);
-                // Paths that `from_str` would not read as paths; leading blanks matter to one of
-                // them.
+                // `from_str` would not parse these as paths. It skips leading whitespace only before `trtype:`.
                 let is_url =
                     [URL_SCHEME, SPDK_PREFIX].iter().any(|prefix| text.starts_with(prefix));
                 if is_url || has_scheme(&text) || text.trim_start().starts_with(TRTYPE_PREFIX) {
@@ -261,7 +261,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Prints a path, escaping what [`Address::from_str`] would interpret differently.
+/// Prints a path and escapes the characters that [`Address::from_str`] would interpret differently.
 fn fmt_path(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     for chunk in bytes.utf8_chunks() {
         let valid = chunk.valid();

@@ -6,7 +6,7 @@
 //! trtype:RDMA adrfam:IPv4 traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
 //! trtype:VFIOUSER traddr:DIRECTORY [subnqn:NQN] [ns:N]           a target on this machine, by shared memory
 //! ```
-//! `spdk:` may precede each.
+//! Every form may begin with `spdk:`.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ pub enum SpdkAddress {
     VfioUser {
         /// The directory of its socket.
         traddr: String,
-        /// Subsystem NQN, which the socket implies already.
+        /// Subsystem NQN; optional, because the socket already identifies the subsystem.
         subnqn: Option<Nqn>,
         /// Namespace; `None`: the first active one.
         nsid: Option<Nsid>,
@@ -105,7 +105,7 @@ pub(super) fn vfio_user(words: &Words<'_>) -> Result<SpdkAddress, AddressError> 
     Ok(SpdkAddress::VfioUser { traddr: traddr(words)?, subnqn, nsid })
 }
 
-/// The transport address, no longer than SPDK allows.
+/// Parses the transport address; SPDK allows at most 256 bytes.
 fn traddr(words: &Words<'_>) -> Result<String, AddressError> {
     let missing = || AddressError::Key { key: "traddr".to_owned(), problem: "missing" };
     let traddr = unescape_all(words.traddr.ok_or_else(missing)?)?;

@@ -18,7 +18,7 @@ pub struct TcpAddress {
     pub trsvcid: u16,
     /// Subsystem NQN.
     pub subnqn: Nqn,
-    /// Namespace; `None`: those of an image, or the only one.
+    /// Namespace; `None`: all namespaces of an image, or the only namespace.
     pub nsid: Option<Nsid>,
 }
 
@@ -26,7 +26,7 @@ impl TcpAddress {
     /// The default port of NVM subsystems.
     const DEFAULT_PORT: u16 = 4420;
 
-    /// The address of these words, each with its escapes.
+    /// Builds an address from its parts: `traddr` is already unescaped, `subnqn` is not.
     pub(super) fn of(
         traddr: String,
         trsvcid: Option<&str>,
@@ -41,7 +41,7 @@ impl TcpAddress {
         })
     }
 
-    /// The `traddr` of a socket: with the link (`%2`), if its address is that of a link alone.
+    /// The `traddr` of a socket address. A link-local IPv6 address keeps its scope identifier, such as `%2`.
     pub fn traddr_of(socket: SocketAddr) -> String {
         match socket {
             SocketAddr::V6(socket) if socket.scope_id() > 0 => {
@@ -71,7 +71,7 @@ impl fmt::Display for TcpAddress {
     }
 }
 
-/// Why a text is not an address.
+/// Errors of parsing an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// The text is empty, or there is nothing between two commas.
@@ -130,7 +130,6 @@ pub enum AddressError {
         error: NqnError,
     },
     /// A key of a `trtype:` address that is unknown, missing, or given twice.
-    ///
     #[error("'{key}:' is {problem} in an address that begins with 'trtype:'")]
     Key {
         /// The key.
@@ -183,7 +182,7 @@ pub fn unescape_all(text: &str) -> Result<String, AddressError> {
     String::from_utf8(unescape_all_bytes(text)?).map_err(error)
 }
 
-/// [`unescape_all`] of text whose bytes need not be UTF-8.
+/// As [`unescape_all`], but the result need not be UTF-8.
 pub(super) fn unescape_all_bytes(text: &str) -> Result<Vec<u8>, AddressError> {
     let error = || AddressError::Escape(text.to_owned());
     let signs = text.bytes().enumerate().filter(|&(_, byte)| byte == b'%');
@@ -194,5 +193,4 @@ pub(super) fn unescape_all_bytes(text: &str) -> Result<Vec<u8>, AddressError> {
 }
 
 /// Prefix of the URL of an NVMe/TCP address.
-///
 pub(super) const URL_SCHEME: &str = "nvme-tcp://";

@@ -27,11 +27,11 @@ pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Devic
 /// Opens the namespaces at `addresses` in parallel. Returns the devices of each address: one namespace, or
 /// all of a subsystem whose address has no `?ns=`.
 ///
-/// Namespaces of one subsystem at one transport address share a controller. If there are several addresses,
-/// each uses those of `options.paths` that name the same namespace; a single address uses all.
+/// Namespaces of one subsystem at one transport address share a controller. A single address uses all of
+/// `options.paths`. With several addresses, each uses only the paths that name the same namespace.
 ///
 /// # Errors
-/// Those of [`open`], for the first address that cannot be opened.
+/// As [`open`], for the first address that cannot be opened.
 pub fn open_all(
     addresses: &[Address],
     options: &ConnectOptions,
@@ -51,11 +51,11 @@ pub fn open_all(
 struct Group {
     address: Address,
     options: ConnectOptions,
-    /// The index of each address in the list, and its namespace.
+    /// Each address's index in the list, and its namespace.
     members: Vec<(usize, Option<Nsid>)>,
 }
 
-/// The properties that addresses must have in common to share a controller.
+/// The properties that addresses must share to use one controller.
 #[derive(PartialEq, Eq, Hash)]
 struct Subsystem {
     traddr: String,
@@ -63,7 +63,7 @@ struct Subsystem {
     subnqn: Nqn,
     /// Set if the address means all namespaces.
     is_whole: bool,
-    /// Its other paths: a namespace with fewer paths than another cannot fail over together with it.
+    /// The other paths. They must be equal, so that all namespaces of the controller fail over together.
     paths: Vec<(String, u16)>,
 }
 

@@ -1,11 +1,11 @@
-//! A medium with files beside it, as one namespace: the addresses behind those of the medium are files of a folder.
+//! A device that appends files to a medium: one namespace whose higher offsets are files of a folder.
 //!
-//! A tier keeps long samples in this way, so that a program can open the copy of one as a file. A file is made by its
-//! first write, with its whole length, and is sparse until all of it is written; whoever removes it need not tell: each
-//! I/O looks whether the file that it has open still has its name. The part of a page behind the end of a file reads as
-//! zeroes and is not written.
+//! A cache tier stores long samples this way, so that a program can open the copy of a sample as a file. The
+//! first write creates a file at its full length; the file is sparse until all of it is written. Anyone may
+//! remove a file without notice: each I/O checks whether its open file still has a name. Bytes of the last page
+//! past the end of a file read as zeroes and are not written.
 //!
-//! Threads make the calls, as for a plain folder.
+//! Helper threads make the blocking system calls, as for a plain folder.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -33,12 +33,12 @@ use dlfs_base::units::Lba;
 pub struct BesideFile {
     /// Its name in the folder.
     pub name: String,
-    /// The address of its first byte: a whole page.
+    /// The offset of its first byte in the namespace: a multiple of the page size.
     pub offset_bytes: u64,
     pub len_bytes: u64,
 }
 
-/// See the module's page.
+/// A medium with appended files: see the module's page.
 pub struct WithFiles {
     medium: Arc<dyn Device>,
     files: Arc<Files>,
@@ -46,14 +46,14 @@ pub struct WithFiles {
 
 struct Files {
     folder: PathBuf,
-    /// In the order of their addresses.
+    /// By ascending offset.
     files: Vec<BesideFile>,
     is_writable: bool,
     block_len: u64,
 }
 
 impl WithFiles {
-    /// The `files` of `folder` behind `medium`, in the order of their addresses, of which there is at least one.
+    /// Appends `files` of `folder` to `medium`: at least one file, by ascending offset.
     pub fn new(medium: Arc<dyn Device>, folder: PathBuf, files: Vec<BesideFile>) -> WithFiles {
         let namespace = medium.namespace();
         let is_writable = !namespace.read_only;
@@ -115,7 +115,7 @@ impl Device for WithFiles {
 struct Pair {
     medium: Box<dyn QueuePair>,
     namespace: Namespace,
-    /// The first block of the addresses of files.
+    /// The first block that belongs to a file.
     first_block: u64,
     files: Arc<Files>,
     /// Started by the first I/O of a file.
@@ -213,7 +213,7 @@ impl QueuePair for Pair {
         self.medium.use_pool(pool);
     }
 
-    /// Guards the medium alone: writes to files are copies, which no fence guards.
+    /// Applies the fence to the medium only: the files hold copies, which need no fence.
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         self.medium.use_fence(fence);
     }
@@ -266,12 +266,12 @@ impl QueuePair for Pair {
 /// The files that the threads of one queue pair have open.
 struct Open {
     files: Arc<Files>,
-    /// By index, the newest last.
+    /// Each with its index in `files`; the most recently opened last.
     last: Mutex<VecDeque<(usize, Arc<File>)>>,
 }
 
 impl Open {
-    /// Runs `io`; blocks as long as the file system does.
+    /// Runs `io`; blocks until the file system has finished.
     fn run(&self, io: &mut Io) -> std::result::Result<(), IoError> {
         let start = io.slba.0 * self.files.block_len;
         let end = start + io.buf.len() as u64;
@@ -339,7 +339,7 @@ impl Open {
     }
 }
 
-/// Files begin at multiples of this.
+/// Files begin at multiples of this number of bytes.
 const ALIGN: u64 = dlfs_base::units::ALIGN_BYTES as u64;
 
 /// The most files that a queue pair keeps open.

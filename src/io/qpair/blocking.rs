@@ -1,7 +1,7 @@
 //! Blocking calls on a queue pair: for opening an image, small writes, and tests.
 //!
-//! Each call is one of [`super::calls`] and returns when it has ended. It is not for the read path, which
-//! never waits for a single read.
+//! Each call is one of [`super::calls`] and returns when it has ended. The read path does not use these calls,
+//! because it never waits for a single read.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ impl Blocking {
     }
 }
 
-/// The default limit of a call.
+/// The default deadline of a call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

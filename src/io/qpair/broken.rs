@@ -1,15 +1,15 @@
-//! Engines with injected faults, for the tests of the command, of C and of Python: only in builds with debug
-//! assertions.
+//! Engines with injected faults, for the tests of the command line and of the C and Python bindings. They exist
+//! only in builds with debug assertions.
 //!
-//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` makes every device that [`open`](super::open) opens fail at the N-th I/O
-//! of each of its queue pairs, counted from 0, in threads whose names begin with THREAD (all threads, if it
-//! is empty): it `panics`, `hangs` (completes nothing any more), `blocks` (does not return from `poll`), or
-//! `fails` (EIO from then on).
+//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` injects a fault into every device that [`open`](super::open) opens. The
+//! fault occurs at the N-th I/O of each queue pair, counted from 0, in threads whose names begin with THREAD
+//! (all threads, if THREAD is empty). FAULT is `panics`, `hangs` (no further I/O completes), `blocks` (`poll`
+//! does not return), or `fails` (EIO from then on).
 //!
-//! Why an environment variable: the tests must see how a front end as it is built handles a broken engine, in
-//! the same process and at any address. An address scheme would be part of the address grammar of every
-//! build. A cargo feature that one package's tests enable would also be in the other packages built with it.
-//! A release build contains neither the variable's name nor the call.
+//! An environment variable selects the fault, because the tests must run a front end as it is built, in the
+//! same process and with any address. An address scheme would become part of every build's address grammar. A
+//! cargo feature that one package's tests enable would also be enabled in the packages built with it. A release
+//! build contains neither the variable's name nor the call.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use dlfs_base::buf::Pool;
 use dlfs_base::error::Result;
 use dlfs_base::units::Lba;
 
-/// `device`, or a device that wraps it and breaks as the environment says.
+/// Returns `device`, or wraps it in the fault that the environment variable requests.
 pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
     match std::env::var("DLFS_TEST_ENGINE") {
         Ok(spec) => broken(device, &spec),

@@ -42,7 +42,7 @@ struct Call {
     pieces: Vec<Option<IoBuf>>,
     missing: usize,
     failed: Option<(u64, IoError)>,
-    /// How many more of its pieces may be read again.
+    /// The number of rereads that are still allowed.
     rereads: u8,
     until: Option<Instant>,
 }
@@ -80,7 +80,7 @@ impl Calls {
         self.group.add(pair)
     }
 
-    /// Sets how long a call may last that is started from now on.
+    /// Sets the deadline of calls that start from now on.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
@@ -187,8 +187,7 @@ impl Calls {
         self.begin(pair, IoOp::Flush, 0, IoBuf::empty())
     }
 
-    /// Starts to transfer `buf` from or to the blocks from `slba` on. It starts with the next
-    /// [`Calls::turn`].
+    /// Queues the transfer of `buf` from or to the blocks from `slba` on; the next [`Calls::turn`] submits it.
     fn begin(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Ticket {
         self.last = self.last.wrapping_add(1);
         let number = self.last;
@@ -257,8 +256,8 @@ impl Calls {
         any
     }
 
-    /// The result of a call, with its buffer; `None` while it is running. A call that exceeds its deadline
-    /// ends with `TimedOut`, and its buffer is lost.
+    /// The result of a call, with its buffer; `None` while the call is running. A call that exceeds its
+    /// deadline ends with `TimedOut`, and its buffer is lost.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<IoBuf>> {
         let at = self.calls.iter().position(|call| call.number == ticket.0);
         let at = at.expect("a ticket is good until its call is taken");
@@ -407,7 +406,7 @@ fn join(pieces: Vec<Option<IoBuf>>) -> IoBuf {
 /// The longest single wait.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// How many pieces of one call are read again after damage in transfer.
+/// The most rereads of one call after damage in transfer.
 const MAX_REREADS: u8 = 2;
 
 #[cfg(test)]

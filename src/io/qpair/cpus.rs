@@ -1,7 +1,7 @@
 //! Binds threads to processors, and so their memory to NUMA nodes.
 //!
 //! The kernel allocates a page on the NUMA node of the processor that touches it first. So a thread that is
-//! bound before it creates its buffers has them on its node, without a call that places memory.
+//! bound before it creates its buffers has them on its node, without an explicit NUMA policy.
 
 use std::fmt;
 use std::path::Path;
@@ -10,13 +10,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// Processors to bind threads to: at least one, in rising order, all existing and allowed when this was
-/// created.
+/// Processors to bind threads to: at least one, in ascending order. All existed and were allowed when this
+/// value was created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpus(Vec<usize>);
 
 impl Cpus {
-    /// The processors of a list such as `0,2-5`.
+    /// Parses a list of processors such as `0,2-5`.
     ///
     /// # Errors
     /// `InvalidArgument`: the list is malformed, or names a processor that this machine does not have or this
@@ -56,10 +56,10 @@ impl Cpus {
         Ok(Cpus(cpus))
     }
 
-    /// Returns these if all of them belong to NUMA node `node`.
+    /// Returns the processors unchanged if all of them belong to NUMA node `node`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the machine has no such node, or one of these belongs to another.
+    /// `InvalidArgument`: the machine has no such node, or a processor belongs to another node.
     pub fn within_node(self, node: u32) -> Result<Cpus> {
         let of_node = node_cpus(node).ok_or_else(|| no_node(node))?;
         match self.0.iter().find(|cpu| !of_node.contains(cpu)) {
@@ -72,18 +72,18 @@ impl Cpus {
         }
     }
 
-    /// How many there are.
+    /// The number of processors.
     #[expect(clippy::len_without_is_empty, reason = "there is always one")]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// One of them, counted cyclically: the processor of the `n`th thread.
+    /// One processor, counted cyclically: the processor of the `n`th thread.
     pub fn nth(&self, n: usize) -> Cpus {
         Cpus(vec![self.0[n % self.0.len()]])
     }
 
-    /// Binds the calling thread to these.
+    /// Binds the calling thread to these processors.
     ///
     /// # Errors
     /// The kernel refuses because a processor was removed or is no longer allowed.
@@ -96,8 +96,8 @@ impl Cpus {
         })
     }
 
-    /// Runs `work` on a new thread that is bound to these processors and waits for it: memory that it touches
-    /// lies near them.
+    /// Runs `work` on a new thread that is bound to these processors, and waits for it. Memory that `work`
+    /// touches first is allocated near them.
     ///
     /// # Errors
     /// The thread cannot be started or bound.

@@ -27,18 +27,18 @@ pub trait Device: Send + Sync {
     /// overrides this (`tests/tidy.rs` checks).
     ///
     /// # Errors
-    /// Those of [`Device::queue_pair_in`].
+    /// As [`Device::queue_pair_in`].
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
         self.queue_pair_in(&PairScope::new())
     }
 
-    /// Its capabilities, as they are now; a device that wraps another one forwards those of that one.
+    /// The current capabilities. A device that wraps another one forwards the other device's.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// Makes the namespace at least `len_bytes` long, if it can grow: a file can. Queue pairs see the new
-    /// size with their next submission. Others have a fixed size.
+    /// Grows the namespace to at least `len_bytes` if it can grow, as a file can. Queue pairs see the new size
+    /// with their next submission.
     ///
     /// # Errors
     /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
@@ -51,51 +51,51 @@ pub trait Device: Send + Sync {
         Err(Error::new(ErrorKind::NoSpace, message).target(namespace.address))
     }
 
-    /// Gives back what nobody reads any more: the ranges `unused`, and all bytes from `len_bytes` on. A file
-    /// gets holes and ends there, as far as its file system can do that; other devices keep their bytes.
+    /// Frees space that is no longer read: the ranges `unused`, and all bytes from `len_bytes` on. A file is
+    /// truncated, and gets holes if its file system supports them. Other devices keep their bytes.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
         let _ = (unused, len_bytes); // its size is fixed
         Ok(())
     }
 
-    /// Returns whether [`Device::trim`] with the same arguments would give anything back, as far as
-    /// the device can tell.
+    /// Returns whether [`Device::trim`] with the same arguments would free space; false if the device cannot
+    /// tell.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
         let _ = (unused, len_bytes);
         Ok(false)
     }
 }
 
-/// Properties in which devices differ. A device that wraps another one answers each field, or forwards
-/// the other's answer.
+/// Properties in which devices differ. A device that wraps another one answers each field itself, or forwards
+/// the other device's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The most queue pairs that it grants at a time now.
+    /// The most queue pairs that may exist at a time.
     pub max_queue_pairs: usize,
     /// True if [`Device::grow`] works.
     pub can_grow: bool,
     /// True if opening it for writing excludes all other writers, as a file's lock does.
     pub is_exclusive: bool,
-    /// How long after it was sent a write may still reach the medium although its queue pair is gone.
+    /// The time after sending in which a write may still reach the medium, even if its queue pair is gone.
     pub late_writes: Duration,
-    /// True if a successful write is known to have written the submitted bytes to the right blocks: no
-    /// network lies between, or both digests cover it, in all sessions so far.
+    /// True if a successful write is known to have written the submitted bytes to the right blocks: no network
+    /// lies between, or header and data digests covered every session so far.
     pub checks_writes: bool,
     /// True if the kernel caches reads in memory: a file without O_DIRECT.
     pub is_page_cached: bool,
     /// The local file, block device or folder that holds the bytes, if there is one.
     pub local_path: Option<PathBuf>,
-    /// Bytes of the blocks that are allocated now, if it is thinly provisioned; `None`: all of them.
+    /// Bytes that are allocated now, if the medium is thinly provisioned; `None`: all of them.
     pub allocated_bytes: Option<u64>,
 }
 
-/// The capabilities of a device of this machine that has nothing special.
+/// The capabilities of an ordinary local device.
 impl Default for Capabilities {
     fn default() -> Capabilities {
         Capabilities {
@@ -134,7 +134,7 @@ mod tests {
     use crate::qpair::mem::MemNamespace;
     use crate::qpair::shared::SharedDevice;
 
-    /// Answers as no other device does.
+    /// A device whose capabilities differ from the defaults.
     struct Telling(MemNamespace);
 
     impl Device for Telling {

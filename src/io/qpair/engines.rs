@@ -3,7 +3,7 @@
 /// One engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// Its name, with which [`super::Namespace::engine`] begins.
+    /// Its name: the first word of [`super::Namespace::engine`].
     pub name: &'static str,
     /// True if this build includes it.
     pub compiled_in: bool,
@@ -11,7 +11,7 @@ pub struct Engine {
     pub reaches: String,
 }
 
-/// All engines, also those that this build lacks.
+/// All engines, including those that this build lacks.
 pub fn engines() -> Vec<Engine> {
     let engine =
         |name, reaches: &str| Engine { name, compiled_in: true, reaches: reaches.to_owned() };

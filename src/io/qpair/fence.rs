@@ -1,8 +1,8 @@
-//! Until when a writer may send writes.
+//! Fences, which limit the time in which a writer may send writes.
 //!
-//! A writer whose right to write expires, because another may take over then, gives its queue pairs a
-//! [`Fence`]. They check it when an I/O is submitted, when it leaves a backlog, and each time bytes may be
-//! sent to the target. Bytes that were sent before cannot be recalled: see
+//! A writer's right to write expires, because another writer may take over then. Such a writer gives its queue
+//! pairs a [`Fence`]. They check it when an I/O is submitted, when it leaves a backlog, and each time bytes may
+//! be sent to the target. Bytes that were already sent cannot be recalled: see
 //! [`super::Capabilities::late_writes`].
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Open until a time, which may be changed. Times are those of [`Fence::now`].
+/// A fence that is open until a time, which may be changed. Times are on the clock of [`Fence::now`].
 #[derive(Debug)]
 pub struct Fence {
     /// In ns since boot.
@@ -24,7 +24,7 @@ impl Fence {
         Arc::new(Fence { until_ns: AtomicU64::new(0) })
     }
 
-    /// The time since boot, which continues while the machine sleeps, as other machines' clocks do.
+    /// The time since boot. It also advances while this machine is suspended, as other machines' clocks do.
     pub fn now() -> Duration {
         let now = clock_gettime(ClockId::Boottime);
         // Since boot, so neither is negative.
@@ -50,7 +50,7 @@ impl Fence {
     /// Returns whether writes may be sent.
     pub fn is_open(&self) -> bool {
         let until_ns = self.until_ns.load(Ordering::Acquire);
-        // A fence that is open for good, or closed, need not ask for the time.
+        // No need to read the clock if the fence is closed or open for good.
         match until_ns {
             0 => false,
             u64::MAX => true,

@@ -4,10 +4,10 @@
 //! permitted (`pread.rs`). A device opened with O_DIRECT keeps a second descriptor without it, for the few
 //! I/Os whose memory or offset is not aligned for O_DIRECT.
 //!
-//! A writer holds an exclusive `flock` on the file, so a second writer is refused. Where the file system has no
-//! locks, as some that several machines mount, a writer of an image keeps others away by a lease, as on devices.
-//! Readers hold no lock, because generations (see `format`) protect them. A read past the current end of the file
-//! is an error; it never returns zeroes.
+//! A writer holds an exclusive `flock` on the file, so a second writer is refused. If the file system has no
+//! locks, like some shared file systems, a lease in the image excludes other writers, as on block devices.
+//! Readers hold no lock, because generations (see `format`) protect them. A read past the current end of the
+//! file is an error; it never returns zeroes.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -29,18 +29,18 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_base::units::round_up;
 
-/// How to open a file as a namespace.
+/// Options of opening a file as a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileOptions {
     /// Bypass of the page cache.
     pub direct: Direct,
-    /// Allow writes; takes the lock that only one writer can hold.
+    /// Allow writes; takes the exclusive lock.
     pub writable: bool,
-    /// Write also where the file system has no locks, since a lease keeps other writers away.
+    /// Allow writes on a file system without locks, because a lease excludes other writers.
     pub or_lease: bool,
     /// Create the file if there is none, and make it at least this long. Implies `writable`.
     pub create_len: Option<u64>,
-    /// Only the owner may read or write the file. An older file of this user is changed so, too.
+    /// Only the owner may read or write the file. This also changes an existing file of this user.
     pub private: bool,
     /// The system calls that transfer the bytes.
     pub calls: FileCalls,
@@ -65,16 +65,16 @@ pub struct FileNamespace {
 }
 
 impl FileNamespace {
-    /// Opens `path`. If that fails, a file that it created is removed again.
+    /// Opens `path`. If opening fails, a file that this call created is removed.
     ///
     /// Blocks are 4,096 bytes long, or 512 if the file's length is not a multiple of 4,096 (a partial block
     /// at the end cannot be used); a block device has its own block length.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says. `InvalidArgument`: neither a file nor a block
-    /// device. `Busy`: another writer has it open. `Unsupported`: O_DIRECT was asked for and is not
-    /// available, or blocks above 4,096 bytes; the file system has no locks, and they are needed. `NoSpace`: a block
-    /// device is shorter than `create_len`.
+    /// `NotFound`, `Refused`: errors of the operating system. `InvalidArgument`: neither a file nor a block
+    /// device. `Busy`: another writer has it open. `Unsupported`: O_DIRECT is required and not available,
+    /// blocks are longer than 4,096 bytes, or a lock is required and the file system has none. `NoSpace`: a
+    /// block device is shorter than `create_len`.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileNamespace> {
         let path = path.as_ref();
         let writable = options.writable || options.create_len.is_some();
@@ -85,7 +85,7 @@ impl FileNamespace {
             sync_name(path);
         }
         let opened = FileNamespace::of(path, options, writable, buffered);
-        // Somebody who has it open made it theirs in between.
+        // `Busy`: another writer has opened the new file, which must stay.
         if is_new && opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Busy) {
             // If this fails, an empty file is left.
             let _ = std::fs::remove_file(path);
@@ -106,7 +106,7 @@ impl FileNamespace {
         }
         let len = len_of(&buffered).map_err(|e| cannot_open(path, e))?;
         let block_len_bytes = block_len(&buffered, is_block_device, len, path)?;
-        // Other machines see what a lease says, and we what they say, past the page cache.
+        // Leases must bypass the page cache, so that machines see each other's.
         let has_to = is_block_device || writable && !is_locked;
         let direct = open_direct(path, &options, writable, has_to, len)?;
         let files = Files::new(path, buffered, direct, is_block_device, len / block_len_bytes);
@@ -128,8 +128,8 @@ impl FileNamespace {
         Ok(FileNamespace { files: Arc::new(files), namespace, calls, is_locked })
     }
 
-    /// Frees the blocks of a file in `range` (NVMe's Deallocate); they then read as zeroes, and the length
-    /// stays. A range behind the end changes nothing, and says whether the file system can do it.
+    /// Frees the blocks of a file in `range` (NVMe's Deallocate). They then read as zeroes, and the length of
+    /// the file stays. A range past the end changes nothing, so it tests whether the file system supports this.
     ///
     /// # Errors
     /// `Unsupported`: a block device, or the file system cannot. Errors of the operating system.
@@ -151,15 +151,15 @@ impl FileNamespace {
         })
     }
 
-    /// While the result exists, a forked child gets its own descriptor, for reading and without the lock. Else
-    /// the lock outlives this process with any of its children.
+    /// While the result exists, a forked child gets its own read-only descriptor without the lock. Otherwise a
+    /// child that outlives this process would keep the lock.
     pub fn keep_lock_from_children(&self) -> NotInherited {
         NotInherited::reopen(self.files.buffered.as_fd())
     }
 }
 
 impl FileNamespace {
-    /// The length of a file that holds this many bytes.
+    /// `len_bytes`, rounded up to whole blocks.
     fn whole_blocks(&self, len_bytes: u64) -> u64 {
         round_up(len_bytes, u64::from(self.namespace.block_len_bytes)).unwrap_or(len_bytes)
     }
@@ -169,7 +169,7 @@ impl Device for FileNamespace {
     fn namespace(&self) -> Namespace {
         let mut namespace = self.namespace.clone();
         if let Ok(len) = len_of(&self.files.buffered) {
-            // On failure the last known length stays: reads past the end fail anyway.
+            // On failure the last known length stays; reads past the end fail anyway.
             self.files.set_num_blocks(len / u64::from(namespace.block_len_bytes));
         }
         self.files.refresh(&mut namespace);
@@ -212,7 +212,7 @@ impl Device for FileNamespace {
         }
         for range in unused.iter().filter(|range| !range.is_empty()) {
             match self.deallocate(range.clone()) {
-                // The bytes stay where they are, and are used again later.
+                // The space stays allocated, and is used again later.
                 Err(error) if error.kind() == ErrorKind::Unsupported => break,
                 punched => punched?,
             }
@@ -253,7 +253,8 @@ fn cannot_open(path: &Path, error: std::io::Error) -> Error {
     Error::of_file("cannot open the image", path, error)
 }
 
-/// Checked before opening, because opening a FIFO would wait for its other end.
+/// Refuses a path that is neither a file nor a block device. Checked before opening, because opening a FIFO
+/// would block until its other end is open.
 fn refuse_what_is_no_medium(path: &Path) -> Result<()> {
     let kind = match std::fs::metadata(path) {
         Ok(metadata) => metadata.file_type(),
@@ -283,13 +284,13 @@ fn open_file(
     mark_ours(&file);
     let found = file.metadata()?;
     if options.private && found.is_file() && found.mode() & 0o077 != 0 {
-        // Another user's file has the permissions that its owner gave it.
+        // Fails for another user's file, which keeps its permissions.
         let _ = file.set_permissions(std::fs::Permissions::from_mode(0o600));
     }
     Ok(file)
 }
 
-/// Makes the name of a new file survive a power loss: a flush makes its bytes durable, not its name.
+/// Makes the name of a new file durable: a flush makes the file's bytes durable, not its directory entry.
 fn sync_name(path: &Path) {
     let synced = std::fs::canonicalize(path)
         .and_then(|place| File::open(place.parent().unwrap_or(Path::new("/"))))
@@ -299,10 +300,10 @@ fn sync_name(path: &Path) {
     }
 }
 
-/// Takes the lock that only one writer can hold; false: there are no locks, and a lease will do.
+/// Takes the exclusive lock of a writer. `false`: the file system has no locks, and a lease replaces the lock.
 ///
-/// The ring of a killed process releases its files a moment after the process is gone, so taking the lock is
-/// retried for a short time.
+/// The kernel releases the files of a killed process's io_uring shortly after the process has ended, so taking
+/// the lock is retried for a short time.
 fn lock(file: &File, path: &Path, or_lease: bool) -> Result<bool> {
     let until = Instant::now() + LOCK_WAIT;
     loop {
@@ -330,14 +331,14 @@ fn lock(file: &File, path: &Path, or_lease: bool) -> Result<bool> {
     }
 }
 
-/// Returns whether an error of `flock` says that the file system does not support it: Lustre without `-o flock`, some
-/// servers of NFS, some file systems in user space.
+/// Returns whether an error of `flock` means that the file system does not support it: Lustre without `-o
+/// flock`, some NFS servers, some FUSE file systems.
 #[doc(hidden)]
 pub fn is_without_locks(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK)
 }
 
-/// Says once what takes the place of locks.
+/// Warns once that a lease replaces the lock.
 fn tell_of_lease(path: &Path, errno: Errno) {
     static TOLD: Once = Once::new();
     let why = std::io::Error::from(errno);
@@ -359,8 +360,8 @@ fn len_of(file: &File) -> std::io::Result<u64> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(std::io::Error::from)
 }
 
-/// Returns whether a file has data in whole blocks of `range`: only whole blocks become holes. False where
-/// the file system does not tell.
+/// Returns whether a file has data in whole blocks of `range`: only whole blocks become holes. False if the
+/// file system cannot tell.
 fn has_data(file: &File, range: &Range<u64>, block_len: u64) -> bool {
     let start = round_up(range.start, block_len).unwrap_or(u64::MAX);
     let end = range.end - range.end % block_len;
@@ -401,13 +402,13 @@ fn block_len(file: &File, is_block_device: bool, len: u64, path: &Path) -> Resul
     Err(Error::new(ErrorKind::Unsupported, message).path(path))
 }
 
-/// Returns whether the file is in tmpfs. There io_uring hands each read to a thread of the kernel, which costs
-/// more than the read itself; writes gain from it.
+/// Returns whether the file is in tmpfs. There io_uring passes each read to a kernel thread, which costs more
+/// than the read itself. Writes are faster with io_uring.
 fn is_in_memory(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == TMPFS_MAGIC)
 }
 
-/// The descriptor with O_DIRECT, if it is wanted and available.
+/// Opens the descriptor with O_DIRECT, if it is wanted and available.
 fn open_direct(
     path: &Path,
     options: &FileOptions,
@@ -456,10 +457,10 @@ fn engine(calls: FileCalls, direct: bool) -> String {
     format!("file ({calls}{})", if direct { ", O_DIRECT" } else { "" })
 }
 
-/// In statfs(2).
+/// The file system type of tmpfs in statfs(2).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// How long the lock may outlive its process.
+/// The longest time for which a lock may outlive its process.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Several queue pairs polled by one thread, and how that thread waits when no I/O completes.
+//! Poll groups: several queue pairs that one thread polls, and its waits while no I/O completes.
 //!
 //! This is the shared completion queue of the DLFS paper: the owner of the group receives the completions of
 //! all queue pairs in one list. Its loop is
@@ -8,16 +8,15 @@
 //! if group.poll(now, max, &mut done) == 0 { group.wait(until) }
 //! ```
 //!
-//! The cost of a turn depends on the number of ready queue pairs, not on the number of all. A turn polls the
-//! queue pairs whose descriptors are ready ([`Readiness`]), those whose [`Notice`] asks for it, those that
-//! took new I/O, those that are marked, and those whose timeout has expired. A queue pair that receives
-//! completions of another one on the same connection marks that one, which is polled in the same turn. To
-//! notice what other threads did, all queue pairs are polled once in `ALL_INTERVAL`; that costs no system
-//! call.
+//! The cost of a turn depends on the number of ready queue pairs, not on the number of all queue pairs. A turn
+//! polls a queue pair if one of its descriptors is ready ([`Readiness`]), its [`Notice`] asks for it, it took
+//! new I/O, it is marked, or its timeout has expired. A queue pair that receives a completion of another queue
+//! pair on the same connection marks the other one, which is polled in the same turn. All queue pairs are
+//! polled once in `ALL_INTERVAL`, to notice changes by other threads; this costs no system call.
 //!
-//! Waiting is adaptive. While I/Os are outstanding, a wait returns at once, so that the loop spins: for at
-//! most 50 µs since the last completion plus a microsecond for each completion before, 250 µs in all. Then it
-//! sleeps on the registered descriptors (`spinning.rs`). An idle group uses no processor time.
+//! Waiting is adaptive. While I/Os are outstanding, a wait first returns at once, so that the loop spins. It
+//! spins for at most 50 µs after the last completion, plus 1 µs for each earlier completion, 250 µs in all. Then
+//! a wait sleeps on the registered descriptors (`spinning.rs`). An idle group uses no processor time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -40,10 +39,10 @@ pub struct PollGroup {
     outstanding: usize,
     /// A lower bound of all members' timeouts; it may be too early.
     next_due: Option<Instant>,
-    /// When all members are polled again.
+    /// The time at which all members are polled again.
     all_due: Option<Instant>,
     readiness: Readiness,
-    /// Set once the kernel has been asked since the last turn.
+    /// Set if the kernel was already asked since the last turn.
     is_asked: bool,
     scratch: Vec<Completion>,
     spinning: Spinning,
@@ -109,7 +108,7 @@ impl PollGroup {
         &*self.members[index].pair
     }
 
-    /// How many queue pairs there are.
+    /// The number of queue pairs.
     pub fn num_pairs(&self) -> usize {
         self.members.len()
     }
@@ -139,8 +138,8 @@ impl PollGroup {
         self.outstanding
     }
 
-    /// Polls every pair that may have work; appends at most `max` completions, each with the index of its
-    /// pair, and returns how many.
+    /// Polls every pair that may have work. Appends at most `max` completions, each with the index of its pair,
+    /// and returns their number.
     pub fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<(usize, Completion)>) -> usize {
         self.find_work(now);
         let mut count = 0;
@@ -168,7 +167,7 @@ impl PollGroup {
         count
     }
 
-    /// Polls a pair that was taken from the queue; returns how many completions it had.
+    /// Polls a pair that was taken from the queue; returns the number of its completions.
     fn poll_member(
         &mut self,
         index: usize,
@@ -256,8 +255,8 @@ impl PollGroup {
         }
     }
 
-    /// Updates what the group knows of a pair after polling it or submitting to it: its outstanding I/Os, and
-    /// when to poll it next.
+    /// Updates the group's view of a pair after polling it or submitting to it: its outstanding I/Os, and the
+    /// time of its next poll.
     fn settle(&mut self, index: usize, is_restless: bool) {
         let member = &mut self.members[index];
         let outstanding = member.pair.outstanding();
@@ -301,7 +300,7 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }
 
-/// How often every pair is polled even if nothing is ready.
+/// The interval at which every pair is polled even if nothing is ready.
 const ALL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
@@ -378,7 +377,7 @@ mod tests {
         }
     }
 
-    /// Never completes and never becomes ready, but has a timeout.
+    /// A queue pair that never completes an I/O and never becomes ready, but has a timeout.
     struct Stuck(Namespace, Option<Instant>);
 
     impl PlainEngine for Stuck {

@@ -46,9 +46,8 @@ impl MemNamespace {
         Ok(MemNamespace { stripes: Arc::new(Stripes::new(len_bytes)?), namespace })
     }
 
-    /// As [`MemNamespace::new`], but allocates all memory now, near `cpus`: the kernel allocates a page on
-    /// the NUMA node of the processor that touches it first, so a thread that is bound to them touches each
-    /// page.
+    /// As [`MemNamespace::new`], but allocates all memory now, near `cpus`. The kernel allocates a page on the
+    /// NUMA node of the processor that touches it first, so a thread that is bound to `cpus` touches each page.
     ///
     /// # Errors
     /// As [`MemNamespace::new`]; the thread cannot be started or bound.
@@ -125,7 +124,7 @@ trait Memory: Send {
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), IoError>;
 
-    /// Prefetches the first of `len` bytes into the processor's cache.
+    /// Prefetches the start of these `len` bytes into the processor's cache.
     fn prefetch(&self, offset: usize, len: usize);
 
     /// As [`QueuePair::borrow`].
@@ -234,7 +233,7 @@ impl Stripes {
         Ok(Stripes((0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect()))
     }
 
-    /// Writes to every page, zeroes all of them.
+    /// Writes a zero to every page, so that the kernel allocates it now.
     fn touch(&self) {
         for stripe in &self.0 {
             let mut place = stripe.write();
@@ -281,7 +280,7 @@ impl Memory for OwnMemory {
         prefetch(&source[start..source.len().min(start + len)]);
     }
 
-    /// Nothing, if the bytes lie in two stripes.
+    /// Returns `None` if the bytes span two stripes.
     fn borrow(&self, offset: usize, len: usize) -> Option<SharedBuf> {
         let (stripe, start) = split_offset(offset);
         let stripe = self.lends.then(|| self.stripes.0[stripe].read())?;
@@ -301,7 +300,7 @@ const QUEUE_DEPTH: u16 = 256;
 /// The bytes that one turn copies: half of a small second-level cache.
 const BURST_BYTES: usize = 128 << 10;
 
-/// How many I/Os ahead memory is prefetched: copying 4 KiB takes longer than fetching its first bytes.
+/// The prefetch distance in I/Os: copying 4 KiB takes longer than fetching its first bytes.
 const LOOK_AHEAD: usize = 2;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Polled queue pairs: the I/O trait of dlfs ([`QueuePair`]) and its engines.
 //!
-//! An I/O owns its buffer, and its completion returns it. No lifetime crosses the trait, no callback enters
-//! it, no method blocks. It transfers blocks and knows nothing of samples.
+//! An I/O owns its buffer, and its completion returns the buffer. The trait has no lifetimes and no callbacks,
+//! and no method blocks. It transfers blocks and knows nothing of samples.
 //!
 //! Read [`QueuePair`] below first, then `device.rs`, then `mem.rs`, the smallest engine. `addresses.rs` chooses the
 //! engine of an address.
@@ -101,22 +101,22 @@ pub struct Completion {
     pub result: Result<(), IoError>,
 }
 
-/// Why an I/O failed.
+/// Errors of an I/O.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IoError {
     /// The controller answered with an error status.
     #[error("the controller answered {0}")]
     Status(Status),
-    /// The connection was lost, and reconnecting failed until its time was up.
+    /// The connection was lost, and reconnecting failed until its timeout.
     #[error("disconnected: {0}")]
     Disconnected(String),
-    /// The target reported success with fewer bytes than asked.
+    /// The target reported success with fewer bytes than requested.
     #[error("only {found} of {expected} bytes arrived, without an error: the rest is missing")]
     Short {
-        /// Bytes asked for.
+        /// Bytes requested.
         expected: u64,
-        /// Bytes that came.
+        /// Bytes that arrived.
         found: u64,
     },
     /// The data digest of the transfer differs.
@@ -125,12 +125,12 @@ pub enum IoError {
     /// The operating system reports more bytes than it was asked to transfer, so no byte can be trusted.
     #[error("the operating system moved {found} bytes where {expected} were asked for")]
     Excess {
-        /// Bytes asked for.
+        /// Bytes requested.
         expected: u64,
-        /// Bytes that it counted.
+        /// Bytes that it reported.
         found: u64,
     },
-    /// The thread that ran it panicked with this message.
+    /// The thread that ran the I/O panicked with this message.
     #[error("{0}")]
     Panicked(String),
     /// The system call failed with this error number.
@@ -151,7 +151,7 @@ pub enum IoError {
 /// The properties of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace {
-    /// The address that the user opened it by.
+    /// The address with which the user opened it.
     pub address: String,
     /// Bytes of a logical block: a power of two, 512 to 4,096.
     pub block_len_bytes: u32,
@@ -204,15 +204,15 @@ impl Namespace {
 }
 
 impl Io {
-    /// Its completion.
+    /// The I/O's completion with this result.
     pub fn end(self, result: Result<(), IoError>) -> Completion {
         Completion { tag: self.tag, buf: self.buf, result }
     }
 }
 
 impl IoError {
-    /// Checks the number of bytes that the operating system has moved in all: `found`, where `expected` were
-    /// asked for.
+    /// Checks the total number of bytes that the operating system has transferred: `found` must equal
+    /// `expected`.
     ///
     /// # Errors
     /// The numbers differ.
@@ -278,7 +278,7 @@ impl IoError {
     }
 }
 
-/// Separates the failures of single blocks: `Ok(Err(text))` says why the blocks cannot be read, see
+/// Separates failures of single blocks from others: `Ok(Err(text))` says why the blocks cannot be read, see
 /// [`IoError::is_of_the_blocks`].
 ///
 /// # Errors
@@ -304,15 +304,15 @@ pub trait QueuePair: Send {
     /// The namespace. Its size or identity may change only when the engine reconnects.
     fn namespace(&self) -> &Namespace;
 
-    /// Takes I/Os from the front of `pending` while there is room; returns how many it took.
+    /// Takes I/Os from the front of `pending` while there is room; returns their number.
     ///
     /// Each I/O that was taken gets exactly one [`Completion`], also when the connection dies. It starts with
     /// the next [`QueuePair::poll`] at the latest: poll once before sleeping.
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
 
-    /// Advances I/Os; appends at most `max` completions to `done` and returns how many. Fewer than `max`
-    /// means that there are no more for now. A completion returns its I/O's buffer, or other memory of equal
-    /// length if a lost device may still write to the buffer. This call also handles timeouts and
+    /// Advances I/Os; appends at most `max` completions to `done` and returns their number. Fewer than `max`
+    /// means that there are no more for now. A completion returns its I/O's buffer; if a lost device may still
+    /// write to that buffer, it returns other memory of equal length. This call also handles timeouts and
     /// reconnecting.
     ///
     /// Makes no system call on a descriptor that was registered by [`QueuePair::register`] and is not ready.
@@ -339,7 +339,7 @@ pub trait QueuePair: Send {
     fn shared_queue(&self) -> Option<usize>;
 
     /// Reports that a read of this range returned corrupt data. If there is another copy, the next read uses
-    /// that one.
+    /// the other copy.
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize);
 
     /// Borrows the bytes of a read in place, without copying them: `len_bytes` from `slba`, whole blocks
@@ -349,24 +349,24 @@ pub trait QueuePair: Send {
     /// hold these bytes contiguously in memory, so submit a read.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
 
-    /// Returns whether a read of these blocks would be served by copies on this machine alone, as far as
-    /// is known.
+    /// Returns whether copies on this machine alone would probably serve a read of these blocks.
     fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool;
 
     /// Registers every descriptor that signals work with the poller's `registry`, including those of later
     /// connections. Called again after a fork, with the child's registry.
     ///
-    /// A queue pair that receives another one's completion marks that one: [`Registry::mark`].
+    /// A queue pair that receives a completion of another queue pair marks the other one: [`Registry::mark`].
     fn register(&mut self, registry: &Registry);
 
-    /// How its poller learns that an outstanding I/O can advance.
+    /// The way in which the poller learns that an outstanding I/O can advance.
     fn notice(&self) -> Notice;
 
-    /// When `poll` must be called again even if no descriptor becomes ready.
+    /// The time at which `poll` must be called again, even if no descriptor becomes ready.
     fn next_timeout(&self) -> Option<Instant>;
 }
 
-/// How a poller learns that a queue pair has work. For several queue pairs the largest value holds.
+/// The way in which a poller learns that a queue pair has work. For several queue pairs the largest value
+/// holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Notice {
     /// A registered descriptor becomes ready, the queue pair is marked, or its [`QueuePair::next_timeout`]

@@ -6,11 +6,11 @@ use super::{Device, PairScope, QueuePair};
 use dlfs_base::error::{ErrorKind, Result};
 use dlfs_base::threads::map_at_once;
 
-/// Opens a queue pair of each device in each of `scopes`, all in parallel. Returns the queue pairs of each
-/// device, in the order of the scopes. A device has fewer if its limit is lower or if others hold the rest.
+/// Opens a queue pair of each device in each of `scopes`, in parallel. Returns the queue pairs of each device,
+/// in the order of the scopes. A device returns fewer if its limit is lower, or if others hold the rest.
 ///
 /// # Errors
-/// Those of [`Device::queue_pair_in`], also when a device grants none.
+/// As [`Device::queue_pair_in`], also if a device grants no queue pair.
 pub fn open_pairs(
     devices: &[Arc<dyn Device>],
     scopes: &[PairScope],
@@ -55,7 +55,7 @@ mod tests {
     use crate::qpair::{Capabilities, Namespace};
     use dlfs_base::error::Error;
 
-    /// Grants this number of queue pairs.
+    /// A device that grants `left` queue pairs.
     struct Few {
         device: MemNamespace,
         left: AtomicUsize,

@@ -1,6 +1,6 @@
-//! Options of opening namespaces, and time limits.
+//! Options of opening namespaces, including timeouts.
 //!
-//! The names are those of nvme-cli if it has them.
+//! Options that nvme-cli also has keep its names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,49 +18,50 @@ pub struct ConnectOptions {
     pub hdr_digest: bool,
     /// Ask for data digests; a target that declines them is refused.
     pub data_digest: bool,
-    /// Ask for both digests in addition, but accept that the target declines them.
+    /// Ask for both digests, but accept a target that declines them.
     pub prefer_digests: bool,
-    /// Host NQN; `None`: that of `/etc/nvme/hostnqn`, else one derived from this machine's identity.
+    /// Host NQN; `None`: from `/etc/nvme/hostnqn`, or else derived from this machine's identity.
     pub hostnqn: Option<Nqn>,
-    /// Host identifier; `None`: that of `/etc/nvme/hostid` when the NQN comes from there too, else the
-    /// UUID in the host NQN, else one derived from the host NQN.
+    /// Host identifier; `None`: from `/etc/nvme/hostid` if the NQN also comes from `/etc/nvme`, or else the
+    /// UUID in the host NQN, or else derived from the host NQN.
     pub hostid: Option<[u8; 16]>,
     /// The secret by which this host authenticates if a controller requires it (DH-HMAC-CHAP). Not for
     /// `spdk:` addresses, which use files: [`SpdkOptions::dhchap_key`].
     pub dhchap_secret: Option<Secret>,
     /// The subsystem's secret: the controller must authenticate, too. Requires `dhchap_secret`.
     pub dhchap_ctrl_secret: Option<Secret>,
-    /// Let the authentication generate the key of TLS (secure channel concatenation): the admin queue
-    /// authenticates on a plain connection, and then all queues connect inside TLS. Requires `dhchap_secret`, and
+    /// Let the authentication generate the TLS PSK (secure channel concatenation): the admin queue
+    /// authenticates on a plain connection, and then all queues connect with TLS. Requires `dhchap_secret`, and
     /// a build with the feature `tls`; not together with `tls_key`.
     pub concat: bool,
-    /// The key with which each connection establishes TLS 1.3 before anything else; `None`: plain TCP. Needs a
-    /// build with the feature `tls`. Not for `spdk:` addresses, which use a file: [`SpdkOptions::tls_key`].
+    /// The TLS PSK with which each connection first establishes TLS 1.3; `None`: plain TCP. Needs a build with
+    /// the feature `tls`. Not for `spdk:` addresses, which use a file: [`SpdkOptions::tls_key`].
     pub tls_key: Option<ConfiguredPsk>,
-    /// The keyring of the kernel that has the key of TLS instead, such as [`crate::tls::keyring::NVME`], where
-    /// nvme-cli puts keys. Not together with `tls_key` or `concat`, and not for `spdk:` addresses.
+    /// A kernel keyring that holds the TLS PSK instead, such as [`crate::tls::keyring::NVME`], where nvme-cli
+    /// stores keys. Not together with `tls_key` or `concat`, and not for `spdk:` addresses.
     pub tls_keyring: Option<String>,
-    /// How keys of TLS are derived: [`Derivation::Compatible`] for targets whose key was installed by a libnvme
-    /// before July 2025.
+    /// The derivation of TLS PSKs: [`Derivation::Compatible`] for targets whose key was installed by a libnvme
+    /// from before July 2025.
     pub tls_derivation: Derivation,
     /// The number of I/O queues to ask for: one for each queue pair. The target may grant fewer.
     pub nr_io_queues: u16,
     /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
     pub queue_size: u16,
-    /// Keep Alive Timeout (KATO): a side that receives nothing for this long gives the other up; zero
+    /// Keep Alive Timeout (KATO): a side that receives nothing for this long gives up the other side. Zero
     /// switches it off.
     pub keep_alive_tmo: Duration,
-    /// How long the host tries to reconnect before it gives up a lost controller.
+    /// The time for which the host tries to reconnect before it gives up a lost controller.
     pub ctrl_loss_tmo: Duration,
-    /// How long a queue pair with outstanding I/O may go without progress before its connection is
-    /// torn down and its reads are issued again on another.
+    /// The longest time without progress of a queue pair with outstanding I/O. After it, the connection is
+    /// closed, and the reads are issued again on another connection.
     pub io_timeout: Duration,
-    /// The least data that must arrive within `io_timeout` while no I/O ends; 0: a whole PDU is progress, or 64 KiB in
-    /// either direction. For connections that only read, and where somebody else has the data, too.
+    /// The least number of bytes that must arrive within `io_timeout` while no I/O completes. 0: one whole PDU
+    /// counts as progress, or 64 KiB in either direction. For read-only connections to data that another source
+    /// has, too.
     pub least_progress_bytes: u32,
-    /// The limit of opening, with all paths and steps.
+    /// The timeout of opening, including all paths and steps.
     pub connect_timeout: Duration,
-    /// The limit of a TCP connect.
+    /// The timeout of a TCP connect.
     pub tcp_connect_timeout: Duration,
     /// Further addresses of the same namespace, used when the first is down.
     pub paths: Vec<Address>,
@@ -70,7 +71,7 @@ pub struct ConnectOptions {
     pub writable: bool,
     /// Options of SPDK.
     pub spdk: SpdkOptions,
-    /// How object stores are read.
+    /// Options of reading object stores.
     pub places: PlaceOptions,
     /// Selects the entries of a folder, or of a prefix in a store, that are samples.
     pub folders: FolderOptions,
@@ -79,16 +80,16 @@ pub struct ConnectOptions {
 /// Options of namespaces that are reached through SPDK.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpdkOptions {
-    /// Memory for SPDK and its devices, in bytes. The first namespace that a process opens decides.
+    /// Memory for SPDK and its devices, in bytes. Only the first namespace that a process opens sets it.
     pub memory_bytes: usize,
-    /// Put this memory in huge pages; `None`: if enough are free. Local drives need them. The first
-    /// namespace that a process opens decides.
+    /// Put this memory in huge pages; `None`: if enough are free. Local drives need them. Only the first
+    /// namespace that a process opens sets it.
     pub huge_pages: Option<bool>,
-    /// File with this host's key for DH-HMAC-CHAP, as nvme-cli makes it.
+    /// File with this host's key for DH-HMAC-CHAP, in nvme-cli's format.
     pub dhchap_key: Option<PathBuf>,
     /// File with the controller's key for DH-HMAC-CHAP: the controller must authenticate too.
     pub dhchap_ctrl_key: Option<PathBuf>,
-    /// File with the pre-shared key for TLS.
+    /// File with the TLS PSK.
     pub tls_key: Option<PathBuf>,
 }
 
@@ -117,15 +118,15 @@ pub enum Direct {
 }
 
 impl ConnectOptions {
-    /// Sets the limit of opening, and lowers that of a TCP connect if it is longer.
+    /// Sets the timeout of opening, and lowers the timeout of a TCP connect to it.
     pub fn set_connect_timeout(&mut self, limit: Duration) {
         self.connect_timeout = limit;
         self.tcp_connect_timeout = self.tcp_connect_timeout.min(limit);
     }
 
-    /// How long after it was sent a write may still reach the medium. A queue pair gives up after
-    /// `io_timeout`. Bytes that the network still holds die with the controller, which a target gives up
-    /// after at most two keep alive timeouts.
+    /// The time after sending in which a write may still reach the medium. A queue pair gives up after
+    /// `io_timeout`. Bytes that the network still holds die with the controller, which a target gives up after
+    /// at most two Keep Alive Timeouts.
     pub(super) fn late_writes(&self) -> Duration {
         let controller = if self.keep_alive_tmo.is_zero() {
             LONGEST_CONTROLLER
@@ -136,7 +137,7 @@ impl ConnectOptions {
     }
 }
 
-/// The assumed life of a controller without keep alive after its host is gone: there is no limit.
+/// The assumed lifetime of a controller without keep alive after its host is gone; there is no real limit.
 const LONGEST_CONTROLLER: Duration = Duration::from_secs(120);
 
 /// The inaccuracy of a target's timers.

@@ -1,16 +1,16 @@
-//! The outstanding I/Os of a handle of a shared queue: a child process may be unable to continue them.
+//! The outstanding I/Os of a handle of a shared queue. A child process may have to fail them.
 
 use std::collections::VecDeque;
 
 use super::{Completion, Io, IoError};
 use dlfs_base::buf::IoBuf;
 
-/// The I/Os that one handle still owes a completion.
+/// The I/Os of one handle that still need a completion.
 #[derive(Default)]
 pub(super) struct Outstanding {
-    /// The tags of I/Os taken whose completions were not handed out. They mostly complete in this order.
+    /// The tags of I/Os whose completions were not returned yet, mostly in the order of completion.
     tags: VecDeque<u64>,
-    /// Those of them that fail because nobody continues them.
+    /// The failures of I/Os that no process continues.
     lost: VecDeque<Completion>,
 }
 
@@ -25,8 +25,7 @@ impl Outstanding {
         !self.lost.is_empty()
     }
 
-    /// Lets `take` take I/Os from the front of `pending`, at most `most`, and records them; returns how many
-    /// it took.
+    /// Records the I/Os that `take` takes from the front of `pending`, at most `most`; returns their number.
     pub(super) fn take(
         &mut self,
         pending: &mut VecDeque<Io>,
@@ -40,27 +39,27 @@ impl Outstanding {
         count
     }
 
-    /// All I/Os taken fail, for this reason: their buffers are out of reach.
+    /// Fails all outstanding I/Os for this reason; their buffers are lost.
     pub(super) fn lose(&mut self, reason: &str) {
         let tags = std::mem::take(&mut self.tags);
         self.lost.extend(tags.into_iter().map(|tag| failed(tag, IoBuf::empty(), reason)));
     }
 
-    /// Takes all of `pending`, which fail for this reason; returns how many.
+    /// Takes and fails all of `pending` for this reason; returns their number.
     pub(super) fn refuse(&mut self, pending: &mut VecDeque<Io>, reason: &str) -> usize {
         let count = pending.len();
         self.lost.extend(pending.drain(..).map(|io| failed(io.tag, io.buf, reason)));
         count
     }
 
-    /// Hands out at most `max` failures; returns how many.
+    /// Appends at most `max` failures to `done`; returns their number.
     pub(super) fn fail_lost(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let count = self.lost.len().min(max);
         done.extend(self.lost.drain(..count));
         count
     }
 
-    /// Records completions that are handed out.
+    /// Forgets the I/Os of completions that the caller returns.
     pub(super) fn forget(&mut self, done: &[Completion]) {
         for completion in done {
             if let Some(at) = self.tags.iter().position(|tag| *tag == completion.tag) {

@@ -1,24 +1,24 @@
-//! Reads that a queue pair splits over several others, and puts together again.
+//! I/Os that are split into pieces, and joined again when all pieces have ended.
 
 use slab::Slab;
 
 use super::{Completion, Io, IoError};
 use dlfs_base::buf::IoBuf;
 
-/// The reads that are split. `T` is what their owner keeps for each piece.
+/// The split I/Os. `T` is the owner's data about each piece.
 #[derive(Debug)]
 pub struct Pieces<T> {
     reads: Slab<Read<T>>,
 }
 
-/// Names a piece; fits a tag.
+/// Identifies a piece; fits the tag of an I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceId(pub u64);
 
-/// A part of a read.
+/// A part of a split I/O.
 #[derive(Debug)]
 pub struct Piece<T> {
-    /// Offset of its first byte on the namespace.
+    /// Offset of its first byte in the namespace.
     pub start: u64,
     /// Its length in bytes.
     pub len: usize,
@@ -36,7 +36,7 @@ struct Read<T> {
     failed: Option<IoError>,
 }
 
-/// A read while its pieces are cut from its buffer, in their order.
+/// An I/O whose buffer is being cut into pieces, in order.
 pub struct Cutting {
     key: usize,
     start: u64,
@@ -44,20 +44,20 @@ pub struct Cutting {
 }
 
 impl<T> Pieces<T> {
-    /// No reads.
+    /// Creates an empty set of I/Os.
     #[expect(clippy::new_without_default, reason = "for this workspace alone")]
     pub fn new() -> Pieces<T> {
         Pieces { reads: Slab::new() }
     }
 
-    /// Begins a read of `num` pieces whose first byte is at `start`.
+    /// Begins an I/O of `num` pieces whose first byte is at `start`.
     pub fn begin(&mut self, io: Io, start: u64, num: usize) -> Cutting {
         let read =
             Read { tag: io.tag, pieces: Vec::with_capacity(num), missing: num, failed: None };
         Cutting { key: self.reads.insert(read), start, rest: io.buf }
     }
 
-    /// Cuts the next `len` bytes from the read.
+    /// Cuts the next `len` bytes from the I/O's buffer.
     pub fn cut(&mut self, cutting: &mut Cutting, len: usize, info: T) -> (PieceId, IoBuf) {
         let behind = cutting.rest.split_off(len);
         let buf = std::mem::replace(&mut cutting.rest, behind);
@@ -74,7 +74,7 @@ impl<T> Pieces<T> {
         &mut read.pieces[(id & u64::from(u32::MAX)) as usize]
     }
 
-    /// Ends a piece; returns the completion of its read if it was the last.
+    /// Ends a piece; returns the completion of its I/O if it was the last.
     pub fn end(
         &mut self,
         id: PieceId,
@@ -97,7 +97,7 @@ impl<T> Pieces<T> {
         pieces.filter(|piece| piece.buf.is_none())
     }
 
-    /// The number of reads that have not ended.
+    /// The number of I/Os that have not ended.
     #[expect(clippy::len_without_is_empty, reason = "for this workspace alone, which counts them")]
     pub fn len(&self) -> usize {
         self.reads.len()

@@ -1,4 +1,5 @@
-//! The queue pair of an engine: an engine has the methods that it needs, and [`Plain`] answers the others.
+//! The queue pair of an engine: the engine implements the methods that it needs, and [`Plain`] implements the
+//! others.
 //!
 //! A wrapper of queue pairs implements [`QueuePair`] itself, since it must answer or forward each call.
 
@@ -11,9 +12,9 @@ use super::{Completion, Fence, Io, Namespace, Notice, QueuePair};
 use dlfs_base::buf::{Pool, SharedBuf};
 use dlfs_base::units::Lba;
 
-/// An engine, which [`Plain`] makes a queue pair of. The methods are those of [`QueuePair`]; by default it completes
-/// I/Os in [`PlainEngine::poll`] alone, and does nothing when it is asked for more.
-#[allow(missing_docs)] // they are those of `QueuePair`
+/// An engine, which [`Plain`] turns into a queue pair. The methods are those of [`QueuePair`]. An engine with
+/// the default methods completes I/Os only in [`PlainEngine::poll`], and ignores optional requests.
+#[allow(missing_docs)] // documented in `QueuePair`
 pub trait PlainEngine: Send {
     fn namespace(&self) -> &Namespace;
 
@@ -94,7 +95,7 @@ impl<E: PlainEngine> QueuePair for Plain<E> {
         self.0.borrow(slba, len_bytes)
     }
 
-    /// Copies are made by wrappers.
+    /// Only wrappers keep copies.
     fn has_copies(&self, _: Lba, _: usize) -> bool {
         false
     }

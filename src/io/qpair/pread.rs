@@ -85,5 +85,5 @@ impl PlainEngine for PreadPair {
     }
 }
 
-/// The most I/Os of one `poll`, so that the caller's clock advances between slow ones.
+/// The most I/Os of one `poll`, so that the caller regains control between slow I/Os.
 const BURST: usize = 16;

@@ -1,4 +1,4 @@
-//! The epoll set of a poller: which descriptors of its queue pairs are ready.
+//! The epoll set of a poller, which reports the ready descriptors of its queue pairs.
 //!
 //! A poller owns a [`Readiness`] and gives each of its queue pairs a [`Registry`]
 //! ([`QueuePair::register`](super::QueuePair::register)). The queue pair wraps each of its descriptors in
@@ -7,8 +7,8 @@
 //! has work without a ready descriptor is *marked* ([`Registry::mark`]); the same look returns it.
 //!
 //! Asking the set costs about as much as an empty `readv`. While at most `FEW` descriptors are read by system
-//! calls, a look therefore treats those of them as ready whose owner expects something, without asking the
-//! kernel: the owner spins on them directly.
+//! calls, a look therefore does not ask the kernel. It treats a descriptor as ready if its owner expects
+//! something, and the owner spins on the descriptor itself.
 //!
 //! The set is level-triggered: a socket with unread bytes is reported again. A descriptor is removed from the
 //! set before it is closed, because a forked child may keep the same socket open. A fork shares the set
@@ -30,7 +30,7 @@ use super::wake::{Mark, Wake};
 use dlfs_base::error::{Error, Result};
 use dlfs_base::process::{Forked, mark_ours};
 
-/// A poller's epoll set. See the module.
+/// A poller's epoll set. See the module's page.
 pub struct Readiness {
     set: Arc<Set>,
 }
@@ -98,7 +98,7 @@ impl Readiness {
         Ok(Readiness { set })
     }
 
-    /// Returns whether this process created the set, and not the parent that it was forked from.
+    /// Returns whether this process created the set, rather than a parent process.
     pub(crate) fn is_ours(&self) -> bool {
         self.set.is_ours()
     }
@@ -113,7 +113,7 @@ impl Readiness {
         Waker(Arc::clone(&self.set.bell))
     }
 
-    /// Returns whether a [`Waker`] has called since this was last asked.
+    /// Returns whether a [`Waker`] has called since the last call of this method.
     pub(crate) fn take_woken(&self) -> bool {
         self.set.bell.wake.take_woken()
     }
@@ -183,11 +183,11 @@ impl Readiness {
     }
 }
 
-/// For a set whose descriptor is registered in the sets of other pollers. None of these can say when it
-/// sleeps on this set, so the set counts as asleep whenever no thread polls it.
+/// Methods for a set whose descriptor is registered in the sets of other pollers. Those pollers do not announce
+/// when they sleep on this set, so it counts as asleep whenever no thread polls it.
 impl Readiness {
     /// Ends a turn of polling: from now on marks make the descriptor readable. Returns `false` if a mark is
-    /// already set; it does not make the descriptor readable.
+    /// already set, which does not make the descriptor readable.
     pub(super) fn fall_asleep_between_turns(&self) -> bool {
         self.fall_asleep().map(std::mem::forget).is_some()
     }
@@ -342,7 +342,7 @@ impl<F: AsFd> Watched<F> {
         self.registration = Some(Registration { set, key, source, writable });
     }
 
-    /// Says whether room to write makes the descriptor ready.
+    /// Sets whether room to write makes the descriptor ready.
     pub(crate) fn set_writable(&mut self, writable: bool) {
         let Some(registration) = &mut self.registration else { return };
         if registration.writable == writable || !registration.set.is_ours() {
@@ -359,7 +359,7 @@ impl<F: AsFd> Watched<F> {
         }
     }
 
-    /// Says whether the owner expects something from the descriptor, until the next call. While there are few
+    /// Sets whether the owner expects something from the descriptor, until the next call. While there are few
     /// descriptors, [`Readiness::look`] treats only expected ones as ready without asking the kernel.
     /// Unexpected data are still reported when the poller sleeps, or when there are more descriptors.
     pub fn expect(&mut self, is_expected: bool) {
@@ -418,7 +418,7 @@ fn flags(writable: bool) -> EventFlags {
     if writable { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
 }
 
-/// Up to this many descriptors are read directly, without asking the set first.
+/// The most descriptors that are read directly, without asking the set first.
 const FEW: usize = 2;
 
 /// The most descriptors that one call reports; the next call reports the others.

@@ -33,7 +33,7 @@ type Key = (TypeId, usize);
 #[derive(Default)]
 struct Slot {
     state: Mutex<State>,
-    /// How often opening has failed. It grows under the lock.
+    /// The number of failed openings; it changes only under the lock.
     failures: AtomicU64,
 }
 
@@ -55,20 +55,20 @@ impl PairScope {
         PairScope { slots: Forked::new(Mutex::default()), places: Arc::default() }
     }
 
-    /// Counters of reads that its queue pairs served from other places than the origin. A queue pair that has such
-    /// places adds each read that it completes, once.
+    /// Counters of reads that the queue pairs of this scope served from places other than the origin. A queue
+    /// pair with such places counts each read once, when it completes.
     pub fn places(&self) -> &Arc<PlaceCounters> {
         &self.places
     }
 
-    /// The `T` of `owner` in this scope: the existing one, or the one that `open` creates. `T` must keep
-    /// `owner` alive, so that no other owner can have its address.
+    /// Returns the `T` of `owner` in this scope; `open` creates it if there is none. `T` must keep `owner`
+    /// alive, so that no other owner can have its address.
     ///
-    /// Different owners open in parallel. A caller that asks while another one opens waits for it, and gets
-    /// its error if that fails.
+    /// Different owners open in parallel. If a caller asks while another caller is opening the same `T`, it
+    /// waits, and gets the same error if opening fails.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// Errors of `open`.
     pub fn get_or_open<K, T: Send + Sync + 'static>(
         &self,
         owner: &Arc<K>,

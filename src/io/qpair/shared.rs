@@ -1,10 +1,10 @@
-//! One queue pair shared by several threads, for devices that grant too few.
+//! One queue pair shared by several threads, for devices that grant too few queue pairs.
 //!
-//! Each thread has a handle, which is a [`QueuePair`]. All handles submit to one queue pair of the device.
-//! Whoever polls advances it for all, and marks the handles whose completions it finds.
+//! Each thread has a handle, which is a [`QueuePair`]. All handles submit to one queue pair of the device. The
+//! handle that polls advances the queue pair for all handles, and marks the handles whose completions it finds.
 //!
 //! The descriptors of the shared queue pair are in an epoll set of their own, and that set's descriptor is
-//! registered with each handle's poller. So every poller wakes up, whatever the others do.
+//! registered with each handle's poller. So every poller wakes up, even if the other pollers do nothing.
 //!
 //! This is for writers on a target that grants few I/O queues, not for the read path: every poll takes a
 //! lock.
@@ -61,7 +61,7 @@ struct HandleState {
     arrived: VecDeque<Completion>,
     /// Set if the shared queue had no room for its last submission: a completion makes room.
     was_refused: bool,
-    /// How to mark it.
+    /// Marks this handle for its poller.
     registry: Option<Registry>,
 }
 
@@ -223,18 +223,18 @@ struct Handle {
     outstanding: Outstanding,
     /// The value of `SharedPair::ended` when the handle found no room.
     refused_at: u64,
-    /// Set once its poller was asked since then to submit again.
+    /// Set once its poller has been asked to submit again since `refused_at`.
     is_sent: bool,
     fence: Option<Arc<Fence>>,
     /// The epoll set of the shared queue pair; `None` when the process has reached its limit of descriptors.
     set: Option<Watched<OwnedFd>>,
-    /// The last answer of the shared queue pair.
+    /// The last `notice` of the shared queue pair.
     notice: Notice,
     next_timeout: Option<Instant>,
 }
 
 impl Handle {
-    /// A new handle; `None` if this process could not continue the queue pair.
+    /// Creates a handle; `None` if this process could not continue the queue pair.
     fn on(queue: &Arc<SharedQueue>) -> Option<Handle> {
         let mut shared = queue.lock();
         let shared = shared.as_mut()?;
@@ -256,7 +256,7 @@ impl Handle {
         })
     }
 
-    /// A poll in a child process that could not continue the queue pair: all I/Os fail.
+    /// Polls in a child process that could not continue the queue pair: all I/Os fail.
     fn poll_lost(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         self.set = None;
         self.outstanding.lose(LOST);
@@ -265,8 +265,8 @@ impl Handle {
         count
     }
 
-    /// When a handle that found no room must be polled again. Its poller submits again after each wait, so it
-    /// must not sleep once there is room.
+    /// The time at which a handle that found no room must be polled again. Its poller submits again after each
+    /// wait, so it must not sleep once there is room.
     fn look_at(&mut self, now: Instant, ended: u64) -> Option<Instant> {
         match ended != self.refused_at {
             true if !std::mem::replace(&mut self.is_sent, true) => Some(now),
@@ -406,14 +406,14 @@ impl QueuePair for Handle {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        // In a child process the next turn decides what becomes of it.
+        // In a child process, the next turn decides whether the handle can continue.
         if self.queue.0.is_ours() { self.next_timeout } else { Some(Instant::now()) }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // In a child process that never used it, it belongs to the parent.
+        // In a child process that never used the queue pair, the handle belongs to the parent.
         let Some(shared) = self.queue.0.get() else { return };
         let mut shared = shared.lock();
         let Some(shared) = &mut *shared else { return };
@@ -424,11 +424,11 @@ impl Drop for Handle {
     }
 }
 
-/// Why the I/Os of a handle fail in a child process that could not continue its queue pair.
+/// The reason with which I/Os of a handle fail in a child process that could not continue its queue pair.
 const LOST: &str = "the process was forked while another thread used this queue pair, so that its I/Os stay \
                     with the parent; open the namespace again in this process";
 
-/// How often a handle that found no room polls when no event signals it.
+/// The interval at which a handle that found no room polls, if no event signals room.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!((done.len(), two.outstanding()), (1, 0));
     }
 
-    /// Completes one I/O for each byte received, and counts polls.
+    /// A queue pair that completes one I/O for each byte received, and counts polls.
     struct Slow {
         namespace: Namespace,
         socket: Watched<UnixStream>,
@@ -538,7 +538,7 @@ mod tests {
         }
     }
 
-    /// Gives out its only queue pair once.
+    /// A device that gives out its only queue pair once.
     struct Once(Mutex<Option<Slow>>, Namespace);
 
     impl Device for Once {

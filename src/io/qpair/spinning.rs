@@ -1,4 +1,4 @@
-//! How long a poller spins before it sleeps.
+//! Adaptive spinning: a poller spins for a limited time before it sleeps.
 //!
 //! A poller spins for at most 50 µs after the last work that it found. A spin that finds nothing halves the
 //! next one, so that rare work costs little processor time. A sleep so short that a spin would have caught
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use super::cpus::online;
 
-/// How long to spin before sleeping. The lengths of past sleeps decide it.
+/// The duration of the next spin, which depends on the lengths of past sleeps.
 #[derive(Debug)]
 pub struct Spinning {
     /// The longest duration of the next spin.
     budget: Duration,
     /// Spinning beyond `budget` that completed I/Os have earned since the last sleep.
     credit: Duration,
-    /// How long the current spin has lasted.
+    /// The duration of the current spin so far.
     spun: Duration,
     /// The first poll that found nothing since the last work.
     quiet_since: Option<Instant>,
@@ -76,7 +76,7 @@ fn has_one_processor() -> bool {
     online().len() == 1
 }
 
-/// The longest spin that finds nothing, without what I/Os have earned.
+/// The longest spin that finds nothing, without the extension that I/Os have earned.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// The spin time that a completed I/O earns, and the number of I/Os that may earn it at once.

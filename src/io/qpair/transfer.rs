@@ -88,7 +88,7 @@ impl Files {
     pub(super) fn drop_cached(&self, slba: Lba, len_bytes: usize, namespace: &Namespace) {
         let offset = slba.0.saturating_mul(u64::from(namespace.block_len_bytes));
         let len = std::num::NonZeroU64::new(len_bytes as u64);
-        // Some pages may stay cached: those that another process uses or has changed.
+        // Pages that another process uses or has changed may stay cached.
         let _ = rustix::fs::fadvise(&self.buffered, offset, len, rustix::fs::Advice::DontNeed);
     }
 
@@ -105,7 +105,7 @@ pub(super) struct Transfer {
     pub(super) moved: usize,
     /// The offset of the I/O in bytes.
     start: u64,
-    /// Set once O_DIRECT refused it.
+    /// Set once O_DIRECT refused the I/O.
     buffered_only: bool,
     retries: u8,
 }
@@ -119,7 +119,7 @@ pub(super) enum Step {
 }
 
 impl Transfer {
-    /// Creates the transfer of an I/O, which was checked before.
+    /// Creates the transfer of an I/O that was already checked.
     pub(super) fn new(io: Io, block_len_bytes: u32) -> Transfer {
         let start = io.slba.0 * u64::from(block_len_bytes);
         Transfer { io, moved: 0, start, buffered_only: false, retries: 0 }
@@ -161,7 +161,7 @@ impl Transfer {
             _ if self.io.op == IoOp::Flush && result.is_ok() => Step::Ended(Ok(())),
             Ok(0) if self.io.op == IoOp::Write => Step::Ended(Err(os_error(Errno::IO))),
             Ok(0) => Step::Ended(IoError::check_count(expected as u64, self.moved as u64)),
-            // Then no byte of the buffer can be trusted.
+            // After an excessive count, no byte of the buffer can be trusted.
             Ok(count) if count > expected - self.moved => {
                 Step::Ended(IoError::check_count((expected - self.moved) as u64, count as u64))
             }
@@ -188,7 +188,7 @@ fn os_error(errno: Errno) -> IoError {
 
 /// The queue depth of a queue pair.
 pub(super) const QUEUE_DEPTH: u16 = 128;
-/// How often one I/O may be interrupted before it fails.
+/// The most interruptions of one I/O before it fails.
 const MAX_RETRIES: u8 = 100;
 /// `STATX_DIOALIGN`, which rustix does not name yet.
 const STATX_DIOALIGN: u32 = 0x2000;

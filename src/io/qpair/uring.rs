@@ -1,15 +1,15 @@
 //! The file engine with io_uring: one system call in each turn starts and ends any number of I/Os.
 //!
-//! The ring is set up so that completions are processed when this thread enters the kernel anyway
-//! (COOP_TASKRUN), and says when entering is useful (TASKRUN_FLAG). It does not use SINGLE_ISSUER with
+//! The ring is set up so that the kernel processes completions when this thread enters it anyway
+//! (COOP_TASKRUN), and reports when entering is useful (TASKRUN_FLAG). It does not use SINGLE_ISSUER with
 //! DEFER_TASKRUN, which bind a ring to the thread that created it: a queue pair may move to another thread,
-//! also with outstanding I/O.
+//! even with outstanding I/O.
 //!
-//! Buffers of the pool that the pair knows are registered with the ring when they are first used
+//! Buffers of the pool that the queue pair knows are registered with the ring when they are first used
 //! (`pinned.rs`): then the kernel neither looks up their pages nor, with O_DIRECT, pins them. Small reads
-//! from the page cache then take less processor time than `pread`, otherwise slightly more. One turn starts a
-//! burst that fits in the second-level cache, so that bytes from the page cache are used while they are in
-//! the processor's cache.
+//! from the page cache then take less processor time than `pread`; without registration they take slightly
+//! more. One turn starts a burst that fits in the second-level cache, so that bytes from the page cache are
+//! used while they are in the processor's cache.
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns
 
 mod pinned;
@@ -146,9 +146,9 @@ struct Ring {
     /// True if entries name descriptors by their index in [`Files::to_register`].
     registered: bool,
     pinned: Option<Pinned>,
-    /// The user's name of the namespace.
+    /// The user's address of the namespace.
     address: String,
-    /// How long dropping the ring waits for outstanding I/Os.
+    /// The longest wait for outstanding I/Os when the ring is dropped.
     last_ios: Duration,
     /// The process that made the ring: after a fork, the child must not wait for the parent's I/O.
     home: Forked<()>,
@@ -341,10 +341,10 @@ fn build_ring(entries: u32) -> std::io::Result<IoUring> {
     }
 }
 
-/// The bytes that one turn starts: with their page cache pages, half of a small second-level cache.
+/// The most bytes that one turn starts: with their page cache pages, half of a small second-level cache.
 const BURST_BYTES: usize = 128 << 10;
 
-/// How long dropping a queue pair waits for outstanding I/Os: longer than a disk takes to spin up.
+/// The longest wait for outstanding I/Os when a queue pair is dropped: longer than a disk takes to spin up.
 const LAST_IOS: Duration = Duration::from_secs(10);
 
 /// The longest single sleep of that wait.

@@ -1,4 +1,4 @@
-//! Ends the sleep of a poller: a call from another thread, or a mark on one of its queue pairs.
+//! Wakes a sleeping poller: by a call from another thread, or by a mark on one of its queue pairs.
 //!
 //! A queue pair is *marked* when it has work although no descriptor is ready: for example a completion that
 //! another handle of the same connection received.
@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use dlfs_base::sync::{AtomicBool, Mutex, Ordering, fence};
 
-/// The flags of one poller. It holds no descriptor: its caller writes to one when a method says so.
+/// The flags of one poller. It holds no descriptor: its caller must ring (write to an eventfd) if a method
+/// returns `true`.
 #[derive(Default)]
 pub(super) struct Wake {
     asleep: AtomicBool,
@@ -43,7 +44,8 @@ impl Wake {
 
     /// Sets `mark`; returns whether the caller must ring.
     pub(super) fn mark(&self, mark: &Arc<Mark>) -> bool {
-        // If it is set already, the thread that set it does the rest. Both come before the member is polled.
+        // If the mark is already set, the thread that set it wakes the poller, and the member is polled after
+        // both.
         if mark.is_set.swap(true, Ordering::AcqRel) {
             return false;
         }
@@ -58,7 +60,7 @@ impl Wake {
         self.asleep.load(Ordering::Relaxed)
     }
 
-    /// Returns whether `wake` was called since this was last asked.
+    /// Returns whether `wake` was called since the last call of this method.
     pub(super) fn take_woken(&self) -> bool {
         self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::AcqRel)
     }
@@ -81,8 +83,8 @@ impl Wake {
         }
     }
 
-    /// From now on `wake` and `mark` return `true`. Returns `false` if one of them was called before: do not
-    /// sleep.
+    /// Announces a sleep: from now on `wake` and `mark` return `true`. Returns `false` if one of them was
+    /// called before: do not sleep.
     pub(super) fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst); // pairs with the fence in `has_sleeper`
@@ -93,7 +95,7 @@ impl Wake {
         !has_cause
     }
 
-    /// From now on nobody needs to ring.
+    /// Ends the sleep: from now on no caller needs to ring.
     pub(super) fn get_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
     }

@@ -46,13 +46,13 @@ pub struct ControllerOptions {
     pub queue_entries: u32,
     /// Keep Alive Timeout; zero: none.
     pub keep_alive_tmo: Duration,
-    /// How long each step of connecting may take.
+    /// The timeout of each step of connecting.
     pub step_timeout: Duration,
     /// Key of the host for DH-HMAC-CHAP.
     pub dhchap_key: Option<Arc<Key>>,
     /// Key of the controller for DH-HMAC-CHAP.
     pub dhchap_ctrl_key: Option<Arc<Key>>,
-    /// Pre-shared key for TLS.
+    /// TLS PSK.
     pub tls_key: Option<Arc<Key>>,
 }
 
@@ -65,7 +65,7 @@ pub struct Connecting {
     _keys: Vec<Arc<Key>>,
 }
 
-/// The argument of SPDK's callback. The options are the first field, because their address is its
+/// The argument of SPDK's callback. The options are the first field, because their address is the callback's
 /// context.
 #[repr(C)]
 struct Request {
@@ -130,8 +130,8 @@ impl Drop for Connecting {
             // SAFETY: leaked from a box in `start`, freed once; SPDK is done with it.
             drop(unsafe { Box::from_raw(self.request.as_ptr()) });
         }
-        // A probe that has not ended still writes there. Its owner should have polled it to its end;
-        // otherwise its memory is leaked.
+        // A probe that has not ended still writes to the request. Its owner should have polled it to its end;
+        // otherwise the memory is leaked.
     }
 }
 
@@ -223,13 +223,13 @@ impl Controller {
         self.events.count.load(Ordering::Relaxed)
     }
 
-    /// Returns whether it was shut or abandoned.
+    /// Returns whether the controller was shut down or abandoned.
     pub fn is_over(&self) -> bool {
         self.events.is_over.load(Ordering::Acquire)
     }
 
-    /// Abandons it: no new queues, and its queues end without a command to the controller, which
-    /// might never answer. It must still be shut.
+    /// Abandons the controller: it creates no new queues, and its queues end without a command to the
+    /// controller, which might never answer. [`Controller::shut`] must still be called.
     pub fn fail(&self) {
         self.events.is_over.store(true, Ordering::Release);
         if let Some(controller) = *self.raw() {
@@ -241,7 +241,7 @@ impl Controller {
     /// Identify data of the controller and of namespace `nsid`, or of its first active one.
     ///
     /// # Errors
-    /// `NotFound`: the namespace does not exist. `Disconnected`: the controller was shut.
+    /// `NotFound`: the namespace does not exist. `Disconnected`: the controller was shut down.
     pub fn identify(&self, nsid: Option<Nsid>) -> Result<Identified> {
         let raw = self.raw();
         let shut = || Error::new(ErrorKind::Disconnected, "the controller was abandoned");
@@ -277,7 +277,7 @@ impl Controller {
     /// yet.
     ///
     /// # Errors
-    /// `Disconnected`: the controller was shut. `Refused`: it grants no more queues.
+    /// `Disconnected`: the controller was shut down. `Refused`: it grants no more queues.
     pub fn io_queue<T: Payload + Send + 'static>(
         &self,
         nsid: Nsid,
@@ -303,8 +303,8 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Detaches it: first ends all its queues, even if others hold them, then the controller. `is_lost`:
-    /// it does not answer, so no command is sent. A second call does nothing.
+    /// Detaches the controller, after ending all its queues, including queues that others hold. `is_lost`: the
+    /// controller does not answer, so no command is sent. A second call does nothing.
     ///
     /// Takes milliseconds, or up to some seconds if the controller does not answer.
     pub fn shut(&self, is_lost: bool) {

@@ -32,7 +32,7 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 /// exit meanwhile.
 static AT_WORK: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// Locks out process exit while a background thread works with controllers. During exit this never
+/// Delays process exit while a background thread works with controllers. During exit this function never
 /// returns, because SPDK's memory is freed under the thread.
 pub fn at_work() -> ReentrantMutexGuard<'static, ()> {
     AT_WORK.lock()
@@ -45,14 +45,14 @@ extern "C" fn hold_at_exit() {
     }
 }
 
-/// The environment of this process; the first call starts it with `memory_bytes`.
+/// Returns the environment of this process; the first call starts it with `memory_bytes`.
 ///
 /// `huge_pages`: `Some(true)` requires them, `Some(false)` avoids them, `None` uses them if enough
 /// are free. The caller's processor affinity is restored before this returns.
 ///
 /// # Errors
-/// `OutOfMemory`: too few huge pages, or too little memory. `Unsupported`: the process has forked
-/// since. `Io`: DPDK did not start, which cannot be retried in this process.
+/// `OutOfMemory`: too few huge pages, or too little memory. `Unsupported`: the process is a child of the
+/// process that started SPDK. `Io`: DPDK did not start, which cannot be retried in this process.
 pub fn start(memory_bytes: usize, huge_pages: Option<bool>) -> Result<Environment> {
     if has_forked() {
         return Err(forked());
@@ -143,7 +143,7 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     options.no_huge = !huge_pages;
     // Without huge pages, memory has no physical addresses, and a drive could not be used.
     options.no_pci = !huge_pages;
-    // One file, which vfio-user passes to the target. It is in memory: it needs no mount and leaves no file.
+    // One memory file, which vfio-user passes to the target. `--in-memory` needs no mount and leaves no file.
     options.hugepage_single_segments = huge_pages;
     let context =
         if huge_pages { c"--in-memory --log-level=lib.eal:3" } else { c"--log-level=lib.eal:3" };
@@ -177,9 +177,9 @@ fn core_mask(affinity: Option<&CpuSet>) -> CString {
     CString::new(format!("[{}]", allowed.unwrap_or(0))).expect("digits have no NUL")
 }
 
-/// Longer than detaching one controller can take.
+/// The longest delay of process exit: longer than detaching one controller can take.
 const EXIT_LIMIT: Duration = Duration::from_secs(15);
 
 const HUGE_LEN: usize = 2 << 20;
-/// The least that one controller with a few queues needs.
+/// The least memory for one controller with a few queues.
 const MIN_MEMORY: usize = 16 << 20;

@@ -43,5 +43,5 @@ unsafe impl PageSource for DriverMemory {
     }
 }
 
-/// Buffers of whole huge pages are registered with devices as one region.
+/// The alignment of allocations: buffers of whole huge pages are registered with devices as one region.
 const ALIGN: usize = 2 << 20;

@@ -1,4 +1,4 @@
-//! The boundary to SPDK: all unsafe code that concerns it, and nothing else.
+//! The boundary to SPDK: all unsafe code that calls SPDK, and nothing else.
 //!
 //! SPDK's rules, and where each is enforced:
 //!

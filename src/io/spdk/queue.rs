@@ -1,4 +1,4 @@
-//! An I/O queue: commands are submitted with the owner of their buffer, and return it with their
+//! An I/O queue of SPDK. A command is submitted with the owner of its buffer, and returns the owner with its
 //! status.
 
 use std::ffi::c_void;
@@ -22,15 +22,15 @@ pub trait Payload {
 /// An I/O command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Reads this many blocks at the address into the buffer.
+    /// Reads this many blocks, from this LBA on, into the buffer.
     Read(Lba, u32),
-    /// Writes this many blocks from the buffer to the address.
+    /// Writes this many blocks from the buffer, from this LBA on.
     Write(Lba, u32),
     /// Makes completed writes durable.
     Flush,
 }
 
-/// Why a command was not accepted.
+/// Reasons for refusing a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// The queue is full.
@@ -41,21 +41,21 @@ pub enum Refusal {
     Impossible,
 }
 
-/// The queue is gone or has lost its connection.
+/// The error of a queue that is gone or has lost its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gone;
 
 /// An I/O queue of a controller.
 ///
-/// The lock ensures that one thread at a time uses it, as SPDK requires. Normally only the owner
-/// does; when the controller is shut, the queue is taken from its owner, whether that polls or not.
+/// The lock ensures that one thread at a time uses the queue, as SPDK requires. Normally only the owner uses
+/// it. When the controller is shut down, the queue is ended, whether the owner polls it or not.
 pub struct IoQueue<T: Payload>(Mutex<Core<T>>);
 
 /// The queue while it is locked.
 pub struct Core<T: Payload> {
     /// `None` once it is gone.
     raw: Option<NonNull<sys::spdk_nvme_qpair>>,
-    /// Poll group of the queue, for transports that poll groups faster.
+    /// Poll group of the queue, for transports on which polling a group is faster.
     group: Option<NonNull<sys::spdk_nvme_poll_group>>,
     ns: NonNull<sys::spdk_nvme_ns>,
     /// Written by callbacks; SPDK holds its address.
@@ -159,7 +159,7 @@ impl<T: Payload> IoQueue<T> {
 }
 
 impl<T: Payload> Core<T> {
-    /// Returns whether it accepts commands; it may be polled before.
+    /// Returns whether the queue accepts commands; it may be polled before.
     pub fn is_connected(&mut self) -> bool {
         if let (false, Some(raw)) = (self.is_connected, self.raw) {
             // SAFETY: the queue is live while it is here.
@@ -168,12 +168,12 @@ impl<T: Payload> Core<T> {
         self.is_connected
     }
 
-    /// Commands that the controller has, or that completed and were not returned yet.
+    /// The number of commands that the controller has, or that completed and were not returned yet.
     pub fn outstanding(&self) -> usize {
         self.payloads.len() - self.free.len()
     }
 
-    /// Returns whether it accepts another command.
+    /// Returns whether there is room for another command.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
@@ -294,7 +294,6 @@ impl<T: Payload> Core<T> {
     ///
     /// # Panics
     /// If the queue has not ended.
-    ///
     pub fn unfinished(&mut self) -> impl DoubleEndedIterator<Item = T> {
         assert!(self.raw.is_none(), "the device may still write");
         let payloads = std::mem::take(&mut self.payloads);

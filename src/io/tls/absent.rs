@@ -1,4 +1,4 @@
-//! Replaces the session in a build without TLS: none can be made.
+//! The session type of a build without TLS: no session can be created.
 
 use std::convert::Infallible;
 use std::io::IoSlice;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Keys, TlsError};
 use dlfs_nvme::auth::TlsPsk;
 
-/// A session of TLS, of which this build has none.
+/// A TLS session, which cannot exist in this build.
 #[derive(Debug)]
 pub struct Session(Infallible);
 

@@ -1,8 +1,8 @@
-//! Keys of TLS in a keyring of the kernel, where nvme-cli (`nvme gen-tls-key --insert`) and tlshd keep them.
+//! TLS PSKs in a kernel keyring, where nvme-cli (`nvme gen-tls-key --insert`) and tlshd keep them.
 //!
-//! Such a key is that of one host and one subsystem, ready for use: its description is its identity, its payload
-//! the pre-shared key. nvme-cli leaves it readable by whoever possesses it, so the calling thread takes hold of the
-//! keyring for a moment, which the kernel lets only its owner do: root.
+//! Each key belongs to one host and one subsystem and is ready for use: its description is the PSK identity,
+//! its payload the PSK. nvme-cli gives read permission to the possessor of a key, so the calling thread links
+//! the keyring into its own for a moment. The kernel permits this only to the keyring's owner: root.
 #![allow(unsafe_code)] // keyctl(2), which has no safe wrapper here
 
 use std::ffi::c_long;
@@ -17,13 +17,13 @@ use dlfs_nvme::nvme::Nqn;
 /// The keyring of Linux's own NVMe/TCP.
 pub const NVME: &str = ".nvme";
 
-/// Why no key was found.
+/// Errors of finding a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyringError {
     /// There is no such keyring, or this user may not see it.
     #[error("this user sees no keyring {0:?} in the kernel")]
     NoKeyring(String),
-    /// It cannot be read.
+    /// The keyring cannot be read.
     #[error("the keyring {name:?} cannot be read: {why}")]
     Unreadable {
         /// Its name.
@@ -31,7 +31,7 @@ pub enum KeyringError {
         /// The kernel's answer.
         why: io::Error,
     },
-    /// It has no key for these two.
+    /// The keyring has no key for this host and subsystem.
     #[error("the keyring {name:?} has no key for host {hostnqn} and subsystem {subnqn}")]
     NoKey {
         /// Its name.
@@ -43,11 +43,11 @@ pub enum KeyringError {
     },
 }
 
-/// The key for this host and subsystem in the keyring `name`: as Linux chooses, an identity of version 1 rather
-/// than 0, and a key with SHA-384 rather than SHA-256. Keys that have expired or were revoked do not count.
+/// Finds the TLS PSK for this host and subsystem in the keyring `name`. Like Linux, it prefers an identity of
+/// version 1 to version 0, and SHA-384 to SHA-256. Keys that have expired or were revoked are ignored.
 ///
 /// # Errors
-/// There is none, or this user may not read it.
+/// There is no such keyring or key, or this user may not read it.
 pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringError> {
     let unreadable = |why| KeyringError::Unreadable { name: name.to_owned(), why };
     let keys = std::fs::read_to_string("/proc/keys").map_err(unreadable)?;
@@ -86,17 +86,17 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
     })
 }
 
-/// Returns whether the key no longer counts, or has ended meanwhile.
+/// Returns whether the key has expired, was revoked, or was removed meanwhile.
 fn is_gone(error: &io::Error) -> bool {
     [libc::EKEYEXPIRED, libc::EKEYREVOKED, libc::ENOKEY].map(Some).contains(&error.raw_os_error())
 }
 
-/// A keyring in the keyring of the calling thread, which so possesses its keys.
+/// A keyring that is linked into the calling thread's keyring, so that the thread possesses its keys.
 struct Held(i32);
 
 impl Held {
     fn new(keyring: i32) -> Held {
-        link(LINK, keyring); // if it is refused, the keys may be readable all the same
+        link(LINK, keyring); // may be refused; the keys may be readable anyway
         Held(keyring)
     }
 }
@@ -107,13 +107,14 @@ impl Drop for Held {
     }
 }
 
-/// Puts a keyring into that of the thread, or takes it out.
+/// Links a keyring into the thread's keyring, or unlinks it.
 fn link(operation: c_long, keyring: i32) {
     // SAFETY: both operations take two serial numbers and no address.
     unsafe { libc::syscall(libc::SYS_keyctl, operation, c_long::from(keyring), THREAD_KEYRING) };
 }
 
-/// The serial number in a line of /proc/keys that is about this keyring, if it is root's or the user's own.
+/// Parses the serial number of the keyring `name` from a line of /proc/keys, if root or the user owns the
+/// keyring.
 fn keyring_of(line: &str, name: &str, uid: u32) -> Option<i32> {
     let mut fields = line.split_whitespace();
     let serial = fields.next()?;
@@ -125,7 +126,7 @@ fn keyring_of(line: &str, name: &str, uid: u32) -> Option<i32> {
     is_it.then(|| i32::from_str_radix(serial, 16).ok()).flatten()
 }
 
-/// The description of a key that may be one of TLS.
+/// The description of a key, if its type may be that of a TLS PSK.
 fn identity_of(serial: i32) -> Option<String> {
     let text = call(DESCRIBE, serial).ok()?;
     let text = std::str::from_utf8(&text).ok()?.trim_end_matches('\0');
@@ -150,7 +151,7 @@ fn call(operation: c_long, serial: i32) -> io::Result<Zeroizing<Vec<u8>>> {
             bytes.truncate(len);
             return Ok(bytes);
         }
-        // The kernel says how many there are. It may be more by the time of the next call.
+        // The kernel has returned the length of the answer, which may grow until the next call.
         bytes = Zeroizing::new(vec![0; len]);
     }
 }
@@ -161,7 +162,7 @@ const LINK: c_long = 8;
 const UNLINK: c_long = 9;
 const READ: c_long = 11;
 const THREAD_KEYRING: c_long = -1;
-/// The types of keys: Linux's own NVMe's, and that of keyrings elsewhere.
+/// The key types of TLS PSKs: that of Linux's own NVMe driver, and that of other keyrings.
 const KINDS: [&str; 2] = ["psk", "user"];
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! TLS 1.3 around one NVMe/TCP connection, with a pre-shared key and no certificate.
+//! TLS 1.3 for one NVMe/TCP connection, with a pre-shared key (PSK) and no certificate.
 //!
 //! A [`Session`] is sans-IO like [`dlfs_nvme::tcp`], which it wraps: ciphertext goes in and plaintext comes
 //! out, straight into the buffer of the read that waits for it; plaintext goes in and ciphertext comes
 //! out. It owns no socket and no clock. [`dlfs_nvme::auth`] derives its keys and their identities (NVMe/TCP
 //! Transport Specification 1.1, 3.6.1).
 //!
-//! The protocol is OpenSSL's (3.0 or newer, the system's), in builds with the feature `tls`. Without it,
-//! making a session fails with [`TlsError::Unsupported`], and nothing else differs.
+//! The system's OpenSSL (3.0 or newer) implements the protocol, in builds with the feature `tls`. Without it,
+//! creating a session fails with [`TlsError::Unsupported`]; nothing else differs.
 //!
 //! Invariants:
-//! - TLS 1.3 only, with an external pre-shared key and an ephemeral key exchange (`psk_dhe_ke`). A side that
-//!   proves itself in another way, such as by a certificate, is refused.
-//! - No session ticket is issued or used, and no data are sent early.
-//! - The end of the stream is the end of the connection, with or without a closing alert. Only what NVMe/TCP
-//!   has completed is complete.
+//! - TLS 1.3 only, with an external PSK and an ephemeral key exchange (`psk_dhe_ke`). A side that authenticates
+//!   in another way, such as with a certificate, is refused.
+//! - No session ticket is issued or used, and no early data (0-RTT) are sent.
+//! - The end of the stream ends the connection, with or without a close_notify alert. Only NVMe/TCP completions
+//!   tell whether a transfer is complete.
 //! - No key is in an error or in a `Debug` output.
 //!
 //! Read [`Session`] first, in `openssl.rs`.
@@ -42,11 +42,11 @@ pub const HOW_TO_BUILD: &str = "install a build with TLS (cargo build --features
 
 /// The keys of a controller.
 pub trait Keys: Send + Sync {
-    /// The key of this identity, as a host sent it; `None`: there is no such key.
+    /// The PSK with this identity, which a host has sent; `None`: there is no such PSK.
     fn find(&self, identity: &str) -> Option<TlsPsk>;
 }
 
-/// Why a session cannot begin, or has ended.
+/// Errors of starting a session, or that end a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// This build has no TLS.
@@ -61,16 +61,16 @@ pub enum TlsError {
     /// The other side does not speak TLS.
     #[error("the other side does not speak TLS")]
     NotTls,
-    /// The other side offered no key that this side has, or did not prove that it has it.
+    /// The other side offered no PSK that this side has, or did not prove that it has the PSK.
     #[error("the other side has no common pre-shared key")]
     NoKey,
-    /// A record was not authentic: it was changed on its way.
+    /// A record was not authentic: it was changed in transit.
     #[error("a TLS record is not authentic")]
     BadRecord,
     /// The other side closed the session.
     #[error("the other side closed the TLS session")]
     Closed,
-    /// The handshake failed, or OpenSSL reported an error; its words.
+    /// The handshake failed, or OpenSSL reported an error; the text is OpenSSL's.
     #[error("TLS failed: {0}")]
     Failed(String),
 }
@@ -110,7 +110,7 @@ pub const FIRST_BYTE: u8 = 22;
 /// The most plaintext of a record.
 pub const RECORD_LEN_BYTES: usize = 16 << 10;
 
-/// How long a handshake may take.
+/// The timeout of a handshake.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
 #[cfg(all(test, feature = "tls"))]

@@ -1,8 +1,8 @@
-//! A session by OpenSSL.
+//! A TLS session by OpenSSL.
 //!
-//! The crate `openssl` has everything but external pre-shared keys with a chosen hash; the functions for
-//! them are declared here. OpenSSL calls back for a key once per ClientHello, so up to twice when the
-//! controller asks for another group.
+//! The crate `openssl` lacks only external PSKs with a chosen hash; the OpenSSL functions for them are declared
+//! here. OpenSSL calls back for a key once per ClientHello, so up to twice if the controller asks for another
+//! group.
 #![allow(unsafe_code)] // declares functions of OpenSSL, and is called back by it
 
 use std::ffi::c_int;
@@ -25,9 +25,9 @@ use dlfs_nvme::auth::{Hash, TlsPsk};
 
 /// One side of a TLS session. It owns no socket and reads no clock.
 ///
-/// Lend it received ciphertext with [`Session::give`]; then call [`Session::handshake`] until it is
-/// established, and afterwards [`Session::open`] until it returns 0; then take the memory back. After
-/// each of these and after [`Session::seal`], send [`Session::outgoing`]. The first error is the end.
+/// Lend received ciphertext with [`Session::give`]. Call [`Session::handshake`] until the session is
+/// established, and afterwards [`Session::open`] until it returns 0; then take the memory back. After each of
+/// these calls and after [`Session::seal`], send [`Session::outgoing`]. The first error ends the session.
 pub struct Session {
     stream: SslStream<Wire>,
 }
@@ -35,11 +35,11 @@ pub struct Session {
 /// The two directions of ciphertext.
 #[derive(Default)]
 struct Wire {
-    /// Lent memory with received bytes, of which those from `at` to `end` are left.
+    /// Lent memory with received bytes; the bytes from `at` to `end` are unread.
     incoming: Vec<u8>,
     at: usize,
     end: usize,
-    /// Bytes to send, of which the first `sent` are sent.
+    /// Bytes to send; the first `sent` bytes were sent.
     outgoing: Vec<u8>,
     sent: usize,
 }
@@ -47,16 +47,16 @@ struct Wire {
 /// Data of the callbacks, kept by OpenSSL beside the session.
 enum Context {
     Host(TlsPsk),
-    /// The identity that a key was found for.
+    /// The keys, and the identity for which one was found.
     Controller(Arc<dyn Keys>, Mutex<Option<String>>),
 }
 
 impl Session {
-    /// The host's side, which offers this key and its cipher suite alone. Its first message is ready to send
-    /// after [`Session::handshake`].
+    /// Creates the host's side, which offers only this PSK and its cipher suite. Its first message is ready to
+    /// send after [`Session::handshake`].
     ///
     /// # Errors
-    /// OpenSSL refuses: a policy of the system forbids what NVMe/TCP needs, or there is no memory.
+    /// OpenSSL refuses: a system policy forbids an algorithm that NVMe/TCP needs, or there is no memory.
     pub fn host(psk: &TlsPsk) -> Result<Session, TlsError> {
         let context = Context::Host(psk.clone());
         Session::new(context, suite(psk.hash()).0, |ssl| {
@@ -66,7 +66,7 @@ impl Session {
         })
     }
 
-    /// The controller's side, for hosts that have one of `keys`.
+    /// Creates the controller's side, for hosts that have one of `keys`.
     ///
     /// # Errors
     /// As [`Session::host`].
@@ -90,10 +90,11 @@ impl Session {
     /// Continues the handshake; returns whether the session is established.
     ///
     /// # Errors
-    /// The two sides have no common key, or the other side broke off. What is left to send says why.
+    /// The two sides have no common PSK, or the other side ended the handshake. The outgoing bytes may hold an
+    /// alert.
     pub fn handshake(&mut self) -> Result<bool, TlsError> {
         match self.stream.do_handshake() {
-            // Without a certificate on either side, only the key can have proved it; this makes sure.
+            // Neither side has a certificate, so only a PSK can have authenticated them; this check makes sure.
             Ok(()) if self.stream.ssl().session_reused() => Ok(true),
             Ok(()) => Err(TlsError::NoKey),
             Err(error) => waiting(&error).map(|()| false),
@@ -123,14 +124,14 @@ impl Session {
         (wire.incoming, wire.at, wire.end) = (memory, 0, len);
     }
 
-    /// Takes the lent memory back. Bytes that were not read to their end are dropped: only after an error.
+    /// Takes the lent memory back. Unread bytes are dropped, so leave some only after an error.
     pub fn take_back(&mut self) -> Vec<u8> {
         let wire = self.stream.get_mut();
         (wire.at, wire.end) = (0, 0);
         std::mem::take(&mut wire.incoming)
     }
 
-    /// Moves plaintext into `into`; returns how many bytes, 0 if more ciphertext is needed.
+    /// Decrypts into `into`; returns the number of bytes, 0 if more ciphertext is needed.
     ///
     /// # Errors
     /// A record is not authentic, or the other side ended the session.
@@ -149,13 +150,13 @@ impl Session {
         Ok(len)
     }
 
-    /// Encrypts at most `most` bytes from the front of `slices`; returns how many.
+    /// Encrypts at most `most` bytes from the front of `slices`; returns their number.
     ///
     /// # Errors
     /// OpenSSL fails, such as for lack of memory.
     pub fn seal(&mut self, slices: &[IoSlice<'_>], most: usize) -> Result<usize, TlsError> {
-        // A record costs its own headers and calls, so small pieces share one. Large pieces are encrypted where
-        // they lie.
+        // Each record costs headers and calls, so small pieces share a record. Large pieces are encrypted
+        // without a copy.
         let mut shared = [0; RECORD_LEN_BYTES];
         let mut filled = 0;
         let mut total = 0;
@@ -214,7 +215,8 @@ impl Session {
         }
     }
 
-    /// Exchanges the memory for outgoing ciphertext, so that sessions can share it; not while there is any to send.
+    /// Exchanges the memory for outgoing ciphertext, so that sessions can share it. Does nothing while there is
+    /// ciphertext to send.
     pub fn swap_outgoing(&mut self, memory: &mut Vec<u8>) {
         let wire = self.stream.get_mut();
         if wire.outgoing.is_empty() {
@@ -270,7 +272,7 @@ fn describe(error: &openssl::ssl::Error) -> TlsError {
         return TlsError::Failed(error.to_string());
     };
     match first.reason_code() {
-        // An alert of the other side has its number plus this.
+        // The reason of a received alert is this base plus the number of the alert.
         code @ REASON_ALERT..=REASON_ALERT_LAST => {
             TlsError::Alert { number: (code - REASON_ALERT) as u8 }
         }
@@ -327,7 +329,7 @@ fn context_of(ssl: &SslRef) -> Option<&Context> {
     ssl.ex_data(library().ok()?.index)
 }
 
-/// Offers the host's key. OpenSSL takes the session over, and reads the identity at once.
+/// Offers the host's PSK. OpenSSL takes ownership of the session, and reads the identity at once.
 extern "C" fn use_session(
     ssl: *mut ffi::SSL,
     _: *const ffi::EVP_MD,
@@ -353,8 +355,8 @@ extern "C" fn use_session(
     1
 }
 
-/// Finds the key of the identity that a host offers. With none, the handshake goes on and fails for want of a
-/// certificate.
+/// Finds the PSK of the identity that a host offers. Without one, the handshake continues, and fails because
+/// there is no certificate.
 extern "C" fn find_session(
     ssl: *mut ffi::SSL,
     identity: *const u8,

@@ -1,4 +1,4 @@
-//! Both sides against each other, and against what is not the other side.
+//! Both sides of a session with each other, and with foreign peers, such as plain OpenSSL.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -53,7 +53,7 @@ fn pass(
     Ok(())
 }
 
-/// Runs the handshake of both sides; the results of the host and of the controller.
+/// Runs the handshake of both sides; returns the results of the host and of the controller.
 fn shake(
     host: &mut Session,
     controller: &mut Session,
@@ -136,7 +136,7 @@ fn another_key_is_refused_by_both_sides_whether_its_identity_is_known_or_not() {
         let error = host_says.unwrap_err();
         assert!(error.may_be_identity(), "{error}");
         assert!(!host.is_established() && !controller.is_established());
-        // Version 0 has the same identity for each key: the binder shows that the key is another.
+        // Version 0 has the same identity for each key: only the binder shows that the keys differ.
         let ours = psk(7, hash, IdentityVersion::V0);
         let theirs = psk(8, hash, IdentityVersion::V0);
         let mut host = Session::host(&ours).unwrap();

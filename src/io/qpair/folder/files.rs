@@ -17,7 +17,7 @@ use dlfs_places::Pending;
 
 /// An open file that its owner lends: [`FolderNamespace::lend`](super::FolderNamespace::lend).
 pub trait LentFile: Send + Sync {
-    /// Calls `work` with the file. It may be another file by now; whoever reads from it looks.
+    /// Calls `work` with the file. The owner may have replaced the file, so `work` must check it.
     fn with(&self, work: &mut dyn FnMut(&File));
 }
 
@@ -25,7 +25,7 @@ pub trait LentFile: Send + Sync {
 pub(super) struct Files {
     folder: Arc<Folder>,
     namespace: Namespace,
-    /// Open files of which more is expected to be read, by index, the newest last.
+    /// Open files that were not read to their end, each with its index; the most recently used last.
     open: Mutex<VecDeque<(usize, Arc<File>)>>,
 }
 
@@ -34,7 +34,7 @@ impl Files {
         Files { folder, namespace, open: Mutex::default() }
     }
 
-    /// Runs `io`; blocks as long as the file system does.
+    /// Runs `io`; blocks until the file system has finished.
     pub(super) fn run(&self, io: &mut Io) -> Result<(), IoError> {
         self.namespace.check(io)?;
         if io.op != IoOp::Read {
@@ -71,7 +71,7 @@ impl Files {
         Ok(())
     }
 
-    /// Takes the bytes of one object, which were asked for.
+    /// Waits for the requested bytes of one object.
     fn take(&self, index: usize, pending: Pending, into: &mut [u8]) -> Result<(), IoError> {
         self.folder.counters.reads.fetch_add(1, Ordering::Relaxed);
         let name = || self.folder.path_of(index);
@@ -80,7 +80,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads bytes of one file, which must be the listed one before and after the read.
+    /// Reads bytes of one file, which must match the listing before and after the read.
     fn read(&self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         if let Some(lent) = self.folder.lent(index) {
             let mut result = Err(IoError::Os(libc::EBADF));
@@ -138,7 +138,7 @@ impl Files {
         Ok(Arc::new(file))
     }
 
-    /// Keeps a file open as the newest, or closes it.
+    /// Keeps a file open as the most recently used, or closes it.
     fn keep(&self, index: usize, file: Option<Arc<File>>) {
         let mut open = self.open.lock();
         open.retain(|(other, _)| *other != index);
@@ -150,7 +150,7 @@ impl Files {
     }
 }
 
-/// Opens a file without waiting for a writer if a FIFO has taken its place: its stamp then differs.
+/// Opens a file. If a FIFO has replaced the file, this does not block, and the stamp differs.
 pub(super) fn open(path: &Path) -> std::io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -168,5 +168,5 @@ fn os_error(error: &std::io::Error) -> IoError {
     IoError::Os(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// The most files that a queue pair keeps open, of those that it has not read to the end.
+/// The most files that a queue pair keeps open because it has not read them to their end.
 const MAX_OPEN: usize = 16;

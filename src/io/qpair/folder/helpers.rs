@@ -17,14 +17,14 @@ use dlfs_base::error::{Error, Result};
 use dlfs_base::process::{Condvar, Forked, Mutex, mark_ours};
 use dlfs_base::threads::caught;
 
-/// The threads of one queue pair, and the queues between them and it.
+/// The threads of one queue pair, and the queues between the threads and the queue pair.
 pub(in crate::qpair) struct Helpers {
     shared: Arc<Shared>,
-    /// The event that its poller watches.
+    /// The event that the queue pair's poller watches.
     watched: Watched<Arc<Shared>>,
     num_threads: usize,
     most_threads: usize,
-    /// Only the process that created it has its threads.
+    /// The process that has the threads: a forked child has none of them.
     home: Forked<()>,
 }
 
@@ -34,9 +34,9 @@ pub(in crate::qpair) type Call = Box<dyn Fn(&mut Io) -> Result<(), IoError> + Se
 struct Shared {
     call: Call,
     queue: Mutex<Queue>,
-    /// The queue is not empty, or it is closed.
+    /// Signals that the queue is not empty, or is closed.
     work: Condvar,
-    /// A thread has ended its last call.
+    /// Signals that a thread has ended its last call.
     ended: Condvar,
     done: Mutex<Vec<Completion>>,
     /// Readable while `done` is not empty.
@@ -45,7 +45,7 @@ struct Shared {
 
 struct Queue {
     waiting: VecDeque<Io>,
-    /// When a thread last took an I/O from the queue, or when the queue was last empty.
+    /// The last time at which a thread took an I/O from the queue, or at which the queue was empty.
     moved: Instant,
     num_idle: usize,
     /// Threads in a call.
@@ -54,7 +54,7 @@ struct Queue {
 }
 
 impl Helpers {
-    /// Starts the first thread, of `most_threads`.
+    /// Starts the first of at most `most_threads` threads.
     ///
     /// # Errors
     /// The process has reached its limit of threads or descriptors.
@@ -121,7 +121,7 @@ impl Helpers {
         let count = max.min(list.len());
         done.extend(list.drain(..count));
         if count > 0 && list.is_empty() {
-            // Under the lock, so that no event is lost; it fails only if there is none.
+            // Read under the lock, so that no event is lost; fails only if the counter is zero.
             let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
         }
         count
@@ -132,7 +132,7 @@ impl Helpers {
         self.watched.register_for_sleep(registry);
     }
 
-    /// When to add another thread, if no I/O is taken until then.
+    /// The time at which to add another thread, unless a thread takes an I/O before.
     pub(in crate::qpair) fn joins_at(&self) -> Option<Instant> {
         if self.num_threads == self.most_threads {
             return None;
@@ -149,7 +149,8 @@ impl Drop for Helpers {
             queue.is_closed = true;
             queue.waiting.clear();
             self.shared.work.notify_all();
-            // Then the buffers belong to the caller again; a call on a file system that hangs does not end.
+            // Waits for calls that still use the caller's buffers, for a limited time: a hung file system does
+            // not return.
             let until = Instant::now() + LAST_CALLS;
             let mut is_late = false;
             while queue.num_busy > 0 && !is_late {
@@ -171,7 +172,7 @@ impl Shared {
         let mut is_busy = false;
         while let Some(mut io) = self.next(is_busy) {
             is_busy = true;
-            // Otherwise the read would never end, and the queue pair would lose the thread.
+            // Without this, a panic would lose the read and the thread.
             let result = caught("the thread dlfs-folder", || (self.call)(&mut io))
                 .unwrap_or_else(|error| Err(IoError::Panicked(error.to_string())));
             let mut done = self.done.lock();
@@ -183,8 +184,8 @@ impl Shared {
         }
     }
 
-    /// The oldest waiting I/O; `was_busy` says whether the thread has just ended a call. `None` when the
-    /// queue pair is gone.
+    /// Takes the oldest waiting I/O. `was_busy`: the thread has just ended a call. `None`: the queue pair is
+    /// gone.
     fn next(&self, was_busy: bool) -> Option<Io> {
         let mut queue = self.queue.lock();
         queue.num_busy -= usize::from(was_busy);
@@ -211,10 +212,10 @@ impl Shared {
 /// The most threads of a queue pair on a file system.
 pub(in crate::qpair) const MAX_THREADS: usize = 8;
 
-/// How long dropping a queue pair waits for outstanding calls.
+/// The longest wait for outstanding calls when a queue pair is dropped.
 const LAST_CALLS: Duration = Duration::from_secs(1);
 
-/// How long a read waits before another thread is added: longer than a read from memory takes.
+/// The wait of a read before another thread is added: longer than a read from memory takes.
 const ADD_THREAD_AFTER: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -233,7 +234,7 @@ mod tests {
             std::fs::write(root.path().join(name), vec![name.as_bytes()[0]; 5000]).unwrap();
         }
         let mut folder = FolderNamespace::open(root.path(), Default::default()).unwrap();
-        // An invalid listing: two files at one address.
+        // An invalid listing: two files overlap.
         let files = &mut Arc::get_mut(&mut folder.folder).unwrap().listing.files;
         files[1].offset_bytes = files[0].offset_bytes + 1;
         let places = [0, 2].map(|file: usize| files[file].offset_bytes / 4096);

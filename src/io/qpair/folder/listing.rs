@@ -1,8 +1,9 @@
-//! The listing of a folder: its files in a deterministic order, and their addresses.
+//! The listing of a folder: its files in a deterministic order, and their offsets in the namespace.
 //!
-//! The order is that of torchvision's ImageFolder: class folders by name; within a class folder, folders by
-//! path; within a folder, files by name; files outside class folders last. Links are followed as
-//! [`FolderOptions`] say, but none back to a folder around it. Objects of a store are listed alike.
+//! The order is the order of torchvision's ImageFolder: class folders by name; within a class folder, folders
+//! by path; within a folder, files by name; files outside class folders last. [`FolderOptions`] select the
+//! links to follow; a link to a folder that contains the link is never followed. Objects of a store are listed
+//! in the same order.
 
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
@@ -15,18 +16,18 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::folders::{FolderOptions, Links, MAX_LINKED_FOLDERS, is_dropping};
 use dlfs_places::{Client, Object};
 
-/// One file of a folder, and the address of its first byte.
+/// One file of a folder, and the offset of its first byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderFile {
     /// Its path beneath the folder.
     pub name: Vec<u8>,
-    /// The index of its class folder among the class folders by name; `None` outside of them.
+    /// The index of its class folder, in the order of names; `None` outside class folders.
     pub class: Option<u32>,
     /// Its length.
     pub len_bytes: u64,
-    /// Its address on the namespace: a multiple of 4,096.
+    /// Its offset in the namespace: a multiple of 4,096.
     pub offset_bytes: u64,
-    /// Metadata that must not change while it is read.
+    /// Metadata by which a read detects that the file has changed.
     pub(super) stamp: Stamp,
 }
 
@@ -38,7 +39,7 @@ impl FolderFile {
     }
 }
 
-/// Tells whether a file is still the listed one.
+/// Metadata that identify one version of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -59,13 +60,13 @@ impl Stamp {
         }
     }
 
-    /// An object's content is told by its stamp alone.
+    /// The store's stamp alone identifies the content of an object.
     fn of_object(object: &Object) -> Stamp {
         let inode = object.stamp();
         Stamp { device: 0, inode, len_bytes: object.len_bytes, modified_s: 0, modified_ns: 0 }
     }
 
-    /// The stamp of the object.
+    /// The store's stamp of the object.
     pub(super) fn object_stamp(&self) -> u64 {
         self.inode
     }
@@ -79,7 +80,7 @@ pub(super) struct Listing {
     pub(super) classes: Vec<Vec<u8>>,
     /// The end of the last file, which is the length of the namespace.
     pub(super) len_bytes: u64,
-    /// A hash of names, lengths and times: another listing has another one.
+    /// A hash of names, lengths and times; a different listing has a different hash.
     pub(super) identity: [u8; 16],
 }
 
@@ -87,8 +88,8 @@ impl Listing {
     /// Lists `root`.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says, for the folder that cannot be read; a link that is not to
-    /// be followed.
+    /// `NotFound`, `Refused`: the operating system cannot read a folder. `NotFound`: there is no sample.
+    /// `Refused`: a link that must not be followed.
     pub(super) fn of(root: &Path, options: FolderOptions) -> Result<Listing> {
         let (real, metadata) = root
             .canonicalize()
@@ -106,10 +107,10 @@ impl Listing {
         Ok(Listing::of_found(found))
     }
 
-    /// Lists the objects of a store beneath `prefix`, which is empty or ends with a slash.
+    /// Lists the objects of a store under `prefix`, which is empty or ends with a slash.
     ///
     /// # Errors
-    /// Those of the store. `NotFound`: there is none. `Unsupported`: an object of 4 GiB or more.
+    /// Errors of the store. `NotFound`: there is no object. `Unsupported`: an object of 4 GiB or more.
     pub(super) fn of_objects(client: &Client, prefix: &str, hidden: bool) -> Result<Listing> {
         let mut found = Found::default();
         let mut told = Told::default();
@@ -148,7 +149,7 @@ impl Listing {
         listing
     }
 
-    /// Gives each file its address.
+    /// Assigns each file its offset.
     fn assign_addresses(&mut self, files: Vec<(u32, Vec<u8>, Vec<u8>, Stamp)>) {
         let mut hash = Xxh3::new();
         let mut addresses = Addresses::default();
@@ -173,12 +174,12 @@ impl Listing {
     }
 }
 
-/// Assigns addresses: files follow each other at multiples of 4,096, and no file crosses the end of a cell,
-/// except a file longer than a cell, which gets whole cells of its own. Cell 0 stays empty.
+/// Assigns offsets: files follow each other at multiples of 4,096. A file that fits a cell lies within one; a
+/// longer file gets whole cells of its own. Cell 0 stays empty.
 #[derive(Debug)]
 struct Addresses {
     end: u64,
-    /// The cell of the last file, and how many files begin in it.
+    /// The cell of the last file, and the number of files that begin in it.
     cell: u64,
     in_cell: u32,
 }
@@ -242,13 +243,13 @@ impl Found {
 /// The walk through a folder of the file system.
 struct Walk<'a> {
     options: FolderOptions,
-    /// The folder, without links.
+    /// The path of the folder, with all links resolved.
     real: PathBuf,
     found: &'a mut Found,
     told: Told,
 }
 
-/// A folder and the links on the way there; and the identities of it and of those around it.
+/// The way from the root to a folder: device and inode of each folder, and the number of links.
 #[derive(Default)]
 struct Way {
     around: Vec<(u64, u64)>,
@@ -281,7 +282,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Goes on in the folder `name`, unless it is one of those around it.
+    /// Lists the folder `name`, unless links form a loop or a long chain.
     fn enter(
         &mut self,
         path: &Path,
@@ -317,7 +318,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Refuses a link that is not followed.
+    /// Refuses a link that must not be followed.
     fn link(&mut self, path: &Path) -> Result<()> {
         let leaves = || path.canonicalize().is_ok_and(|real| !real.starts_with(&self.real));
         let refused = |text: &'static str| Err(Error::new(ErrorKind::Refused, text).path(path));
@@ -333,7 +334,7 @@ impl Walk<'_> {
     }
 }
 
-/// Entries that are no samples, or lie elsewhere: those of a sort are told together.
+/// Entries that are not samples, or lie outside the folder. Those with the same reason share a log message.
 #[derive(Default)]
 struct Told(Vec<(&'static str, u64, String)>);
 
@@ -345,7 +346,7 @@ impl Told {
         }
     }
 
-    /// The error where nothing else is there.
+    /// The error for a folder without samples; its source lists these entries.
     fn of_nothing(self, text: &'static str) -> Error {
         let error = Error::new(ErrorKind::NotFound, text);
         let all = self.0.iter();
@@ -371,10 +372,10 @@ const LINK_OUT: &str =
     "links lead out of the folder, and are followed (--links inside refuses them)";
 const ODD_KEY: &str = "left out: the key has empty, . or .. parts";
 
-/// The files of a cell form one chunk of the directory that is made from the listing.
+/// The length of a cell. The files of a cell form one chunk of the directory that is made from the listing.
 pub const FOLDER_CELL_BYTES: u64 = 4 << 20;
 
-/// The most samples of a chunk (`format`).
+/// The most samples in a chunk (`format`).
 const MAX_FILES_OF_CELL: u32 = 65_535;
 
 const ALIGN: u64 = dlfs_base::units::ALIGN_BYTES as u64;

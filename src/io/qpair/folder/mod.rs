@@ -1,14 +1,15 @@
 //! A plain folder as a read-only namespace: data on a parallel file system, or in an object store, without an import.
 //!
-//! The addresses of files follow from the sorted listing ([`FolderFile`]); the gaps between files read as
-//! zeroes. Directory, tiers and target work on it as on any namespace.
+//! The offsets of files follow from the sorted listing ([`FolderFile`]); the gaps between files read as zeroes.
+//! Directories, tiers and targets use a folder like any other namespace.
 //!
-//! A file is opened when a read needs it and closed after its last byte was read; only files that are read in
-//! pieces stay open, a few at a time. Opening, `pread` and closing block, on a parallel file system for long.
-//! So threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a file
-//! that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
+//! A file is opened when a read needs it and closed after its last byte was read. Only files that are read in
+//! pieces stay open, a few at a time. Opening, `pread` and closing may block for long on a parallel file
+//! system, so threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a
+//! file that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
 //!
-//! Objects beneath a prefix of a store are such a folder, too: `objects.rs` reads them, and the same threads wait.
+//! Objects under a prefix of a store form such a folder, too. `objects.rs` reads them; the same threads wait
+//! for the store.
 //!
 //! Read `listing.rs` first, then `files.rs`.
 
@@ -46,7 +47,7 @@ use helpers::{Helpers, MAX_THREADS};
 use listing::{Listing, Stamp};
 use objects::Store;
 
-/// An open folder. Its listing is that of the time when it was opened.
+/// An open folder, with its listing at the time of opening.
 pub struct FolderNamespace {
     folder: Arc<Folder>,
     namespace: Namespace,
@@ -58,9 +59,9 @@ pub struct FolderNamespace {
 pub struct FolderStats {
     /// Files opened.
     pub opens: u64,
-    /// `pread` calls.
+    /// `pread` calls, and reads of objects.
     pub reads: u64,
-    /// Bytes that they returned.
+    /// Bytes that these reads returned.
     pub bytes: u64,
 }
 
@@ -74,37 +75,36 @@ struct Counters {
 
 struct Folder {
     root: PathBuf,
-    /// The store, if its files are objects; then `root` is its address, to be shown.
+    /// The store, if the files are objects; `root` is then its address, for display.
     store: Option<Store>,
     listing: Listing,
     counters: Arc<Counters>,
-    /// Open files of others, by index, the newest last.
+    /// Files that callers have lent, each with its index; the most recently lent last.
     lent: Forked<Mutex<LentFiles>>,
 }
 
 type LentFiles = VecDeque<(usize, Arc<dyn LentFile>)>;
 
 impl FolderNamespace {
-    /// Lists the folder `path` and everything beneath it. Costs one `stat` for each file.
+    /// Lists the folder `path` and its subfolders. Costs one `stat` for each file.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says, or a link that is not to be followed. `Unsupported`: a
-    /// file of 4 GiB or more.
+    /// `NotFound`, `Refused`: errors of the operating system; there is no sample; a link must not be followed.
+    /// `Unsupported`: a file of 4 GiB or more.
     pub fn open(path: impl AsRef<Path>, options: FolderOptions) -> Result<FolderNamespace> {
         let path = path.as_ref();
         let listing = Listing::of(path, options)?;
-        // The program may change its working folder.
+        // The program may change its working directory.
         let root = std::path::absolute(path).map_err(|error| Error::from(error).path(path))?;
         let address = path.display().to_string();
         Ok(FolderNamespace::of(root, None, listing, address, "folder (pread)".to_owned()))
     }
 
-    /// Lists the objects of a store beneath `place`, and reads them as files of a folder: data in a store without an
-    /// import.
+    /// Lists the objects of a store under `place`. They are then read as files of a folder, without an import.
     ///
     /// # Errors
-    /// `NotFound`: there is none. `Refused`, `Disconnected`: as the store says. `Unsupported`: an object of 4 GiB or
-    /// more, or this build reads no stores.
+    /// `NotFound`: there is no object. `Refused`, `Disconnected`: errors of the store. `Unsupported`: an object
+    /// of 4 GiB or more, or a build without stores.
     pub fn open_objects(place: &Place, options: &ConnectOptions) -> Result<FolderNamespace> {
         let ConnectOptions { places: options, folders, .. } = options;
         let client = Client::open(place, options)?;
@@ -144,42 +144,43 @@ impl FolderNamespace {
         FolderNamespace { folder: Arc::new(folder), namespace, _metered: metered }
     }
 
-    /// The files in the order of their addresses.
+    /// The files by ascending offset.
     pub fn files(&self) -> &[FolderFile] {
         &self.folder.listing.files
     }
 
-    /// The names of the class folders: the index of each is the class of its files.
+    /// The names of the class folders; the index of a name is the class of its files.
     pub fn classes(&self) -> &[Vec<u8>] {
         &self.folder.listing.classes
     }
 
-    /// The index of the file whose first byte has this address.
+    /// The index of the file whose first byte is at this offset.
     pub fn index_at(&self, offset_bytes: u64) -> Option<usize> {
         let files = &self.folder.listing.files;
         let first = files.partition_point(|file| file.offset_bytes < offset_bytes);
-        // Empty files have the address of the one that follows.
+        // Empty files have the offset of the next file.
         let at = files[first..].iter().position(|file| file.len_bytes > 0)? + first;
         (files[at].offset_bytes == offset_bytes).then_some(at)
     }
 
-    /// Opens the file with this index, for reading; `None` where that fails, where it is no longer the listed one, and
-    /// of objects.
+    /// Opens the file with this index for reading. `None`: opening failed, the file no longer matches the
+    /// listing, or the files are objects.
     pub fn open_listed(&self, index: usize) -> Option<File> {
         let is_folder = self.folder.store.is_none();
         let file = is_folder.then(|| files::open(&self.folder.path_of(index)).ok()).flatten()?;
         self.is_listed(index, &file).then_some(file)
     }
 
-    /// Returns whether `file` is still the listed one with this index: the same, of the same length
-    /// and time.
+    /// Returns whether `file` still matches the listing at this index: the same file, length and modification
+    /// time.
     pub fn is_listed(&self, index: usize, file: &File) -> bool {
         let listed = &self.folder.listing.files[index];
         file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp)
     }
 
-    /// Lends an open file, so that reads need not open it a second time: an open of a parallel file system is
-    /// dear. The last `MOST_LENT` are kept, each until it fails, or is no longer the listed file.
+    /// Lends an open file, so that reads need not open it again: opening is expensive on a parallel file
+    /// system. The last `MOST_LENT` files are kept, each until a read of it fails or it no longer matches the
+    /// listing.
     pub fn lend(&self, index: usize, file: Arc<dyn LentFile>) {
         let mut lent = self.folder.lent.get_or_init(Mutex::default).lock();
         lent.retain(|(other, _)| *other != index);
@@ -189,7 +190,7 @@ impl FolderNamespace {
         lent.push_back((index, file));
     }
 
-    /// Takes back what was lent for the file with this index.
+    /// Drops the file that was lent for this index.
     pub fn take_back(&self, index: usize) {
         self.folder.give_back(index);
     }
@@ -304,10 +305,10 @@ impl PlainEngine for FolderPair {
 
 const BLOCK_LEN_BYTES: u32 = 4096;
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
-/// A request takes long, whatever its length.
+/// Longer than for files: a request to a store takes long, whatever its length.
 const MAX_OBJECT_TRANSFER_BYTES: u32 = 4 << 20;
-/// I/Os of a queue pair that wait for a store at once.
+/// The most I/Os of a queue pair that wait for a store at a time.
 const MOST_AT_ONCE: usize = 32;
 const QUEUE_DEPTH: u16 = 128;
-/// Open files of others that are kept.
+/// The most lent files that are kept.
 pub(crate) const MOST_LENT: usize = 64;

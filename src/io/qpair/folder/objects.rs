@@ -1,4 +1,4 @@
-//! Reads the objects of a store for the threads of a queue pair: what one I/O needs is asked for at once.
+//! Reads the objects of a store for the threads of a queue pair. One I/O requests all its byte ranges at once.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(super) struct Store {
     options: PlaceOptions,
     /// The prefix of all files' keys.
     prefix: String,
-    /// A forked child has no thread that reads: it makes its own.
+    /// A forked child has none of the client's threads, so it creates its own client.
     client: Forked<Client>,
 }
 
@@ -27,7 +27,8 @@ impl Store {
         Store { place, options, prefix, client: Forked::new(client) }
     }
 
-    /// Asks for all bytes of `files` in a range of the namespace: an answer for each file with some, in order.
+    /// Requests all bytes of `files` in the range `wanted`. Returns a pending read for each file in the range,
+    /// in order.
     pub(super) fn ask(
         &self,
         files: &[FolderFile],

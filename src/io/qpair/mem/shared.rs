@@ -1,7 +1,7 @@
 //! A namespace in memory that other processes map.
 //!
-//! It has no stripes, since no lock keeps other processes from it. What a read returns that overlaps a write is for
-//! the caller to discard. Its writer says which blocks are lent: those that it has frozen.
+//! It has no stripes, because their locks would not exclude other processes. The caller must discard a read
+//! that overlaps a write. Only blocks that the writer has frozen can be borrowed.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,8 +14,8 @@ use dlfs_base::buf::{HugePages, Lender, SharedBuf, SharedBytes};
 use dlfs_base::error::Result;
 use dlfs_base::units::ALIGN_BYTES;
 
-/// A namespace in memory that other processes may map: see [`SharedMemory::attach`]. Clones are handles on the same
-/// bytes, which are zero at first. Callers borrow blocks that are frozen, and no others.
+/// A namespace in memory that other processes may map: see [`SharedMemory::attach`]. Clones are handles on the
+/// same bytes, which are zero at first. Only frozen blocks can be borrowed.
 #[derive(Clone)]
 pub struct SharedMemory {
     bytes: Arc<SharedBytes>,
@@ -33,8 +33,8 @@ impl SharedMemory {
         Ok(SharedMemory { bytes, namespace })
     }
 
-    /// As [`SharedMemory::new`], with blocks of 4,096 bytes of which no more than `used_bytes` will be written at a
-    /// time: only those take memory.
+    /// As [`SharedMemory::new`], with blocks of 4,096 bytes. At most `used_bytes` will be written at a time,
+    /// and only written blocks take memory.
     ///
     /// # Errors
     /// As [`SharedMemory::new`].
@@ -44,11 +44,13 @@ impl SharedMemory {
         Ok(SharedMemory { bytes: Arc::new(bytes), namespace })
     }
 
-    /// The read-only namespace in the memory `file`, which another process created with these lengths, with
-    /// [`SharedMemory::new`], or with [`SharedMemory::sparse`] if `pages` is [`HugePages::Off`].
+    /// Maps the memory `file` of another process as a read-only namespace. That process created it with the
+    /// same lengths, with [`SharedMemory::new`], or with [`SharedMemory::sparse`] if `pages` is
+    /// [`HugePages::Off`].
     ///
     /// # Errors
-    /// `InvalidArgument`: the file has another length, or could be cut off. As [`SharedMemory::new`].
+    /// `InvalidArgument`: the file has another length, or could be truncated. Otherwise as
+    /// [`SharedMemory::new`].
     pub fn attach(
         file: OwnedFd,
         len_bytes: u64,
@@ -60,13 +62,13 @@ impl SharedMemory {
         Ok(SharedMemory { bytes, namespace })
     }
 
-    /// From now on the blocks in `range` may be borrowed, and are not written.
+    /// Allows borrowing of the blocks in `range`, which must not be written from now on.
     pub fn freeze(&self, range: Range<u64>) {
         self.bytes.freeze(range.start as usize, (range.end - range.start) as usize);
     }
 
-    /// Ends the borrowing of the blocks in `range`. `true`: nobody has borrowed any of them, so they may be
-    /// written and deallocated. Otherwise ask again later.
+    /// Ends the borrowing of the blocks in `range`. `true`: none of them is still borrowed, so they may be
+    /// written and deallocated. Otherwise call it again later.
     pub fn thaw(&self, range: Range<u64>) -> bool {
         self.bytes.thaw(range.start as usize, (range.end - range.start) as usize)
     }
@@ -80,7 +82,7 @@ impl SharedMemory {
         Ok(self.bytes.deallocate(range.start as usize, len)?)
     }
 
-    /// The memory, to be passed to another process.
+    /// The file descriptor of the memory, to be passed to another process.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.bytes.file()
     }
@@ -97,10 +99,10 @@ impl Device for SharedMemory {
     }
 }
 
-/// The memory, of which one queue pair lends blocks.
+/// The memory of one queue pair, which lends blocks.
 struct Lending {
     bytes: Arc<SharedBytes>,
-    /// Counts what this queue pair lends; `None` where another process writes.
+    /// Counts the blocks that this queue pair lends; `None` if another process writes the memory.
     lender: Option<Arc<Lender>>,
 }
 

@@ -1,4 +1,4 @@
-//! The identity of this host: the NQN and the identifier that it connects with.
+//! The identity of this host: the NQN and the identifier with which it connects.
 
 use std::fs;
 
@@ -12,7 +12,8 @@ use dlfs_nvme::auth::Randomness;
 use dlfs_nvme::nvme::Nqn;
 
 impl HostIdentity {
-    /// From the options, else from the files of nvme-cli, else derived from the machine's identity.
+    /// Takes the identity from the options, else from nvme-cli's files, else derives it from the machine's
+    /// identity.
     pub(in crate::qpair) fn new(options: &ConnectOptions) -> HostIdentity {
         let id_file = || parse_uuid(&fs::read_to_string("/etc/nvme/hostid").ok()?);
         let (nqn, configured_id) = match &options.hostnqn {
@@ -27,8 +28,8 @@ impl HostIdentity {
     }
 }
 
-/// The NQN and the identifier that this host presents with `options`: those of the options, else those of
-/// `/etc/nvme`, else some that are derived from this machine's identity.
+/// The NQN and the identifier that this host presents: from `options`, else from `/etc/nvme`, else derived from
+/// this machine's identity.
 pub fn host_identity(options: &ConnectOptions) -> (Nqn, [u8; 16]) {
     let HostIdentity { nqn, id, .. } = HostIdentity::new(options);
     (nqn, id)

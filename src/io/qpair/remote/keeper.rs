@@ -38,7 +38,7 @@ impl<T: Transport> Keepers<T> {
         Keepers(Forked::empty())
     }
 
-    /// The keeper of this process, which is started if there is none or if it has died.
+    /// The keeper of this process; starts one if there is none or if it has died.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -89,7 +89,7 @@ impl<T: Transport> Keeper<T> {
         !self.is_dead.load(Ordering::Acquire)
     }
 
-    /// Connects `remote` and serves it while somebody else holds it.
+    /// Connects `remote`, and serves it while another owner holds it.
     pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_alive() {
@@ -117,7 +117,7 @@ impl<T: Transport> Keeper<T> {
         }
     }
 
-    /// The thread has died: its remotes are given up, and another thread serves later ones.
+    /// Handles the thread's death: gives up its remotes. Another thread will serve later ones.
     fn die(&self, remotes: &[KeptRemote<T>], error: &Error) {
         self.is_dead.store(true, Ordering::Release);
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +133,7 @@ impl<T: Transport> Keeper<T> {
     fn sleep(&self, remotes: &[KeptRemote<T>]) {
         let now = Instant::now();
         let until = remotes.iter().filter_map(KeptRemote::poll_timeout).min();
-        // Rounded up, or it would spin for the last part of a millisecond.
+        // Rounded up; otherwise it would spin for the last part of a millisecond.
         let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let mut fds: Vec<PollFd<'_>> = remotes.iter().filter_map(KeptRemote::poll_fd).collect();
@@ -153,7 +153,7 @@ struct KeptRemote<T: Transport> {
 impl<T: Transport> KeptRemote<T> {
     fn poll_timeout(&self) -> Option<Instant> {
         let admin = self.admin.as_ref().and_then(|admin| admin.poll_timeout());
-        // If nobody else holds it any more, the next turn must drop it.
+        // If no other owner holds the remote, the next turn must drop it.
         let remote = self.remote.upgrade();
         let remote = remote.and_then(|remote| remote.with(|lifecycle| lifecycle.poll_timeout()));
         admin.into_iter().chain(remote).min()

@@ -2,8 +2,8 @@
 //!
 //! A *session* is one association with a controller. The keeper thread connects it, keeps it alive and
 //! replaces it when it is lost. Queue pairs join the session, and issue their reads again in the next one.
-//! [`super::session`] decides what to do and when, without a socket, a thread or a clock; this module has
-//! these. A [`Transport`] defines how to reach a controller.
+//! [`super::session`] decides what to do and when, without a socket, a thread or a clock; this module
+//! provides them. A [`Transport`] defines how to reach a controller.
 //!
 //! The keeper thread writes a [`Remote`], queue pairs read it. A child process creates its own, because the
 //! child's copy of a lock may be held for ever.
@@ -12,7 +12,7 @@
 //! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
 //! - A flush succeeds only if no write that it should cover was lost with an earlier session.
 //! - A session is only ever replaced by one on the same namespaces: same identifiers, sizes, block lengths.
-//! - Nothing waits without a limit.
+//! - Every wait has a limit.
 //!
 //! Read `session/lifecycle.rs` first, then this file, then `keeper.rs`.
 
@@ -54,7 +54,7 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     /// The keepers of this transport.
     fn keepers() -> &'static keeper::Keepers<Self>;
 
-    /// The engine as text: `tcp (header digest)`.
+    /// The name of the engine: `tcp (header digest)`.
     fn engine(remote: &Remote<Self>, identified: &Identified) -> String;
 }
 
@@ -67,11 +67,11 @@ pub(in crate::qpair) trait Portal: Clone + fmt::Display + Send + Sync {
 /// The namespaces of a controller to open.
 #[derive(Debug, Clone)]
 pub(in crate::qpair) enum Selection {
-    /// The one that each path names, or the first active one if it names none.
+    /// The namespace that each path names, or the first active one if the path names none.
     OfPath,
-    /// These, on each path.
+    /// These namespaces, on each path.
     These(Arc<[Nsid]>),
-    /// All that are active at the time of opening, or the one that a path names.
+    /// All namespaces that are active at the time of opening, or the one that a path names.
     All,
 }
 
@@ -89,20 +89,20 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
     /// The data that queue pairs need to join the session; valid after [`AdminEvent::Ready`].
     fn join_info(&self) -> T::JoinInfo;
 
-    /// The current step, as text.
+    /// The name of the current step.
     fn stage(&self) -> &'static str;
 
-    /// When to call [`Admin::poll`] even if no bytes arrive.
+    /// The time at which to call [`Admin::poll`], even if no bytes arrive.
     fn poll_timeout(&self) -> Option<Instant>;
 
     /// The descriptor to sleep on, if there is one.
     fn wait(&self) -> Option<PollFd<'_>>;
 
-    /// Called before it is dropped because of a failure, not when it is no longer needed.
+    /// Called before the queue is dropped because of a failure; not when it is no longer needed.
     fn give_up(&mut self, _failure: &Failure) {}
 }
 
-/// The shared state of a controller's open namespaces: its sessions, and how to connect them.
+/// The shared state of a controller's open namespaces: its sessions, and the options for connecting them.
 pub(in crate::qpair) struct Remote<T: Transport> {
     pub(in crate::qpair) selection: Selection,
     pub(in crate::qpair) options: ConnectOptions,
@@ -149,7 +149,7 @@ impl<T: Transport> Remote<T> {
 
     /// The remote of the calling process: this one, or after a fork a new one that connects again.
     ///
-    /// All holders of one remote get the same one. They keep the original, and call this again in each
+    /// All holders of one remote get the same result. They keep the original, and call this again in each
     /// process.
     pub(in crate::qpair) fn for_this_process(self: &Arc<Remote<T>>) -> Result<Arc<Remote<T>>> {
         let successor = self.successor.get_or_try_init(|| self.new_successor().map(Some))?;
@@ -162,17 +162,17 @@ impl<T: Transport> Remote<T> {
         let options = self.options.clone();
         let selection = self.selection.clone();
         let next = Remote::new(options, self.portals.to_vec(), selection, seen);
-        // The keeper drops it again if another thread has created the one that is used.
+        // If another thread creates the successor that is used, the keeper drops this one.
         keeper.keep(&next);
         Ok(next)
     }
 
-    /// The user's name of the controller's namespaces.
+    /// The user's address of the controller's namespaces.
     fn name(&self) -> String {
         self.portals[0].address(None)
     }
 
-    /// The user's name of a namespace, one of `count`.
+    /// The user's address of a namespace, one of `count`.
     fn name_of(&self, nsid: Nsid, count: usize) -> String {
         let is_named = match self.selection {
             Selection::OfPath => false,
@@ -206,7 +206,7 @@ impl<T: Transport> Remote<T> {
         }
     }
 
-    /// Checks that a new queue pair that has not joined a session yet may go on trying; `stage` names its
+    /// Checks that a new queue pair, which has not joined a session yet, may keep trying; `stage` names its
     /// current step.
     ///
     /// # Errors

@@ -23,15 +23,15 @@ pub struct Attempt {
     pub member: usize,
     /// The index of its namespace in the session.
     pub ns_index: usize,
-    /// How many times it was issued before.
+    /// The number of earlier attempts.
     tries: u8,
     /// For a flush: the writes that it covers.
     covers: u64,
     /// For a write: the fence that must be open.
     fence: Option<Arc<Fence>>,
-    /// For a read: whether earlier ones of its blocks have returned corrupt data, so that no cache may serve it.
+    /// For a read: true if an earlier read of its blocks returned corrupt data, so that no cache may serve it.
     pub forces_unit_access: bool,
-    /// The piece of a split I/O that it is.
+    /// The identifier of the piece, if this I/O is a piece of another one.
     of: Option<PieceId>,
 }
 
@@ -48,7 +48,7 @@ impl AsMut<[u8]> for Attempt {
 }
 
 impl Attempt {
-    /// Its result is reported to nobody, so a failed flush must not count as a report of lost writes.
+    /// Marks that nobody sees the result, so that a failed flush does not count as a report of lost writes.
     pub(crate) fn discard_result(&mut self) {
         self.covers = 0;
     }
@@ -79,13 +79,13 @@ pub(crate) struct Backlog {
     pub(crate) waiting: VecDeque<Attempt>,
     /// I/Os that the target asked to retry, with the time to do so.
     delayed: VecDeque<(Instant, Attempt)>,
-    /// For each piece, the piece that it is cut from, if it is not an I/O that was taken.
+    /// For each piece, the piece that it was cut from; `None` if it was cut from an I/O of a member.
     cuts: Pieces<Option<PieceId>>,
-    /// Completions that wait to be handed out.
+    /// Completions that wait to be returned.
     pub(crate) finished: VecDeque<Answer>,
-    /// The number of I/Os taken and whose completions were not handed out.
+    /// The number of I/Os that were taken and whose completions were not returned yet.
     pub(crate) owed: usize,
-    /// Since when no I/O and no connection has succeeded.
+    /// The time since which no I/O and no connection has succeeded.
     pub(crate) down_since: Option<Instant>,
     /// The last failure.
     pub(crate) last_failure: Option<Failure>,
@@ -106,7 +106,7 @@ impl Backlog {
     }
 
     /// Takes I/Os of `member` for the namespace at index `ns_index` while there is room. An invalid I/O
-    /// completes with the reason. Reads of blocks in `corrupt` ask for unit access, once.
+    /// completes with the reason. Reads of blocks in `corrupt` set Force Unit Access (FUA), once.
     pub(crate) fn take(
         &mut self,
         (member, ns_index): (usize, usize),
@@ -212,7 +212,7 @@ impl Backlog {
         Some(Answer { member, completion })
     }
 
-    /// Ends an attempt; its completion is handed out later.
+    /// Ends an attempt; its completion is returned later.
     pub(crate) fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
         let completion = self.completion(attempt, result);
         self.finished.extend(completion);
@@ -301,14 +301,14 @@ impl Backlog {
         self.completion(attempt, Ok(()))
     }
 
-    /// The connection is up.
+    /// Records that the connection is up.
     pub(crate) fn set_up(&mut self) {
         if self.owed == 0 {
             self.down_since = None;
         }
     }
 
-    /// Moves the delayed I/Os whose time has come to those that wait to be issued.
+    /// Queues the delayed I/Os whose delay has ended.
     pub(crate) fn wake_delayed(&mut self, now: Instant) {
         while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
             let (_, attempt) = self.delayed.pop_front().expect("just seen");
@@ -316,7 +316,8 @@ impl Backlog {
         }
     }
 
-    /// Fails the waiting I/Os when nothing has succeeded for `limit`, after which a controller is given up.
+    /// Fails the waiting I/Os if nothing has succeeded for `limit`, the time after which a controller is given
+    /// up.
     pub(crate) fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
         if self.down_since.is_some_and(|since| now.saturating_duration_since(since) >= limit) {
             let last = self.last_failure.as_ref().map_or("no connection", |f| &f.message);
@@ -334,7 +335,7 @@ impl Backlog {
         }
     }
 
-    /// When to poll again: at once (`now`) if a completion is stored, else when the first delay ends.
+    /// The time of the next poll: `now` if a completion is stored, else the end of the first delay.
     pub(crate) fn next_timeout(&self, now: Instant) -> Option<Instant> {
         let ready = (!self.finished.is_empty()).then_some(now);
         ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
@@ -353,7 +354,7 @@ fn is_corrupt(io: &Io, namespace: &Namespace, corrupt: &mut Vec<Range<u64>>) -> 
     is_in
 }
 
-/// How many retries an I/O gets after this status.
+/// The number of retries that an I/O gets after this status.
 fn max_tries(status: Status, op: IoOp) -> u8 {
     match status.retry_class() {
         // The controller says that it did nothing, so a write may be sent again.
@@ -369,12 +370,12 @@ fn is_path_related(status: Status) -> bool {
     status.sct == SCT_PATH || status.is(Status::ABORTED_SQ_DELETED)
 }
 
-/// How many times an I/O is issued again after a lost connection or a path error. A read that kills every
-/// connection must end, too.
+/// The most retries of an I/O after a lost connection or a path error. There is a limit, because a read may
+/// itself break every connection.
 const MAX_TRIES: u8 = 10;
 
-/// How many times a read is issued again because the controller asks for it.
+/// The most retries of a read that the controller asks for.
 const MAX_RETRIES_IN_PLACE: u8 = 3;
 
-/// The wait before such a retry.
+/// The delay before such a retry.
 const RETRY_DELAY: Duration = Duration::from_millis(100);

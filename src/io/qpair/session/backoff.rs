@@ -1,4 +1,4 @@
-//! How long to wait between attempts to reach a controller.
+//! Backoff: the waits between attempts to reach a controller.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Backoff {
     step: Duration,
-    /// True if no wait was taken since the start or a reset; cleared to have every attempt wait.
+    /// True if no wait was taken since the start or a reset. Set to false to make every attempt wait.
     pub(super) is_fresh: bool,
     random: u64,
 }

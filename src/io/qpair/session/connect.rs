@@ -1,4 +1,4 @@
-//! The connection of one queue until it can be used: TCP, TLS, ICReq, Connect, authentication.
+//! The steps of one queue's connection: TCP, TLS, ICReq, Connect, authentication.
 //!
 //! Admin queues and I/O queues connect in the same way; only their Connect commands differ.
 
@@ -24,7 +24,7 @@ use dlfs_nvme::tcp::{Digests, ProtocolError};
 /// The parameters of a queue's connection.
 #[derive(Debug, Clone)]
 pub struct ConnectTerms {
-    /// Those of all connections to the controller.
+    /// The parameters of all connections to the controller.
     pub common: Terms,
     /// The controller; an admin queue asks for a new one ([`ConnectData::CNTLID_DYNAMIC`]).
     pub cntlid: u16,
@@ -42,9 +42,9 @@ pub enum Event<B> {
         /// The controller.
         cntlid: u16,
     },
-    /// The authentication has generated a key of TLS: connect again with it, in place of this connection.
+    /// The authentication has generated a TLS PSK: replace this connection by one with TLS.
     Concatenated {
-        /// The key.
+        /// The PSK.
         psk: TlsPsk,
     },
     /// The connection failed: abandon the channel.
@@ -58,7 +58,7 @@ pub enum Event<B> {
     Done {
         /// The submitted payload.
         payload: B,
-        /// The completion, or why it is invalid.
+        /// The completion, or an error if the completion is invalid.
         result: Result<Cqe, CommandError>,
     },
 }
@@ -99,14 +99,14 @@ pub type Ended<B> = (B, Result<Cqe, CommandError>);
 
 /// The connection of one queue. It owns no socket and never reads a clock.
 ///
-/// Connect a socket, call [`Channel::handle_connected`]; if it has a `Channel::psk`, establish TLS with it and
-/// call `Channel::handle_secured`. Transfer the bytes of [`Channel::connection`], call
+/// Connect a socket and call [`Channel::handle_connected`]. If there is a `Channel::psk`, establish TLS with it
+/// and call `Channel::handle_secured`. Transfer the bytes of [`Channel::connection`], call
 /// [`Channel::handle_timeout`], and take `Channel::poll_event` until it returns `None`; then send.
 #[derive(Debug)]
 pub struct Channel<B> {
     terms: Box<ConnectTerms>,
     stage: Stage,
-    /// `Some` once TCP is connected and, with a key, TLS established.
+    /// `Some` once TCP is connected and, with a PSK, TLS is established.
     connection: Option<Box<Connection<Payload<B>>>>,
     /// `Some` while [`Stage::Authenticating`].
     authentication: Option<Box<Authentication>>,
@@ -136,7 +136,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         Channel { terms: Box::new(terms), stage, connection: None, authentication: None }
     }
 
-    /// TCP is connected.
+    /// Records that TCP is connected.
     pub fn handle_connected(&mut self, now: Instant) {
         match self.terms.common.psk {
             Some(_) => self.stage = Stage::Securing { deadline: deadline(now, HANDSHAKE_LIMIT) },
@@ -144,12 +144,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
     }
 
-    /// The key with which TLS is to be established before anything else is sent.
+    /// The TLS PSK, while TLS must be established before anything else is sent.
     pub(crate) fn psk(&self) -> Option<&TlsPsk> {
         self.terms.common.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
     }
 
-    /// TLS is established, or there is none.
+    /// Records that TLS is established, or is not used.
     pub(crate) fn handle_secured(&mut self, now: Instant) {
         let options = HostOptions {
             digests: self.terms.common.digests,
@@ -186,7 +186,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// Handles timeouts; an early call does nothing.
     ///
     /// # Errors
-    /// A limit has passed: the channel has failed.
+    /// A deadline has passed: the channel has failed.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Failure> {
         match (&mut self.connection, self.stage) {
             (Some(connection), _) => Ok(connection.handle_timeout(now)?),
@@ -202,7 +202,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
     }
 
-    /// When to call [`Channel::handle_timeout`]; may change after any call.
+    /// The time at which to call [`Channel::handle_timeout`]; may change after any call.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match (&self.connection, self.stage) {
             (Some(connection), _) => connection.poll_timeout(),
@@ -238,7 +238,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
     }
 
-    /// The connection is initialised.
+    /// Sends Connect on the initialised connection.
     fn send_connect(&mut self, now: Instant) -> Result<(), Refusal> {
         let Channel { terms, stage, connection: Some(connection), .. } = self else {
             return Ok(());
@@ -262,7 +262,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Handles the answer to Connect; returns what [`Channel::follow`] returns.
+    /// Handles the completion of Connect; returns the result of [`Channel::follow`].
     fn handle_answer(
         &mut self,
         now: Instant,
@@ -286,7 +286,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.follow(now, next)
     }
 
-    /// Handles the answer to an authentication command.
+    /// Handles the completion of an authentication command.
     fn handle_message(
         &mut self,
         now: Instant,
@@ -298,8 +298,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.follow(now, next.map_err(|failure| failure.at(AUTHENTICATION))?)
     }
 
-    /// Does what the authentication says next; after its end returns the controller's identifier, and the key
-    /// of TLS that it has generated, if it should.
+    /// Performs the authentication's next step. At its end, returns the controller's identifier, and the
+    /// generated TLS PSK if the authentication should generate one.
     fn follow(&mut self, now: Instant, mut next: Next) -> Result<Option<Usable>, Refusal> {
         let (Some(authentication), Some(connection)) =
             (&mut self.authentication, &mut self.connection)
@@ -337,7 +337,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Sends write data of up to this length in the command capsule.
+    /// Sets the length up to which write data are sent in the command capsule.
     pub(crate) fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
         if let Some(connection) = &mut self.connection {
             connection.set_max_in_capsule(max_in_capsule);
@@ -408,7 +408,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         (payloads, ended.collect())
     }
 
-    /// Adds a hint to the failure of a connection: a target without room for it closes it before sending
+    /// Adds a hint to an early failure: a target without room for a connection closes it before sending
     /// anything.
     pub fn explain(&self, failure: Failure) -> Failure {
         let is_early = matches!(self.stage, Stage::Initialising);
@@ -418,7 +418,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
     }
 
-    /// The current step, as text; `None` once the queue can be used.
+    /// The name of the current step; `None` once the queue can be used.
     pub fn stage(&self) -> Option<&'static str> {
         match self.stage {
             Stage::Opening { .. } => Some("TCP connect"),
@@ -433,10 +433,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 }
 
-/// The controller's identifier, and the key that its authentication has generated.
+/// The controller's identifier, and the TLS PSK that the authentication has generated.
 type Usable = (u16, Option<TlsPsk>);
 
-/// Why a queue failed to connect.
+/// The failure of a queue to connect.
 struct Refusal {
     failure: Failure,
     /// See [`Event::Failed`].

@@ -39,7 +39,7 @@ impl Terms {
     ) -> ConnectTerms {
         let common = Terms {
             keep_alive_tmo: Duration::ZERO,
-            // One connection without digests among others could carry undetected damage.
+            // The same digests on all connections: damage on a connection without digests would go undetected.
             digests: join_info.digests,
             required: join_info.digests,
             psk: join_info.psk.clone(),
@@ -58,7 +58,7 @@ pub struct JoinInfo {
     pub max_in_capsule: u32,
     /// The digests of the admin queue.
     pub digests: Digests,
-    /// The key of TLS, if the admin queue uses it.
+    /// The TLS PSK, if the admin queue uses TLS.
     pub psk: Option<TlsPsk>,
 }
 
@@ -73,7 +73,7 @@ struct Properties {
 
 /// The admin queue of one controller. It owns no socket and never reads a clock.
 ///
-/// Transfer the bytes of `channel` as it says, then call [`Controller::advance`], then send.
+/// Transfer the bytes of `channel` (see [`Channel`]), call [`Controller::advance`], then send.
 #[derive(Debug)]
 pub struct Controller {
     /// The connection of the queue.
@@ -89,7 +89,7 @@ pub struct Controller {
     anagrpids: Vec<u32>,
     /// Records of the discovery service.
     pub(crate) records: Vec<DiscoveryRecord>,
-    /// Identify data, if they are the goal; those of the controller have NSID 0.
+    /// Identify data, if they are the goal; the controller's have NSID 0.
     pub(crate) pages: Vec<(Nsid, Vec<u8>)>,
     /// The current step, until the goal is reached.
     step: Step,
@@ -98,10 +98,10 @@ pub struct Controller {
     ready: bool,
     enable_deadline: Instant,
     next_keep_alive: Option<Instant>,
-    /// When the next asynchronous event request may be sent; the interval limits a flood of events.
+    /// The earliest time of the next asynchronous event request; the interval limits a flood of events.
     next_event_request: Option<Instant>,
     log: LogReading,
-    /// The key of TLS that the authentication has generated: this controller is replaced by another inside TLS.
+    /// The TLS PSK that the authentication has generated: a new controller with TLS replaces this one.
     pub(crate) generated: Option<TlsPsk>,
 }
 
@@ -110,7 +110,7 @@ pub struct Controller {
 pub struct Task {
     step: Step,
     bytes: Vec<u8>,
-    /// The namespace that it identifies, if it does.
+    /// The namespace that the command identifies, if any.
     about: Option<Known>,
 }
 
@@ -151,7 +151,7 @@ enum Step {
 }
 
 impl Step {
-    /// The current step, as text.
+    /// The name of the step.
     fn name(self) -> &'static str {
         match self {
             Step::ReadCapabilities => "reading CAP",
@@ -227,7 +227,7 @@ impl Controller {
                     self.identified.digests = digests;
                     self.begin(now, Step::ReadCapabilities)?;
                 }
-                // I/O queues connect after the admin queue, with its key.
+                // I/O queues connect after the admin queue, with its PSK.
                 Event::Concatenated { psk } => self.generated = Some(psk),
                 Event::Failed { failure, .. } => return Err(failure),
                 Event::Done { payload, result } => {
@@ -256,12 +256,12 @@ impl Controller {
         Ok(reported)
     }
 
-    /// The current step, as text.
+    /// The name of the current step.
     pub fn stage(&self) -> &'static str {
         self.channel.stage().unwrap_or(self.step.name())
     }
 
-    /// When to call [`Controller::advance`] even if no bytes arrive.
+    /// The time at which to call [`Controller::advance`], even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let later = self.later.map(|(at, _)| at);
         let channel = self.channel.poll_timeout();
@@ -339,7 +339,7 @@ impl Controller {
         self.submit(now, sqe, transfer, Task { step, bytes: vec![0; len], about: None })
     }
 
-    /// Starts to identify as many namespaces as are allowed at a time.
+    /// Starts to identify further namespaces, up to the limit at a time.
     fn identify_more(&mut self, now: Instant) -> Result<(), Failure> {
         while let Some(ns_index) = self.identification.next() {
             let identified = self.identified.namespaces[ns_index];
@@ -370,14 +370,14 @@ impl Controller {
         task: Task,
     ) -> Result<(), Failure> {
         let no_timeout = task.step == Step::AwaitEvent;
-        // A full queue means that the target has left dozens of our few commands unanswered.
+        // The queue is full only if the target has left dozens of commands unanswered.
         self.channel.submit(now, sqe, transfer, no_timeout, task).map_err(|task| {
             Failure::new(ErrorKind::Disconnected, "the admin queue takes no command")
                 .at(task.step.name())
         })
     }
 
-    /// Handles the answer to a step and starts the next one.
+    /// Handles the completion of a step's command, and starts the next step.
     fn finish(&mut self, now: Instant, task: Task, cqe: Cqe) -> Result<AdminEvent, Failure> {
         let Task { step, bytes, about } = task;
         let status = cqe.status();
@@ -503,7 +503,7 @@ impl Controller {
         Step::IdentifyNamespace
     }
 
-    /// The goal is reached, for the first time or again.
+    /// Records that the goal is reached, for the first time or again.
     fn reach(&mut self, now: Instant) -> AdminEvent {
         if self.ready {
             return AdminEvent::Changed;
@@ -620,7 +620,7 @@ fn may_fail(step: Step) -> bool {
     )
 }
 
-/// Entries of the admin queue, the customary number; some targets refuse more.
+/// Entries of the admin queue: the usual number; some targets refuse more.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
 /// The asynchronous events to enable: bit 8 namespace attributes, bit 11 ANA.
@@ -641,12 +641,12 @@ const ANA_LOG_LEN: usize = 4096;
 /// Log specific parameter of the ANA log, bit 0 (RGO): groups without their namespaces.
 const ANA_GROUPS_ONLY: u32 = 1 << 8;
 
-/// How often CSTS is read while the controller gets ready.
+/// The interval of reading CSTS while the controller becomes ready.
 const READY_INTERVAL: Duration = Duration::from_millis(10);
 /// CAP.TO may be 0; a controller always gets at least this long.
 const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a discovery log that changes meanwhile is read again.
+/// The most times that a discovery log is read again because it has changed meanwhile.
 const MAX_LOG_ROUNDS: u32 = 8;
 /// Discovery records in one command: 32 KiB, below any MDTS in use.
 const RECORDS_AT_ONCE: u64 = 32;

@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// on the next session would say nothing about that write, so that flush must fail.
 #[derive(Debug, Default)]
 pub(crate) struct Durability {
-    /// All writes completed so far.
+    /// The number of writes completed so far.
     written: AtomicU64,
-    /// How many of them a flush has covered, or were lost.
+    /// The number of these writes that a flush has covered, or that were lost.
     settled: AtomicU64,
     lost: AtomicBool,
 }
 
 impl Durability {
-    /// A write has completed.
+    /// Records a completed write.
     pub(crate) fn wrote(&self) {
         // Ordered with the end of the session: see `Shared::wrote`.
         self.written.fetch_add(1, Ordering::SeqCst);
@@ -27,12 +27,13 @@ impl Durability {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// A flush has succeeded.
+    /// Records a successful flush.
     pub(crate) fn flushed(&self, covered: u64) {
         self.settled.fetch_max(covered, Ordering::Relaxed);
     }
 
-    /// A flush has failed with its session, which reports the loss of the writes that it would have covered.
+    /// Records a flush that failed with its session. The failure reports the loss of the writes that it would
+    /// have covered.
     pub(crate) fn flush_failed(&self, covered: u64) {
         self.settled.fetch_max(covered, Ordering::Relaxed);
         if self.written.load(Ordering::Relaxed) == covered {
@@ -40,7 +41,7 @@ impl Durability {
         }
     }
 
-    /// The session was lost, and with it the writes that were not flushed.
+    /// Records the loss of the session, and of the writes that were not flushed.
     pub(crate) fn session_lost(&self) {
         let written = self.written.load(Ordering::SeqCst);
         if self.settled.fetch_max(written, Ordering::Relaxed) < written {
@@ -48,7 +49,7 @@ impl Durability {
         }
     }
 
-    /// Returns whether writes were lost with a session since this was last asked.
+    /// Returns whether writes were lost with a session since the last call.
     pub(crate) fn take_lost(&self) -> bool {
         self.lost.swap(false, Ordering::Relaxed)
     }

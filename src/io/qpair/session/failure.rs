@@ -1,4 +1,4 @@
-//! Why a controller could not be reached or was lost.
+//! A failure to reach a controller, or the reason for its loss.
 
 use std::fmt;
 

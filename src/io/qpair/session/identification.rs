@@ -18,21 +18,20 @@ pub enum Goal {
     FirstNamespace,
     /// I/O on all active namespaces.
     AllNamespaces,
-    /// The Identify data of the controller and of all active namespaces, as they are, and no I/O.
+    /// The raw Identify data of the controller and of all active namespaces; no I/O.
     Pages,
     /// The records of a discovery service.
     Discovery,
 }
 
-/// The namespaces that are still to be identified. An index counts in
-/// [`Identified::namespaces`](super::Identified).
+/// The namespaces that are still to be identified, by index in [`Identified::namespaces`](super::Identified).
 #[derive(Debug, Default)]
 pub(super) struct Identification {
     /// The active namespaces that were listed so far.
     listed: Vec<Nsid>,
-    /// To be identified.
+    /// The namespaces to be identified.
     waiting: VecDeque<usize>,
-    /// Being identified.
+    /// The number of namespaces that are being identified.
     under_way: usize,
 }
 
@@ -98,8 +97,8 @@ impl Identification {
             .collect()
     }
 
-    /// Queues the namespaces that the changed namespace log names for identification: all, if it names none.
-    /// Returns whether there are any.
+    /// Queues the namespaces in the Changed Namespace List for identification; all, if the list names none.
+    /// Returns whether any are queued.
     pub(super) fn begin_again(
         &mut self,
         log: &[u8],
@@ -130,7 +129,7 @@ impl Identification {
         Some(ns_index)
     }
 
-    /// One namespace is identified; returns whether all are.
+    /// Records that one namespace is identified; returns whether all are.
     pub(super) fn finish_one(&mut self) -> bool {
         self.under_way -= 1;
         self.under_way == 0 && self.waiting.is_empty()
@@ -213,7 +212,7 @@ const MAX_NAMESPACES: usize = u16::MAX as usize;
 /// Entries of a page of the active namespace list.
 const PAGE_ENTRIES: usize = 1024;
 
-/// The only entry of the changed namespace log when it has no room for all.
+/// The only entry of the Changed Namespace List if more namespaces have changed than fit.
 const TOO_MANY_CHANGED: Nsid = Nsid(u32::MAX);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The turn of the keeper, which owns the admin queues: from what a queue says to the sessions, and from what
-//! these decide to the queue.
+//! One turn of the keeper, which owns the admin queues. It passes the events of an admin queue to the sessions,
+//! and the actions of the sessions to the admin queue.
 //!
-//! The keeper's thread runs it with sockets, and a simulation with its own network: see [`Keeping`].
+//! The keeper's thread runs a turn with sockets; a simulation runs it with its own network: see [`Keeping`].
 
 use std::fmt;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::lifecycle::{Action, Level};
 use super::{AdminEvent, Attached, Failure, Identified, Shared};
 
-/// Surroundings of a turn: admin queues with their connections, and the destination of messages.
+/// The environment of a turn: admin queues with their connections, and the log.
 pub trait Keeping {
     /// One route to the namespaces.
     type Portal: Clone + fmt::Display;
@@ -36,10 +36,10 @@ pub trait Keeping {
     /// The namespaces of `identified`, as queue pairs see them.
     fn describe(&self, identified: &Identified) -> Vec<Attached>;
 
-    /// The current step of an admin queue, as text.
+    /// The name of an admin queue's current step.
     fn stage(&self, admin: &Self::Admin) -> &'static str;
 
-    /// Logs a text.
+    /// Logs a message.
     fn say(&mut self, level: Level, text: String);
 }
 

@@ -1,4 +1,4 @@
-//! The life cycle of sessions with a set of namespaces: paths, rounds of attempts, losses, resets, the end.
+//! The lifecycle of the sessions with a set of namespaces: paths, rounds of attempts, losses, resets, the end.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,8 +30,8 @@ pub struct Session<P, J> {
     pub has_volatile_write_cache: bool,
     /// The namespaces with the limits of this session; never empty.
     pub namespaces: Vec<Attached>,
-    /// Set once an I/O has succeeded on it. If a session fails before that, its successor is not tried
-    /// at once.
+    /// Set once an I/O has succeeded in the session. If the session fails before that, reconnecting first
+    /// waits.
     pub proven: AtomicBool,
 }
 
@@ -87,9 +87,9 @@ pub enum Level {
     Debug,
 }
 
-/// The sessions with a set of namespaces. It owns no controller and never reads a clock.
+/// The sessions with a set of namespaces. The lifecycle owns no controller and never reads a clock.
 ///
-/// After every `handle_*` call, do what `Lifecycle::poll_action` returns until it returns `None`.
+/// After every `handle_*` call, perform the actions of `Lifecycle::poll_action` until it returns `None`.
 #[derive(Debug)]
 pub struct Lifecycle<P, J> {
     limits: Limits,
@@ -103,7 +103,7 @@ pub struct Lifecycle<P, J> {
     /// Unused queue identifiers of the current session, the longest unused first.
     free_qids: VecDeque<u16>,
     num_pairs: usize,
-    /// True if all sessions so far had both digests, or TLS in their place.
+    /// True if all sessions so far had both digests, or TLS instead.
     pub(super) always_digested: bool,
     /// The portal in use, or tried last.
     portal: usize,
@@ -111,10 +111,10 @@ pub struct Lifecycle<P, J> {
     tried: usize,
     /// The number of the next session.
     next_number: u64,
-    /// When the last session was lost, or when opening began.
+    /// The time at which the last session was lost, or at which opening began.
     since: Instant,
     backoff: Backoff,
-    /// How many more rounds opening may take after failures that may be transient.
+    /// The number of further rounds that opening may take after failures that may be transient.
     rounds: u32,
     /// The last failure of each portal.
     failures: Vec<Option<Failure>>,
@@ -136,8 +136,8 @@ enum Stage<P, J> {
 }
 
 impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
-    /// The first round begins with the first `Lifecycle::handle_time`. `seen` holds the namespaces if they
-    /// were identified before; `random` is any number.
+    /// Creates the lifecycle; the first round begins with the first `Lifecycle::handle_time`. `seen` holds the
+    /// namespaces if they were identified before; `random` is any number.
     pub fn new(
         now: Instant,
         limits: Limits,
@@ -167,7 +167,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// How it is doing.
+    /// The current phase.
     pub fn phase(&self) -> Phase<P, J> {
         match (&self.stage, &self.lost) {
             (Stage::Live { session, .. }, _) => Phase::Live(Arc::clone(session)),
@@ -200,7 +200,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.identity.as_ref()
     }
 
-    /// Statistics, but for those of transfers.
+    /// Statistics of the sessions, without the counters of transfers.
     pub fn stats(&self) -> SessionStats {
         SessionStats {
             is_live: self.live().is_some(),
@@ -211,7 +211,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// When to call `Lifecycle::handle_time`.
+    /// The time at which to call `Lifecycle::handle_time`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.stage {
             Stage::Waiting { until } => Some(*until),
@@ -252,7 +252,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.is_live(number).then(|| self.free_qids.pop_front()).flatten()
     }
 
-    /// Returns a queue identifier of session `number`.
+    /// Gives back a queue identifier of session `number`.
     pub(crate) fn give_qid(&mut self, number: u64, qid: u16) {
         if self.is_live(number) {
             self.free_qids.push_back(qid);
@@ -261,8 +261,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// Ends session `number` because a queue pair found it broken; returns whether it was live.
     ///
-    /// It ends at once, not when its controller is dropped. A queue pair that joined it again could reach a
-    /// restarted target, whose flush says nothing about earlier writes.
+    /// The session ends at once, not when its controller is dropped. A queue pair that joined it again could
+    /// reach a restarted target, whose flush says nothing about earlier writes.
     pub(crate) fn reset(&mut self, number: u64, reason: Failure) -> bool {
         let Stage::Live { session, since } = &self.stage else { return false };
         if session.number != number {
@@ -298,7 +298,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// The controller is up and was identified; `namespaces` describes its namespaces to queue pairs.
+    /// Handles a controller that is up and identified; `namespaces` describes its namespaces to queue pairs.
     pub(crate) fn handle_ready(
         &mut self,
         now: Instant,
@@ -339,8 +339,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.stage = Stage::Live { session, since: now };
     }
 
-    /// Namespaces were identified again while the session is live. A namespace that has grown keeps its old
-    /// size here; one that is another namespace, or has shrunk, ends the session.
+    /// Handles namespaces that were identified again while the session is live. A namespace that has grown
+    /// keeps its old size here. A namespace that was replaced, or has shrunk, ends the session.
     pub(crate) fn handle_changed(&mut self, now: Instant, mut namespaces: Vec<Attached>) {
         let (Stage::Live { .. }, Some(seen)) = (&self.stage, &self.identity) else { return };
         for (seen, now) in seen.iter().zip(&mut namespaces) {
@@ -351,7 +351,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// An attempt to connect has failed, or the session was lost.
+    /// Handles a failed attempt to connect, or the loss of the session.
     pub(crate) fn handle_failed(&mut self, now: Instant, failure: Failure) {
         let was_live = match &self.stage {
             Stage::Waiting { .. } | Stage::Dead(_) => return,
@@ -369,8 +369,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         };
         let opening = self.identity.is_none();
         let failure = failure.at(&self.portals[self.portal]);
-        // With a single path the caller gets the failure as its error. After a loss was logged, further
-        // failures are not logged as news.
+        // With a single path, the caller gets the failure as its error. After a loss, only the loss is a
+        // warning.
         let several = self.portals.len() > 1;
         match opening {
             true if several => self.say(Level::Warn, failure.to_string()),
@@ -385,7 +385,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         if !opening {
             self.lost = Some(failure);
         }
-        // Try the other portals at once, then this one; after that, wait longer and longer.
+        // Try the other portals at once, then this one; after that, wait longer each time.
         if self.tried >= self.portals.len() || !self.backoff.is_fresh {
             self.stage = Stage::Waiting { until: now + self.backoff.next() };
         } else {
@@ -398,7 +398,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.stage = Stage::Dead(failure);
     }
 
-    /// Records why the portal failed.
+    /// Records the failure of the portal.
     fn note(&mut self, opening: bool, failure: &Failure) {
         let known = &mut self.failures[self.portal];
         // A timeout says less than an earlier answer: another host may be listening there.
@@ -410,7 +410,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// The failure to give up with, if it is time to.
+    /// The failure to give up with; `None` to continue trying.
     fn end(&mut self, now: Instant, opening: bool, failure: &Failure) -> Option<Failure> {
         if self.failures.iter().all(is_stale) {
             return Some(failure.clone());
@@ -436,7 +436,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.rounds > 0 && self.failures.iter().flatten().any(may_pass)
     }
 
-    /// The failure to give up with: that of the first portal, and those of the others.
+    /// The failure to give up with: the first portal's failure, followed by the other portals' failures.
     fn final_failure(&self, opening: bool, limit: Duration) -> Failure {
         let mut failures = self.failures.iter().flatten();
         let mut last = failures.next().cloned().expect("something has failed");
@@ -450,7 +450,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         last
     }
 
-    /// Starts to connect to the next portal, but never to one that led to another namespace.
+    /// Starts to connect to the next portal; skips portals that led to another namespace.
     fn connect_next(&mut self, now: Instant) {
         let num_portals = self.portals.len();
         for _ in 0..num_portals {

@@ -6,17 +6,17 @@
 //! the first byte on. There is no socket, thread or clock here, so the same code runs below the engine `tcp`
 //! and in a simulated network (`tests/all/netsim`).
 //!
-//! This module decides what to do. Opening sockets, sleeping and waking are done by `remote` and the engine.
-//! The invariants, which the tests check, are listed in `remote/mod.rs`.
+//! This module decides the next steps. `remote` and the engine open sockets, sleep and wake. `remote/mod.rs`
+//! lists the invariants, which the tests check.
 //!
-//! | file | whose life | who owns it |
+//! | file | lifetime of | owner |
 //! |---|---|---|
-//! | [`connect`] | one connection, from TCP to its use | the two below |
+//! | [`connect`] | one connection, from TCP to its use | a controller or an I/O queue |
 //! | [`controller`] | an admin queue | the keeper's thread |
 //! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
-//! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
+//! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets | all, with a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
-//! | `Backlog` | an I/O that is in no connection | the queue |
+//! | `Backlog` | an I/O that is not on a connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 
@@ -59,7 +59,7 @@ pub struct HostIdentity {
     pub nqn: Nqn,
     /// The host identifier.
     pub id: [u8; 16],
-    /// The secrets that it authenticates with, if a controller requires that.
+    /// The secrets with which it authenticates, if a controller requires authentication.
     pub credentials: Option<Credentials>,
 }
 
@@ -76,17 +76,17 @@ pub struct Terms {
     pub digests: Digests,
     /// The digests that the target must accept.
     pub required: Digests,
-    /// The key of TLS; `None`: connections are plain TCP.
+    /// The TLS PSK; `None`: plain TCP.
     pub psk: Option<TlsPsk>,
-    /// The same key with an identity of version 0, for targets that know no other.
+    /// The same PSK with an identity of version 0, for targets that support only this version.
     pub psk_v0: Option<TlsPsk>,
     /// The number of I/O queues to ask for.
     pub nr_io_queues: u16,
     /// Keep Alive Timeout; zero switches it off.
     pub keep_alive_tmo: Duration,
-    /// The limit of a TCP connect.
+    /// The timeout of a TCP connect.
     pub tcp_timeout: Duration,
-    /// The limit of an answer.
+    /// The longest time without progress while commands are outstanding.
     pub io_timeout: Duration,
     /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
     pub least_progress_bytes: u32,
@@ -116,9 +116,9 @@ pub struct Identified {
     pub has_volatile_write_cache: bool,
     /// The digests of its connections.
     pub digests: Digests,
-    /// True if its connections are inside TLS, which detects every change.
+    /// True if its connections use TLS, which detects every change.
     pub is_secured: bool,
-    /// The requested namespaces in the order of the request; all namespaces in the order of their NSIDs.
+    /// The requested namespaces in the order of the request; if all were requested, by ascending NSID.
     pub namespaces: Vec<IdentifiedNamespace>,
 }
 
@@ -144,9 +144,9 @@ pub struct SessionStats {
     pub is_live: bool,
     /// Sessions after the first.
     pub reconnects: u64,
-    /// Paths to the controller: the socket addresses of all addresses that were given.
+    /// Paths to the controller: the socket addresses to which the given addresses resolve.
     pub paths: u64,
-    /// Those of them that have failed since a session was last live.
+    /// Paths that have failed since a session was last live.
     pub failed_paths: u64,
     /// Transfers whose data digest was wrong.
     pub damaged: u64,
@@ -165,7 +165,7 @@ pub struct Attached {
 
 impl Identified {
     /// The namespaces as queue pairs see them, for a host that asks for queues of `queue_size` entries.
-    /// `address` gives the user's name of a namespace.
+    /// `address` returns the user's address of a namespace.
     pub fn attached(
         &self,
         address: impl Fn(Nsid) -> String,
@@ -195,8 +195,8 @@ impl Identified {
 
 impl Namespace {
     /// The properties that a queue pair reports in a session where the namespace is `now`. Callers have split
-    /// their I/O by the earlier transfer limit, so the limit never shrinks; the backlog splits I/Os that a
-    /// session does not take whole.
+    /// their I/O by the earlier transfer limit, so the limit never shrinks; the backlog splits I/Os that exceed
+    /// the session's limit.
     pub(in crate::qpair) fn in_session(&self, now: &Namespace) -> Namespace {
         let max_transfer_bytes = now.max_transfer_bytes.max(self.max_transfer_bytes);
         Namespace { max_transfer_bytes, ..now.clone() }

@@ -28,7 +28,7 @@ pub struct Portal {
     pub address: TcpAddress,
     /// The socket address that it resolves to.
     pub socket: SocketAddr,
-    /// The key of TLS for the subsystem, if the kernel's keyring had it.
+    /// The TLS PSK for the subsystem, if the kernel's keyring had it.
     pub psk: Option<TlsPsk>,
 }
 
@@ -43,7 +43,7 @@ pub type TcpShared = Shared<Portal, JoinInfo>;
 type TcpSession = Session<Portal, JoinInfo>;
 type QueueChannel = Channel<Attempt>;
 
-/// The connection of a queue. The engine `tcp` has a socket, a simulation its own network.
+/// The connection of a queue: a socket in the engine `tcp`, or a simulated network in tests.
 pub trait Carrier {
     /// Starts to connect to `address`.
     fn open(&mut self, address: SocketAddr) -> Result<(), Failure>;
@@ -54,7 +54,7 @@ pub trait Carrier {
     /// Sends the queued bytes of `channel`. After an error the connection is lost.
     fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure>;
 
-    /// Closes the connection: it writes to no buffer any more. With `owes_data`, discards what it has not sent.
+    /// Closes the connection, which then writes to no buffer any more. With `owes_data`, discards unsent bytes.
     fn close(&mut self, owes_data: bool);
 }
 
@@ -72,7 +72,7 @@ pub struct IoQueue {
     members: Slab<Member>,
     /// True if some member has a fence.
     has_fence: bool,
-    /// How many sessions it has joined.
+    /// The number of sessions that the queue has joined.
     pub(crate) num_joins: u64,
     state: State,
     pub(crate) backlog: Backlog,
@@ -92,9 +92,9 @@ struct Member {
     fence: Option<Arc<Fence>>,
     /// Blocks that were reported as corrupt and not read since.
     corrupt: Vec<Range<u64>>,
-    /// Its I/Os that were taken and whose completions were not handed out.
+    /// Its I/Os that were taken and whose completions were not returned yet.
     owed: usize,
-    /// Set once it was removed; outstanding I/Os keep its number.
+    /// Set once the member was removed; outstanding I/Os keep its number.
     is_removed: bool,
 }
 
@@ -135,9 +135,9 @@ impl IoQueue {
         self.members.insert(Member { ns_index, namespace, fence, corrupt, owed, is_removed })
     }
 
-    /// Removes a member, which submits nothing more and wants no completions. Its unsent I/Os are not sent.
-    /// If it has writes on the connection, the connection is closed, so that they cannot be applied after it,
-    /// and the session ends: a queue that joined it again could reach another target in its place.
+    /// Removes a member, which submits no more I/Os and wants no completions. Its unsent I/Os are not sent. If
+    /// it has writes on the connection, the connection is closed, so that these writes cannot be applied later.
+    /// The session ends, too: a queue that joined it again could reach another target in its place.
     pub fn remove_member(&mut self, member: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.backlog.fail_those_of(member, "its queue pair was dropped");
         self.members[member].is_removed = true;
@@ -160,7 +160,7 @@ impl IoQueue {
         &self.members[member].namespace
     }
 
-    /// The number of I/Os taken and not completed, of all members.
+    /// The number of I/Os of all members that were taken and not completed.
     pub fn owed(&self) -> usize {
         self.backlog.owed
     }
@@ -176,7 +176,7 @@ impl IoQueue {
         matches!(self.state, State::Joined { .. })
     }
 
-    /// The current step of a queue that has not joined a session, as text.
+    /// The name of the current step of a queue that has not joined a session.
     pub fn stage(&self) -> &'static str {
         let stage = match &self.state {
             State::Joining { channel, .. } => channel.stage(),
@@ -185,7 +185,7 @@ impl IoQueue {
         stage.unwrap_or("waiting for the controller")
     }
 
-    /// The connection, if its bytes are to be transferred.
+    /// The connection, if the queue joins or has joined a session.
     pub fn channel(&mut self) -> Option<&mut QueueChannel> {
         match &mut self.state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => Some(channel),
@@ -208,7 +208,7 @@ impl IoQueue {
         self.joining().is_some_and(|(channel, _)| channel.wants_writable())
     }
 
-    /// When the next turn must begin even if no bytes arrive.
+    /// The time at which the next turn must begin, even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let state = match &self.state {
             State::Down { retry_at, .. } => Some(*retry_at),
@@ -217,7 +217,8 @@ impl IoQueue {
         [self.backlog.next_timeout(self.now), state].into_iter().flatten().min()
     }
 
-    /// The next read of these blocks by a member asks for unit access: their data were corrupt.
+    /// Records that these blocks returned corrupt data: a member's next read of them sets Force Unit Access
+    /// (FUA).
     pub(crate) fn report_corrupt(&mut self, member: usize, blocks: Range<u64>) {
         let corrupt = &mut self.members[member].corrupt;
         if corrupt.len() < MAX_CORRUPT {
@@ -292,7 +293,7 @@ impl IoQueue {
         }
     }
 
-    /// The next completion, which counts as handed out.
+    /// Takes the next completion.
     pub fn next_completion(&mut self, shared: &TcpShared) -> Option<Answer> {
         loop {
             let answer = self.next_answer(shared)?;
@@ -341,8 +342,8 @@ impl IoQueue {
         }
     }
 
-    /// The rest of a write that may not be sent any more must not follow the bytes that were sent. So the
-    /// connection ends, and with it the session, whose target might hold some of these bytes back.
+    /// Ends the connection when a fence has closed: the rest of a partly sent write must not be sent. The
+    /// session ends, too, because its target might hold back some of the sent bytes.
     fn notice_closed_fence(&mut self, shared: &TcpShared, carrier: &mut impl Carrier) {
         let State::Joined { channel, .. } = &self.state else { return };
         if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
@@ -491,7 +492,7 @@ impl IoQueue {
     }
 }
 
-/// The command of an I/O, which was checked before.
+/// The command of an I/O that was already checked.
 fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
     let io = &attempt.io;
     let to = &session.namespaces[attempt.ns_index];
@@ -511,13 +512,14 @@ fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
     }
 }
 
-/// The most ranges of corrupt blocks that a member remembers. A reader reads again at once what it reports.
+/// The most ranges of corrupt blocks that a member remembers. A reader rereads at once the blocks that it
+/// reports.
 const MAX_CORRUPT: usize = 1024;
 
 /// The interval at which a queue looks for a new session.
 const SESSION_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The attempts to connect an I/O queue before the session is replaced.
+/// The most attempts to connect an I/O queue before the session is replaced.
 const MAX_JOIN_ATTEMPTS: u32 = 10;
 
 /// The wait after a refused Connect.

@@ -13,7 +13,7 @@ use dlfs_base::process::Forked;
 /// Availability of a session for a queue to join.
 #[derive(Debug)]
 pub(crate) enum SessionState<P, J> {
-    /// It can join this session.
+    /// The queue can join this session.
     Live(Arc<Session<P, J>>),
     /// No session is live yet: ask again later.
     Pending,
@@ -80,7 +80,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.home.is_ours()
     }
 
-    /// Runs `f` under the lock and publishes what changed.
+    /// Runs `f` under the lock and publishes its changes.
     pub fn with<R>(&self, f: impl FnOnce(&mut Lifecycle<P, J>) -> R) -> R {
         let mut lifecycle = self.lock();
         let result = f(&mut lifecycle);
@@ -153,7 +153,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         &self.durability.get().expect("seen before any I/O")[ns_index]
     }
 
-    /// The session to join, if one is live. `backlog` records why there is none.
+    /// The session to join, if one is live; otherwise `backlog` records the last failure.
     pub(crate) fn session_state(&self, backlog: &mut Backlog) -> SessionState<P, J> {
         match self.phase() {
             Phase::Live(session) => SessionState::Live(session),
@@ -175,7 +175,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// Why session `number` is over; `None` while it is live.
+    /// The reason for the end of session `number`; `None` while it is live.
     pub(crate) fn why_over(&self, number: u64) -> Option<String> {
         let reason = || match self.phase() {
             Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
@@ -204,7 +204,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     pub(super) fn wrote(&self, number: u64, ns_index: usize) {
         let durability = self.durability(ns_index);
         durability.wrote();
-        // If the session has ended meanwhile, the write was lost with it like those before.
+        // If the session has ended meanwhile, this write was lost with the earlier ones.
         if self.live.load(Ordering::SeqCst) != number {
             durability.session_lost();
         }

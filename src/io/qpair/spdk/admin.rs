@@ -1,8 +1,9 @@
 //! Controllers through SPDK: connected once for all their namespaces, and kept alive.
 //!
-//! SPDK has one controller for each transport id and host NQN, even if a process connects several times. So
-//! the namespaces of one process share it: the first one connects, the others find it in a list here. It is
-//! shut when its last namespace is dropped, or as soon as one of them finds it lost.
+//! SPDK has one controller for each transport ID and host NQN, even if a process connects several times. So the
+//! namespaces of one process share the controller: the first namespace connects, and the others find the
+//! controller in a list here. It is shut down when its last namespace is dropped, or as soon as a namespace
+//! finds it lost.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,11 +27,12 @@ pub(super) struct Admin {
     /// The requested namespace, then the one that was found.
     nsid: Option<Nsid>,
     stage: Stage,
+    /// Set once the controller and the namespace are identified.
     is_ready: bool,
-    /// The controller and the namespace are identified.
+    /// Set if the controller itself has failed.
     is_lost: bool,
     identified: Identified,
-    /// The events that were handled.
+    /// The number of events that were handled.
     num_events: u64,
     next_poll: Instant,
 }
@@ -42,7 +44,7 @@ enum Stage {
     Up(Arc<Shared>),
 }
 
-/// A controller, and how many namespaces of this process use it.
+/// A controller, and the number of namespaces of this process that use it.
 struct Shared {
     controller: Arc<Controller>,
     users: AtomicUsize,
@@ -250,7 +252,7 @@ impl Admin {
 }
 
 impl Drop for Admin {
-    /// Ends the session. The controller is shut if this was its last session, or if it is lost.
+    /// Ends the session. The controller is shut down if this was its last session, or if it is lost.
     fn drop(&mut self) {
         let _at_work = spdk::at_work();
         let key = self.key();
@@ -314,5 +316,5 @@ const ADMIN_INTERVAL: Duration = Duration::from_millis(50);
 /// The least number of I/O queues to ask for.
 const MIN_IO_QUEUES: u32 = 64;
 
-/// As with NVMe/TCP: more are of no use.
+/// As for NVMe/TCP: more entries are of no use.
 const MAX_QUEUE_ENTRIES: u32 = 4096;

@@ -1,12 +1,13 @@
 //! Namespaces through SPDK: over TCP, RDMA, vfio-user, or on a local PCIe drive.
 //!
-//! Sessions, paths, deadlines and retries are those of this library's own NVMe/TCP host, in
-//! [`super::remote`]. This module has what SPDK does differently. All namespaces of one subsystem share a
-//! controller (`admin.rs`). Queues are polled without a file descriptor to sleep on (`queue.rs`). Except over
-//! TCP a device transfers the bytes, so they must be in the driver's memory: pools allocate their pages there
-//! once such a namespace was opened, and other buffers are copied.
+//! Sessions, paths, deadlines and retries work as in this library's own NVMe/TCP host: see [`super::remote`].
+//! This module has the differences. All namespaces of one subsystem share a controller (`admin.rs`). Queues are
+//! polled without a file descriptor to sleep on (`queue.rs`). Except over TCP, a device transfers data by DMA,
+//! so buffers must be in the driver's memory: pools allocate their pages there once such a namespace was
+//! opened, and data in other buffers are copied.
 //!
-//! It cannot be used in a child process after a fork: SPDK cannot, and its memory belongs to the parent.
+//! These namespaces cannot be used in a child process after a fork: SPDK does not support this, and its memory
+//! belongs to the parent.
 //!
 //! Read `queue.rs` first.
 
@@ -131,7 +132,7 @@ impl Transport for Spdk {
 
 impl remote::Portal for Portal {
     fn address(&self, _nsid: Option<Nsid>) -> String {
-        self.address.to_string() // a remote is of the one namespace that it names
+        self.address.to_string() // a remote has only the namespace that its address names
     }
 }
 
@@ -204,7 +205,7 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
 /// The index of the namespace in its session, which has only one.
 const PLACE: usize = 0;
 
-/// A failure of SPDK, for those who wait for a session.
+/// Converts an error of SPDK to a failure of the session.
 fn failure(error: &Error) -> Failure {
     Failure::new(error.kind(), error.to_string())
 }

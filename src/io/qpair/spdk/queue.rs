@@ -102,7 +102,7 @@ impl SpdkQueuePair {
         }
     }
 
-    /// Runs a turn; hands out at most `max` completions and returns how many.
+    /// Runs a turn; appends at most `max` completions and returns their number.
     fn turn(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         self.now = now;
         if !self.remote.is_ours() {
@@ -314,7 +314,8 @@ impl SpdkQueuePair {
         let mut unfinished: Vec<Job> = core.unfinished().collect();
         drop(core);
         if is_lost && !self.is_fabric() {
-            // A device that has not deleted the queue may still write; with a lost connection it cannot.
+            // A device that has not deleted the queue may still write to the buffers; over a lost connection it
+            // cannot.
             let stuck = self.answers.iter_mut().filter(|(_, status)| is_unanswered(*status));
             stuck.map(|(job, _)| job).chain(&mut unfinished).for_each(quarantine);
         }
@@ -324,8 +325,8 @@ impl SpdkQueuePair {
         self.state = State::Down { retry_at: self.now };
     }
 
-    /// Waits for a device's queue that is connecting, because SPDK would wait without a limit if it had to
-    /// end it now. After the limit the controller is given up.
+    /// Waits until a device's queue has connected: if it ended earlier, SPDK would wait without a limit. After
+    /// the deadline, the controller is given up.
     fn end_joining(&self) {
         let State::Joining { queue, session, deadline } = &self.state else { return };
         while !self.is_fabric() {
@@ -391,7 +392,8 @@ impl SpdkQueuePair {
         }
     }
 
-    /// The I/O with memory that the device can access; the attempt itself if all of it is in use.
+    /// Gives the I/O memory that the device can access; returns the attempt unchanged if all such memory is in
+    /// use.
     fn bounce(&self, attempt: Attempt) -> Result<Job, Attempt> {
         let Some(mut bounce) = self.bounce.as_ref().and_then(|p| p.take(attempt.io.buf.len()))
         else {

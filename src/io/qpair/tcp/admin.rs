@@ -73,7 +73,7 @@ impl Admin {
         Ok(Admin { link, controller: Controller::new(now, terms), address })
     }
 
-    /// Replaces the connection by one with this key of TLS, which is not replaced again.
+    /// Replaces the connection by one with this TLS PSK, which is not replaced again.
     fn connect_again(&mut self, now: Instant, psk: TlsPsk) -> Result<AdminEvent, Failure> {
         let terms = Terms { psk: Some(psk), psk_v0: None, ..self.controller.terms.clone() };
         *self = Admin::connect(now, self.address, terms)?;

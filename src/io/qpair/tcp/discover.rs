@@ -1,4 +1,4 @@
-//! Asks a controller without I/O: which subsystems a target offers, and what Identify says.
+//! Queries of a controller without I/O: the subsystems that a target offers, and its Identify data.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use dlfs_nvme::nvme::fabrics::DiscoveryRecord;
 /// Reads the records of the discovery service at a transport address (port 8009, or 4420 if the target itself
 /// answers).
 ///
-/// Blocks for at most `options.connect_timeout`. The texts in the records come from the target: check them.
+/// Blocks for at most `options.connect_timeout`. The strings in the records come from the target: check them.
 ///
 /// # Errors
 /// `Refused`, `TimedOut`, `NotFound`, `Disconnected`: as for connecting to a namespace. `Corrupt`: the log is
-/// malformed. `Busy`: it never stopped changing.
+/// malformed. `Busy`: the log kept changing.
 pub fn discover(
     traddr: &str,
     trsvcid: u16,
@@ -33,9 +33,9 @@ pub fn discover(
 }
 
 /// Reads the Identify data of the controller and of all active namespaces of a subsystem, 4,096 bytes each, by
-/// NSID; those of the controller come first, with NSID 0. Connects with an admin queue alone.
+/// NSID. The controller's data come first, with NSID 0. Connects an admin queue only.
 ///
-/// Blocks for at most `options.connect_timeout`. The texts in the data come from the target: check them.
+/// Blocks for at most `options.connect_timeout`. The strings in the data come from the target: check them.
 ///
 /// # Errors
 /// As for connecting to a namespace; `NotFound` also: the subsystem has no namespace.

@@ -1,4 +1,5 @@
-//! A socket and the transfer of bytes between it and a channel, for admin and I/O queues: plain, or inside TLS.
+//! The socket of an admin or I/O queue, and the transfer of bytes between the socket and a channel, with or
+//! without TLS.
 
 mod secured;
 
@@ -22,7 +23,7 @@ use dlfs_nvme::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_
 use dlfs_nvme::tcp::host::Connection;
 use secured::Secured;
 
-/// Why the operating system ended a connection.
+/// Errors that end a connection.
 #[derive(Debug, Clone, thiserror::Error)]
 enum LinkError {
     #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
@@ -69,7 +70,7 @@ impl From<LinkError> for Failure {
 pub(super) struct Link {
     socket: Watched<Socket>,
     receives: TcpStats,
-    /// The session of TLS, if the channel has a key.
+    /// The TLS session, if the channel has a PSK.
     secured: Option<Box<Secured>>,
 }
 
@@ -86,8 +87,9 @@ impl Link {
         }
     }
 
-    /// Transfers bytes in both directions until there are none, or enough for one turn. The channel's events
-    /// tell the results. `must_look`: read the socket even if no event said that it is ready.
+    /// Transfers bytes in both directions, until there are none left or the limit of one turn is reached. The
+    /// channel's events have the results. `must_look`: read the socket even if no event has reported it as
+    /// ready.
     ///
     /// # Errors
     /// The connection is lost: take the channel's events, close the socket, then abandon the channel.
@@ -134,7 +136,7 @@ impl Link {
         }
     }
 
-    /// Advances the handshake of TLS; the channel goes on when it is established.
+    /// Advances the TLS handshake; the channel continues when TLS is established.
     fn secure<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         now: Instant,
@@ -161,8 +163,7 @@ impl Link {
         Ok(())
     }
 
-    /// Returns whether the target has refused the identity of the key, so that another may be
-    /// tried.
+    /// Returns whether the target has refused the PSK identity, so that another identity may be tried.
     pub(super) fn refuses_identity(&self) -> bool {
         self.secured.as_ref().is_some_and(|secured| secured.refuses_identity())
     }
@@ -182,7 +183,8 @@ impl Link {
         Ok(result?)
     }
 
-    /// Says whether to wait for room to send; ciphertext may wait for it when the channel has sent all.
+    /// Sets whether to wait for room to send. Ciphertext may be unsent even if the channel has sent all its
+    /// bytes.
     fn set_writable(&mut self, wanted: bool) {
         let has_more = self.has_outgoing();
         self.socket.set_writable(wanted || has_more);
@@ -203,7 +205,7 @@ impl Link {
         self.socket.deregister();
     }
 
-    /// Says whether an answer of the target is expected.
+    /// Sets whether an answer of the target is expected.
     pub(super) fn expect(&mut self, is_expecting: bool) {
         self.socket.expect(is_expecting);
     }
@@ -243,9 +245,9 @@ fn open_socket(address: SocketAddr) -> Result<Socket, Errno> {
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(Duration::from_secs(5)))?;
         if address.ip().is_loopback() {
-            // A storage network needs no fairness between flows, and BBR, where it is the default, paces by
-            // timers. Every kernel has this algorithm; where setting it is forbidden, the connection works,
-            // but slower.
+            // A loopback connection needs no fairness between flows, and BBR, if it is the default, paces by
+            // timers. Every kernel has `reno`. If setting it is not permitted, the connection works, but
+            // slower.
             let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
         }
         Ok(socket)
@@ -332,7 +334,7 @@ fn call(
 }
 
 impl TcpStats {
-    /// As [`call`], and counts it; the other side's end is an error.
+    /// As [`call`], but counts the call. If the other side has closed, this is an error.
     fn count(
         &mut self,
         asked: usize,
@@ -351,10 +353,10 @@ fn errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
-/// The hint when the two sides have no common key of TLS.
+/// The hint when the two sides have no common TLS PSK.
 const TLS_KEYS: &str = "check that the target has this key for this host's NQN and the subsystem's NQN; a key that \
     libnvme before July 2025 has installed there needs --tls-compat";
-/// The hint when a target ends the handshake without saying why.
+/// The hint when a target ends the handshake without an alert.
 const CLOSED_IN_HANDSHAKE: &str = "it may not have this key for this host's NQN and the subsystem's NQN, or no place \
     for another host: see its log; a key that libnvme before July 2025 has installed there needs --tls-compat";
 /// The hint when a target does not speak TLS.

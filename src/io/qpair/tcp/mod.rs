@@ -1,20 +1,20 @@
 //! Remote namespaces over NVMe/TCP: sockets, time and recovery around [`dlfs_nvme::tcp::host`].
 //!
-//! [`TcpNamespace`] is one namespace, reached over one or several paths. Namespaces of one subsystem that
-//! were opened together share a controller. A *session* is one association with it: an admin queue, which the
-//! keeper thread owns, and for each [`PairScope`] an I/O queue, which the thread that uses the scope polls.
-//! When any connection of a session fails, the whole session is replaced, on another path first if there is
-//! one; each queue pair then joins the new session and issues its reads again. Only the sockets are here;
+//! [`TcpNamespace`] is one namespace, reached over one or several paths. Namespaces of one subsystem that were
+//! opened together share a controller. A *session* is one association with the controller: an admin queue,
+//! which the keeper thread owns, and an I/O queue for each [`PairScope`], which the thread that uses the scope
+//! polls. When a connection of a session fails, the whole session is replaced, on another path first if there
+//! is one. Each queue pair then joins the new session and issues its reads again. Only the sockets are here;
 //! `session` and `remote` have the rest.
 //!
-//! It has no policy about data: a read with a wrong digest or too few bytes ends with that error, and the
-//! reader decides.
+//! This module has no policy about data: a read with a wrong digest or too few bytes ends with that error, and
+//! the reader decides.
 //!
 //! Invariants:
-//! - A socket is closed before a buffer that it may write to is given back.
+//! - A socket is closed before a buffer that it may write to is returned.
 //! - The invariants of `remote`.
-//! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
-//! - Nothing waits without a limit.
+//! - After a fork, the child sends nothing on its parent's sockets and takes none of its locks.
+//! - Every wait has a limit.
 //!
 //! Read `queue.rs` first, then `admin.rs`.
 
@@ -87,7 +87,7 @@ fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     terms_of(&remote.options, remote.host.clone(), &address.subnqn, psk.clone(), goal)
 }
 
-/// The parameters of a connection to a subsystem; `kept` is its key of TLS in the kernel's keyring.
+/// The parameters of a connection to a subsystem; `kept` is its TLS PSK from the kernel's keyring.
 fn terms_of(
     options: &ConnectOptions,
     host: HostIdentity,
@@ -99,7 +99,7 @@ fn terms_of(
         Some(psk) => (Some(psk), None),
         None => psks(options, &host.nqn, subnqn),
     };
-    // Inside TLS, digests could find nothing more: only those that are required are asked for.
+    // TLS already detects every change, so only required digests are requested.
     let prefers = options.prefer_digests && psk.is_none() && !options.concat;
     Terms {
         subnqn: subnqn.clone(),
@@ -120,7 +120,7 @@ fn terms_of(
     }
 }
 
-/// The host's key of TLS for a subsystem, with an identity of version 1 and of version 0.
+/// The host's TLS PSK for a subsystem, with an identity of version 1 and of version 0.
 fn psks(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> (Option<TlsPsk>, Option<TlsPsk>) {
     let of = |version| {
         options.tls_key.as_ref()?.tls_psk(version, options.tls_derivation, hostnqn, subnqn)
@@ -128,7 +128,7 @@ fn psks(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> (Option<TlsPsk
     (of(IdentityVersion::V1), of(IdentityVersion::V0))
 }
 
-/// The key that the kernel's keyring has for this host and subsystem, if it is to come from there.
+/// The TLS PSK for this host and subsystem from the kernel's keyring, if the options name a keyring.
 fn keyring_psk(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> Result<Option<TlsPsk>> {
     let Some(keyring) = &options.tls_keyring else { return Ok(None) };
     keyring::find(keyring, hostnqn, subnqn).map(Some).map_err(|error| {
@@ -144,7 +144,7 @@ fn keyring_psk(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> Result<
 const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
     is loaded, and only root may read it; or give a key file: --tls-key FILE, or tls_key in Rust, C and Python";
 
-/// Refuses options of TLS that contradict each other, and TLS in a build without it, before anything is sent.
+/// Refuses contradictory TLS options, and TLS in a build without it, before anything is sent.
 fn check_tls(options: &ConnectOptions) -> Result<()> {
     let invalid = |message: &'static str| Err(Error::new(ErrorKind::InvalidArgument, message));
     if options.concat && options.dhchap_secret.is_none() {
@@ -166,7 +166,7 @@ fn check_tls(options: &ConnectOptions) -> Result<()> {
     Err(error.hint(tls::HOW_TO_BUILD))
 }
 
-/// The namespaces that a controller at `portal` is connected for.
+/// The namespaces that a controller at `portal` must identify.
 fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
     let one = || match portal.address.nsid {
         Some(nsid) => Goal::Namespaces([nsid].into()),
@@ -176,7 +176,7 @@ fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
         (Selection::These(nsids), _) => Goal::Namespaces(Arc::clone(nsids)),
         (Selection::OfPath, _) => one(),
         (Selection::All, None) if portal.address.nsid.is_none() => Goal::AllNamespaces,
-        // The namespaces of the first session: later ones are not used.
+        // The namespaces of the first session; namespaces that were added later are not used.
         (Selection::All, Some(seen)) if seen.len() > 1 => {
             Goal::Namespaces(seen.iter().map(|attached| attached.nsid).collect())
         }
@@ -226,9 +226,9 @@ impl Measured for Meter {
 /// Counts of the system calls on the sockets of I/O queues, by all queue pairs of a controller's namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TcpStats {
-    /// Calls of `readv`.
+    /// Calls of `readv`, or of `read` with TLS.
     pub receives: u64,
-    /// How many of them returned no bytes.
+    /// Calls that returned no bytes.
     pub empty_receives: u64,
 }
 
@@ -281,7 +281,7 @@ impl TcpNamespace {
     }
 
     /// Connects once to all active namespaces of the subsystem at `address`, whose NSID is ignored, or to the
-    /// one that one of `options.paths` names. They share the controller.
+    /// namespace that a path in `options.paths` names. The namespaces share the controller.
     ///
     /// # Errors
     /// As [`TcpNamespace::connect`].
@@ -401,7 +401,7 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
     }
 }
 
-/// The socket addresses of a transport address: one, unless it is a name.
+/// The socket addresses of a transport address: one, unless it is a host name.
 pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
     if let Ok(ip) = traddr.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, trsvcid)]);

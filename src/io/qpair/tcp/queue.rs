@@ -1,10 +1,10 @@
 //! A queue pair over TCP, and the I/O queue with its socket that the queue pairs of one poller share.
 //!
-//! Each of these queue pairs is a *handle*: it submits for one namespace of the controller and receives its
-//! own completions. Whichever handle is polled transfers the bytes of all. It stores completions of other
-//! handles for them, and marks these handles. One handle, the *leader*, registers the socket and its timeouts
-//! with its poller; when it is dropped, another takes over. A handle with another poller polls the socket
-//! itself, and is marked when there is room for what it could not submit.
+//! Each of these queue pairs is a *handle*: it submits for one namespace of the controller and receives its own
+//! completions. The handle that is polled transfers the bytes of all handles. It stores the completions of
+//! other handles, and marks these handles. One handle, the *leader*, registers the socket and its timeouts with
+//! its poller; when the leader is dropped, another handle takes over. A handle with another poller polls the
+//! socket itself, and is marked when there is room for I/Os that it could not submit.
 //!
 //! A child process continues with a queue of its own. If no thread was using the parent's queue at the fork,
 //! the child takes over the I/Os that handles have submitted. Otherwise the state of the parent's queue is
@@ -40,7 +40,7 @@ pub(super) struct TcpQueuePair {
 
 /// A queue pair's membership in its connection.
 struct Member {
-    /// The core that it was added to, see [`Core::number`].
+    /// The number of the core that it was added to, see [`Core::number`].
     core: u64,
     /// Its number among the core's handles.
     handle: usize,
@@ -89,7 +89,7 @@ impl TcpQueuePair {
 }
 
 impl Member {
-    /// In a child process with a new core, which does not know this queue pair yet.
+    /// Joins a new core in a child process, which does not know this queue pair yet.
     fn begin_anew(&mut self, core: &mut Core) {
         self.core = core.number;
         self.handle = core.add_member(self.ns_index, self.namespace.clone());
@@ -199,7 +199,7 @@ struct Core {
     remote: Arc<Remote<Tcp>>,
     /// The remote that the namespaces hold: a further child process begins with it.
     known_as: Arc<Remote<Tcp>>,
-    /// It is closed before a buffer of the queue is given back.
+    /// Closed before a buffer of the queue is returned.
     socket: QueueSocket,
     queue: IoQueue,
     /// The handles, by their member numbers in the queue.
@@ -207,7 +207,7 @@ struct Core {
     leader: Option<usize>,
     /// Set once a handle has submitted since the last send.
     has_unsent: bool,
-    /// The time of the last turn, and its handle.
+    /// The time of the last turn, and the handle that ran it.
     last_turn: Option<(Instant, usize)>,
 }
 
@@ -234,12 +234,12 @@ impl Connection {
             }
         };
         let core = Forked::new(Mutex::new(core));
-        // Also after a failure: dropping it releases what it has taken.
+        // Created also after a failure, because dropping the connection releases its resources.
         let connection = Connection { remote, counters, core };
         joined.map(|()| Arc::new(connection))
     }
 
-    /// Waits until the connection is in a session again: it may have lost it since it was opened.
+    /// Waits until the connection is in a session again: it may have lost its session since it was opened.
     fn wait_joined(&self) -> Result<()> {
         let limit = deadline(Instant::now(), self.remote.options.connect_timeout);
         while self.core().join_on(limit)?.is_some() {
@@ -255,7 +255,7 @@ impl Connection {
 
     /// The core that a child process continues with.
     fn inherit(&self) -> Core {
-        // Until its first turn it is marked as the parent's; the turn then notices the fork.
+        // Marked as the parent's until its first turn, which notices the fork.
         let empty = Core::new(Arc::clone(&self.remote), &self.remote, &self.counters);
         match self.core.inherited().and_then(Mutex::try_lock) {
             Some(mut inherited) => {
@@ -309,7 +309,8 @@ impl Core {
         }
     }
 
-    /// Advances joining a session; returns how long to sleep before the next try, `None` once it has joined.
+    /// Continues to join a session; returns the time to sleep before the next attempt, `None` once it has
+    /// joined.
     fn join_on(&mut self, limit: Instant) -> Result<Option<Duration>> {
         let now = Instant::now();
         self.turn(now, true);
@@ -322,7 +323,7 @@ impl Core {
         Ok(Some(until.saturating_duration_since(now)))
     }
 
-    /// The descriptor to sleep on while no poller polls it.
+    /// The descriptor to sleep on while no poller polls the connection.
     fn wait(&self) -> Option<PollFd<'_>> {
         Some(self.socket.link.as_ref()?.wait(self.queue.wants_writable()))
     }
@@ -406,7 +407,7 @@ impl Core {
         }
     }
 
-    /// Runs a turn and hands out at most `max` completions of a handle.
+    /// Runs a turn and appends at most `max` completions of a handle.
     fn poll(
         &mut self,
         handle: usize,
@@ -440,7 +441,7 @@ impl Core {
         count
     }
 
-    /// When a handle's poller must poll it even if no descriptor becomes ready.
+    /// The time at which a handle's poller must poll it, even if no descriptor becomes ready.
     fn next_timeout(&mut self, handle: usize) -> Option<Instant> {
         if self.leader == Some(handle) {
             self.socket.told = self.queue.poll_timeout();
@@ -486,7 +487,7 @@ impl Core {
         (before != *num_joins).then(|| self.queue.namespace(handle))
     }
 
-    /// Runs a turn without handing out completions. `must_look`: no event says when the socket is ready.
+    /// Runs a turn without returning completions. `must_look`: no event reports that the socket is ready.
     fn turn(&mut self, now: Instant, must_look: bool) {
         if !self.notice_fork(now) {
             return;
@@ -517,7 +518,7 @@ impl Core {
         match self.known_as.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;
-                // If there are more than the target grants, the target refuses.
+                // If the target grants too few queues, it refuses this one later.
                 let _ = self.remote.add_pair();
                 true
             }
@@ -538,7 +539,7 @@ struct QueueSocket {
     told: Option<Instant>,
     scratch: Vec<u8>,
     counters: Arc<Counters>,
-    /// True if no event says when the socket is ready.
+    /// True if no event reports that the socket is ready.
     must_look: bool,
 }
 
@@ -579,7 +580,7 @@ pub(super) fn sleep(wait: Option<PollFd<'_>>, limit: Duration) {
 /// The number of the next [`Core`].
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// The polling interval of a handle whose poller is not told of events.
+/// The polling interval of a handle whose poller gets no events of the socket.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The polling interval of a new handle on a connection that has lost its session.

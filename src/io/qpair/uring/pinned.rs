@@ -32,8 +32,8 @@ impl Pinned {
         Some(Pinned { pool: pool.clone(), piece_len, registered, refused: false })
     }
 
-    /// The piece that contains `bytes`, which is registered now if it was not; `None` if they are not in the
-    /// pool, cross pieces, or the kernel refuses the piece.
+    /// Returns the piece that contains `bytes`, and registers it if it is not registered yet. `None`: `bytes`
+    /// are not in the pool, or cross pieces, or the kernel refuses the piece.
     pub(super) fn index_of(&mut self, bytes: &[u8], ring: &Submitter<'_>) -> Option<u16> {
         let offset = self.pool.offset_of(bytes)?;
         let piece = offset / self.piece_len;
@@ -65,7 +65,7 @@ impl Pinned {
     }
 }
 
-/// A huge page, so that what is pinned together is also mapped together.
+/// The length of a huge page, so that a piece is pinned and mapped as a whole.
 const MIN_PIECE_LEN: usize = 2 << 20;
 
 /// The most buffers that a ring accepts.

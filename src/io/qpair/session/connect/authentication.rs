@@ -9,14 +9,14 @@ use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
 use dlfs_nvme::nvme::{Cqe, RetryClass};
 use dlfs_nvme::tcp::host::CommandError;
 
-/// The secrets that a host authenticates with.
+/// The secrets with which a host authenticates.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     /// The host's secret.
     pub secret: Secret,
     /// The subsystem's secret, if the controller must authenticate too.
     pub ctrl_secret: Option<Secret>,
-    /// True if the authentication of an admin queue generates the key of TLS for all queues.
+    /// True if the authentication of an admin queue generates the TLS PSK for all queues.
     pub concatenates: bool,
     /// Random numbers for one authentication.
     pub randomness: fn() -> DlfsResult<Randomness>,
@@ -31,12 +31,12 @@ pub(super) struct Authentication {
 }
 
 impl Authentication {
-    /// Starts the authentication if the controller requires it: `wanted` is [`CONNECT_ATR`] and
-    /// [`CONNECT_ASCR`] of its answer to Connect.
+    /// Starts the authentication if the controller requires it: `wanted` has the bits [`CONNECT_ATR`] and
+    /// [`CONNECT_ASCR`] of the controller's answer to Connect.
     ///
     /// # Errors
-    /// The controller requires what this host lacks; or the controller must authenticate and does not offer
-    /// it.
+    /// The controller requires a secret or an option that this host lacks; or it must authenticate and does
+    /// not.
     pub(super) fn begin(
         terms: &Terms,
         wanted: u32,
@@ -46,7 +46,7 @@ impl Authentication {
             return if wanted == 0 { Ok(None) } else { Err(required()) };
         };
         let is_secured = terms.psk.is_some();
-        // Inside TLS with a generated key, both sides have proved themselves before.
+        // With TLS on a generated PSK, both sides were authenticated before.
         let is_generated = credentials.concatenates && is_secured;
         if wanted & CONNECT_ASCR != 0 && !credentials.concatenates {
             let message = "the target requires TLS on keys of the authentication \
@@ -83,7 +83,7 @@ impl Authentication {
         Ok(Some((Authentication { host, cntlid, is_receiving: false }, next)))
     }
 
-    /// Handles the answer to its last command; `message` is the data of that command.
+    /// Handles the completion of the last command; `message` is the data of that command.
     pub(super) fn answered(
         &mut self,
         message: &[u8],
@@ -92,7 +92,7 @@ impl Authentication {
         match result {
             Ok(cqe) if !cqe.status().is_success() => {
                 let text = format!("the controller answered {}", cqe.status());
-                // A target has others to authenticate first.
+                // The target is busy authenticating other hosts.
                 let kind = match cqe.status().retry_class() {
                     RetryClass::Retry => ErrorKind::Busy,
                     _ => ErrorKind::Refused,
@@ -106,7 +106,7 @@ impl Authentication {
     }
 }
 
-/// The target requires authentication, and this host has no secret.
+/// The failure if the target requires authentication and this host has no secret.
 pub(super) fn required() -> Failure {
     Failure::new(ErrorKind::Unsupported, "the target requires authentication")
         .hint("give this host's key: --dhchap-secret FILE, or dhchap_secret in Rust, C and Python")
@@ -118,7 +118,7 @@ pub(super) fn failure(failed: &Failed) -> Failure {
     Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
 }
 
-/// Strongest first; no group (Null) only if the controller has no other.
+/// DH groups, strongest first; the Null group only if the controller has no other.
 const GROUPS: [Group; 3] = [Group::Ffdhe3072, Group::Ffdhe2048, Group::Null];
 
 /// Longer than any message of the controller.

@@ -1,7 +1,7 @@
-//! The transfer of bytes inside TLS. It mirrors the plain transfer of [`super`].
+//! Transfers bytes over TLS, as [`super`] does without TLS.
 //!
-//! Received ciphertext passes through memory of the connection; OpenSSL moves the plaintext from there
-//! to where the connection wants it, mostly into the buffers of reads.
+//! Ciphertext is received into memory of the link. OpenSSL decrypts it into the buffers that the connection
+//! names, mostly the buffers of reads.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
@@ -18,12 +18,12 @@ use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use dlfs_nvme::tcp::host::Connection;
 
-/// The session of a socket.
+/// The TLS session of a socket.
 pub(super) struct Secured {
     session: Session,
     /// Memory for received ciphertext.
     memory: Vec<u8>,
-    /// Set if the target ended the handshake in the way of one that does not know the identity.
+    /// Set if the handshake ended as it does when the target does not know the PSK identity.
     refuses_identity: bool,
 }
 
@@ -42,8 +42,7 @@ impl Secured {
         self.refuses_identity
     }
 
-    /// Advances the handshake as far as possible; returns whether it is over. `is_ready`: the socket may have
-    /// received something.
+    /// Advances the handshake; returns whether it is complete. `is_ready`: the socket may have received data.
     pub(super) fn handshake(
         &mut self,
         socket: &Socket,
@@ -72,12 +71,12 @@ impl Secured {
             self.session.give(std::mem::take(&mut self.memory), len);
             result = self.session.handshake();
             self.memory = self.session.take_back();
-            self.flush(socket)?; // also an alert that says why this side breaks off
+            self.flush(socket)?; // also an alert with the reason of a failure
         }
         result.map_err(LinkError::Tls)
     }
 
-    /// Receives ciphertext and hands its plaintext to the connection, enough for one turn.
+    /// Receives ciphertext, up to the limit of one turn, and passes its plaintext to the connection.
     pub(super) fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         socket: &Socket,
@@ -102,7 +101,7 @@ impl Secured {
         Ok(())
     }
 
-    /// Moves all plaintext that there is to where the connection wants it.
+    /// Decrypts all available ciphertext into the buffers that the connection names.
     fn decrypt<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         connection: &mut Connection<Payload<B>>,
@@ -146,7 +145,7 @@ impl Secured {
         Ok(())
     }
 
-    /// Reads the socket once; `None`: there is nothing.
+    /// Reads the socket once; `None`: no bytes are available.
     fn read(
         &mut self,
         socket: &Socket,
@@ -171,8 +170,8 @@ impl Secured {
     }
 }
 
-/// Ciphertext of one receive, few enough that it stays in the second-level cache.
+/// The most ciphertext of one receive: small enough to stay in the second-level cache.
 const MEMORY_LEN: usize = 8 * RECORD_LEN_BYTES;
 
-/// Plaintext that is encrypted before it is sent.
+/// The most plaintext that is encrypted before it is sent.
 const SEAL_BYTES: usize = 4 * RECORD_LEN_BYTES;

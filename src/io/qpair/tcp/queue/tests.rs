@@ -20,7 +20,7 @@ use dlfs_nvme::nvme::{Cqe, Nqn, Status};
 use dlfs_nvme::tcp::Digests;
 use dlfs_nvme::tcp::controller::{Connection, ConnectionOptions, DataTransfer, Event as Command};
 
-/// Answers everything with success. A hostile one drops the connection instead of answering a read.
+/// Answers every command with success. A hostile target drops the connection instead of answering a read.
 fn serve(mut stream: TcpStream, hostile: bool) {
     let digests = Digests { header: false, data: false };
     let options = ConnectionOptions { digests, max_h2c_data_bytes: 4096 };
@@ -59,7 +59,7 @@ fn serve(mut stream: TcpStream, hostile: bool) {
     }
 }
 
-/// Does what the keeper does when a controller is ready.
+/// Begins a session, as the keeper does when a controller is ready.
 fn begin_session(remote: &Remote<Tcp>) {
     let identified = Identified {
         num_io_queues: 1,
